@@ -1,0 +1,414 @@
+"""Every error Headrace raises, by what the caller can do about it.
+
+    HeadraceError
+    ├── Refused                     the request is wrong as it stands; don't retry it unchanged
+    │   ├── BadArgument             a value no call could accept
+    │   ├── UnknownTopic
+    │   ├── TopicExists
+    │   ├── UnknownPartition
+    │   ├── OffsetOutOfRange        the log does not hold that offset (any more, or yet)
+    │   ├── RecordTooLarge
+    │   ├── TimestampTooFarAhead
+    │   ├── Fenced                  somebody took over; this owner must stop
+    │   ├── NotOwner                the group gave the partition to another member
+    │   ├── TransactionMisused      begin, append, commit or abort out of order
+    │   ├── Forbidden               the server refuses this user
+    │   └── Closed                  used after it was closed
+    ├── Unavailable                 retry later; `outcome_known` says whether it may have happened
+    │   ├── Unreachable
+    │   ├── TimedOut
+    │   ├── TransactionFailed
+    │   └── WorkerFailed
+    └── Misconfigured               an operator must act; the message ends with what to run
+        ├── InvalidSettings
+        ├── MissingExtra
+        ├── UnknownBackend
+        ├── ImpossibleTopicChange
+        ├── WrongPartitionCount
+        ├── IncompatibleData        the folder was written by another version
+        ├── FetchFailed
+        ├── ChecksumMismatch
+        ├── UnsupportedPlatform
+        └── ServiceFailed
+
+Fields come first; the message is made from them. All errors survive pickling, because Spark workers
+and child processes send them home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+__all__ = [
+    "BadArgument",
+    "ChecksumMismatch",
+    "Closed",
+    "Fenced",
+    "FetchFailed",
+    "Forbidden",
+    "HeadraceError",
+    "ImpossibleTopicChange",
+    "IncompatibleData",
+    "InvalidSettings",
+    "Misconfigured",
+    "MissingExtra",
+    "NotOwner",
+    "OffsetOutOfRange",
+    "RecordTooLarge",
+    "Refused",
+    "ServiceFailed",
+    "SettingsProblem",
+    "TimedOut",
+    "TimestampTooFarAhead",
+    "TopicExists",
+    "TransactionFailed",
+    "TransactionMisused",
+    "Unavailable",
+    "UnknownBackend",
+    "UnknownPartition",
+    "UnknownTopic",
+    "Unreachable",
+    "UnsupportedPlatform",
+    "WorkerFailed",
+    "WrongPartitionCount",
+]
+
+
+def _rebuild(kind: type[HeadraceError], fields: Mapping[str, Any]) -> HeadraceError:
+    error = kind.__new__(kind)
+    error.__dict__.update(fields)
+    return error
+
+
+class HeadraceError(Exception):
+    """The root. Catch it to catch whatever Headrace raises on purpose."""
+
+    says: ClassVar[str] = "Headrace failed"
+
+    def __str__(self) -> str:
+        return self.says.format_map(vars(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), dict(vars(self)))
+
+
+class Refused(HeadraceError):
+    """The request is wrong as it stands; sending it again unchanged will be refused again."""
+
+
+class Unavailable(HeadraceError):
+    """Something did not answer; retrying may work. Nothing happened unless `outcome_known` is False."""
+
+    outcome_known: bool = True
+
+
+class Misconfigured(HeadraceError):
+    """An operator must act; the message ends with what to do."""
+
+
+def _suffix(outcome_known: bool) -> str:
+    return "nothing was done" if outcome_known else "it may or may not have happened"
+
+
+@dataclass(eq=False)
+class BadArgument(Refused):
+    """A value that no call could accept."""
+
+    name: str
+    value: object
+    rule: str
+    says: ClassVar[str] = "{name} is {value!r}, but {rule}"
+
+
+@dataclass(eq=False)
+class UnknownTopic(Refused):
+    """The topic is not there."""
+
+    topic: str
+    says: ClassVar[str] = "there is no topic {topic!r}; create it first (log.admin.create, or `headrace topic create`)"
+
+
+@dataclass(eq=False)
+class TopicExists(Refused):
+    """A topic of that name is there already."""
+
+    topic: str
+    says: ClassVar[str] = "topic {topic!r} exists already; use it, configure it, or choose another name"
+
+
+@dataclass(eq=False)
+class UnknownPartition(Refused):
+    """The topic has no such partition."""
+
+    topic: str
+    partition: int
+    partitions: int
+    says: ClassVar[str] = "topic {topic!r} has no partition {partition}; it has {partitions}, numbered from 0"
+
+
+@dataclass(eq=False)
+class OffsetOutOfRange(Refused):
+    """The log does not hold that offset; `start` and `end` (exclusive) are what it holds."""
+
+    topic: str
+    partition: int
+    offset: int
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        where = f"offset {self.offset} of {self.topic}[{self.partition}]"
+        held = f"the log holds [{self.start}, {self.end})"
+        if self.offset < self.start:
+            lost = f"{self.start - self.offset} records from {self.offset} to {self.start - 1} are gone"
+            return f"{where} is out of range: {held}; {lost}, start at {self.start} or restore them"
+        return f"{where} is out of range: {held}; nothing was ever written there, start at {self.end} or lower"
+
+
+@dataclass(eq=False)
+class RecordTooLarge(Refused):
+    """One record is larger than its topic takes."""
+
+    topic: str
+    size_bytes: int
+    limit_bytes: int
+    says: ClassVar[str] = (
+        "a record of {size_bytes} bytes does not fit topic {topic!r}, which takes {limit_bytes}; "
+        "split it, or raise max_record_bytes of the topic"
+    )
+
+
+@dataclass(eq=False)
+class TimestampTooFarAhead(Refused):
+    """A record's timestamp lies further in the future than its topic allows."""
+
+    topic: str
+    timestamp_ms: int | None
+    bound_ms: int
+    says: ClassVar[str] = (
+        "a record for topic {topic!r} is stamped {timestamp_ms}, more than {bound_ms} ms ahead of the log's clock; "
+        "check this machine's clock"
+    )
+
+
+@dataclass(eq=False)
+class Fenced(Refused):
+    """A successor took over the transactional id; nothing this owner still has in hand was written."""
+
+    transactional_id: str
+    says: ClassVar[str] = (
+        "transactional id {transactional_id!r} was taken over by a newer owner; stop writing and drop what is open"
+    )
+
+
+@dataclass(eq=False)
+class NotOwner(Refused):
+    """The group moved on: this member does not own what it tried to commit."""
+
+    group: str
+    detail: str
+    says: ClassVar[str] = "group {group!r} refused the commit: {detail}; the new owner starts from the last commit"
+
+
+@dataclass(eq=False)
+class TransactionMisused(Refused):
+    """The calls of a transaction came in an order that makes no sense."""
+
+    transactional_id: str
+    problem: str
+    says: ClassVar[str] = "transaction {transactional_id!r}: {problem}"
+
+
+@dataclass(eq=False)
+class Forbidden(Refused):
+    """The server knows us and says no."""
+
+    operation: str
+    reason: str
+    says: ClassVar[str] = "not allowed to {operation}: {reason}; grant it or use other credentials"
+
+
+@dataclass(eq=False)
+class Closed(Refused):
+    """Something was used after it was closed."""
+
+    what: str
+    says: ClassVar[str] = "{what} is closed; open a new one"
+
+
+@dataclass(eq=False)
+class Unreachable(Unavailable):
+    """Nobody answers at the address."""
+
+    address: str
+    reason: str
+    outcome_known: bool = True
+
+    def __str__(self) -> str:
+        tail = _suffix(self.outcome_known)
+        return f"cannot reach {self.address}: {self.reason}; {tail}. Is the server up, and the address right?"
+
+
+@dataclass(eq=False)
+class TimedOut(Unavailable):
+    """The deadline passed first."""
+
+    operation: str
+    timeout_s: float
+    outcome_known: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.operation} did not finish within {self.timeout_s:g} s; {_suffix(self.outcome_known)}"
+
+
+@dataclass(eq=False)
+class TransactionFailed(Unavailable):
+    """The log gave up a transaction. With `outcome_known` it was aborted and can be tried again."""
+
+    transactional_id: str
+    reason: str
+    outcome_known: bool = True
+
+    def __str__(self) -> str:
+        return f"transaction {self.transactional_id!r} failed: {self.reason}; {_suffix(self.outcome_known)}"
+
+
+@dataclass(eq=False)
+class WorkerFailed(Unavailable):
+    """A supervised worker gave up, or was never started."""
+
+    worker: str
+    reason: str
+    says: ClassVar[str] = "worker {worker!r} failed: {reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsProblem:
+    """One mistake in the settings: where it stands, what is wrong."""
+
+    source: str
+    key: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.key}: {self.problem}"
+
+
+@dataclass(eq=False)
+class InvalidSettings(Misconfigured):
+    """All mistakes of all layers at once, each with its source and key."""
+
+    problems: tuple[SettingsProblem, ...]
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        return f"{count} problem{'s' if count != 1 else ''} in the settings:{lines}\nmend them and start again"
+
+
+@dataclass(eq=False)
+class MissingExtra(Misconfigured):
+    """A driver is not installed."""
+
+    module: str
+    extra: str
+    says: ClassVar[str] = "{module} is not installed; run: pip install 'headrace[{extra}]'"
+
+
+@dataclass(eq=False)
+class UnknownBackend(Misconfigured):
+    """No installed package serves that address."""
+
+    room: str
+    address: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"no {self.room} backend serves {self.address!r}; known: {', '.join(self.known)}. "
+            "Mend the address, or install the package that brings the backend"
+        )
+
+
+@dataclass(eq=False)
+class ImpossibleTopicChange(Misconfigured):
+    """The log cannot turn the topic it has into the topic that was asked for."""
+
+    topic: str
+    change: str
+    next_step: str
+    says: ClassVar[str] = "topic {topic!r} can't be changed: {change}; {next_step}"
+
+
+@dataclass(eq=False)
+class WrongPartitionCount(Misconfigured):
+    """The topic has another number of partitions than its user was built for."""
+
+    topic: str
+    expected: int
+    actual: int
+
+    def __str__(self) -> str:
+        known = f"topic {self.topic!r} has {self.actual} partitions, {self.expected} were asked for"
+        if self.expected > self.actual:
+            return f"{known}; run: headrace topic grow {self.topic} --partitions {self.expected}"
+        return f"{known}; partitions can't be taken away: ask for {self.actual}, or copy into a new topic"
+
+
+@dataclass(eq=False)
+class IncompatibleData(Misconfigured):
+    """Files on disk were written by a version this one can't read."""
+
+    path: str
+    found: str
+    supported: str
+    says: ClassVar[str] = (
+        "{path} has format {found}, this version reads {supported}; "
+        "install the version that wrote it, or point to another folder"
+    )
+
+
+@dataclass(eq=False)
+class FetchFailed(Misconfigured):
+    """A package could not be fetched."""
+
+    package: str
+    reason: str
+    says: ClassVar[str] = "cannot fetch {package}: {reason}; check the network and run the command again"
+
+
+@dataclass(eq=False)
+class ChecksumMismatch(Misconfigured):
+    """A fetched file is not the file that was pinned."""
+
+    path: str
+    expected: str
+    actual: str
+    says: ClassVar[str] = (
+        "{path} has SHA-256 {actual}, pinned is {expected}; it was thrown away, run the command again"
+    )
+
+
+@dataclass(eq=False)
+class UnsupportedPlatform(Misconfigured):
+    """The machine lacks something a service needs."""
+
+    need: str
+    found: str
+    next_step: str
+    says: ClassVar[str] = "{need} is needed, found {found}; {next_step}"
+
+
+@dataclass(eq=False)
+class ServiceFailed(Misconfigured):
+    """A server did not come up, or died."""
+
+    service: str
+    reason: str
+    log_tail: str
+
+    def __str__(self) -> str:
+        tail = f"\nlast lines of its log:\n{self.log_tail}" if self.log_tail else ""
+        return f"{self.service} failed: {self.reason}; see: headrace services logs {self.service}{tail}"

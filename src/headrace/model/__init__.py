@@ -1,0 +1,25 @@
+"""The values everything else speaks in: records, places in the log, topics, and which partition a key goes to.
+
+Promises: values only. Nothing here does I/O, keeps state, or imports a driver.
+"""
+
+from headrace.model.partitioner import murmur2, partition_of
+from headrace.model.records import Batch, Bounds, Headers, NewRecord, Position, Record, TopicPartition, size_of
+from headrace.model.topics import Cleanup, Topic, TopicConfig, check_topic_name
+
+__all__ = [
+    "Batch",
+    "Bounds",
+    "Cleanup",
+    "Headers",
+    "NewRecord",
+    "Position",
+    "Record",
+    "Topic",
+    "TopicConfig",
+    "TopicPartition",
+    "check_topic_name",
+    "murmur2",
+    "partition_of",
+    "size_of",
+]
