@@ -18,6 +18,7 @@
     │   ├── Unreachable
     │   ├── TimedOut
     │   ├── TransactionFailed
+    │   ├── OperationFailed         the server answered, with an error that has no name of its own here
     │   └── WorkerFailed
     └── Misconfigured               an operator must act; the message ends with what to run
         ├── InvalidSettings
@@ -56,6 +57,7 @@ __all__ = [
     "MissingExtra",
     "NotOwner",
     "OffsetOutOfRange",
+    "OperationFailed",
     "RecordTooLarge",
     "Refused",
     "ServiceFailed",
@@ -276,6 +278,18 @@ class TransactionFailed(Unavailable):
 
 
 @dataclass(eq=False)
+class OperationFailed(Unavailable):
+    """The server answered, with an error that has no name of its own here."""
+
+    operation: str
+    reason: str
+    outcome_known: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.operation} failed: {self.reason}; {_suffix(self.outcome_known)}"
+
+
+@dataclass(eq=False)
 class WorkerFailed(Unavailable):
     """A supervised worker gave up, or was never started."""
 
@@ -386,9 +400,7 @@ class ChecksumMismatch(Misconfigured):
     path: str
     expected: str
     actual: str
-    says: ClassVar[str] = (
-        "{path} has SHA-256 {actual}, pinned is {expected}; it was thrown away, run the command again"
-    )
+    says: ClassVar[str] = "{path} has SHA-256 {actual}, pinned is {expected}; it was thrown away, run the command again"
 
 
 @dataclass(eq=False)

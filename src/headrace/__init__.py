@@ -1,0 +1,1 @@
+"""Headrace turns a log into something an application can stand on."""

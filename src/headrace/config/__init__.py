@@ -1,0 +1,33 @@
+"""Typed settings in layers: packaged defaults, application TOML, deployment TOML, environment.
+
+Promises: what `load` returns is complete and valid; what it raises names every mistake of every layer with its
+file and line, or its variable; a secret is never shown, neither in an error nor by `describe`. An application
+describes its own settings the same way, by deriving from `Settings` and `Section`.
+"""
+
+from headrace.config.headrace_settings import (
+    EmbeddedLogSettings,
+    HeadraceSettings,
+    KafkaLogSettings,
+    LogSettings,
+    ObserveSettings,
+    ServicesSettings,
+)
+from headrace.config.reference import reference
+from headrace.config.secrets import looks_secret, redact
+from headrace.config.settings import EffectiveValue, Section, Settings
+
+__all__ = [
+    "EffectiveValue",
+    "EmbeddedLogSettings",
+    "HeadraceSettings",
+    "KafkaLogSettings",
+    "LogSettings",
+    "ObserveSettings",
+    "Section",
+    "ServicesSettings",
+    "Settings",
+    "looks_secret",
+    "redact",
+    "reference",
+]

@@ -1,0 +1,83 @@
+"""Where settings come from: files and the environment, each read into a layer that knows its source."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from headrace.config.toml_lines import lines_of
+from headrace.errors import SettingsProblem
+
+__all__ = ["DEFAULTS", "KeyPath", "Layer", "Tree", "leaves", "merge", "read_toml", "read_toml_file", "without"]
+
+KeyPath: TypeAlias = tuple[str, ...]
+Tree: TypeAlias = Mapping[str, Any]
+
+DEFAULTS = "defaults"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values from one source; `text` is kept, where there is one, to find a key's line."""
+
+    source: str
+    tree: Tree
+    text: str | None = field(default=None, repr=False)
+
+    def source_of(self, path: KeyPath) -> str:
+        """Return the source of one key: `app.toml:12`, `environment SHOP__DB__URL`, `defaults`."""
+        if self.text is None:
+            return self.source
+        lines = lines_of(self.text)
+        known = [path[:depth] for depth in range(len(path), 0, -1) if path[:depth] in lines]
+        return f"{self.source}:{lines[known[0]]}" if known else self.source
+
+
+def read_toml_file(path: Path) -> Layer | SettingsProblem:
+    """Read a file; what can't be read, or is not TOML, is a problem like any other."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        return SettingsProblem(str(path), "file", f"can't be read: {error.strerror or error}")
+    except UnicodeDecodeError as error:
+        return SettingsProblem(str(path), "file", f"is not TOML: not UTF-8 at byte {error.start}")
+    return read_toml(text, str(path))
+
+
+def read_toml(text: str, source: str) -> Layer | SettingsProblem:
+    """Read TOML that came from `source`."""
+    try:
+        return Layer(source, tomllib.loads(text), text)
+    except tomllib.TOMLDecodeError as error:
+        return SettingsProblem(source, "file", f"is not TOML: {error}")
+
+
+def leaves(tree: Tree, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield each value that is no table, or an empty one, with its path. A list is one value."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+def merge(below: Tree, above: Tree) -> Tree:
+    """Lay one tree over another: tables are joined, everything else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = merge(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def without(tree: Tree, path: KeyPath) -> Tree:
+    """Return the tree without what stands at `path`."""
+    head, *rest = path
+    if head not in tree:
+        return tree
+    if not rest:
+        return {key: value for key, value in tree.items() if key != head}
+    return {**tree, head: without(tree[head], tuple(rest))} if isinstance(tree[head], Mapping) else tree

@@ -1,0 +1,20 @@
+"""The log on one machine: SQLite in WAL mode, one folder, nothing to start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.config import LogSettings
+from headrace.errors import BadArgument
+from headrace.log.embedded.log import EmbeddedLog
+from headrace.runtime import SYSTEM_CLOCK, Clock
+
+__all__ = ["EmbeddedLog", "open_log"]
+
+
+async def open_log(address: str, settings: LogSettings, *, clock: Clock = SYSTEM_CLOCK) -> EmbeddedLog:
+    """Open `embedded:FOLDER`."""
+    folder = address.removeprefix("embedded:")
+    if not folder:
+        raise BadArgument("address", address, "an embedded log needs a folder, as in embedded:./data")
+    return await EmbeddedLog.open(Path(folder), settings.embedded, clock)

@@ -1,0 +1,96 @@
+"""What the writer remembers of topics and partitions between two commits."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headrace.errors import UnknownPartition, UnknownTopic
+from headrace.model import Topic, TopicConfig, TopicPartition
+
+__all__ = ["Catalog", "KnownTopic", "PartitionTail", "load_topic", "partition_row"]
+
+
+@dataclass(slots=True)
+class PartitionTail:
+    """Where the next record of a partition goes."""
+
+    id: int
+    next_offset: int
+    is_changed: bool = False
+
+
+@dataclass(slots=True)
+class KnownTopic:
+    """A topic and the tails of its partitions."""
+
+    topic: Topic
+    tails: list[PartitionTail] = field(default_factory=list)
+
+    def tail(self, partition: int) -> PartitionTail:
+        """Return the tail of one partition."""
+        if not 0 <= partition < len(self.tails):
+            raise UnknownPartition(self.topic.name, partition, len(self.tails))
+        return self.tails[partition]
+
+
+class Catalog:
+    """Topics by name, right as of the write transaction in which `refresh` was called."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, KnownTopic] = {}
+        self._version = -1
+
+    def refresh(self, db: sqlite3.Connection) -> None:
+        """Forget everything if another connection has written since."""
+        version = db.execute("PRAGMA data_version").fetchone()[0]
+        if version != self._version:
+            self.forget()
+            self._version = version
+
+    def forget(self) -> None:
+        """Forget everything."""
+        self._topics.clear()
+
+    def find(self, db: sqlite3.Connection, name: str) -> KnownTopic:
+        """Return the topic. Raises UnknownTopic."""
+        known = self._topics.get(name)
+        if known is None:
+            known = self._topics[name] = self._load(db, name)
+        return known
+
+    def store_tails(self, db: sqlite3.Connection) -> None:
+        """Write the next offsets that have changed."""
+        changed = [tail for known in self._topics.values() for tail in known.tails if tail.is_changed]
+        db.executemany(
+            "UPDATE partitions SET next_offset = ? WHERE id = ?", [(tail.next_offset, tail.id) for tail in changed]
+        )
+        for tail in changed:
+            tail.is_changed = False
+
+    def _load(self, db: sqlite3.Connection, name: str) -> KnownTopic:
+        rows = db.execute("SELECT id, next_offset FROM partitions WHERE topic = ? ORDER BY partition", (name,))
+        return KnownTopic(load_topic(db, name), [PartitionTail(*row) for row in rows])
+
+
+def load_topic(db: sqlite3.Connection, name: str) -> Topic:
+    """Read a topic. Raises UnknownTopic."""
+    row = db.execute("SELECT topic_id, partitions, config FROM topics WHERE name = ?", (name,)).fetchone()
+    if row is None:
+        raise UnknownTopic(name)
+    topic_id, partitions, config = row
+    return Topic(
+        name=name, topic_id=topic_id, partitions=partitions, config=msgspec.json.decode(config, type=TopicConfig)
+    )
+
+
+def partition_row(db: sqlite3.Connection, at: TopicPartition) -> tuple[int, int, int]:
+    """Return id, start and next offset of a partition. Raises UnknownTopic, UnknownPartition."""
+    row: tuple[int, int, int] | None = db.execute(
+        "SELECT id, start_offset, next_offset FROM partitions WHERE topic = ? AND partition = ?", at
+    ).fetchone()
+    if row is None:
+        raise UnknownPartition(at.topic, at.partition, load_topic(db, at.topic).partitions)
+    return row

@@ -1,0 +1,269 @@
+"""Groups: members share partitions, each partition read by one of them at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from headrace.errors import BadArgument, Closed, Unavailable
+from headrace.log.embedded import membership
+from headrace.log.embedded.catalog import load_topic
+from headrace.log.embedded.offsets import load_offsets, store_offsets
+from headrace.log.embedded.reading import PartitionReader, find_bounds
+from headrace.log.embedded.writing import Call, Work
+from headrace.log.ports import Listener, Member, StartAt
+from headrace.model import Record, TopicPartition
+from headrace.observe import get_logger
+from headrace.runtime import Clock
+from headrace.sqlite import ChangeWatch, GroupCommit, Readers
+
+__all__ = ["EmbeddedGroups", "Shared"]
+
+T = TypeVar("T")
+
+_logger = get_logger(__name__)
+
+_BEATS_PER_SESSION = 4
+_MAX_POLL_INTERVAL_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all members of a process use."""
+
+    commits: GroupCommit[Work]
+    readers: Readers
+    changes: ChangeWatch
+    clock: Clock
+
+
+class EmbeddedGroups:
+    """The embedded log's Groups."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._members: set[EmbeddedMember] = set()
+
+    async def join(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        listener: Listener | None = None,
+        start_at: StartAt = "earliest",
+        session_timeout_s: float = 45.0,
+    ) -> Member:
+        """Become a member."""
+        if not group:
+            raise BadArgument("group", group, "a group needs a name")
+        if not topics:
+            raise BadArgument("topics", topics, "a member needs at least one topic")
+        await self._shared.readers.run(lambda db: [load_topic(db, topic) for topic in topics])
+        member = EmbeddedMember(self._shared, group, frozenset(topics), listener, start_at, session_timeout_s)
+        await member.start()
+        self._members.add(member)
+        return member
+
+    async def committed(self, group: str, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Return the committed offsets."""
+        wanted = tuple(partitions)
+        return await self._shared.readers.run(lambda db: load_offsets(db, group, wanted))
+
+    async def close(self) -> None:
+        """Stop the heartbeats of members that did not leave; their sessions run out by themselves."""
+        for member in self._members:
+            await member.stop()
+
+
+class EmbeddedMember:
+    """One member. Its session is renewed in the background; assignments change inside `poll`."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        group: str,
+        topics: frozenset[str],
+        listener: Listener | None,
+        start_at: StartAt,
+        session_timeout_s: float,
+    ) -> None:
+        self.group = group
+        self.member_id = f"member-{uuid.uuid4()}"
+        self._shared = shared
+        self._topics = topics
+        self._listener = listener
+        self._start_at = start_at
+        self._session_timeout_s = session_timeout_s
+        self._readers: dict[TopicPartition, PartitionReader] = {}
+        self._paused: set[TopicPartition] = set()
+        self._generation = 0
+        self._seen_generation = -1
+        self._turn = 0
+        self._is_expired = False
+        self._is_closed = False
+        self._polled_at_s = asyncio.get_running_loop().time()
+        self._heart: asyncio.Task[None] | None = None
+
+    @property
+    def assignment(self) -> frozenset[TopicPartition]:
+        """What this member owns, as of the last poll."""
+        return frozenset(self._readers)
+
+    @property
+    def generation(self) -> int:
+        """How often the assignment has changed."""
+        return self._generation
+
+    async def start(self) -> None:
+        """Begin the session."""
+        await self._beat()
+        self._is_expired = False  # the very first beat finds no session: that is joining, not losing
+        self._heart = asyncio.create_task(self._beat_on(), name=f"headrace-{self.member_id}")
+
+    async def stop(self) -> None:
+        """End the heartbeat without a word to the group."""
+        self._is_closed = True
+        if self._heart is not None:
+            self._heart.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._heart
+
+    async def poll(self, *, max_records: int = 1000, timeout_s: float = 1.0) -> Sequence[Record]:
+        """Settle the assignment and return what comes next."""
+        if self._is_closed:
+            raise Closed(f"member {self.member_id} of group {self.group!r}")
+        self._polled_at_s = asyncio.get_running_loop().time()
+        deadline = self._polled_at_s + timeout_s
+        while True:
+            version = self._shared.changes.version
+            await self._settle()
+            records = await self._fetch(max_records)
+            left_s = deadline - asyncio.get_running_loop().time()
+            if records or left_s <= 0:
+                return records
+            await self._shared.changes.wait(since=version, timeout_s=min(left_s, self._beat_interval_s))
+
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Store where to go on."""
+        for at, offset in offsets.items():
+            if offset < 0:
+                raise BadArgument(f"offset of {at}", offset, "offsets start at 0")
+        wanted = dict(offsets)
+        await self._call(lambda db: store_offsets(db, self.group, self.member_id, wanted))
+
+    async def pause(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
+        """Stop or go on fetching."""
+        (self._paused.update if paused else self._paused.difference_update)(partitions)
+
+    async def leave(self) -> None:
+        """Give everything back and end the session."""
+        if self._is_closed:
+            return
+        owned = self.assignment
+        if owned and self._listener:
+            await self._listener.revoked(owned)
+        await self.stop()
+        self._readers.clear()
+        await self._call(lambda db: membership.forget_member(db, self.group, self.member_id))
+
+    @property
+    def _beat_interval_s(self) -> float:
+        return self._session_timeout_s / _BEATS_PER_SESSION
+
+    async def _beat_on(self) -> None:
+        """Keep the session alive while somebody polls; one who stopped polling must not block the group."""
+        while True:
+            await asyncio.sleep(self._beat_interval_s)
+            if asyncio.get_running_loop().time() - self._polled_at_s > _MAX_POLL_INTERVAL_S:
+                continue
+            try:
+                await self._beat()
+            except Unavailable as error:
+                _logger.warning("heartbeat missed", group=self.group, member=self.member_id, error=str(error))
+
+    async def _beat(self) -> membership.Share:
+        session_ms = int(self._session_timeout_s * 1000)
+        share: membership.Share = await self._call(
+            lambda db: membership.beat(
+                db,
+                self.group,
+                self.member_id,
+                self._topics,
+                now_ms=self._shared.clock.now_ms(),
+                session_ms=session_ms,
+            )
+        )
+        self._is_expired = self._is_expired or not share.is_known
+        return share
+
+    async def _settle(self) -> None:
+        generation = await self._shared.readers.run(lambda db: membership.generation_of(db, self.group))
+        if generation == self._seen_generation and not self._is_expired:
+            return
+        share = await self._beat()
+        if self._is_expired:
+            await self._lose()
+        # Whatever happens from here on raises the generation again, so it is seen at the next turn.
+        self._seen_generation = share.generation
+        await self._give_back(self.assignment - share.wanted)
+        await self._take()
+
+    async def _lose(self) -> None:
+        lost, self._is_expired = self.assignment, False
+        self._readers.clear()
+        self._paused.clear()
+        if lost:
+            self._generation += 1
+            if self._listener:
+                await self._listener.lost(lost)
+
+    async def _give_back(self, unwanted: frozenset[TopicPartition]) -> None:
+        if not unwanted:
+            return
+        if self._listener:
+            await self._listener.revoked(unwanted)
+        for at in unwanted:
+            self._readers.pop(at, None)
+        self._paused -= unwanted
+        self._generation += 1
+        await self._call(lambda db: membership.let_go(db, self.group, self.member_id, unwanted))
+
+    async def _take(self) -> None:
+        taken: frozenset[TopicPartition] = await self._call(lambda db: membership.claim(db, self.group, self.member_id))
+        if not taken:
+            return
+        starts = await self._shared.readers.run(lambda db: self._starts(db, taken))
+        for at, start in starts.items():
+            self._readers[at] = PartitionReader(self._shared.readers, self._shared.changes, at, start)
+        self._generation += 1
+        if self._listener:
+            await self._listener.assigned(taken)
+
+    def _starts(self, db: sqlite3.Connection, taken: frozenset[TopicPartition]) -> dict[TopicPartition, int]:
+        committed = load_offsets(db, self.group, taken)
+        return {at: committed.get(at, self._first(db, at)) for at in taken}
+
+    def _first(self, db: sqlite3.Connection, at: TopicPartition) -> int:
+        bounds = find_bounds(db, at)
+        return bounds.start if self._start_at == "earliest" else bounds.end
+
+    async def _fetch(self, max_records: int) -> list[Record]:
+        """Ask the partitions in turn, beginning with another one each time."""
+        active = sorted(at for at in self._readers if at not in self._paused)
+        self._turn += 1
+        records: list[Record] = []
+        for step in range(len(active)):
+            if len(records) >= max_records:
+                break
+            reader = self._readers[active[(self._turn + step) % len(active)]]
+            records.extend((await reader.next_batch(max_records=max_records - len(records))).records)
+        return records
+
+    async def _call(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        result: T = await self._shared.commits.submit(Call(function))
+        return result

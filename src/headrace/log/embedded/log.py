@@ -1,0 +1,167 @@
+"""The embedded log: its parts put together over one file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from headrace.config import EmbeddedLogSettings
+from headrace.errors import Closed, HeadraceError
+from headrace.log.embedded import reading
+from headrace.log.embedded.admin import EmbeddedAdmin
+from headrace.log.embedded.groups import EmbeddedGroups, Shared
+from headrace.log.embedded.retention import EmbeddedRetention
+from headrace.log.embedded.schema import prepare
+from headrace.log.embedded.transactions import EmbeddedTransactions, take_over
+from headrace.log.embedded.writing import AppendWork, Call, RecordWriter, Work
+from headrace.log.metrics import APPEND_SECONDS, APPENDED
+from headrace.log.ports import Admin, Groups, Retention, TransactionalProducer
+from headrace.model import Batch, Bounds, NewRecord, Position, TopicPartition
+from headrace.observe import get_logger
+from headrace.runtime import Clock, crash_point
+from headrace.sqlite import ChangeWatch, GroupCommit, Leases, Readers, connect
+
+__all__ = ["EmbeddedLog"]
+
+_logger = get_logger(__name__)
+
+FILE_NAME = "log.db"
+
+
+class EmbeddedLog:
+    """A log in one folder, for as many processes as one machine holds.
+
+    Crash-safe, and durable at commit unless fsync is switched off. Not a distributed system.
+    """
+
+    def __init__(self, folder: Path, settings: EmbeddedLogSettings, clock: Clock) -> None:
+        path = folder / FILE_NAME
+        self._path = path
+        self._clock = clock
+        self._writer = RecordWriter(clock)
+        self._readers = Readers(path)
+        self._changes = ChangeWatch(path, interval_s=settings.poll_interval_ms / 1000)
+        self._commits: GroupCommit[Work] = GroupCommit(
+            path,
+            self._writer.apply,
+            forget=self._writer.catalog.forget,
+            committed=self._changes.announce,
+            passing=crash_point,
+            fsync=settings.fsync,
+            max_group=settings.group_commit_max_records,
+        )
+        self._admin = EmbeddedAdmin(self._commits, self._readers)
+        self._retention = EmbeddedRetention(self._commits, self._readers, clock)
+        self._groups = EmbeddedGroups(Shared(self._commits, self._readers, self._changes, clock))
+        self._housekeeping = asyncio.create_task(
+            self._keep_house(settings.housekeeping_interval_s), name="headrace-log-housekeeping"
+        )
+        self._is_closed = False
+
+    @classmethod
+    async def open(cls, folder: Path, settings: EmbeddedLogSettings, clock: Clock) -> EmbeddedLog:
+        """Open the folder's log, creating both if need be."""
+        await asyncio.to_thread(_prepare, folder, settings.fsync)
+        return cls(folder, settings, clock)
+
+    @property
+    def admin(self) -> Admin:
+        """Topics."""
+        return self._admin
+
+    @property
+    def retention(self) -> Retention:
+        """What may be thrown away."""
+        return self._retention
+
+    @property
+    def groups(self) -> Groups:
+        """Consumer groups."""
+        return self._groups
+
+    async def append(self, records: Sequence[NewRecord]) -> Sequence[Position]:
+        """Write records, all of them or none."""
+        if not records:
+            return []
+        started = time.perf_counter()
+        positions: Sequence[Position] = await self._commits.submit(AppendWork(records))
+        APPEND_SECONDS.labels("embedded").observe(time.perf_counter() - started)
+        APPENDED.labels("embedded", records[0].topic).inc(len(records))
+        return positions
+
+    async def read(
+        self,
+        at: TopicPartition,
+        start: int,
+        end: int | None = None,
+        *,
+        headers_only: bool = False,
+        max_records: int = 1000,
+        timeout_s: float = 70.0,
+    ) -> AsyncIterator[Batch]:
+        """Yield batches from `start` on."""
+        reading.check_read(start, end, max_records)
+        if self._is_closed:
+            raise Closed(f"the log in {self._path.parent}")
+        reader = reading.PartitionReader(self._readers, self._changes, at, start)
+        batches = reader.batches(end, headers_only=headers_only, max_records=max_records, timeout_s=timeout_s)
+        async for batch in batches:
+            yield batch
+
+    async def bounds(self, at: TopicPartition) -> Bounds:
+        """Say what the partition holds now."""
+        return await self._readers.run(lambda db: reading.find_bounds(db, at))
+
+    async def offset_at(self, at: TopicPartition, *, timestamp_ms: int) -> int | None:
+        """Return the first offset stamped at or after the time."""
+        return await self._readers.run(lambda db: reading.find_offset_at(db, at, timestamp_ms))
+
+    async def transactional(self, transactional_id: str, *, timeout_s: float = 60.0) -> TransactionalProducer:
+        """Take over the id."""
+        owner = await self._commits.submit(Call(lambda db: take_over(db, transactional_id)))
+        return EmbeddedTransactions(self._commits, self._clock, owner, timeout_s)
+
+    async def close(self) -> None:
+        """Write what was handed over, wake those who wait, let go of the file."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._housekeeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._housekeeping
+        await self._groups.close()
+        await self._commits.close()
+        await self._changes.close()
+        await asyncio.to_thread(self._readers.close)
+
+    async def _keep_house(self, interval_s: float) -> None:
+        """Apply retention every so often, in one of the processes that share the file."""
+        owner = str(uuid.uuid4())
+        ttl_ms = int(interval_s * 2000)
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                now_ms = self._clock.now_ms()
+                acquire = Call(
+                    lambda db, now_ms=now_ms: Leases.acquire(  # type: ignore[misc]
+                        db, "housekeeping", owner, now_ms=now_ms, ttl_ms=ttl_ms
+                    )
+                )
+                if await self._commits.submit(acquire) is not None:
+                    await self._retention.enforce()
+            except HeadraceError as error:
+                _logger.warning("housekeeping failed, will try again", error=str(error), next_try_s=interval_s)
+
+
+def _prepare(folder: Path, fsync: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE_NAME
+    db = connect(path, fsync=fsync)
+    try:
+        prepare(db, path)
+    finally:
+        db.close()

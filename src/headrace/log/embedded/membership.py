@@ -1,0 +1,136 @@
+"""The tables of a group: who is a member, who owns what, who should. For use inside a write transaction.
+
+A partition passes from one member to the next in two steps: the group wants it elsewhere (`wanted_by`), and only
+when its owner has let go, or its session has run out, does the next one take it (`owner`).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from headrace.log.embedded.balance import balance
+from headrace.model import TopicPartition
+
+__all__ = ["Share", "beat", "claim", "forget_member", "generation_of", "let_go"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A member's part of its group. `is_known` False: the session had run out, all it owned is gone."""
+
+    generation: int
+    is_known: bool
+    owned: frozenset[TopicPartition]
+    wanted: frozenset[TopicPartition]
+
+
+def generation_of(db: sqlite3.Connection, group: str) -> int:
+    """Return the group's generation; 0 for a group nobody joined yet."""
+    row = db.execute("SELECT generation FROM groups WHERE name = ?", (group,)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def beat(
+    db: sqlite3.Connection, group: str, member_id: str, topics: Iterable[str], *, now_ms: int, session_ms: int
+) -> Share:
+    """Renew (or begin) a member's session, drop dead members, balance again if anything changed."""
+    is_known = _renew(db, group, member_id, topics, now_ms + session_ms)
+    _drop_dead(db, group, now_ms)
+    _balance(db, group)
+    owned = _select(db, "owner", group, member_id)
+    return Share(generation_of(db, group), is_known, owned, _select(db, "wanted_by", group, member_id))
+
+
+def let_go(db: sqlite3.Connection, group: str, member_id: str, partitions: Iterable[TopicPartition]) -> None:
+    """Stop owning these, so that the next owner can take them."""
+    db.executemany(
+        "UPDATE group_partitions SET owner = NULL WHERE group_name = ? AND topic = ? AND partition = ? AND owner = ?",
+        [(group, *at, member_id) for at in partitions],
+    )
+    _bump(db, group)
+
+
+def claim(db: sqlite3.Connection, group: str, member_id: str) -> frozenset[TopicPartition]:
+    """Take what the group wants this member to have and nobody owns; returns what was taken."""
+    rows = db.execute(
+        "UPDATE group_partitions SET owner = wanted_by WHERE group_name = ? AND wanted_by = ? AND owner IS NULL"
+        " RETURNING topic, partition",
+        (group, member_id),
+    ).fetchall()
+    if rows:
+        _bump(db, group)
+    return frozenset(TopicPartition(*row) for row in rows)
+
+
+def forget_member(db: sqlite3.Connection, group: str, member_id: str) -> None:
+    """Remove a member with all it owns."""
+    db.execute("DELETE FROM group_members WHERE group_name = ? AND member_id = ?", (group, member_id))
+    db.execute("UPDATE group_partitions SET owner = NULL WHERE group_name = ? AND owner = ?", (group, member_id))
+    _balance(db, group)
+    _bump(db, group)
+
+
+def _renew(db: sqlite3.Connection, group: str, member_id: str, topics: Iterable[str], expires_ms: int) -> bool:
+    renewed = db.execute(
+        "UPDATE group_members SET expires_ms = ? WHERE group_name = ? AND member_id = ?", (expires_ms, group, member_id)
+    )
+    if renewed.rowcount:
+        return True
+    subscription = msgspec.json.encode(sorted(topics)).decode()
+    db.execute("INSERT INTO group_members VALUES (?, ?, ?, ?)", (group, member_id, subscription, expires_ms))
+    return False
+
+
+def _drop_dead(db: sqlite3.Connection, group: str, now_ms: int) -> None:
+    dead = db.execute(
+        "DELETE FROM group_members WHERE group_name = ? AND expires_ms <= ? RETURNING member_id", (group, now_ms)
+    ).fetchall()
+    db.executemany(
+        "UPDATE group_partitions SET owner = NULL WHERE group_name = ? AND owner = ?",
+        [(group, member_id) for (member_id,) in dead],
+    )
+
+
+def _balance(db: sqlite3.Connection, group: str) -> None:
+    """Compute the wanted assignment; the generation grows when it differs from the stored one."""
+    members = db.execute("SELECT member_id, topics FROM group_members WHERE group_name = ?", (group,))
+    subscriptions = {name: frozenset(msgspec.json.decode(topics, type=list[str])) for name, topics in members}
+    partitions = [TopicPartition(*row) for row in db.execute("SELECT topic, partition FROM partitions")]
+    rows = db.execute(
+        "SELECT topic, partition, owner, wanted_by FROM group_partitions WHERE group_name = ?", (group,)
+    ).fetchall()
+    stored = {TopicPartition(topic, partition): wanted for topic, partition, _, wanted in rows}
+    owners = {TopicPartition(topic, partition): owner or wanted for topic, partition, owner, wanted in rows}
+    wanted = balance(subscriptions, partitions, {at: name for at, name in owners.items() if name})
+    _store_wanted(db, group, stored, wanted)
+
+
+def _store_wanted(
+    db: sqlite3.Connection,
+    group: str,
+    stored: dict[TopicPartition, str | None],
+    wanted: dict[TopicPartition, str],
+) -> None:
+    changed = [at for at in stored.keys() | wanted.keys() if stored.get(at) != wanted.get(at)]
+    db.executemany(
+        "INSERT INTO group_partitions (group_name, topic, partition, wanted_by) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (group_name, topic, partition) DO UPDATE SET wanted_by = excluded.wanted_by",
+        [(group, *at, wanted.get(at)) for at in changed],
+    )
+    if changed:
+        _bump(db, group)
+
+
+def _bump(db: sqlite3.Connection, group: str) -> None:
+    db.execute(
+        "INSERT INTO groups VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET generation = generation + 1", (group,)
+    )
+
+
+def _select(db: sqlite3.Connection, column: str, group: str, member_id: str) -> frozenset[TopicPartition]:
+    query = f"SELECT topic, partition FROM group_partitions WHERE group_name = ? AND {column} = ?"  # noqa: S608
+    return frozenset(TopicPartition(*row) for row in db.execute(query, (group, member_id)))

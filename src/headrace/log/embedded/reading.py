@@ -1,0 +1,120 @@
+"""Reading one partition: short read transactions, one a batch, so that the file can be checkpointed meanwhile."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+
+from headrace.errors import BadArgument, OffsetOutOfRange, TimedOut, UnknownTopic
+from headrace.log.embedded.catalog import partition_row
+from headrace.log.embedded.schema import MAX_OFFSET, offset_of, place_of
+from headrace.log.metrics import FETCHED, FETCHES
+from headrace.model import Batch, Bounds, Headers, Record, TopicPartition
+from headrace.sqlite import ChangeWatch, Readers
+
+__all__ = ["PartitionReader", "fetch", "find_bounds", "find_offset_at"]
+
+_decode_headers = msgspec.msgpack.Decoder(Headers).decode
+_SCAN = "FROM records WHERE place >= ? AND place < ? ORDER BY place LIMIT ?"
+_WHOLE = f"SELECT place, timestamp_ms, key, value, headers {_SCAN}"
+_HEADERS_ONLY = f"SELECT place, timestamp_ms, key, NULL, headers {_SCAN}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One question to a partition. `partition_id` is known after the first answer."""
+
+    at: TopicPartition
+    start: int
+    end: int
+    max_records: int
+    headers_only: bool
+    partition_id: int | None
+
+
+def find_bounds(db: sqlite3.Connection, at: TopicPartition) -> Bounds:
+    """Say what a partition holds. Nothing uncommitted is ever in the file, so `end` is the high watermark."""
+    _, start, end = partition_row(db, at)
+    return Bounds(start, end, end)
+
+
+def find_offset_at(db: sqlite3.Connection, at: TopicPartition, timestamp_ms: int) -> int | None:
+    """Return the first offset stamped at or after the time."""
+    partition_id, _, _ = partition_row(db, at)
+    row = db.execute(
+        "SELECT place FROM records WHERE place BETWEEN ? AND ? AND timestamp_ms >= ? ORDER BY place LIMIT 1",
+        (place_of(partition_id, 0), place_of(partition_id, MAX_OFFSET), timestamp_ms),
+    ).fetchone()
+    return offset_of(row[0]) if row else None
+
+
+def fetch(db: sqlite3.Connection, ask: Fetch) -> tuple[int, Batch]:
+    """Return the partition's id and the records from `start` on. Raises OffsetOutOfRange."""
+    partition_id, start, end = partition_row(db, ask.at)
+    if ask.partition_id not in (None, partition_id):
+        raise UnknownTopic(ask.at.topic)  # deleted and made again under the reader: these are other records
+    if not start <= ask.start <= end:
+        raise OffsetOutOfRange(ask.at.topic, ask.at.partition, ask.start, start, end)
+    limit = min(ask.end, end)
+    places = (place_of(partition_id, ask.start), place_of(partition_id, limit), ask.max_records)
+    rows = db.execute(_HEADERS_ONLY if ask.headers_only else _WHOLE, places).fetchall()
+    records = [_record(ask.at, row) for row in rows]
+    is_full = len(records) == ask.max_records
+    return partition_id, Batch(records, records[-1].offset + 1 if is_full else max(limit, ask.start))
+
+
+class PartitionReader:
+    """Follows one partition from an offset on."""
+
+    def __init__(self, readers: Readers, changes: ChangeWatch, at: TopicPartition, start: int) -> None:
+        self._readers = readers
+        self._changes = changes
+        self._at = at
+        self._partition_id: int | None = None
+        self.position = start
+
+    async def next_batch(self, *, end: int = MAX_OFFSET, max_records: int = 1000, headers_only: bool = False) -> Batch:
+        """Return what is there now, at once; the position moves."""
+        ask = Fetch(self._at, self.position, end, max_records, headers_only, self._partition_id)
+        self._partition_id, batch = await self._readers.run(lambda db: fetch(db, ask))
+        self.position = batch.next_offset
+        FETCHES.labels("embedded", self._at.topic).inc()
+        FETCHED.labels("embedded", self._at.topic).inc(len(batch.records))
+        return batch
+
+    async def batches(
+        self, end: int | None, *, headers_only: bool, max_records: int, timeout_s: float
+    ) -> AsyncIterator[Batch]:
+        """Yield batches until `end`, waiting for what is not there yet."""
+        is_first = True
+        while end is None or self.position < end or is_first:
+            version, before = self._changes.version, self.position
+            limit = MAX_OFFSET if end is None else max(end, before)
+            batch = await self.next_batch(end=limit, max_records=max_records, headers_only=headers_only)
+            is_first = False
+            if self.position > before:
+                yield batch
+            elif end is None:
+                await self._changes.wait(since=version)
+            elif before < end and not await self._changes.wait(since=version, timeout_s=timeout_s):
+                raise TimedOut(f"reading {self._at} from {before} to {end}", timeout_s)
+
+
+def check_read(start: int, end: int | None, max_records: int) -> None:
+    """Refuse what can't be meant."""
+    if start < 0:
+        raise BadArgument("start", start, "offsets start at 0")
+    if end is not None and end < start:
+        raise BadArgument("end", end, f"it must not be below start, {start}")
+    if max_records < 1:
+        raise BadArgument("max_records", max_records, "a batch holds at least 1 record")
+
+
+def _record(at: TopicPartition, row: tuple[int, int, bytes | None, bytes | None, bytes | None]) -> Record:
+    place, timestamp_ms, key, value, headers = row
+    return Record(
+        at.topic, at.partition, offset_of(place), timestamp_ms, key, value, _decode_headers(headers) if headers else ()
+    )

@@ -1,0 +1,139 @@
+"""Retention and compaction: what a broker does in its own time, done by one process of those that share the file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from headrace.errors import OffsetOutOfRange
+from headrace.log.embedded.catalog import load_topic, partition_row
+from headrace.log.embedded.schema import MAX_OFFSET, offset_of, place_of
+from headrace.log.embedded.writing import Call, Work
+from headrace.model import TopicPartition
+from headrace.runtime import Clock
+from headrace.sqlite import GroupCommit, Readers
+
+__all__ = ["EmbeddedRetention"]
+
+T = TypeVar("T")
+
+# Others wait for the write lock while a piece is deleted.
+_PIECE = 2000
+
+_SUPERSEDED = """
+SELECT place FROM (
+    SELECT place, max(place) OVER (PARTITION BY key) AS newest FROM records WHERE place BETWEEN ? AND ?
+) WHERE place < newest
+"""
+_OLD_TOMBSTONES = """
+SELECT place FROM records AS r WHERE place BETWEEN ? AND ? AND value IS NULL AND timestamp_ms < ?
+"""
+
+
+class EmbeddedRetention:
+    """The embedded log's Retention."""
+
+    def __init__(self, commits: GroupCommit[Work], readers: Readers, clock: Clock) -> None:
+        self._commits = commits
+        self._readers = readers
+        self._clock = clock
+
+    async def truncate(self, at: TopicPartition, *, before: int) -> int:
+        """Remove what lies below `before`."""
+        await self._call(lambda db: _check_truncate(db, at, before))
+        return await self._move_start(at, before)
+
+    async def release(self, at: TopicPartition, *, below: int) -> None:
+        """Say that all below the offset is safe elsewhere."""
+        await self._call(lambda db: _release(db, at, below))
+
+    async def enforce(self) -> None:
+        """Apply retention and compaction to every topic."""
+        for at in await self._readers.run(_all_partitions):
+            keep_from = await self._readers.run(lambda db, at=at: self._expired_below(db, at))  # type: ignore[misc]
+            await self._move_start(at, keep_from)
+            victims = await self._readers.run(lambda db, at=at: self._superseded(db, at))  # type: ignore[misc]
+            for start in range(0, len(victims), _PIECE):
+                piece = victims[start : start + _PIECE]
+                await self._call(lambda db, piece=piece: _remove(db, piece))  # type: ignore[misc]
+
+    async def _move_start(self, at: TopicPartition, start: int) -> int:
+        while not await self._call(lambda db: _drop_piece(db, at, start)):
+            pass
+        return (await self._readers.run(lambda db: partition_row(db, at)))[1]
+
+    async def _call(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        result: T = await self._commits.submit(Call(function))
+        return result
+
+    def _expired_below(self, db: sqlite3.Connection, at: TopicPartition) -> int:
+        """Return the first offset that retention keeps."""
+        config = load_topic(db, at.topic).config
+        partition_id, start, end = partition_row(db, at)
+        if not config.cleanup.deletes or config.retention_ms is None:
+            return start
+        row = db.execute(
+            "SELECT place FROM records WHERE place BETWEEN ? AND ? AND timestamp_ms >= ? ORDER BY place LIMIT 1",
+            (*_range(partition_id), self._clock.now_ms() - config.retention_ms),
+        ).fetchone()
+        keep_from = offset_of(row[0]) if row else end
+        return min(keep_from, _released(db, at)) if config.keep_until_released else keep_from
+
+    def _superseded(self, db: sqlite3.Connection, at: TopicPartition) -> list[int]:
+        """List the places of records that a newer one of their key replaced, and of tombstones that served."""
+        config = load_topic(db, at.topic).config
+        if not config.cleanup.compacts:
+            return []
+        places = _range(partition_row(db, at)[0])
+        old = [place for (place,) in db.execute(_SUPERSEDED, places)]
+        before_ms = self._clock.now_ms() - config.tombstone_retention_ms
+        return old + [place for (place,) in db.execute(_OLD_TOMBSTONES, (*places, before_ms))]
+
+
+def _range(partition_id: int) -> tuple[int, int]:
+    return place_of(partition_id, 0), place_of(partition_id, MAX_OFFSET)
+
+
+def _all_partitions(db: sqlite3.Connection) -> list[TopicPartition]:
+    return [TopicPartition(*row) for row in db.execute("SELECT topic, partition FROM partitions ORDER BY id")]
+
+
+def _released(db: sqlite3.Connection, at: TopicPartition) -> int:
+    row = db.execute("SELECT released FROM partitions WHERE topic = ? AND partition = ?", at).fetchone()
+    return int(row[0])
+
+
+def _release(db: sqlite3.Connection, at: TopicPartition, below: int) -> None:
+    partition_id, start, end = partition_row(db, at)
+    if below > end:
+        raise OffsetOutOfRange(at.topic, at.partition, below, start, end)
+    db.execute("UPDATE partitions SET released = max(released, ?) WHERE id = ?", (below, partition_id))
+
+
+def _check_truncate(db: sqlite3.Connection, at: TopicPartition, before: int) -> None:
+    _, start, end = partition_row(db, at)
+    if not 0 <= before <= end:
+        raise OffsetOutOfRange(at.topic, at.partition, before, start, end)
+
+
+def _drop_piece(db: sqlite3.Connection, at: TopicPartition, start: int) -> bool:
+    """Move the start a piece further towards `start`; True when it is there. The start never goes back."""
+    partition_id, old_start, _ = partition_row(db, at)
+    if start <= old_start:
+        return True
+    row = db.execute(
+        "SELECT place FROM records WHERE place >= ? AND place < ? ORDER BY place LIMIT 1 OFFSET ?",
+        (place_of(partition_id, old_start), place_of(partition_id, start), _PIECE),
+    ).fetchone()
+    new_start = offset_of(row[0]) if row else start
+    db.execute(
+        "DELETE FROM records WHERE place >= ? AND place < ?",
+        (place_of(partition_id, old_start), place_of(partition_id, new_start)),
+    )
+    db.execute("UPDATE partitions SET start_offset = ? WHERE id = ?", (new_start, partition_id))
+    return new_start == start
+
+
+def _remove(db: sqlite3.Connection, places: Sequence[int]) -> None:
+    db.executemany("DELETE FROM records WHERE place = ?", [(place,) for place in places])

@@ -1,0 +1,86 @@
+"""The tables of the embedded log, in one file.
+
+A record's `place` is its partition's id and its offset in one integer, so that a partition is one range of the
+table's own B-tree: appends go to its end and reads are scans.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from headrace.errors import IncompatibleData
+from headrace.sqlite.leases import SCHEMA as LEASES
+
+__all__ = ["FORMAT", "MAX_OFFSET", "offset_of", "place_of", "prepare"]
+
+FORMAT = 1
+OFFSET_BITS = 40
+MAX_OFFSET = (1 << OFFSET_BITS) - 1
+
+_TABLES = f"""
+CREATE TABLE topics (
+    name TEXT PRIMARY KEY, topic_id TEXT NOT NULL, partitions INTEGER NOT NULL, config TEXT NOT NULL
+);
+CREATE TABLE partitions (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, partition INTEGER NOT NULL,
+    start_offset INTEGER NOT NULL DEFAULT 0, next_offset INTEGER NOT NULL DEFAULT 0,
+    released INTEGER NOT NULL DEFAULT 0, UNIQUE (topic, partition)
+);
+CREATE TABLE records (
+    place INTEGER PRIMARY KEY, timestamp_ms INTEGER NOT NULL, key BLOB, value BLOB, headers BLOB
+);
+CREATE TABLE producers (transactional_id TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
+CREATE TABLE groups (name TEXT PRIMARY KEY, generation INTEGER NOT NULL);
+CREATE TABLE group_members (
+    group_name TEXT NOT NULL, member_id TEXT NOT NULL, topics TEXT NOT NULL, expires_ms INTEGER NOT NULL,
+    PRIMARY KEY (group_name, member_id)
+) WITHOUT ROWID;
+CREATE TABLE group_partitions (
+    group_name TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, owner TEXT, wanted_by TEXT,
+    PRIMARY KEY (group_name, topic, partition)
+) WITHOUT ROWID;
+CREATE TABLE group_offsets (
+    group_name TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
+    PRIMARY KEY (group_name, topic, partition)
+) WITHOUT ROWID;
+{LEASES};
+PRAGMA user_version = {FORMAT};
+"""
+
+
+def prepare(db: sqlite3.Connection, path: Path) -> None:
+    """Create the tables in a new file, or check that the file is one we can read. Safe to run twice at once."""
+    if _format(db) == 0:
+        db.executescript("BEGIN IMMEDIATE")
+        try:
+            if _format(db) == 0:
+                _create(db, path)
+            db.execute("COMMIT")
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+    if _format(db) != FORMAT:
+        raise IncompatibleData(str(path), str(_format(db)), str(FORMAT))
+
+
+def place_of(partition_id: int, offset: int) -> int:
+    """Return the place of an offset in a partition."""
+    return partition_id << OFFSET_BITS | offset
+
+
+def offset_of(place: int) -> int:
+    """Return the offset that a place stands for."""
+    return place & MAX_OFFSET
+
+
+def _format(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _create(db: sqlite3.Connection, path: Path) -> None:
+    if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise IncompatibleData(str(path), "of another program", f"an empty file or format {FORMAT}")
+    for statement in _TABLES.split(";"):
+        if statement.strip():
+            db.execute(statement)

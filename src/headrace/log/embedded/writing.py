@@ -1,0 +1,151 @@
+"""Writing: every change to the file is a piece of work in one group commit."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import msgspec
+
+from headrace.errors import BadArgument, HeadraceError, RecordTooLarge, TimestampTooFarAhead
+from headrace.log.embedded.catalog import Catalog, KnownTopic, PartitionTail
+from headrace.log.embedded.schema import place_of
+from headrace.model import NewRecord, Position, partition_of, size_of
+from headrace.runtime import Clock, crash_point
+
+__all__ = ["AppendWork", "Call", "RecordWriter", "Work"]
+
+# One step of SQLite takes and gives back the interpreter's lock, so a busy event loop would slow down a
+# statement per row; rows go in by the hundred.
+_CHUNK = 100
+_INSERT = "INSERT INTO records (place, timestamp_ms, key, value, headers) VALUES "
+_INSERT_ONE = _INSERT + "(?, ?, ?, ?, ?)"
+_INSERT_CHUNK = _INSERT + ", ".join(["(?, ?, ?, ?, ?)"] * _CHUNK)
+
+_encode_headers = msgspec.msgpack.Encoder().encode
+
+Row = tuple[int, int, bytes | None, bytes | None, bytes | None]
+
+
+class Work(Protocol):
+    """Something to do inside a write transaction. What it refuses, it refuses before it has written."""
+
+    def run(self, db: sqlite3.Connection, writer: RecordWriter) -> object:
+        """Do it and return the result, or raise a HeadraceError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Any function of the connection, in a savepoint of its own: topics, groups, leases, retention."""
+
+    function: Callable[[sqlite3.Connection], Any]
+
+    def run(self, db: sqlite3.Connection, writer: RecordWriter) -> object:
+        """Run it after the records that came before it."""
+        writer.flush(db)
+        db.execute("SAVEPOINT call")
+        try:
+            return self.function(db)
+        except BaseException:
+            db.execute("ROLLBACK TO call")
+            raise
+        finally:
+            db.execute("RELEASE call")
+            writer.catalog.forget()
+
+
+@dataclass(frozen=True, slots=True)
+class AppendWork:
+    """Records outside any transaction."""
+
+    records: Sequence[NewRecord]
+
+    def run(self, db: sqlite3.Connection, writer: RecordWriter) -> list[Position]:
+        """Write them all or, if one is refused, none."""
+        return writer.write(writer.check(db, self.records))
+
+
+class RecordWriter:
+    """Gives out offsets and gathers rows; one of these lives in the writer's thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.catalog = Catalog()
+        self._clock = clock
+        self._rows: list[Row] = []
+        self._spread = 0
+
+    def apply(self, db: sqlite3.Connection, works: Sequence[Work]) -> list[object]:
+        """Do all the works of a group, in order."""
+        self.catalog.refresh(db)
+        self._rows.clear()
+        outcomes: list[object] = []
+        for work in works:
+            try:
+                outcomes.append(work.run(db, self))
+            except HeadraceError as refusal:
+                outcomes.append(refusal)
+        self.flush(db)
+        return outcomes
+
+    def check(
+        self, db: sqlite3.Connection, records: Iterable[NewRecord]
+    ) -> list[tuple[NewRecord, int, PartitionTail, int]]:
+        """Say for each record its partition, that partition's tail, and its timestamp; or raise."""
+        now_ms = self._clock.now_ms()
+        checked = []
+        for record in records:
+            known = self.catalog.find(db, record.topic)
+            timestamp_ms = self._check_one(record, known, now_ms)
+            partition = self._partition(record, known)
+            checked.append((record, partition, known.tail(partition), timestamp_ms))
+        return checked
+
+    def write(self, checked: Iterable[tuple[NewRecord, int, PartitionTail, int]]) -> list[Position]:
+        """Give each record the next offset of its partition."""
+        positions = []
+        for record, partition, tail, timestamp_ms in checked:
+            offset = tail.next_offset
+            tail.next_offset = offset + 1
+            tail.is_changed = True
+            headers = _encode_headers(record.headers) if record.headers else None
+            self._rows.append((place_of(tail.id, offset), timestamp_ms, record.key, record.value, headers))
+            positions.append(Position(record.topic, partition, offset, timestamp_ms))
+        return positions
+
+    def flush(self, db: sqlite3.Connection) -> None:
+        """Put the rows gathered so far into the file."""
+        rows = iter(self._rows)
+        for _ in range(len(self._rows) // _CHUNK):
+            db.execute(_INSERT_CHUNK, [value for row in islice(rows, _CHUNK) for value in row])
+        db.executemany(_INSERT_ONE, rows)
+        self._rows.clear()
+        crash_point("log.embedded.before-tails")
+        self.catalog.store_tails(db)
+
+    def _check_one(self, record: NewRecord, known: KnownTopic, now_ms: int) -> int:
+        config = known.topic.config
+        size_bytes = size_of(record)
+        if size_bytes > config.max_record_bytes:
+            raise RecordTooLarge(record.topic, size_bytes, config.max_record_bytes)
+        if record.key is None and config.cleanup.compacts:
+            raise BadArgument("key", None, f"records of the compacted topic {record.topic!r} need a key")
+        timestamp_ms = record.timestamp_ms
+        if timestamp_ms is None:
+            return now_ms
+        if timestamp_ms < 0:
+            raise BadArgument("timestamp_ms", timestamp_ms, "a timestamp is milliseconds since 1970, 0 or more")
+        if timestamp_ms > now_ms + config.timestamp_ahead_ms:
+            raise TimestampTooFarAhead(record.topic, timestamp_ms, config.timestamp_ahead_ms)
+        return timestamp_ms
+
+    def _partition(self, record: NewRecord, known: KnownTopic) -> int:
+        if record.partition is not None:
+            return record.partition
+        if record.key is not None:
+            return partition_of(record.key, known.topic.partitions)
+        self._spread += 1
+        return self._spread % known.topic.partitions

@@ -1,0 +1,191 @@
+"""Topics: making, changing, looking at, removing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NoReturn
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic
+
+from headrace.errors import (
+    BadArgument,
+    HeadraceError,
+    ImpossibleTopicChange,
+    TimedOut,
+    TopicExists,
+    UnknownTopic,
+    WrongPartitionCount,
+)
+from headrace.log.kafka.catalogue import Catalogue
+from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.configs import to_kafka
+from headrace.log.kafka.faults import error_in
+from headrace.model import Topic, TopicConfig, check_topic_name
+
+__all__ = ["KafkaAdmin"]
+
+_SETTLE_S = 0.02
+_BROKER_DEFAULT = -1
+_REFUSED = frozenset(
+    {
+        KafkaError.INVALID_CONFIG,
+        KafkaError.INVALID_REQUEST,
+        KafkaError.INVALID_PARTITIONS,
+        KafkaError.INVALID_REPLICATION_FACTOR,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError._INVALID_ARG,  # noqa: SLF001 - librdkafka's local codes are spelt like this
+    }
+)
+
+
+class KafkaAdmin:
+    """Kafka's Admin. A call returns when the brokers' metadata shows what it did."""
+
+    def __init__(self, cluster: Cluster, catalogue: Catalogue, check_open: Callable[[], None]) -> None:
+        self._cluster = cluster
+        self._catalogue = catalogue
+        self._check_open = check_open
+
+    async def create(self, topic: str, *, partitions: int, config: TopicConfig) -> Topic:
+        """Make a topic, replicated as the brokers do by default."""
+        self._check_open()
+        check_topic_name(topic)
+        if partitions < 1:
+            raise BadArgument("partitions", partitions, "a topic has at least one")
+        new = NewTopic(topic, partitions, _BROKER_DEFAULT, config=to_kafka(config))
+        try:
+            await self._ask(f"create topic {topic!r}", self._cluster.client.create_topics, [new], topic=topic)
+        except HeadraceError as error:
+            _explain_create(error, topic, config)
+        await self._until(topic, f"topic {topic!r} to get its leaders", lambda: self._has_leaders(topic, partitions))
+        return await self._learn(topic)
+
+    async def configure(self, topic: str, config: TopicConfig) -> Topic:
+        """Set all settings, and take back those that only the topic's former configuration had."""
+        self._check_open()
+        _, own = await self._cluster.settings(topic)
+        wanted = to_kafka(config)
+        changes = [_set(name, value) for name, value in wanted.items() if own.get(name) != value]
+        changes += [_unset(name) for name in own.keys() - wanted.keys()]
+        if changes:
+            await self._alter(topic, changes)
+            await self._until(topic, f"topic {topic!r} to change", lambda: self._has_settings(topic, wanted))
+        return await self._learn(topic)
+
+    async def describe(self, topic: str) -> Topic:
+        """Say what the topic is now."""
+        self._check_open()
+        return await self._learn(topic)
+
+    async def topics(self) -> Sequence[str]:
+        """List the names of all topics but the brokers' own."""
+        self._check_open()
+        return sorted(name for name in await self._cluster.names() if not name.startswith("__"))
+
+    async def delete(self, topic: str) -> None:
+        """Remove the topic."""
+        self._check_open()
+        await self._ask(f"delete topic {topic!r}", self._cluster.client.delete_topics, [topic], topic=topic)
+        await self._until(topic, f"topic {topic!r} to go", lambda: self._is_gone(topic))
+        self._catalogue.forget(topic)
+
+    async def add_partitions(self, topic: str, *, total: int) -> Topic:
+        """Give the topic more partitions."""
+        self._check_open()
+        known = await self._cluster.describe(topic)
+        if total < known.partitions:
+            raise WrongPartitionCount(topic, total, known.partitions)
+        if total > known.partitions:
+            await self._grow(topic, total)
+        return await self._learn(topic)
+
+    async def _grow(self, topic: str, total: int) -> None:
+        operation = f"add partitions to topic {topic!r}"
+        try:
+            await self._ask(
+                operation, self._cluster.client.create_partitions, [NewPartitions(topic, total)], topic=topic
+            )
+        except HeadraceError as error:
+            _explain_change(error, topic, "ask for a number of partitions that the brokers allow")
+        await self._until(topic, f"topic {topic!r} to get its leaders", lambda: self._has_leaders(topic, total))
+
+    async def _alter(self, topic: str, changes: list[Any]) -> None:
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=changes)
+        try:
+            await self._ask(
+                f"configure topic {topic!r}", self._cluster.client.incremental_alter_configs, [resource], topic=topic
+            )
+        except HeadraceError as error:
+            _explain_change(error, topic, "ask for settings that the brokers take, or copy into a new topic")
+
+    async def _ask(self, operation: str, request: Callable[..., Any], *args: Any, topic: str) -> None:  # noqa: ANN401
+        """Ask for a change; whatever comes of it, what was known about the topic may be wrong now."""
+        try:
+            await self._cluster.ask(operation, request, *args, topic=topic, outcome_known=False)
+        finally:
+            self._catalogue.forget(topic)
+
+    async def _learn(self, topic: str) -> Topic:
+        return self._catalogue.remember(await self._cluster.describe(topic))
+
+    async def _until(self, topic: str, what: str, holds: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+        """Wait until the brokers' metadata has caught up with a change they accepted."""
+        timeout_s = self._cluster.request_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await holds():
+                    await asyncio.sleep(_SETTLE_S)
+        except TimeoutError as late:
+            raise TimedOut(f"waiting for {what}", timeout_s, outcome_known=False) from late
+
+    async def _has_leaders(self, topic: str, partitions: int) -> bool:
+        try:
+            layout = await self._cluster.layout(topic)
+        except UnknownTopic:
+            return False
+        led = [part for part in layout.partitions if part.leader is not None and part.leader.id >= 0]
+        return len(led) >= partitions
+
+    async def _has_settings(self, topic: str, wanted: dict[str, str]) -> bool:
+        _, own = await self._cluster.settings(topic)
+        return own.keys() == wanted.keys()
+
+    async def _is_gone(self, topic: str) -> bool:
+        try:
+            await self._cluster.layout(topic)
+        except UnknownTopic:
+            return True
+        return False
+
+
+def _set(name: str, value: str) -> Any:  # noqa: ANN401
+    return ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+
+
+def _unset(name: str) -> Any:  # noqa: ANN401
+    return ConfigEntry(name, None, incremental_operation=AlterConfigOpType.DELETE)
+
+
+def _refusal(error: HeadraceError) -> Any:  # noqa: ANN401
+    """Return the broker's own error behind one of ours, if it has one."""
+    cause = error.__cause__
+    return error_in(cause) if isinstance(cause, KafkaException) else None
+
+
+def _explain_create(error: HeadraceError, topic: str, config: TopicConfig) -> NoReturn:
+    refusal = _refusal(error)
+    if refusal is not None and refusal.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+        raise TopicExists(topic) from error.__cause__
+    if refusal is not None and refusal.code() in _REFUSED:
+        raise BadArgument(f"config of topic {topic!r}", config, f"the brokers say: {refusal.str()}") from error.__cause__
+    raise error
+
+
+def _explain_change(error: HeadraceError, topic: str, next_step: str) -> NoReturn:
+    refusal = _refusal(error)
+    if refusal is not None and refusal.code() in _REFUSED:
+        raise ImpossibleTopicChange(topic, refusal.str(), next_step) from error.__cause__
+    raise error

@@ -1,0 +1,184 @@
+"""One producer, its poller thread, and the count-down of each append.
+
+`produce` is called on the event loop: it only queues. Deliveries come back in the poller thread, which counts
+them and hands all appends that one poll completed to the loop in one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any, TypeAlias, cast
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from headrace.errors import Closed
+from headrace.log.kafka.clients import LOGGER
+from headrace.log.kafka.faults import error_in
+from headrace.model import NewRecord, Position
+
+__all__ = ["Appender", "DeliveryFailed", "Placed", "produce"]
+
+Placed: TypeAlias = tuple[NewRecord, int]
+
+_POLL_S = 0.1
+_ROOM_S = 0.05
+
+
+class DeliveryFailed(Exception):
+    """A record of an append was not delivered; `brokers_down` says that no broker was in sight."""
+
+    def __init__(self, record: NewRecord, error: Any, *, brokers_down: bool) -> None:  # noqa: ANN401
+        super().__init__(record.topic, error)
+        self.record = record
+        self.error = error
+        self.brokers_down = brokers_down
+
+
+class Tracker:
+    """Counts the deliveries of one append.
+
+    `delivered` is changed by the poller alone and `expected` by the loop alone; whoever sees them meet completes
+    the append, and completing twice does nothing.
+    """
+
+    __slots__ = ("delivered", "errors", "expected", "future", "positions")
+
+    def __init__(self, count: int, future: asyncio.Future[None]) -> None:
+        self.expected = count
+        self.delivered = 0
+        self.positions: list[Position | None] = [None] * count
+        self.errors: dict[int, Any] = {}
+        self.future = future
+
+    def settle(self) -> None:
+        """Wake the append, unless it was cancelled."""
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def stop_at(self, index: int, error: Any) -> None:  # noqa: ANN401
+        """Expect no more than what was produced before `index`, which was refused."""
+        self.errors[index] = error
+        self.expected = index
+        if self.delivered == index:
+            self.settle()
+
+
+def produce(producer: Any, record: NewRecord, partition: int, on_delivery: Any) -> None:  # noqa: ANN401
+    """Queue one record. Raises BufferError when the queue is full."""
+    producer.produce(
+        record.topic,
+        record.value,
+        record.key,
+        partition,
+        on_delivery,
+        timestamp=record.timestamp_ms or 0,
+        headers=list(record.headers) if record.headers else None,
+    )
+
+
+class Appender:
+    """An idempotent producer that many appends share."""
+
+    def __init__(self, config: dict[str, Any], address: str) -> None:
+        self._address = address
+        self._loop = asyncio.get_running_loop()
+        self._producer = Producer({**config, "error_cb": self._on_error}, logger=LOGGER)
+        self._completed: list[Tracker] = []
+        self._gate = asyncio.Lock()
+        self._room: asyncio.Future[None] | None = None
+        self._is_stopped = False
+        self._brokers_down = False
+        self.is_dead = False
+        self._poller = threading.Thread(target=self._poll_on, name="headrace-kafka-poller", daemon=True)
+        self._poller.start()
+
+    async def append(self, placed: Sequence[Placed]) -> list[Position]:
+        """Produce records in order and wait for all of them. Raises DeliveryFailed."""
+        tracker = Tracker(len(placed), self._loop.create_future())
+        at = 0 if self._gate.locked() else self._produce_from(0, placed, tracker)
+        if at < tracker.expected:
+            await self._append_in_turn(at, placed, tracker)
+        await tracker.future
+        if tracker.errors:
+            index = min(tracker.errors)
+            raise DeliveryFailed(placed[index][0], tracker.errors[index], brokers_down=self._brokers_down)
+        return cast(list[Position], tracker.positions)
+
+    async def close(self, timeout_s: float) -> None:
+        """Flush, drop what could not be flushed in time, and end the thread."""
+        self._is_stopped = True
+        await asyncio.to_thread(self._shut, timeout_s)
+
+    async def _append_in_turn(self, at: int, placed: Sequence[Placed], tracker: Tracker) -> None:
+        """Go on when the queue has room again, in the order in which the appends came."""
+        async with self._gate:
+            while (at := self._produce_from(at, placed, tracker)) < tracker.expected:
+                self._room = self._loop.create_future()
+                # The time-out covers deliveries that were served before the future was there to be woken.
+                await asyncio.wait([self._room], timeout=_ROOM_S)
+
+    def _produce_from(self, at: int, placed: Sequence[Placed], tracker: Tracker) -> int:
+        """Produce to the end, or until the queue is full or refuses; returns how far that was."""
+        if self._is_stopped:
+            raise Closed(f"log {self._address}")
+        for index in range(at, len(placed)):
+            record, partition = placed[index]
+            try:
+                produce(self._producer, record, partition, functools.partial(self._delivered, tracker, index))
+            except BufferError:
+                return index
+            except KafkaException as failure:
+                tracker.stop_at(index, error_in(failure))
+                return index
+        return len(placed)
+
+    def _delivered(self, tracker: Tracker, index: int, error: Any, message: Any) -> None:  # noqa: ANN401
+        if error is None:
+            tracker.positions[index] = Position(
+                message.topic(), message.partition(), message.offset(), message.timestamp()[1]
+            )
+        else:
+            tracker.errors[index] = error
+            self.is_dead = self.is_dead or error.fatal()
+        tracker.delivered += 1
+        if tracker.delivered == tracker.expected:
+            self._completed.append(tracker)
+
+    def _on_error(self, error: Any) -> None:  # noqa: ANN401
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            self._brokers_down = True
+        self.is_dead = self.is_dead or error.fatal()
+
+    def _poll_on(self) -> None:
+        while not self._is_stopped:
+            if self._producer.poll(_POLL_S):
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        completed, self._completed = self._completed, []
+        if any(not tracker.errors for tracker in completed):
+            self._brokers_down = False
+        if completed or self._room is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._settle, completed)
+
+    def _settle(self, completed: list[Tracker]) -> None:
+        for tracker in completed:
+            tracker.settle()
+        if self._room is not None:
+            if not self._room.done():
+                self._room.set_result(None)
+            self._room = None
+
+    def _shut(self, timeout_s: float) -> None:
+        self._poller.join()
+        self._producer.flush(timeout_s)
+        if len(self._producer):
+            self._producer.purge()
+            self._producer.flush(1)
+        self._hand_over()
+        self._producer = None

@@ -1,0 +1,123 @@
+"""Consumers, each with a thread of its own, kept open between reads: opening one costs more than a small read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal, TypeAlias
+
+import confluent_kafka
+from confluent_kafka import Consumer, KafkaException
+
+from headrace.errors import Closed
+from headrace.log.kafka.clients import LOGGER, ClientConfigs
+from headrace.log.kafka.threads import Threads
+from headrace.model import TopicPartition
+
+__all__ = ["ConsumerPool", "PooledConsumer", "take"]
+
+Kind: TypeAlias = Literal["bounded", "follow"]
+
+
+def take(consumer: Any, max_records: int, wait_s: float) -> list[Any]:  # noqa: ANN401
+    """Wait for the first message, then take those that are there already.
+
+    A batch `consume` with a time-out would wait for the whole batch to fill up.
+    """
+    first = consumer.poll(wait_s)
+    if first is None:
+        return []
+    return [first, *consumer.consume(max_records - 1, 0)] if max_records > 1 else [first]
+
+
+class PooledConsumer:
+    """A consumer that reads one partition at a time."""
+
+    def __init__(self, configs: ClientConfigs, kind: Kind) -> None:
+        self.kind = kind
+        self._consumer = Consumer(configs.reader(follow=kind == "follow"), logger=LOGGER)
+        self.threads = Threads(f"reader-{kind}", count=1)
+
+    def seek(self, at: TopicPartition, offset: int) -> None:
+        """Go to a place. Blocking; to be run in the consumer's thread, as all below."""
+        self._consumer.assign([confluent_kafka.TopicPartition(at.topic, at.partition, offset)])
+
+    def take(self, max_records: int, wait_s: float) -> list[Any]:
+        """Return what comes next, and events; empty when the time is up."""
+        return take(self._consumer, max_records, wait_s)
+
+    def rest(self) -> bool:
+        """Stop fetching. Returns whether the consumer can be used again."""
+        try:
+            self._consumer.unassign()
+        except (KafkaException, RuntimeError):
+            return False
+        return True
+
+    def shut(self) -> None:
+        """Close it for good."""
+        self._consumer.close()
+        self._consumer = None
+
+
+class ConsumerPool:
+    """Lends consumers to readers; keeps up to `max_idle` of each kind."""
+
+    def __init__(self, configs: ClientConfigs, address: str, *, max_idle: int) -> None:
+        self._configs = configs
+        self._address = address
+        self._max_idle = max_idle
+        self._idle: dict[Kind, list[PooledConsumer]] = {"bounded": [], "follow": []}
+        self._lent: set[PooledConsumer] = set()
+        self._leaving: set[asyncio.Future[None]] = set()
+        self._is_closed = False
+
+    @property
+    def idle(self) -> int:
+        """How many consumers wait for their next reader."""
+        return sum(map(len, self._idle.values()))
+
+    def check_open(self) -> None:
+        """Raise Closed to readers of a closed log."""
+        if self._is_closed:
+            raise Closed(f"log {self._address}")
+
+    def lend(self, kind: Kind) -> PooledConsumer:
+        """Return a consumer for one reader."""
+        self.check_open()
+        idle = self._idle[kind]
+        consumer = idle.pop() if idle else PooledConsumer(self._configs, kind)
+        self._lent.add(consumer)
+        return consumer
+
+    def give_back(self, consumer: PooledConsumer) -> None:
+        """Take a consumer back, without waiting: its thread may still be in a poll."""
+        if self._is_closed:
+            return  # close() has it in hand
+        resting = consumer.threads.start(consumer.rest)
+        resting.add_done_callback(lambda rested: self._rested(consumer, usable=rested.result()))
+
+    async def close(self) -> None:
+        """Close all consumers, those of waiting readers too."""
+        self._is_closed = True
+        consumers = [*self._lent, *self._idle["bounded"], *self._idle["follow"]]
+        self._lent.clear()
+        for idle in self._idle.values():
+            idle.clear()
+        await asyncio.gather(*(_end(consumer) for consumer in consumers), *self._leaving)
+
+    def _rested(self, consumer: PooledConsumer, *, usable: bool) -> None:
+        if self._is_closed or consumer not in self._lent:
+            return
+        self._lent.discard(consumer)
+        idle = self._idle[consumer.kind]
+        if usable and len(idle) < self._max_idle:
+            idle.append(consumer)
+            return
+        leaving = asyncio.ensure_future(_end(consumer))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+
+
+async def _end(consumer: PooledConsumer) -> None:
+    await consumer.threads.run(consumer.shut)
+    await consumer.threads.join()

@@ -1,0 +1,110 @@
+"""From librdkafka's error codes to our errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from headrace.errors import Closed, Forbidden, HeadraceError, OperationFailed, TimedOut, UnknownTopic, Unreachable
+
+__all__ = ["FENCED", "NOT_OWNER", "UNKNOWN_TOPIC", "Faults", "error_in"]
+
+UNKNOWN_TOPIC = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - librdkafka's local codes are spelt like this
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    }
+)
+FENCED = frozenset(
+    {
+        KafkaError._FENCED,  # noqa: SLF001
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.TRANSACTION_COORDINATOR_FENCED,
+    }
+)
+NOT_OWNER = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError._ASSIGNMENT_LOST,  # noqa: SLF001
+        KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001
+    }
+)
+_FORBIDDEN = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError._AUTHENTICATION,  # noqa: SLF001
+        KafkaError._SSL,  # noqa: SLF001
+    }
+)
+_UNREACHABLE = frozenset(
+    {
+        KafkaError._TRANSPORT,  # noqa: SLF001
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+        KafkaError._RESOLVE,  # noqa: SLF001
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+    }
+)
+_TIMED_OUT = frozenset(
+    {
+        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
+        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
+        KafkaError.REQUEST_TIMED_OUT,
+    }
+)
+_CLOSED = frozenset(
+    {
+        KafkaError._DESTROY,  # noqa: SLF001
+        KafkaError._PURGE_QUEUE,  # noqa: SLF001
+        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001
+    }
+)
+
+
+def error_in(exception: BaseException) -> Any:  # noqa: ANN401 - the driver has no types
+    """Return the KafkaError that a KafkaException carries."""
+    return exception.args[0]
+
+
+class Faults:
+    """Names errors for one cluster."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def of(
+        self,
+        error: Any,  # noqa: ANN401
+        operation: str,
+        *,
+        timeout_s: float,
+        topic: str | None = None,
+        outcome_known: bool = True,
+    ) -> HeadraceError:
+        """Return the error to raise for `error`, met in `operation`."""
+        code = error.code()
+        if code in UNKNOWN_TOPIC and topic is not None:
+            return UnknownTopic(topic)
+        if code in _FORBIDDEN:
+            return Forbidden(operation, error.str())
+        if code in _UNREACHABLE:
+            return Unreachable(self.address, error.str(), outcome_known=outcome_known)
+        if code in _TIMED_OUT:
+            return TimedOut(operation, timeout_s, outcome_known=outcome_known)
+        if code in _CLOSED:
+            return Closed(f"log {self.address}")
+        return OperationFailed(operation, f"{error.str()} ({error.name()})", outcome_known=outcome_known)

@@ -1,0 +1,131 @@
+"""The log on Kafka: the parts put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from headrace.errors import Closed
+from headrace.log.kafka.admin import KafkaAdmin
+from headrace.log.kafka.catalogue import Catalogue
+from headrace.log.kafka.clients import ClientConfigs
+from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.consumers import ConsumerPool
+from headrace.log.kafka.faults import Faults
+from headrace.log.kafka.groups import KafkaGroups
+from headrace.log.kafka.offsets import find_bounds, find_offset_at
+from headrace.log.kafka.producers import Producers
+from headrace.log.kafka.reading import Read, Reading
+from headrace.log.kafka.retention import KafkaRetention
+from headrace.log.kafka.settings import KafkaSettings, servers_of
+from headrace.log.kafka.threads import Threads
+from headrace.log.kafka.transactions import KafkaTransactional, take_id
+from headrace.model import Batch, Bounds, NewRecord, Position, TopicPartition
+
+__all__ = ["KafkaLog"]
+
+_THREADS = 4
+
+
+class KafkaLog:
+    """Kafka's Log."""
+
+    def __init__(self, address: str, settings: KafkaSettings) -> None:
+        configs = ClientConfigs(servers_of(address), settings)
+        faults = Faults(address)
+        self._address = address
+        self._settings = settings
+        self._threads = Threads("calls", count=_THREADS)
+        self._cluster = Cluster(configs, faults, self._threads, request_timeout_s=settings.request_timeout_s)
+        self._catalogue = Catalogue(self._cluster.describe, max_age_s=settings.metadata_max_age_s)
+        self._producers = Producers(configs, self._catalogue, faults, delivery_timeout_s=settings.delivery_timeout_s)
+        self._pool = ConsumerPool(configs, address, max_idle=settings.idle_consumers)
+        self._reading = Reading(self._cluster, self._catalogue, self._pool)
+        self._admin = KafkaAdmin(self._cluster, self._catalogue, self._check_open)
+        self._retention = KafkaRetention(self._cluster, self._catalogue, self._check_open)
+        self._groups = KafkaGroups(self._cluster, self._catalogue, self._check_open)
+        self._transactional: set[KafkaTransactional] = set()
+        self._is_closed = False
+
+    @classmethod
+    async def open(cls, address: str, settings: KafkaSettings) -> KafkaLog:
+        """Open a log whose brokers answer. Raises Unreachable."""
+        log = cls(address, settings)
+        try:
+            await log._cluster.check()
+        except BaseException:
+            await log.close()
+            raise
+        return log
+
+    @property
+    def admin(self) -> KafkaAdmin:
+        """Topics."""
+        return self._admin
+
+    @property
+    def retention(self) -> KafkaRetention:
+        """What may be thrown away."""
+        return self._retention
+
+    @property
+    def groups(self) -> KafkaGroups:
+        """Consumer groups."""
+        return self._groups
+
+    async def append(self, records: Sequence[NewRecord]) -> Sequence[Position]:
+        """Write records, acknowledged by all in-sync replicas."""
+        self._check_open()
+        return await self._producers.append(records) if records else []
+
+    def read(
+        self,
+        at: TopicPartition,
+        start: int,
+        end: int | None = None,
+        *,
+        headers_only: bool = False,
+        max_records: int = 1000,
+        timeout_s: float = 70.0,
+    ) -> AsyncIterator[Batch]:
+        """Yield batches from `start` to `end`, or for ever."""
+        return self._reading.read(Read(at, start, end, headers_only, max_records, timeout_s))
+
+    async def bounds(self, at: TopicPartition) -> Bounds:
+        """Say what the partition holds now."""
+        self._check_open()
+        await self._catalogue.check(at)
+        return await find_bounds(self._cluster, at)
+
+    async def offset_at(self, at: TopicPartition, *, timestamp_ms: int) -> int | None:
+        """Return the lowest offset whose timestamp is not below."""
+        self._check_open()
+        await self._catalogue.check(at)
+        return await find_offset_at(self._cluster, at, max(0, timestamp_ms))
+
+    async def transactional(self, transactional_id: str, *, timeout_s: float = 60.0) -> KafkaTransactional:
+        """Take over the id."""
+        self._check_open()
+        producer = await take_id(self._cluster, self._catalogue, transactional_id, timeout_s=timeout_s)
+        self._transactional.add(producer)
+        producer.on_close = self._transactional.discard
+        return producer
+
+    async def close(self) -> None:
+        """Flush what is on its way, leave groups, abort what is open, let go of every client and thread."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        await asyncio.gather(
+            self._producers.close(self._settings.delivery_timeout_s),
+            self._pool.close(),
+            self._groups.close(),
+            self._catalogue.close(),
+            *(producer.close() for producer in list(self._transactional)),
+        )
+        await self._cluster.close()
+        await self._threads.join()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(f"log {self._address}")

@@ -1,0 +1,148 @@
+"""Appends outside of transactions: checking, placing, and which producer takes a topic's records."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+from confluent_kafka import KafkaError
+
+from headrace.errors import HeadraceError, RecordTooLarge, TimestampTooFarAhead, Unreachable
+from headrace.log.kafka.appending import Appender, DeliveryFailed, Placed
+from headrace.log.kafka.catalogue import Catalogue
+from headrace.log.kafka.clients import WHOLE_BATCH_BYTES, ClientConfigs
+from headrace.log.kafka.faults import Faults
+from headrace.log.kafka.placing import place
+from headrace.log.metrics import APPEND_SECONDS, APPENDED
+from headrace.model import NewRecord, Position, Topic, size_of
+
+__all__ = ["Placing", "Producers", "batch_bytes_of", "refusal_of"]
+
+_SECONDS = APPEND_SECONDS.labels("kafka")
+
+
+def batch_bytes_of(topic: Topic) -> int:
+    """Return how large batches for the topic may grow: a broker refuses a batch above the topic's limit whole.
+
+    Small limits are rounded down to a power of two, so that there are few kinds of producers.
+    """
+    limit = topic.config.max_record_bytes
+    return WHOLE_BATCH_BYTES if limit >= WHOLE_BATCH_BYTES else 1 << (limit.bit_length() - 1)
+
+
+def refusal_of(error: object, record: NewRecord, topic: Topic | None) -> HeadraceError | None:
+    """Return the refusal of a single record that the broker answered with, if it was that."""
+    code = error.code()  # type: ignore[attr-defined]  # the driver has no types
+    if code == KafkaError.INVALID_TIMESTAMP:
+        bound_ms = topic.config.timestamp_ahead_ms if topic else 0
+        return TimestampTooFarAhead(record.topic, record.timestamp_ms, bound_ms)
+    if code in {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}:
+        return RecordTooLarge(record.topic, size_of(record), topic.config.max_record_bytes if topic else 0)
+    return None
+
+
+class Placing:
+    """Checks records against their topics and gives each a partition, all before anything is produced."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+
+    async def place(self, records: Sequence[NewRecord]) -> tuple[Mapping[str, Topic], list[Placed]]:
+        """Return the topics of the records, and the records with their partitions."""
+        topics: dict[str, Topic] = {}
+        for record in records:
+            if record.topic not in topics:
+                name = record.topic
+                topics[name] = self._catalogue.fresh(name) or await self._catalogue.get(name)
+        now_ms = time.time_ns() // 1_000_000
+        return topics, [(record, place(record, topics[record.topic], now_ms=now_ms)) for record in records]
+
+
+class Producers:
+    """The log's appenders, one for each size of batch."""
+
+    def __init__(
+        self,
+        configs: ClientConfigs,
+        catalogue: Catalogue,
+        faults: Faults,
+        *,
+        delivery_timeout_s: float,
+    ) -> None:
+        self._configs = configs
+        self._catalogue = catalogue
+        self._faults = faults
+        self._delivery_timeout_s = delivery_timeout_s
+        self._placing = Placing(catalogue)
+        self._appenders: dict[int, Appender] = {}
+        self._retired: list[Appender] = []
+
+    async def append(self, records: Sequence[NewRecord]) -> list[Position]:
+        """Write records and return where they landed."""
+        started = time.perf_counter()
+        topics, placed = await self._placing.place(records)
+        try:
+            positions = await self._spread(topics, placed)
+        except DeliveryFailed as failure:
+            raise self._named(failure) from failure
+        _SECONDS.observe(time.perf_counter() - started)
+        for record in records:
+            APPENDED.labels("kafka", record.topic).inc()
+        return positions
+
+    async def close(self, timeout_s: float) -> None:
+        """Flush and let go of all producers."""
+        appenders = [*self._appenders.values(), *self._retired]
+        await asyncio.gather(*(appender.close(timeout_s) for appender in appenders))
+
+    async def _spread(self, topics: Mapping[str, Topic], placed: list[Placed]) -> list[Position]:
+        """Give each producer its records; nearly always there is one."""
+        sizes = {name: batch_bytes_of(topic) for name, topic in topics.items()}
+        if len(set(sizes.values())) == 1:
+            return await self._appender(next(iter(sizes.values()))).append(placed)
+        parts: dict[int, list[int]] = {}
+        for index, (record, _) in enumerate(placed):
+            parts.setdefault(sizes[record.topic], []).append(index)
+        results = await asyncio.gather(
+            *(self._appender(size).append([placed[index] for index in part]) for size, part in parts.items()),
+            return_exceptions=True,
+        )
+        return _in_order(list(parts.values()), results)
+
+    def _appender(self, batch_bytes: int) -> Appender:
+        """Return the producer for batches of a size; one that failed for good is replaced."""
+        appender = self._appenders.get(batch_bytes)
+        if appender is not None and appender.is_dead:
+            self._retired.append(self._appenders.pop(batch_bytes))
+            appender = None
+        if appender is None:
+            appender = Appender(self._configs.producer(batch_bytes=batch_bytes), self._faults.address)
+            self._appenders[batch_bytes] = appender
+        return appender
+
+    def _named(self, failure: DeliveryFailed) -> HeadraceError:
+        topic = failure.record.topic
+        refusal = refusal_of(failure.error, failure.record, self._catalogue.fresh(topic))
+        self._catalogue.forget(topic)  # deleted, grown or re-configured by somebody else, perhaps
+        if refusal is not None:
+            return refusal
+        if failure.brokers_down:
+            return Unreachable(self._faults.address, failure.error.str(), outcome_known=False)
+        return self._faults.of(
+            failure.error,
+            f"append to topic {topic!r}",
+            timeout_s=self._delivery_timeout_s,
+            topic=topic,
+            outcome_known=False,
+        )
+
+
+def _in_order(parts: list[list[int]], results: Sequence[list[Position] | BaseException]) -> list[Position]:
+    """Put the positions back into the order of the records; the first failure is raised once all have settled."""
+    landed: dict[int, Position] = {}
+    for part, result in zip(parts, results, strict=True):
+        if isinstance(result, BaseException):
+            raise result
+        landed.update(zip(part, result, strict=True))
+    return [landed[index] for index in sorted(landed)]

@@ -1,0 +1,150 @@
+"""Reading a partition: batches from an offset up to an end, or for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+from confluent_kafka import KafkaError
+
+from headrace.errors import BadArgument, OffsetOutOfRange, TimedOut
+from headrace.log.kafka.catalogue import Catalogue
+from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.consumers import ConsumerPool, PooledConsumer
+from headrace.log.kafka.offsets import find_bounds
+from headrace.log.metrics import FETCHED, FETCHES
+from headrace.model import Batch, Record, TopicPartition
+
+__all__ = ["Reading", "record_of"]
+
+# How long one poll blocks its thread: what cancelling and closing wait for at most.
+_POLL_S = 0.1
+
+
+def record_of(message: Any, *, headers_only: bool = False) -> Record:  # noqa: ANN401
+    """Return a message of the driver as a record."""
+    headers = message.headers()
+    return Record(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        message.timestamp()[1],
+        message.key(),
+        None if headers_only else message.value(),
+        tuple(headers) if headers else (),
+    )
+
+
+class Read(msgspec.Struct, frozen=True):
+    """One read, as it was asked for."""
+
+    at: TopicPartition
+    start: int
+    end: int | None
+    headers_only: bool
+    max_records: int
+    timeout_s: float
+
+
+class Reading:
+    """Reads of a log."""
+
+    def __init__(self, cluster: Cluster, catalogue: Catalogue, pool: ConsumerPool) -> None:
+        self._cluster = cluster
+        self._catalogue = catalogue
+        self._pool = pool
+
+    async def read(self, wanted: Read) -> AsyncIterator[Batch]:
+        """Yield batches, at least one for each move of the position."""
+        self._pool.check_open()
+        _check(wanted)
+        await self._catalogue.check(wanted.at)
+        if wanted.end is not None and wanted.start >= wanted.end:
+            return
+        consumer = self._pool.lend("follow" if wanted.end is None else "bounded")
+        try:
+            await consumer.threads.run(consumer.seek, wanted.at, wanted.start)
+            async for batch in self._batches(consumer, wanted):
+                yield batch
+        finally:
+            self._pool.give_back(consumer)
+
+    async def _batches(self, consumer: PooledConsumer, wanted: Read) -> AsyncIterator[Batch]:
+        loop = asyncio.get_running_loop()
+        position, moved_at = wanted.start, loop.time()
+        while wanted.end is None or position < wanted.end:
+            fetched = await consumer.threads.run(_fetch, consumer, wanted, position)
+            self._pool.check_open()
+            if fetched.batch.next_offset > position:
+                position = fetched.batch.next_offset
+                _count(wanted.at.topic, fetched.batch)
+                yield fetched.batch
+                moved_at = loop.time()
+            if fetched.error is not None and (wanted.end is None or position < wanted.end):
+                await self._raise(fetched.error, wanted, position)
+            if wanted.end is not None and loop.time() - moved_at >= wanted.timeout_s:
+                raise TimedOut(f"reading {wanted.at} from {position} to {wanted.end}", wanted.timeout_s)
+
+    async def _raise(self, error: Any, wanted: Read, position: int) -> None:  # noqa: ANN401
+        """Raise what ends the read; librdkafka mends the rest by itself."""
+        at = wanted.at
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
+            bounds = await find_bounds(self._cluster, at)
+            raise OffsetOutOfRange(at.topic, at.partition, position, bounds.start, bounds.high_watermark)
+        if error.retriable() or error.code() in _MENDED:
+            return
+        self._catalogue.forget(at.topic)
+        raise self._cluster.faults.of(error, f"read {at}", timeout_s=wanted.timeout_s, topic=at.topic)
+
+
+_MENDED = frozenset(
+    {
+        KafkaError._TRANSPORT,  # noqa: SLF001
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError._RESOLVE,  # noqa: SLF001
+    }
+)
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """What one poll brought: the batch before the first error, and that error."""
+
+    batch: Batch
+    error: Any
+
+
+def _fetch(consumer: PooledConsumer, wanted: Read, position: int) -> Fetched:
+    """Take messages and sort them; in the consumer's thread."""
+    return gather(consumer.take(wanted.max_records, _POLL_S), wanted, position)
+
+
+def gather(messages: Sequence[Any], wanted: Read, position: int) -> Fetched:
+    """Make a batch of messages. The end-of-partition event carries the position past what readers never see."""
+    records: list[Record] = []
+    for message in messages:
+        error = message.error()
+        if error is None:
+            if wanted.end is not None and message.offset() >= wanted.end:
+                return Fetched(Batch(records, max(position, wanted.end)), None)
+            records.append(record_of(message, headers_only=wanted.headers_only))
+            position = message.offset() + 1
+        elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+            position = max(position, message.offset())
+        else:
+            return Fetched(Batch(records, position), error)
+    return Fetched(Batch(records, position), None)
+
+
+def _count(topic: str, batch: Batch) -> None:
+    FETCHES.labels("kafka", topic).inc()
+    FETCHED.labels("kafka", topic).inc(len(batch.records))
+
+
+def _check(wanted: Read) -> None:
+    if wanted.start < 0:
+        raise BadArgument("start", wanted.start, "offsets start at 0")
+    if wanted.max_records < 1:
+        raise BadArgument("max_records", wanted.max_records, "a batch holds at least one record")

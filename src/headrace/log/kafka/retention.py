@@ -1,0 +1,50 @@
+"""What may be thrown away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import confluent_kafka
+
+from headrace.errors import OffsetOutOfRange
+from headrace.log.kafka.catalogue import Catalogue
+from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.offsets import find_bounds
+from headrace.model import TopicPartition
+
+__all__ = ["KafkaRetention"]
+
+
+class KafkaRetention:
+    """Kafka's Retention: records go by the brokers' clock, or by `truncate`."""
+
+    def __init__(self, cluster: Cluster, catalogue: Catalogue, check_open: Callable[[], None]) -> None:
+        self._cluster = cluster
+        self._catalogue = catalogue
+        self._check_open = check_open
+
+    async def truncate(self, at: TopicPartition, *, before: int) -> int:
+        """Remove what lies below `before`; below the log's start there is nothing left to do."""
+        self._check_open()
+        await self._catalogue.check(at)
+        bounds = await find_bounds(self._cluster, at)
+        if not 0 <= before <= bounds.high_watermark:
+            raise OffsetOutOfRange(at.topic, at.partition, before, bounds.start, bounds.high_watermark)
+        if before <= bounds.start:
+            return bounds.start
+        deleted = await self._cluster.ask(
+            f"truncate {at}",
+            self._cluster.client.delete_records,
+            [confluent_kafka.TopicPartition(at.topic, at.partition, before)],
+            topic=at.topic,
+            outcome_known=False,
+        )
+        return int(deleted.low_watermark)
+
+    async def release(self, at: TopicPartition, *, below: int) -> None:
+        """Do nothing: Kafka deletes by time alone."""
+        self._check_open()
+
+    async def enforce(self) -> None:
+        """Do nothing: the brokers apply retention in their own time."""
+        self._check_open()

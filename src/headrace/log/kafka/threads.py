@@ -1,0 +1,38 @@
+"""Blocking calls of the driver, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+__all__ = ["Threads"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Threads:
+    """A few threads that run calls; with `count` 1 the calls run one after the other, in order."""
+
+    def __init__(self, name: str, *, count: int) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=count, thread_name_prefix=f"headrace-kafka-{name}")
+
+    def start(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """Begin a call; the returned future can be awaited or left alone."""
+        call = functools.partial(function, *args, **kwargs)
+        return asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call to its end. Cancelling stops the wait, not the call."""
+        return await self.start(function, *args, **kwargs)
+
+    def stop(self) -> None:
+        """Take no more calls; the threads end with the calls they are in."""
+        self._executor.shutdown(wait=False)
+
+    async def join(self) -> None:
+        """Stop, and wait until the threads are gone."""
+        await asyncio.to_thread(self._executor.shutdown, wait=True)

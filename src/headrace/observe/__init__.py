@@ -1,0 +1,39 @@
+"""Seeing what a process does: structured logs, metrics, traces through headers, a health tree, progress.
+
+Promises: using the library configures nothing global. Logs go where the application's handlers send them,
+traces go nowhere until the application sets up an SDK, metrics are in Prometheus' default registry, and
+secrets are hidden in everything that is written.
+"""
+
+from headrace.observe.health import Health, HealthState, Probe
+from headrace.observe.logs import LogFormat, Logger, configure, get_logger
+from headrace.observe.metrics import LATENCY_BUCKETS_S, counter, gauge, histogram, render, serve, timed
+from headrace.observe.progress import SILENT, BarProgress, LineProgress, Progress, SilentProgress, Step, progress_on
+from headrace.observe.traces import extract, inject, span
+
+__all__ = [
+    "LATENCY_BUCKETS_S",
+    "SILENT",
+    "BarProgress",
+    "Health",
+    "HealthState",
+    "LineProgress",
+    "LogFormat",
+    "Logger",
+    "Probe",
+    "Progress",
+    "SilentProgress",
+    "Step",
+    "configure",
+    "counter",
+    "extract",
+    "gauge",
+    "get_logger",
+    "histogram",
+    "inject",
+    "progress_on",
+    "render",
+    "serve",
+    "span",
+    "timed",
+]

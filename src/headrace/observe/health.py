@@ -1,0 +1,126 @@
+"""A tree of what works and what does not, for doctors, probes and gateways."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+__all__ = ["Health", "HealthState", "Probe"]
+
+Probe: TypeAlias = Callable[[], Awaitable[None]]
+
+
+class HealthState(StrEnum):
+    """How something is doing."""
+
+    UP = "up"
+    STARTING = "starting"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A question with a deadline."""
+
+    probe: Probe
+    timeout_s: float
+
+
+class Health:
+    """One node of the tree.
+
+    Promises: a node is down when it says so or anything below it is; starting when nothing is down but
+    something is starting. Setting a state is one assignment, so any thread may do it.
+    """
+
+    def __init__(self, name: str, *, state: HealthState = HealthState.UP, check: Check | None = None) -> None:
+        self.name = name
+        self._own = (state, "")
+        self._check = check
+        self._children: dict[str, Health] = {}
+
+    def child(self, name: str, *, state: HealthState = HealthState.STARTING) -> Health:
+        """Return the child of that name; made, in `state`, when it is not there yet."""
+        return self._children.setdefault(name, Health(name, state=state))
+
+    def remove(self, name: str) -> None:
+        """Forget a child that is no longer wanted."""
+        self._children.pop(name, None)
+
+    def check(self, name: str, probe: Probe, *, timeout_s: float = 5.0) -> Health:
+        """Add a child whose state `refresh` finds out: down when the probe raises or takes too long."""
+        self._children[name] = Health(name, state=HealthState.STARTING, check=Check(probe, timeout_s))
+        return self._children[name]
+
+    def up(self) -> None:
+        """Say that this works."""
+        self._own = (HealthState.UP, "")
+
+    def starting(self, reason: str = "") -> None:
+        """Say that this will work soon."""
+        self._own = (HealthState.STARTING, reason)
+
+    def down(self, reason: str) -> None:
+        """Say that this does not work, and why."""
+        self._own = (HealthState.DOWN, reason)
+
+    @property
+    def state(self) -> HealthState:
+        """The worst of this node's own state and those below."""
+        states = {self._own[0], *(child.state for child in self.children)}
+        return next(state for state in (HealthState.DOWN, HealthState.STARTING, HealthState.UP) if state in states)
+
+    @property
+    def reason(self) -> str:
+        """Why this node itself is not up; empty when it is, or when only something below is not."""
+        return self._own[1]
+
+    @property
+    def children(self) -> tuple[Health, ...]:
+        """The nodes right below."""
+        return tuple(self._children.values())
+
+    @property
+    def is_up(self) -> bool:
+        """Whether this and everything below works."""
+        return self.state is HealthState.UP
+
+    def complaints(self, above: str = "") -> Iterator[str]:
+        """Yield one line for each node that is itself not up: its path, state and reason."""
+        path = f"{above}/{self.name}" if above else self.name
+        state, reason = self._own
+        if state is not HealthState.UP:
+            yield f"{path} is {state}" + (f": {reason}" if reason else "")
+        for child in self.children:
+            yield from child.complaints(path)
+
+    async def refresh(self) -> HealthState:
+        """Run all checks of the tree at once, each within its own time-out; returns the state after them."""
+        await asyncio.gather(self._run_check(), *(child.refresh() for child in self.children))
+        return self.state
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the tree as JSON takes it."""
+        shown: dict[str, Any] = {"name": self.name, "state": self.state.value}
+        if self.reason:
+            shown["reason"] = self.reason
+        if self._children:
+            shown["children"] = [child.to_dict() for child in self.children]
+        return shown
+
+    async def _run_check(self) -> None:
+        if self._check is None:
+            return
+        deadline = asyncio.timeout(self._check.timeout_s)
+        try:
+            async with deadline:
+                await self._check.probe()
+        except Exception as error:
+            # Only our own deadline counts as one: a probe may raise TimeoutError with a better story.
+            late = f"no answer within {self._check.timeout_s:g} s"
+            self.down(late if deadline.expired() else f"{type(error).__name__}: {error}")
+        else:
+            self.up()

@@ -1,0 +1,118 @@
+"""Prometheus metrics, all named `headrace_<room>_<what>_<unit>`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Protocol, TypeVar, cast
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+
+from headrace.errors import BadArgument, Unreachable
+
+__all__ = ["LATENCY_BUCKETS_S", "counter", "gauge", "histogram", "render", "serve", "timed"]
+
+LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+_WORDS = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def counter(room: str, what: str, help: str, labels: Sequence[str] = ()) -> Counter:  # noqa: A002
+    """Make a count that only grows: headrace_<room>_<what>_total. Made once, at import."""
+    return Counter(_name(room, what), help, labels)
+
+
+def gauge(room: str, what: str, unit: str, help: str, labels: Sequence[str] = ()) -> Gauge:  # noqa: A002
+    """Make a value that goes up and down: headrace_<room>_<what>_<unit>."""
+    return Gauge(_name(room, what, unit), help, labels)
+
+
+def histogram(
+    room: str,
+    what: str,
+    help: str,  # noqa: A002
+    labels: Sequence[str] = (),
+    *,
+    unit: str = "seconds",
+    buckets: Sequence[float] = LATENCY_BUCKETS_S,
+) -> Histogram:
+    """Make a distribution, of latencies unless told: headrace_<room>_<what>_<unit>."""
+    return Histogram(_name(room, what, unit), help, labels, buckets=buckets)
+
+
+class Observer(Protocol):
+    """Whatever takes a measured value: a Histogram, or one of its labelled children."""
+
+    def observe(self, amount: float) -> None:
+        """Take the value."""
+        ...
+
+
+class timed:  # noqa: N801 - used as a context manager and decorator, like contextlib's
+    """Measure how long a block, a function or a coroutine function takes, errors included.
+
+    with timed(APPENDS): ...          @timed(APPENDS)
+    """
+
+    def __init__(self, into: Observer) -> None:
+        self._into = into
+        self._started_s = 0.0
+
+    def __enter__(self) -> timed:
+        self._started_s = time.perf_counter()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._into.observe(time.perf_counter() - self._started_s)
+
+    def __call__(self, function: _Function) -> _Function:
+        """Return the function, measured; each call has a timer of its own because calls overlap."""
+        into = self._into
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def measured_async(*args: object, **kwargs: object) -> object:
+                with timed(into):
+                    return await function(*args, **kwargs)
+
+            return cast("_Function", measured_async)
+
+        @functools.wraps(function)
+        def measured(*args: object, **kwargs: object) -> object:
+            with timed(into):
+                return function(*args, **kwargs)
+
+        return cast("_Function", measured)
+
+
+def render(registry: CollectorRegistry = REGISTRY) -> str:
+    """Return all metrics in Prometheus' text format."""
+    return generate_latest(registry).decode()
+
+
+@contextmanager
+def serve(port: int, *, host: str = "127.0.0.1", registry: CollectorRegistry = REGISTRY) -> Iterator[int]:
+    """Answer scrapes over HTTP while the block runs; port 0 takes a free one. Yields the port."""
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise Unreachable(f"{host}:{port}", f"metrics can't be served there ({error.strerror})") from error
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _name(*words: str) -> str:
+    name = "_".join(("headrace", *words))
+    if not all(_WORDS.fullmatch(word) for word in words):
+        raise BadArgument("metric", name, "its parts are lower-case words joined by '_'")
+    return name

@@ -1,0 +1,27 @@
+"""What keeps a process running and lets it end well: clock, back-off, supervised workers, signals, crash points.
+
+Promises: a worker's crash is logged, counted and followed by a restart or an error, never by silence; the
+first signal asks for an orderly stop and the second ends the process; a crash point that nobody armed costs
+nothing worth measuring.
+"""
+
+from headrace.runtime.backoff import Backoff
+from headrace.runtime.clock import SYSTEM_CLOCK, Clock, SystemClock
+from headrace.runtime.crash_points import CRASH_AT_VARIABLE, crash_point, watching
+from headrace.runtime.signals import shutdown_on_signals
+from headrace.runtime.threads import in_thread
+from headrace.runtime.workers import Supervisor, Worker
+
+__all__ = [
+    "CRASH_AT_VARIABLE",
+    "SYSTEM_CLOCK",
+    "Backoff",
+    "Clock",
+    "Supervisor",
+    "SystemClock",
+    "Worker",
+    "crash_point",
+    "in_thread",
+    "shutdown_on_signals",
+    "watching",
+]

@@ -1,0 +1,96 @@
+"""Named places where a process can be made to die, so that tests can prove what survives.
+
+`crash_point("log.embedded.before-commit")` does nothing until somebody arms it: the environment variable
+HEADRACE_CRASH_AT="name" or "name:n" kills the process with SIGKILL at the n-th pass; in-process watchers
+are for `headrace.testing.crashes`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from headrace.errors import InvalidSettings, SettingsProblem
+
+__all__ = ["CRASH_AT_VARIABLE", "Watch", "crash_point", "watching"]
+
+CRASH_AT_VARIABLE = "HEADRACE_CRASH_AT"
+
+Watch: TypeAlias = Callable[[str], None]
+
+
+def crash_point(name: str) -> None:
+    """Mark a place worth dying at. Costs one look at a global unless something is armed."""
+    if _watch is not None:
+        _watch(name)
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Call `watch` with the name of every crash point passed, in any thread of this process."""
+    _read_environment_once()
+    _change(lambda watches: (*watches, watch))
+    try:
+        yield
+    finally:
+        _change(lambda watches: tuple(kept for kept in watches if kept is not watch))
+
+
+_watches: tuple[Watch, ...] = ()
+_lock = threading.RLock()
+
+
+def _change(edit: Callable[[tuple[Watch, ...]], tuple[Watch, ...]]) -> None:
+    global _watch, _watches  # noqa: PLW0603 - a global is what makes an unarmed pass cheap
+    with _lock:
+        _watches = edit(_watches)
+        _watch = _tell_all if _watches else None
+
+
+def _tell_all(name: str) -> None:
+    for watch in _watches:
+        watch(name)
+
+
+def _first_pass(name: str) -> None:
+    _read_environment_once()
+    crash_point(name)
+
+
+# The environment is read at the first pass, not at import: Spark's workers import before they get theirs.
+_watch: Watch | None = _first_pass
+
+
+def _read_environment_once() -> None:
+    with _lock:
+        if _watch is _first_pass:
+            armed = _armed(os.environ)
+            _change(lambda _: armed)
+
+
+def _armed(environ: Mapping[str, str]) -> tuple[Watch, ...]:
+    text = environ.get(CRASH_AT_VARIABLE, "")
+    if not text:
+        return ()
+    name, _, nth = text.partition(":")
+    if not name or (nth and not nth.isdecimal()) or nth == "0":
+        problem = f"{text!r} is not a crash point; write name or name:n, n counted from 1"
+        raise InvalidSettings((SettingsProblem("environment", CRASH_AT_VARIABLE, problem),))
+    return (_killer(name, int(nth or 1)),)
+
+
+def _killer(at: str, nth: int) -> Watch:
+    passes = iter(range(1, nth + 1))
+
+    def watch(name: str) -> None:
+        if name != at:
+            return
+        with _lock:
+            if next(passes, nth) == nth:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return watch

@@ -1,0 +1,45 @@
+"""Loopback addresses: which are free, which are taken."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Sequence
+
+from headrace.errors import BadArgument, ServiceFailed
+
+__all__ = ["check_free", "free_port"]
+
+# Below the range from which the system takes the near ends of connections: while a server is down, a client
+# that keeps knocking at a port of that range may be given the very port and connect to itself.
+CHOICE = range(20_000, 32_000)
+TRIES = 200
+
+
+def free_port(hosts: Sequence[str], *, taken: set[int]) -> int:
+    """Choose a port nobody listens on at any of the hosts, outside `taken`, and add it there."""
+    for port in random.sample(CHOICE, TRIES):
+        if port not in taken and all(is_free(host, port) for host in hosts):
+            taken.add(port)
+            return port
+    raise ServiceFailed("services", f"no free port found on {hosts[0]} in {CHOICE.start}–{CHOICE.stop - 1}", "")
+
+
+def check_free(service: str, host: str, port: int) -> None:
+    """Raise unless a server could listen there."""
+    if not 0 < port < 65_536:
+        raise BadArgument("port", port, "ports go from 1 to 65535")
+    if not is_free(host, port):
+        raise ServiceFailed(service, f"{host}:{port} is in use; stop what listens there, or choose another port", "")
+
+
+def is_free(host: str, port: int) -> bool:
+    """Say whether a server could listen there now."""
+    with socket.socket() as probe:
+        # As the servers do: the rest of a closed connection is no reason to refuse.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,136 @@
+"""One server under our hand: start, wait until it answers, stop, kill, freeze."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.errors import ServiceFailed
+from headrace.services.addresses import check_free
+from headrace.services.launch import Lifeline, launch_attached, launch_detached, log_tail
+from headrace.services.ports import Layout, NodePlan, Service
+from headrace.services.processes import ServerProcess
+
+__all__ = ["Node"]
+
+ASK_EVERY_S = 0.1
+
+
+class Node:
+    """One server of a running service.
+
+    Promises: after `start` it serves; after `stop` or `kill` its processes are gone.
+    Does not promise: that others of the cluster notice at once.
+    """
+
+    def __init__(self, plan: NodePlan, *, service: Service, layout: Layout, files: Sequence[Path]) -> None:
+        self.plan = plan
+        self.is_attached = False
+        self.throws_away = False
+        self._service = service
+        self._layout = layout
+        self._files = files
+        self._server = ServerProcess.noted(plan.folder / "pid.json")
+        self._lifeline: Lifeline | None = None
+
+    @property
+    def name(self) -> str:
+        """The node's name, such as `kafka-2`."""
+        return self.plan.name
+
+    @property
+    def address(self) -> str:
+        """Where clients connect, as `host:port`."""
+        return self.plan.at(self._service.roles[0])
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id; None while it is down."""
+        return self._server.pid if self._server and self._server.is_running else None
+
+    @property
+    def started_at_s(self) -> float | None:
+        """When the server was started, in seconds of the system's clock; None while it is down."""
+        return self._server.started_at_s if self._server and self._server.is_running else None
+
+    @property
+    def is_running(self) -> bool:
+        """Say whether the process is there."""
+        return self.pid is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Ask the server whether it serves."""
+        try:
+            return self.is_running and self._service.is_ready(self.plan, self._layout)
+        except OSError:
+            return False
+
+    def log_tail(self, lines: int = 25) -> str:
+        """The last lines the server printed."""
+        return log_tail(self.plan, lines)
+
+    def start(self) -> None:
+        """Start the server and wait until it serves; fine if it runs. Raises ServiceFailed."""
+        self.launch()
+        self.await_ready()
+
+    def launch(self) -> None:
+        """Start the server without waiting."""
+        if self.is_running:
+            return
+        self._let_go()
+        for port in self.plan.ports.values():
+            check_free(self.name, self.plan.host, port)
+        self.plan.data.mkdir(parents=True, exist_ok=True)
+        self._service.prepare(self.plan, self._layout, self._files)
+        command = self._service.command(self.plan, self._layout, self._files)
+        if self.is_attached:
+            self._server, self._lifeline = launch_attached(self.plan, command, throw_away=self.throws_away)
+        else:
+            self._server = launch_detached(self.plan, command)
+
+    def await_ready(self, timeout_s: float | None = None) -> None:
+        """Wait until the server serves. Raises ServiceFailed with the end of its log."""
+        patience_s = self._service.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + patience_s
+        while not self.is_ready:
+            if not self.is_running:
+                raise ServiceFailed(self.name, "it ended while starting", self.log_tail())
+            if time.monotonic() > deadline:
+                raise ServiceFailed(self.name, f"it did not answer within {patience_s:g} s", self.log_tail())
+            time.sleep(ASK_EVERY_S)
+
+    def stop(self) -> None:
+        """Ask the server to end, and see to it that it does; fine if it is down."""
+        if self._server:
+            command = self._service.command(self.plan, self._layout, self._files)
+            self._server.stop(command.stop_signal, grace_s=command.grace_s)
+        self._let_go()
+
+    def kill(self) -> None:
+        """End the server at once, as kill -9 does."""
+        if self._server:
+            self._server.kill()
+        self._let_go()
+
+    def pause(self) -> None:
+        """Freeze the server: its connections stay open, and nothing answers."""
+        if self._server:
+            self._server.pause()
+
+    def resume(self) -> None:
+        """Let a frozen server go on."""
+        if self._server:
+            self._server.resume()
+
+    def restart(self) -> None:
+        """Stop the server and start it again on the same port and data."""
+        self.stop()
+        self.start()
+
+    def _let_go(self) -> None:
+        if self._lifeline:
+            self._lifeline.let_go(timeout_s=30)
+            self._lifeline = None

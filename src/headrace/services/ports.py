@@ -1,0 +1,99 @@
+"""What a service is to the rest of the room: how it is installed, configured, commanded and asked."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from headrace.services.cache import Cache
+from headrace.services.watcher import Watcher
+
+__all__ = ["Command", "Layout", "NodePlan", "Service"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One server: where it listens and where its files are. `ports` has one number per role of the service."""
+
+    number: int
+    name: str
+    host: str
+    ports: Mapping[str, int]
+    folder: Path
+
+    @property
+    def data(self) -> Path:
+        """The folder of the server's own files."""
+        return self.folder / "data"
+
+    @property
+    def log(self) -> Path:
+        """What the server prints."""
+        return self.folder / "server.log"
+
+    def at(self, role: str) -> str:
+        """The address of one of its ports, as `host:port`."""
+        return f"{self.host}:{self.ports[role]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All servers of one service, with the properties the caller sets over ours."""
+
+    service: str
+    identity: str
+    nodes: tuple[NodePlan, ...]
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How a server is run and how it wants to be stopped."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    stop_signal: signal.Signals = signal.SIGTERM
+    grace_s: float = 10.0
+
+
+class Service(Protocol):
+    """A kind of server that can be started from packages.
+
+    Promises: what `is_ready` says yes to serves clients at once.
+    Does not promise: that any method but `install` may be called while a server runs on the folder.
+    """
+
+    name: str
+    roles: Sequence[str]
+    """Names of the ports; clients use the first."""
+    most_nodes: int
+    timeout_s: float
+    """How long a start may take on a slow machine."""
+
+    def install(self, cache: Cache, watcher: Watcher) -> Sequence[Path]:
+        """Fetch what is needed; returns the files `command` uses. Raises FetchFailed, UnsupportedPlatform."""
+        ...
+
+    def host(self, number: int) -> str:
+        """Choose the loopback address of the node; numbers start at 1."""
+        ...
+
+    def prepare(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> None:
+        """Write the configuration, and what a first start needs; data that is there stays."""
+        ...
+
+    def command(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> Command:
+        """Say how the server is run."""
+        ...
+
+    def is_ready(self, node: NodePlan, layout: Layout) -> bool:
+        """Ask the server, in its own protocol, whether it serves. An OSError means no."""
+        ...
+
+    def url(self, node: NodePlan) -> str:
+        """Say how clients name it."""
+        ...

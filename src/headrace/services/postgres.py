@@ -1,0 +1,120 @@
+"""PostgreSQL, one server; the user `postgres` is trusted and comes from loopback only.
+
+It refuses to run as root. Started by root it runs as `nobody`, who needs to reach the binaries and the data.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.errors import ServiceFailed, UnsupportedPlatform
+from headrace.services.cache import Cache
+from headrace.services.packages import Package, locked
+from headrace.services.platforms import UNPRIVILEGED, is_enterable, is_root, need_linux_amd64, own
+from headrace.services.ports import Command, Layout, NodePlan
+from headrace.services.probes import postgres_greets
+from headrace.services.unpack import tar_within_zip, unpack
+from headrace.services.watcher import Watcher
+
+__all__ = ["Postgres"]
+
+
+class Postgres:
+    """A server with few buffers; `properties` go into postgresql.conf's place on the command line."""
+
+    name = "postgres"
+    roles: Sequence[str] = ("client",)
+    most_nodes = 1
+    timeout_s = 60.0
+
+    def install(self, cache: Cache, watcher: Watcher) -> Sequence[Path]:
+        """Fetch and unpack the binaries, where the user that runs them can reach them."""
+        need_linux_amd64(self.name)
+        (package,) = locked(self.name)
+        folder = unpack(self.name, package, tar_within_zip, cache=cache, watcher=watcher)
+        if is_root() and not is_enterable(folder):
+            folder = _public_copy(folder, package, cache)
+        return [folder]
+
+    def host(self, number: int) -> str:
+        """Loopback."""
+        return "127.0.0.1"
+
+    def prepare(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> None:
+        """Make the database cluster when the data folder is new."""
+        if is_root():
+            _open_to_all(node)
+        if not (node.data / "PG_VERSION").exists():
+            self._init(node, files[0])
+
+    def command(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> Command:
+        """Run postgres; SIGINT ends open connections and shuts down cleanly."""
+        settings = [f"--{key}={value}" for key, value in postgresql_conf(node, layout).items()]
+        argv = [str(files[0] / "bin" / "postgres"), "-D", str(node.data), *settings]
+        return Command(argv, user=_user(), stop_signal=signal.SIGINT)
+
+    def is_ready(self, node: NodePlan, layout: Layout) -> bool:
+        """Log in; while it starts up or recovers it says no."""
+        return postgres_greets((node.host, node.ports["client"]), user="postgres")
+
+    def url(self, node: NodePlan) -> str:
+        """The way SQL clients name it."""
+        return f"postgresql://postgres@{node.at('client')}/postgres"
+
+    def _init(self, node: NodePlan, home: Path) -> None:
+        options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
+        argv = [str(home / "bin" / "initdb"), f"--pgdata={node.data}", *options]
+        user = _user()
+        groups: list[str | int] | None = None if user is None else []
+        done = subprocess.run(
+            argv, capture_output=True, text=True, check=False, cwd=node.folder, user=user, extra_groups=groups
+        )
+        if done.returncode:
+            raise ServiceFailed(node.name, "its database cluster could not be made", done.stdout + done.stderr)
+
+
+def postgresql_conf(node: NodePlan, layout: Layout) -> dict[str, str]:
+    """Decide the server's configuration; the caller's properties win."""
+    return {
+        "listen_addresses": node.host,
+        "port": str(node.ports["client"]),
+        "unix_socket_directories": "",
+        "shared_buffers": "32MB",
+        "max_connections": "100",
+        "log_checkpoints": "off",
+        **layout.properties,
+    }
+
+
+def _user() -> str | None:
+    return UNPRIVILEGED if is_root() else None
+
+
+def _open_to_all(node: NodePlan) -> None:
+    """Let the unprivileged user into our folders, and give it its data; folders above are not ours to open."""
+    if not is_enterable(node.folder.parent.parent):
+        step = f"give a folder every user may enter (such as --data {tempfile.gettempdir()}/postgres), or don't be root"
+        raise UnsupportedPlatform(f"a folder that the user {UNPRIVILEGED} may enter", str(node.folder), step)
+    for folder in (node.folder.parent, node.folder):
+        folder.chmod(folder.stat().st_mode | 0o011)
+    own(node.data, UNPRIVILEGED)
+    node.data.chmod(0o700)
+
+
+def _public_copy(folder: Path, package: Package, cache: Cache) -> Path:
+    """Copy the binaries out of a private cache, once; only root may have written what is run from there."""
+    public = Path(tempfile.gettempdir()) / f"headrace-{folder.name}"
+    with cache.locked(package):
+        if public.exists() and public.stat().st_uid == os.geteuid():
+            return public
+        half = Path(tempfile.mkdtemp(prefix="headrace-"))
+        shutil.copytree(folder, half, symlinks=True, dirs_exist_ok=True)
+        half.chmod(0o755)
+        half.rename(public)
+    return public

@@ -1,0 +1,128 @@
+"""Servers as processes: known by pid and start time, so that a re-used pid is never taken for a server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.errors import MissingExtra
+
+try:
+    import psutil
+except ImportError as error:
+    raise MissingExtra("psutil", "services") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ServerProcess"]
+
+KILL_S = 10.0
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A process that was ours when it was started; nothing is ever sent to a successor of its pid."""
+
+    pid: int
+    started_at_s: float
+
+    @classmethod
+    def of(cls, pid: int) -> ServerProcess | None:
+        """Take note of a running process; None if it is gone already."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return cls(pid, psutil.Process(pid).create_time())
+        return None
+
+    @classmethod
+    def noted(cls, path: Path) -> ServerProcess | None:
+        """Read a note written by `note`; None if there is none, or it is torn."""
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def note(self, path: Path) -> None:
+        """Write the pid and the start time to a file, whole or not at all."""
+        half = path.with_suffix(".half")
+        half.write_text(json.dumps({"pid": self.pid, "started_at_s": self.started_at_s}))
+        half.replace(path)
+
+    @cached_property
+    def _process(self) -> psutil.Process | None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            if abs(process.create_time() - self.started_at_s) < 0.05:
+                return process
+        return None
+
+    @property
+    def is_running(self) -> bool:
+        """Say whether it is there; a dead one that nobody reaped is not."""
+        process = self._process
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    def stop(self, number: signal.Signals, *, grace_s: float) -> None:
+        """Ask it to end, wait, and kill what is still there then, its children included."""
+        family = self._family()
+        if not family:
+            return
+        self._send([family[0]], number)
+        self._send(family, signal.SIGCONT)
+        _, alive = psutil.wait_procs(family[:1], timeout=grace_s)
+        if alive:
+            self._send(family, signal.SIGKILL)
+        psutil.wait_procs(family, timeout=KILL_S)
+
+    def kill(self) -> None:
+        """End it and its children without warning, and wait until they are gone."""
+        family = self._family()
+        self._send(family, signal.SIGKILL)
+        psutil.wait_procs(family, timeout=KILL_S)
+
+    def pause(self) -> None:
+        """Freeze it and its children."""
+        self._send(self._family(), signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it and its children go on."""
+        self._send(self._family(), signal.SIGCONT)
+
+    def _family(self) -> list[psutil.Process]:
+        process = self._process
+        if process is None or not self.is_running:
+            return []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [process, *process.children(recursive=True)]
+        return []
+
+    @staticmethod
+    def _send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+        for process in processes:
+            # psutil looks at the start time before it sends.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+
+def user_ids(user: str | None) -> tuple[int | None, int | None]:
+    """Give the user's and its group's number; nothing for no user."""
+    if user is None:
+        return None, None
+    import pwd
+
+    entry = pwd.getpwnam(user)
+    return entry.pw_uid, entry.pw_gid
+
+
+def environment(extra: dict[str, str], *, without: Sequence[str] = ()) -> dict[str, str]:
+    """The environment of a server: ours, less what would leak into it, and what it asks for."""
+    return {name: value for name, value in os.environ.items() if name not in without} | extra

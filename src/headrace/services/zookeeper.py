@@ -1,0 +1,84 @@
+"""Apache ZooKeeper, one server or an ensemble."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.services.cache import Cache
+from headrace.services.fetch import fetch
+from headrace.services.java import find_java
+from headrace.services.packages import locked
+from headrace.services.ports import Command, Layout, NodePlan
+from headrace.services.probes import zookeeper_says
+from headrace.services.watcher import Watcher
+
+__all__ = ["ZooKeeper"]
+
+LOGBACK = """\
+<configuration>
+  <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d{ISO8601} %level %logger{0}: %msg%n</pattern></encoder>
+  </appender>
+  <root level="INFO"><appender-ref ref="OUT"/></root>
+</configuration>
+"""
+JVM = ("-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-XX:-UsePerfData")
+
+
+class ZooKeeper:
+    """Servers with a tick of half a second, so that sessions of a second or more can be asked for."""
+
+    name = "zookeeper"
+    roles: Sequence[str] = ("client", "peers", "election")
+    most_nodes = 7
+    timeout_s = 60.0
+
+    def install(self, cache: Cache, watcher: Watcher) -> Sequence[Path]:
+        """Fetch the jars."""
+        find_java()
+        return fetch(self.name, locked(self.name), cache=cache, watcher=watcher)
+
+    def host(self, number: int) -> str:
+        """All servers share the address and differ in their ports."""
+        return "127.0.0.1"
+
+    def prepare(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> None:
+        """Write zoo.cfg and the server's number."""
+        settings = zoo_cfg(node, layout)
+        (node.folder / "zoo.cfg").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        (node.folder / "logback.xml").write_text(LOGBACK)
+        (node.data / "myid").write_text(f"{node.number}\n")
+
+    def command(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> Command:
+        """Run QuorumPeerMain."""
+        logback = f"-Dlogback.configurationFile={node.folder / 'logback.xml'}"
+        java = [str(find_java()), *JVM, logback, "-cp", ":".join(map(str, files))]
+        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        return Command([*java, main, str(node.folder / "zoo.cfg")], grace_s=5.0)
+
+    def is_ready(self, node: NodePlan, layout: Layout) -> bool:
+        """Ask for its mode: it serves when it stands alone, leads or follows."""
+        return "Mode: " in zookeeper_says((node.host, node.ports["client"]), "srvr")
+
+    def url(self, node: NodePlan) -> str:
+        """Name it the way Headrace's settings do."""
+        return f"zookeeper://{node.at('client')}"
+
+
+def zoo_cfg(node: NodePlan, layout: Layout) -> dict[str, str]:
+    """Decide the server's configuration; the caller's properties win."""
+    peers = {f"server.{one.number}": f"{one.host}:{one.ports['peers']}:{one.ports['election']}" for one in layout.nodes}
+    return {
+        "tickTime": "500",
+        "initLimit": "40",
+        "syncLimit": "20",
+        "dataDir": str(node.data),
+        "clientPortAddress": node.host,
+        "clientPort": str(node.ports["client"]),
+        "admin.enableServer": "false",
+        "4lw.commands.whitelist": "srvr,ruok,mntr",
+        "maxClientCnxns": "0",
+        **(peers if len(layout.nodes) > 1 else {}),
+        **layout.properties,
+    }

@@ -1,0 +1,13 @@
+"""What the embedded backends share: connections in WAL mode, group commit, leases and noticing changes.
+
+Promises: a commit that returned is on disk (with fsync on); any number of processes of one machine may share a
+file; nobody waits for a lock longer than asked.
+Does not promise: anything across machines or on network file systems.
+"""
+
+from headrace.sqlite.changes import ChangeWatch
+from headrace.sqlite.connections import Readers, connect, explain
+from headrace.sqlite.group_commit import GroupCommit
+from headrace.sqlite.leases import Lease, Leases
+
+__all__ = ["ChangeWatch", "GroupCommit", "Lease", "Leases", "Readers", "connect", "explain"]

@@ -1,0 +1,88 @@
+"""Noticing that a file changed, whoever changed it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from headrace.errors import Closed
+from headrace.sqlite.connections import connect
+
+__all__ = ["ChangeWatch"]
+
+
+class ChangeWatch:
+    """Wakes those who wait for the next commit to a file.
+
+    Commits of this process are announced by `announce`; those of others are seen by asking `PRAGMA
+    data_version`, which costs microseconds, every `interval_s`, and only while somebody waits.
+    """
+
+    def __init__(self, path: Path, *, interval_s: float = 0.002) -> None:
+        self._path = path
+        self._db = connect(path)
+        self._interval_s = interval_s
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._poller: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._count = 0
+        self._seen = self._version()
+
+    @property
+    def version(self) -> int:
+        """A number that differs after each commit somebody else made; take it before looking at the file."""
+        return self._count
+
+    def announce(self) -> None:
+        """Wake everybody: this process committed."""
+        self._count += 1
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self, *, since: int, timeout_s: float | None = None) -> bool:
+        """Wait until the file has changed since the version `since`; False when the time is up."""
+        if self._is_closed:
+            raise Closed(str(self._path))
+        if self._count != since:
+            return True
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        self._start_polling()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.discard(waiter)
+        return True
+
+    async def close(self) -> None:
+        """Stop; those who wait get Closed."""
+        self._is_closed = True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(Closed(str(self._path)))
+        if self._poller is not None:
+            self._poller.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._poller
+        self._db.close()
+
+    def _start_polling(self) -> None:
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.get_running_loop().create_task(self._poll(), name="headrace-sqlite-changes")
+
+    async def _poll(self) -> None:
+        while self._waiters:
+            version = self._version()
+            if version != self._seen:
+                self._seen = version
+                self.announce()
+            await asyncio.sleep(self._interval_s)
+
+    def _version(self) -> int:
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0])

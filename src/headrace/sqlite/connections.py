@@ -1,0 +1,109 @@
+"""Opening SQLite files the one way that several processes can share them."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from headrace.errors import HeadraceError, IncompatibleData, TimedOut, Unreachable
+
+__all__ = ["Readers", "begin_immediate", "connect", "explain"]
+
+T = TypeVar("T")
+
+_RETRY_S = 0.0003
+_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_UNREADABLE = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
+
+
+def connect(path: Path, *, fsync: bool = True, busy_timeout_s: float = 30.0) -> sqlite3.Connection:
+    """Open `path` in WAL mode, creating it if need be. With `fsync` a commit is on disk when it returns."""
+    try:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=busy_timeout_s)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
+        db.execute("PRAGMA cache_size = -16384")
+        db.execute("PRAGMA temp_store = MEMORY")
+    except sqlite3.Error as error:
+        raise explain(error, path, "opening the file") from error
+    return db
+
+
+def begin_immediate(db: sqlite3.Connection, *, timeout_s: float) -> None:
+    """Take the write lock, or raise sqlite3.OperationalError after `timeout_s`.
+
+    SQLite's own busy handler sleeps up to 100 ms between tries, which starves a process next to a busy one.
+    """
+    deadline = time.monotonic() + timeout_s
+    db.execute("PRAGMA busy_timeout = 0")
+    while True:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(_RETRY_S)
+
+
+def explain(
+    error: sqlite3.Error, path: Path, operation: str, *, timeout_s: float = 30.0, outcome_known: bool = True
+) -> HeadraceError:
+    """Turn a SQLite error into one of ours, by what the caller can do."""
+    code = getattr(error, "sqlite_errorcode", None)
+    primary = code & 0xFF if code is not None else None
+    if primary in _BUSY:
+        return TimedOut(f"{operation} in {path} (another process holds the write lock)", timeout_s, outcome_known)
+    if primary in _UNREADABLE:
+        return IncompatibleData(str(path), f"unreadable ({error})", "SQLite 3 files")
+    return Unreachable(str(path), f"{operation}: {error}", outcome_known)
+
+
+class Readers:
+    """A few threads, each with its own connection, that run read transactions for the event loop."""
+
+    def __init__(self, path: Path, *, threads: int = 4) -> None:
+        self._path = path
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="headrace-sqlite-read")
+        self._local = threading.local()
+        self._opened: list[sqlite3.Connection] = []
+
+    async def run(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `query` inside one read transaction: all its statements see one state of the file."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self.run_here, query)
+
+    def run_here(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        """Do the same in the calling thread."""
+        db = self._connection()
+        try:
+            db.execute("BEGIN")
+            try:
+                return query(db)
+            finally:
+                db.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            raise explain(error, self._path, "reading") from error
+
+    def close(self) -> None:
+        """Wait for running reads, then close every connection."""
+        self._pool.shutdown(wait=True)
+        while self._opened:
+            self._opened.pop().close()
+
+    def _connection(self) -> sqlite3.Connection:
+        db: sqlite3.Connection | None = getattr(self._local, "db", None)
+        if db is None:
+            db = self._local.db = connect(self._path)
+            db.execute("PRAGMA query_only = ON")
+            self._opened.append(db)
+        return db
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _BUSY

@@ -1,0 +1,142 @@
+"""Group commit: one thread, one write transaction for all the work that gathered while the last one ran."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from prometheus_client import Histogram
+
+from headrace.errors import Closed
+from headrace.sqlite.connections import begin_immediate, connect, explain
+
+__all__ = ["GroupCommit"]
+
+W = TypeVar("W")
+
+GROUP_SIZE = Histogram(
+    "headrace_sqlite_group_size",
+    "Pieces of work that shared one commit.",
+    buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000),
+)
+
+
+class _Ticket(Generic[W]):
+    """A piece of work and whom to tell."""
+
+    __slots__ = ("future", "work")
+
+    def __init__(self, work: W, future: asyncio.Future[Any]) -> None:
+        self.work = work
+        self.future = future
+
+
+class GroupCommit(Generic[W]):
+    """The only writer of a file in this process.
+
+    `apply(db, works)` runs inside one transaction and returns, for each piece of work, its result or the
+    exception to raise; raising fails the whole group, and then `forget` is called: what was remembered of the
+    file may be wrong. `committed` is called in the loop after each group, `passing` in the writer's thread with
+    the name of each step, for those who want to see what happens when the process dies there.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        apply: Callable[[sqlite3.Connection, Sequence[W]], Sequence[object]],
+        *,
+        forget: Callable[[], None],
+        committed: Callable[[], None],
+        passing: Callable[[str], None] = lambda _step: None,
+        fsync: bool = True,
+        max_group: int = 1000,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._path = path
+        self._apply = apply
+        self._forget = forget
+        self._committed = committed
+        self._passing = passing
+        self._max_group = max_group
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[_Ticket[W]] = deque()
+        self._wake = threading.Condition()
+        self._is_closed = False
+        self._db = connect(path, fsync=fsync)
+        self._thread = threading.Thread(target=self._run, name="headrace-sqlite-write", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: W) -> asyncio.Future[Any]:
+        """Hand over work from the loop's thread; the future is done once it is on disk, or refused."""
+        future = self._loop.create_future()
+        with self._wake:
+            if self._is_closed:
+                raise Closed(str(self._path))
+            self._waiting.append(_Ticket(work, future))
+            if len(self._waiting) == 1:
+                self._wake.notify()
+        return future
+
+    async def close(self) -> None:
+        """Write what was submitted, then stop."""
+        with self._wake:
+            self._is_closed = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+        self._db.close()
+
+    def _run(self) -> None:
+        while group := self._gather():
+            outcomes = self._commit(group)
+            try:
+                self._loop.call_soon_threadsafe(self._finish, group, outcomes)
+            except RuntimeError:
+                return  # the loop was closed without closing us: nobody is left to tell
+
+    def _gather(self) -> list[_Ticket[W]]:
+        with self._wake:
+            self._wake.wait_for(lambda: self._waiting or self._is_closed)
+            waiting = self._waiting
+            return [waiting.popleft() for _ in range(min(len(waiting), self._max_group))]
+
+    def _commit(self, group: Sequence[_Ticket[W]]) -> Sequence[object]:
+        GROUP_SIZE.observe(len(group))
+        is_committing = False
+        try:
+            begin_immediate(self._db, timeout_s=self._timeout_s)
+            outcomes = self._apply(self._db, [ticket.work for ticket in group])
+            self._passing("sqlite.before-commit")
+            is_committing = True
+            self._db.execute("COMMIT")
+            self._passing("sqlite.after-commit")
+            return outcomes
+        except BaseException as error:  # whatever it is, the callers must hear of it
+            failure = self._rolled_back(error, is_committing)
+            return [copy.copy(failure) for _ in group]  # each caller's traceback is its own
+
+    def _rolled_back(self, error: BaseException, is_committing: bool) -> BaseException:
+        self._forget()
+        outcome_known = not is_committing
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+            outcome_known = True
+        if not isinstance(error, sqlite3.Error):
+            return error
+        return explain(error, self._path, "writing", timeout_s=self._timeout_s, outcome_known=outcome_known)
+
+    def _finish(self, group: Sequence[_Ticket[W]], outcomes: Sequence[object]) -> None:
+        for ticket, outcome in zip(group, outcomes, strict=True):
+            if ticket.future.done():
+                continue  # the caller was cancelled; the work was done all the same
+            if isinstance(outcome, BaseException):
+                ticket.future.set_exception(outcome)
+            else:
+                ticket.future.set_result(outcome)
+        self._committed()

@@ -1,0 +1,45 @@
+"""A clock that stands still until a test moves it."""
+
+from __future__ import annotations
+
+import threading
+
+from headrace.errors import BadArgument
+
+__all__ = ["SettableClock"]
+
+NEW_YEAR_2026_MS = 1_767_225_600_000
+
+
+class SettableClock:
+    """A `headrace.runtime.Clock` for tests; any thread may move it.
+
+    Promises: `advance` moves both clocks, `set` only the wall clock, as an operator or NTP would.
+    """
+
+    def __init__(self, now_ms: int = NEW_YEAR_2026_MS) -> None:
+        self._now_ns = now_ms * 1_000_000
+        self._monotonic_ns = 0
+        self._lock = threading.Lock()
+
+    def now_ms(self) -> int:
+        """Return the wall clock as it was last set or moved."""
+        return self._now_ns // 1_000_000
+
+    def monotonic_s(self) -> float:
+        """Return how far the clock was advanced since it was made."""
+        return self._monotonic_ns / 1_000_000_000
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        if seconds < 0:
+            raise BadArgument("seconds", seconds, "time passes forward; use set() to put the wall clock back")
+        passed_ns = round(seconds * 1_000_000_000)
+        with self._lock:
+            self._now_ns += passed_ns
+            self._monotonic_ns += passed_ns
+
+    def set(self, now_ms: int) -> None:
+        """Put the wall clock anywhere, also back."""
+        with self._lock:
+            self._now_ns = now_ms * 1_000_000

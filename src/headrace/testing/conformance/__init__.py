@@ -1,0 +1,11 @@
+"""The exams of the ports: a backend's test module subclasses a suite, overrides one fixture, and inherits the tests.
+
+class TestMyLog(LogConformance):
+    @pytest.fixture
+    def address(self) -> str:
+        return "mylog://127.0.0.1:1234"
+"""
+
+from headrace.testing.conformance.log import LogConformance
+
+__all__ = ["LogConformance"]

@@ -1,0 +1,17 @@
+"""What every log must do. Each part of the port has its own module; here they come together."""
+
+from __future__ import annotations
+
+from headrace.testing.conformance.log_appending import Appending
+from headrace.testing.conformance.log_cleaning import Cleaning
+from headrace.testing.conformance.log_groups import GroupMembers
+from headrace.testing.conformance.log_processes import Processes
+from headrace.testing.conformance.log_reading import Reading
+from headrace.testing.conformance.log_topics import Topics
+from headrace.testing.conformance.log_transactions import Transactions
+
+__all__ = ["LogConformance"]
+
+
+class LogConformance(Appending, Reading, Transactions, GroupMembers, Topics, Cleaning, Processes):
+    """The whole exam of a log; `address` is what a backend overrides."""
