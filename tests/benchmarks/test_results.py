@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from benchmarks.harness.figures import BenchFailed, Figure
-from benchmarks.harness.machine import Environment, Machine, environment
+from benchmarks.harness.machine import Environment, Machine, Run, environment, this_run
 from benchmarks.harness.plots import plot
 from benchmarks.harness.report import store
 from benchmarks.harness.results import Result, load_results, merge, save_results
@@ -18,8 +18,11 @@ HERE = Environment(Machine(2, 24, "Model 1", "Linux x86_64"), {"Python": "3.11.7
 FIGURE = Figure("append", "events_per_s", 41000, "raw producer", 82000, 0.5, "events/s", "≥ 0.25", True, 5)
 
 
-def result(figure: Figure = FIGURE, *, date: str = "2024-05-01", at: Environment = HERE) -> Result:
-    return Result(figure, date, at)
+RUN = Run("2024-05-01", "abc1234", 0.2)
+
+
+def result(figure: Figure = FIGURE, *, run: Run = RUN, at: Environment = HERE) -> Result:
+    return Result(figure, run, at)
 
 
 def test_the_table_shows_machine_versions_and_verdict() -> None:
@@ -33,13 +36,14 @@ def test_the_table_shows_machine_versions_and_verdict() -> None:
     assert (
         "| append | events_per_s | 41 000 events/s | raw producer | 82 000 events/s | 0.5 | ≥ 0.25 | yes | 5 |" in text
     )
-    assert "| 2.5 | ≤ 1.5 | **no** |" in text
+    assert "| 2.5 | ≤ 1.5 | **no** | 5 | 2024-05-01 | abc1234 | 0.2 |" in text
 
 
 def test_figures_of_different_machines_stand_apart() -> None:
     """A table never mixes what was taken in two environments."""
     other = msgspec.structs.replace(HERE, machine=Machine(8, 64, "Model 2", "Linux x86_64"))
-    text = render([result(), result(at=other)])
+    later = result(msgspec.structs.replace(FIGURE, bench="read"))
+    text = render([result(), result(at=other), later])
     assert text.count("| bench | metric |") == 2
 
 
@@ -55,7 +59,7 @@ def test_the_latest_run_of_a_bench_replaces_the_one_before() -> None:
     """All metrics of a bench come from one run; other benches keep theirs."""
     gone = result(msgspec.structs.replace(FIGURE, metric="old"))
     other = result(msgspec.structs.replace(FIGURE, bench="read"))
-    fresh = result(date="2024-06-01")
+    fresh = result(run=Run("2024-06-01", "def5678", 0.1))
     assert merge([result(), gone, other], [fresh]) == [fresh, other]
 
 
@@ -70,13 +74,13 @@ def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path) -> None:
     damaged = tmp_path / "results.json"
     damaged.write_text("[{")
     with pytest.raises(BenchFailed, match=r"results\.json can't be read .* run the benches again"):
-        store([FIGURE], tmp_path)
+        store([FIGURE], tmp_path, RUN)
     assert damaged.read_text() == "[{"
 
 
 def test_storing_writes_the_table_and_the_plot(tmp_path: Path) -> None:
     """One run leaves all three files, which agree."""
-    store([FIGURE], tmp_path)
+    store([FIGURE], tmp_path, RUN)
     assert (tmp_path / "RESULTS.md").read_text() == render(load_results(tmp_path))
     assert "<svg" in (tmp_path / "plots" / "ratios.svg").read_text()
 
@@ -102,3 +106,10 @@ def test_the_machine_is_described_without_its_name() -> None:
     assert "Python" in here.versions
     name = platform.node()
     assert len(name) < 4 or name not in render([result(at=here)])
+
+
+def test_a_run_says_which_code_it_measured_and_on_how_busy_a_machine() -> None:
+    """Without the commit a figure can't be repeated; with a high load it should be."""
+    run = this_run()
+    assert run.commit
+    assert run.load >= 0

@@ -10,7 +10,16 @@ from pydantic import BaseModel, ValidationError
 
 from headrace.config.environment import variable_for
 from headrace.config.layers import KeyPath, Layer, Tree, leaves, merge, without
-from headrace.config.schema import annotation_at, fields_of, is_secret, model_in, suggestion, unknown_paths
+from headrace.config.schema import (
+    annotation_at,
+    fields_of,
+    is_secret,
+    model_in,
+    suggestion,
+    takes_structure,
+    unknown_paths,
+)
+from headrace.config.secrets import redact
 from headrace.errors import SettingsProblem
 
 __all__ = ["Checked", "check"]
@@ -98,7 +107,8 @@ def _mistakes(model: type[BaseModel], tree: Tree) -> Iterator[_Mistake]:
         found: dict[KeyPath, _Mistake] = {}
         for each in error.errors(include_url=False):
             path = _path(each["loc"], tree, is_missing=each["type"] == "missing")
-            message = _message(each["type"], each["msg"], each["input"], is_secret=is_secret(model, path))
+            is_shown = not is_secret(model, path) and not takes_structure(annotation_at(model, path))
+            message = _message(each["type"], each["msg"], each["input"], is_shown=is_shown)
             # The first of a union's complaints stands for all: it is about what the field mainly takes.
             found.setdefault(path, _Mistake(path, each["type"], message, each["input"]))
         yield from found.values()
@@ -123,15 +133,17 @@ def _holds(inside: object, part: int | str) -> bool:
     return isinstance(inside, Mapping) and part in inside
 
 
-def _message(kind: str, message: str, given: object, *, is_secret: bool) -> str:
+def _message(kind: str, message: str, given: object, *, is_shown: bool) -> str:
     if kind == "extra_forbidden":
         return "unknown key"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return "must be a table"
     told = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
     told = told[:1].lower() + told[1:]
     # Only plain numbers, flags and texts are repeated; a table may hold somebody's password.
-    if is_secret or not isinstance(given, str | int | float):
+    if not is_shown or not isinstance(given, str | int | float):
         return told
-    return f"{told}, got {given!r}"
+    return f"{told}, got {redact('', given)!r}"
 
 
 def _value_around(path: KeyPath, tree: Tree) -> KeyPath:

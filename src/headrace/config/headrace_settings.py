@@ -55,11 +55,11 @@ class KafkaLogSettings(Section):
 class LogSettings(Section):
     """Where the log is and how it is used."""
 
-    address: str = Field("embedded:./data", description="embedded:FOLDER, kafka://HOST:PORT, or a plug-in's address.")
-    embedded: EmbeddedLogSettings = Field(
-        default=EmbeddedLogSettings(), description="The log in one folder of this machine."
+    address: str = Field(
+        default="embedded:./data", description="embedded:FOLDER, kafka://HOST:PORT, or a plug-in's address."
     )
-    kafka: KafkaLogSettings = Field(default=KafkaLogSettings(), description="The log in Apache Kafka.")
+    embedded: EmbeddedLogSettings = EmbeddedLogSettings()
+    kafka: KafkaLogSettings = KafkaLogSettings()
 
 
 class ServicesSettings(Section):
@@ -76,10 +76,10 @@ class ServicesSettings(Section):
 class ObserveSettings(Section):
     """What the headrace command shows of itself."""
 
-    log_level: LogLevel = Field("INFO", description="Least level shown.")
+    log_level: LogLevel = Field(default="INFO", description="Least level shown.")
     log_format: Literal["console", "json"] = Field(default="console", description="Lines for people, or JSON lines.")
     metrics_port: Port | None = Field(
-        None, description="Port for Prometheus on loopback; 0: any free one; unset: none."
+        default=None, description="Port for Prometheus on loopback; 0: any free one; unset: none."
     )
 
 
@@ -88,10 +88,6 @@ class HeadraceSettings(Settings):
 
     packaged_defaults: ClassVar[tuple[str, str] | None] = ("headrace.config", "defaults.toml")
 
-    log: LogSettings = Field(default=LogSettings(), description="Where the log is and how it is used.")
-    services: ServicesSettings = Field(
-        default=ServicesSettings(), description="Real servers for development and tests."
-    )
-    observe: ObserveSettings = Field(
-        default=ObserveSettings(), description="What the headrace command shows of itself."
-    )
+    log: LogSettings = LogSettings()
+    services: ServicesSettings = ServicesSettings()
+    observe: ObserveSettings = ObserveSettings()

@@ -88,6 +88,7 @@ class Batch(msgspec.Struct, frozen=True):
 def size_of(record: NewRecord) -> int:
     """Return the bytes the record takes on the wire, at most."""
     size = RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
-    for name, value in record.headers:
-        size += len(name.encode()) + len(value or b"") + HEADER_OVERHEAD_BYTES
+    if record.headers:
+        for name, value in record.headers:
+            size += len(name.encode()) + len(value or b"") + HEADER_OVERHEAD_BYTES
     return size

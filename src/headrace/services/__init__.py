@@ -6,8 +6,27 @@ Does not promise: anything a production deployment needs, such as safety of the 
 """
 
 from headrace.services.catalog import NAMES
+from headrace.services.detached import Detached
+from headrace.services.foreground import hold, told_to_end
+from headrace.services.layouts import Wishes
+from headrace.services.logs import follow
 from headrace.services.nodes import Node
 from headrace.services.running import RunningService
-from headrace.services.starting import start
+from headrace.services.starting import start, start_with
+from headrace.services.watcher import Quiet, Terminal, Watcher
 
-__all__ = ["NAMES", "Node", "RunningService", "start"]
+__all__ = [
+    "NAMES",
+    "Detached",
+    "Node",
+    "Quiet",
+    "RunningService",
+    "Terminal",
+    "Watcher",
+    "Wishes",
+    "follow",
+    "hold",
+    "start",
+    "start_with",
+    "told_to_end",
+]

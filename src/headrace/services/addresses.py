@@ -25,12 +25,13 @@ def free_port(hosts: Sequence[str], *, taken: set[int]) -> int:
     raise ServiceFailed("services", f"no free port found on {hosts[0]} in {CHOICE.start}–{CHOICE.stop - 1}", "")
 
 
-def check_free(service: str, host: str, port: int) -> None:
-    """Raise unless a server could listen there."""
+def check_free(name: str, host: str, port: int) -> None:
+    """Raise BadArgument unless a server of that name could listen there."""
     if not 0 < port < 65_536:
-        raise BadArgument("port", port, "ports go from 1 to 65535")
+        raise BadArgument(f"port of {name}", port, "ports go from 1 to 65535")
     if not is_free(host, port):
-        raise ServiceFailed(service, f"{host}:{port} is in use; stop what listens there, or choose another port", "")
+        rule = f"{host}:{port} is in use; stop what listens there, or choose another port"
+        raise BadArgument(f"port of {name}", port, rule)
 
 
 def is_free(host: str, port: int) -> bool:

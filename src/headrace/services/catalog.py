@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.errors import BadArgument
+from headrace.services.cassandra import Cassandra
 from headrace.services.kafka import Kafka
 from headrace.services.mariadb import MariaDB
 from headrace.services.ports import Service
@@ -12,7 +13,7 @@ from headrace.services.zookeeper import ZooKeeper
 
 __all__ = ["NAMES", "service_named"]
 
-_ALL: tuple[Service, ...] = (Kafka(), ZooKeeper(), Registry(), Postgres(), MariaDB())
+_ALL: tuple[Service, ...] = (Kafka(), Cassandra(), ZooKeeper(), Registry(), Postgres(), MariaDB())
 _SERVICES = {service.name: service for service in _ALL}
 NAMES: tuple[str, ...] = tuple(_SERVICES)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import signal
 import subprocess
 import uuid
 from collections.abc import Sequence
@@ -38,6 +39,9 @@ class Kafka:
     roles: Sequence[str] = ("client", "controller")
     most_nodes = 9
     timeout_s = 90.0
+    is_seeded = False
+    stop_signal = signal.SIGTERM
+    grace_s = 8.0  # the last of several brokers would wait for minutes for a quorum that is gone
 
     def install(self, cache: Cache, watcher: Watcher) -> Sequence[Path]:
         """Fetch the jars."""
@@ -58,12 +62,12 @@ class Kafka:
             self._format(node, layout, files)
 
     def command(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> Command:
-        """Run kafka.Kafka; a last broker can wait long for a quorum that is gone, so the grace is short."""
-        return Command([*self._java(node, files), "kafka.Kafka", str(node.folder / "server.properties")], grace_s=8.0)
+        """Run kafka.Kafka."""
+        return Command([*self._java(node, files), "kafka.Kafka", str(node.folder / "server.properties")])
 
     def is_ready(self, node: NodePlan, layout: Layout) -> bool:
         """Ask for the metadata: the broker serves when it counts itself among the living."""
-        return kafka_brokers((node.host, node.ports["client"])) >= 1
+        return node.number in kafka_brokers((node.host, node.ports["client"]))
 
     def url(self, node: NodePlan) -> str:
         """Name it the way Headrace's settings do."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,10 +15,19 @@ from headrace.services import keeper
 from headrace.services.ports import Command, NodePlan
 from headrace.services.processes import ServerProcess, user_ids
 
-__all__ = ["Lifeline", "launch_attached", "launch_detached", "log_tail"]
+__all__ = ["Ending", "Lifeline", "launch_attached", "launch_detached", "log_tail"]
 
 TAIL_LINES = 25
 LAUNCH_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a server is ended, should its starter die: asked first, killed after the grace, its folder removed or not."""
+
+    stop_signal: signal.Signals
+    grace_s: float
+    throws_away: bool
 
 
 @dataclass(slots=True)
@@ -37,20 +47,20 @@ class Lifeline:
             self.keeper.wait()
 
 
-def launch_attached(node: NodePlan, command: Command, *, throw_away: bool) -> tuple[ServerProcess, Lifeline]:
+def launch_attached(node: NodePlan, command: Command, ending: Ending) -> tuple[ServerProcess, Lifeline]:
     """Start a server that dies with this process, kill -9 included."""
-    process = _run_keeper(node, command, has_lifeline=True, throw_away=throw_away)
+    process = _run_keeper(node, command, ending)
     lifeline = Lifeline(process)
     try:
         return _note_server(node, process), lifeline
     except BaseException:
-        lifeline.let_go(timeout_s=command.grace_s + 10)
+        lifeline.let_go(timeout_s=ending.grace_s + LAUNCH_S)
         raise
 
 
 def launch_detached(node: NodePlan, command: Command) -> ServerProcess:
     """Start a server that outlives this process."""
-    process = _run_keeper(node, command, has_lifeline=False, throw_away=False)
+    process = _run_keeper(node, command, None)
     try:
         return _note_server(node, process)
     finally:
@@ -64,7 +74,7 @@ def log_tail(node: NodePlan, lines: int = TAIL_LINES) -> str:
     return "\n".join(node.log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def _run_keeper(node: NodePlan, command: Command, *, has_lifeline: bool, throw_away: bool) -> subprocess.Popen[str]:
+def _run_keeper(node: NodePlan, command: Command, ending: Ending | None) -> subprocess.Popen[str]:
     uid, gid = user_ids(command.user)
     plan = {
         "argv": [str(part) for part in command.argv],
@@ -73,11 +83,11 @@ def _run_keeper(node: NodePlan, command: Command, *, has_lifeline: bool, throw_a
         "log": str(node.log),
         "uid": uid,
         "gid": gid,
-        "stop_signal": int(command.stop_signal),
-        "grace_s": command.grace_s,
         "starter": os.getpid(),
-        "has_lifeline": has_lifeline,
-        "throw_away": str(node.folder) if throw_away else None,
+        "has_lifeline": ending is not None,
+        "stop_signal": int(ending.stop_signal) if ending else None,
+        "grace_s": ending.grace_s if ending else None,
+        "throw_away": str(node.folder) if ending and ending.throws_away else None,
     }
     with node.log.open("ab") as log:
         return subprocess.Popen(

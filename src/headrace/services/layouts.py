@@ -5,35 +5,63 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headrace.errors import BadArgument
 from headrace.services.addresses import check_free, free_port
 from headrace.services.ports import Layout, NodePlan, Service
 
-__all__ = ["kept_layout", "new_layout", "save_layout"]
+__all__ = ["LAYOUT", "Wishes", "kept_layout", "lay_out"]
+
+LAYOUT = "layout.json"
 
 
-def new_layout(
-    service: Service, folder: Path, *, nodes: int, ports: Mapping[str, int], properties: Mapping[str, str]
-) -> Layout:
-    """Lay out a service in an empty folder.
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the caller asks for; what is left open is taken from the folder, or chosen.
 
-    `ports` gives numbers by role or, for the first role, by the service's name; the n-th node gets the
-    number plus n-1 where nodes share an address. Other ports are chosen freely.
+    `ports` gives numbers by role or, for the first role, by the service's name; where nodes share an address
+    the second gets the number plus one, and so on. `properties` are of the server's own configuration.
     """
+
+    nodes: int | None = None
+    ports: Mapping[str, int] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+def lay_out(service: Service, folder: Path, wishes: Wishes) -> Layout:
+    """Lay the service out in the folder, or take the layout it has with what is wished over it, and keep it there."""
+    kept = kept_layout(service, folder)
+    layout = _adapted(service, kept, wishes) if kept else _new(service, folder, wishes)
+    _save(layout, folder)
+    return layout
+
+
+def _new(service: Service, folder: Path, wishes: Wishes) -> Layout:
+    nodes = 1 if wishes.nodes is None else wishes.nodes
     if not 1 <= nodes <= service.most_nodes:
         raise BadArgument("nodes", nodes, f"{service.name} runs on 1 to {service.most_nodes}")
-    hosts = [service.host(number) for number in range(1, nodes + 1)]
-    names = [service.name] if nodes == 1 else [f"{service.name}-{number}" for number in range(1, nodes + 1)]
-    numbers = _ports(service, hosts, _by_role(service, ports))
-    rows = enumerate(zip(names, hosts, numbers, strict=True), start=1)
-    plans = tuple(NodePlan(number, name, host, chosen, folder / name) for number, (name, host, chosen) in rows)
-    for plan in plans:
-        for port in plan.ports.values():
-            check_free(plan.name, plan.host, port)
-    return Layout(service.name, str(uuid.uuid4()), plans, dict(properties))
+    numbers = range(1, nodes + 1)
+    names = [service.name] if nodes == 1 else [f"{service.name}-{number}" for number in numbers]
+    hosts = [service.host(number) for number in numbers]
+    rows = zip(numbers, names, hosts, _ports(service, hosts, _by_role(service, wishes.ports)), strict=True)
+    plans = tuple(NodePlan(number, name, host, ports, folder / name) for number, name, host, ports in rows)
+    _check_given(plans, _by_role(service, wishes.ports))
+    return Layout(service.name, str(uuid.uuid4()), plans, dict(wishes.properties))
+
+
+def _adapted(service: Service, kept: Layout, wishes: Wishes) -> Layout:
+    if wishes.nodes not in (None, len(kept.nodes)):
+        rule = f"the data is of {len(kept.nodes)}; run: headrace services down {service.name} --purge"
+        raise BadArgument("nodes", wishes.nodes, rule)
+    given = _by_role(service, wishes.ports)
+    shares_address = len({node.host for node in kept.nodes}) == 1
+    nodes = tuple(
+        replace(node, ports={**node.ports, **_stepped(given, node.number - 1 if shares_address else 0)})
+        for node in kept.nodes
+    )
+    return replace(kept, nodes=nodes, properties={**kept.properties, **wishes.properties})
 
 
 def _by_role(service: Service, ports: Mapping[str, int]) -> dict[str, int]:
@@ -49,26 +77,36 @@ def _ports(service: Service, hosts: Sequence[str], given: Mapping[str, int]) -> 
     """Choose the ports of every node; nodes with addresses of their own all use the same numbers."""
     if len(set(hosts)) > 1:
         return [_choose(service, hosts, given, set())] * len(hosts)
-    taken: set[int] = set()
-    rows = [{role: port + step for role, port in given.items()} for step in range(len(hosts))]
-    taken.update(port for row in rows for port in row.values())
+    rows = [_stepped(given, step) for step in range(len(hosts))]
+    taken = {port for row in rows for port in row.values()}
     return [_choose(service, hosts[:1], row, taken) for row in rows]
+
+
+def _stepped(given: Mapping[str, int], step: int) -> dict[str, int]:
+    return {role: port + step for role, port in given.items()}
 
 
 def _choose(service: Service, hosts: Sequence[str], given: Mapping[str, int], taken: set[int]) -> dict[str, int]:
     return {role: given[role] if role in given else free_port(hosts, taken=taken) for role in service.roles}
 
 
-def save_layout(layout: Layout, folder: Path) -> None:
-    """Write the layout to the service's folder."""
+def _check_given(plans: Sequence[NodePlan], given: Mapping[str, int]) -> None:
+    for plan in plans:
+        for role in given:
+            check_free(plan.name, plan.host, plan.ports[role])
+
+
+def _save(layout: Layout, folder: Path) -> None:
     nodes = [{"name": one.name, "host": one.host, "ports": dict(one.ports)} for one in layout.nodes]
     kept = {"identity": layout.identity, "nodes": nodes, "properties": dict(layout.properties)}
-    (folder / "layout.json").write_text(json.dumps(kept, indent=2))
+    half = folder / f"{LAYOUT}.half"
+    half.write_text(json.dumps(kept, indent=2))
+    half.replace(folder / LAYOUT)
 
 
 def kept_layout(service: Service, folder: Path) -> Layout | None:
     """Read the layout a folder was written with; None if it is new."""
-    path = folder / "layout.json"
+    path = folder / LAYOUT
     if not path.exists():
         return None
     kept = json.loads(path.read_text())
@@ -77,8 +115,3 @@ def kept_layout(service: Service, folder: Path) -> Layout | None:
         for number, one in enumerate(kept["nodes"], start=1)
     )
     return Layout(service.name, kept["identity"], nodes, kept["properties"])
-
-
-def with_properties(layout: Layout, properties: Mapping[str, str]) -> Layout:
-    """The same layout with the caller's properties in place of those kept."""
-    return replace(layout, properties=dict(properties))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,9 @@ class MariaDB:
     roles: Sequence[str] = ("client",)
     most_nodes = 1
     timeout_s = 60.0
+    is_seeded = False
+    stop_signal = signal.SIGTERM
+    grace_s = 10.0
 
     def install(self, cache: Cache, watcher: Watcher) -> Sequence[Path]:
         """Fetch and unpack the binaries."""

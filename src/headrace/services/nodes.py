@@ -8,13 +8,14 @@ from pathlib import Path
 
 from headrace.errors import ServiceFailed
 from headrace.services.addresses import check_free
-from headrace.services.launch import Lifeline, launch_attached, launch_detached, log_tail
+from headrace.services.launch import Ending, Lifeline, launch_attached, launch_detached, log_tail
 from headrace.services.ports import Layout, NodePlan, Service
 from headrace.services.processes import ServerProcess
 
 __all__ = ["Node"]
 
 ASK_EVERY_S = 0.1
+HASTY_S = 2.0
 
 
 class Node:
@@ -43,6 +44,11 @@ class Node:
     def address(self) -> str:
         """Where clients connect, as `host:port`."""
         return self.plan.at(self._service.roles[0])
+
+    @property
+    def url(self) -> str:
+        """How clients name it."""
+        return self._service.url(self.plan)
 
     @property
     def pid(self) -> int | None:
@@ -87,7 +93,7 @@ class Node:
         self._service.prepare(self.plan, self._layout, self._files)
         command = self._service.command(self.plan, self._layout, self._files)
         if self.is_attached:
-            self._server, self._lifeline = launch_attached(self.plan, command, throw_away=self.throws_away)
+            self._server, self._lifeline = launch_attached(self.plan, command, self._ending())
         else:
             self._server = launch_detached(self.plan, command)
 
@@ -105,8 +111,8 @@ class Node:
     def stop(self) -> None:
         """Ask the server to end, and see to it that it does; fine if it is down."""
         if self._server:
-            command = self._service.command(self.plan, self._layout, self._files)
-            self._server.stop(command.stop_signal, grace_s=command.grace_s)
+            ending = self._ending()
+            self._server.stop(ending.stop_signal, grace_s=ending.grace_s)
         self._let_go()
 
     def kill(self) -> None:
@@ -129,6 +135,11 @@ class Node:
         """Stop the server and start it again on the same port and data."""
         self.stop()
         self.start()
+
+    def _ending(self) -> Ending:
+        # Data that is thrown away need not be written out first.
+        grace_s = HASTY_S if self.throws_away else self._service.grace_s
+        return Ending(self._service.stop_signal, grace_s, self.throws_away)
 
     def _let_go(self) -> None:
         if self._lifeline:

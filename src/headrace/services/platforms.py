@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes.util
 import os
 import platform
-import pwd
 import stat
 from pathlib import Path
 
@@ -43,6 +42,8 @@ def is_enterable(folder: Path) -> bool:
 
 def own(folder: Path, user: str) -> None:
     """Give the folder and what is in it to the user."""
+    import pwd  # not everywhere
+
     entry = pwd.getpwnam(user)
     for path in (folder, *folder.rglob("*")):
         os.chown(path, entry.pw_uid, entry.pw_gid, follow_symlinks=False)

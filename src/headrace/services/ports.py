@@ -51,13 +51,11 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How a server is run and how it wants to be stopped."""
+    """How a server is run: its environment is ours with `env` over it, its user is ours unless named."""
 
     argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
-    stop_signal: signal.Signals = signal.SIGTERM
-    grace_s: float = 10.0
 
 
 class Service(Protocol):
@@ -73,6 +71,12 @@ class Service(Protocol):
     most_nodes: int
     timeout_s: float
     """How long a start may take on a slow machine."""
+    is_seeded: bool
+    """The first node must serve before the others are started."""
+    stop_signal: signal.Signals
+    """What asks the server to end cleanly."""
+    grace_s: float
+    """How long it may take to do so before it is killed."""
 
     def install(self, cache: Cache, watcher: Watcher) -> Sequence[Path]:
         """Fetch what is needed; returns the files `command` uses. Raises FetchFailed, UnsupportedPlatform."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -26,12 +27,15 @@ __all__ = ["Postgres"]
 
 
 class Postgres:
-    """A server with few buffers; `properties` go into postgresql.conf's place on the command line."""
+    """A server with few buffers; `properties` are settings of postgresql.conf."""
 
     name = "postgres"
     roles: Sequence[str] = ("client",)
     most_nodes = 1
     timeout_s = 60.0
+    is_seeded = False
+    stop_signal = signal.SIGINT  # SIGTERM would wait for clients to leave
+    grace_s = 10.0
 
     def install(self, cache: Cache, watcher: Watcher) -> Sequence[Path]:
         """Fetch and unpack the binaries, where the user that runs them can reach them."""
@@ -54,10 +58,10 @@ class Postgres:
             self._init(node, files[0])
 
     def command(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> Command:
-        """Run postgres; SIGINT ends open connections and shuts down cleanly."""
+        """Run postgres, with its settings on the command line."""
         settings = [f"--{key}={value}" for key, value in postgresql_conf(node, layout).items()]
         argv = [str(files[0] / "bin" / "postgres"), "-D", str(node.data), *settings]
-        return Command(argv, user=_user(), stop_signal=signal.SIGINT)
+        return Command(argv, user=_user())
 
     def is_ready(self, node: NodePlan, layout: Layout) -> bool:
         """Log in; while it starts up or recovers it says no."""
@@ -111,10 +115,18 @@ def _public_copy(folder: Path, package: Package, cache: Cache) -> Path:
     """Copy the binaries out of a private cache, once; only root may have written what is run from there."""
     public = Path(tempfile.gettempdir()) / f"headrace-{folder.name}"
     with cache.locked(package):
-        if public.exists() and public.stat().st_uid == os.geteuid():
+        if public.is_symlink() or public.exists():
+            _check_ours(public)
             return public
         half = Path(tempfile.mkdtemp(prefix="headrace-"))
         shutil.copytree(folder, half, symlinks=True, dirs_exist_ok=True)
         half.chmod(0o755)
         half.rename(public)
     return public
+
+
+def _check_ours(public: Path) -> None:
+    found = public.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+        return
+    raise UnsupportedPlatform(f"a folder {public} that only root may write", f"one of user {found.st_uid}", "remove it")

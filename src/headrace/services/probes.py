@@ -33,8 +33,8 @@ def _exactly(connection: socket.socket, size_bytes: int) -> bytes:
     return bytes(got)
 
 
-def kafka_brokers(address: Address) -> int:
-    """Count the brokers that the broker knows to be alive, from its metadata."""
+def kafka_brokers(address: Address) -> set[int]:
+    """List the ids of the brokers that the broker knows to be alive, from its metadata."""
     client = b"headrace"
     header = struct.pack(">hhih", 3, 4, 1, len(client)) + client  # Metadata, version 4
     body = struct.pack(">i?", 0, False)  # no topics, make none
@@ -42,8 +42,18 @@ def kafka_brokers(address: Address) -> int:
         connection.sendall(struct.pack(">i", len(header + body)) + header + body)
         (size_bytes,) = struct.unpack(">i", _exactly(connection, 4))
         answer = _exactly(connection, size_bytes)
-    _correlation, _throttle_ms, brokers = struct.unpack_from(">iii", answer)
-    return int(brokers)
+    return set(_broker_ids(answer))
+
+
+def _broker_ids(answer: bytes) -> Iterator[int]:
+    _correlation, _throttle_ms, count = struct.unpack_from(">iii", answer)
+    at = 12
+    for _ in range(count):
+        broker, host_bytes = struct.unpack_from(">ih", answer, at)
+        at += 6 + host_bytes + 4  # the host and its port
+        (rack_bytes,) = struct.unpack_from(">h", answer, at)
+        at += 2 + max(0, rack_bytes)
+        yield broker
 
 
 def zookeeper_says(address: Address, word: str) -> str:

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headrace.errors import MissingExtra
 
 try:
     import psutil
-except ImportError as error:
-    raise MissingExtra("psutil", "services") from error
+except ImportError:
+    psutil = None  # type: ignore[assignment]
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["ServerProcess"]
+__all__ = ["ServerProcess", "user_ids"]
 
 KILL_S = 10.0
 
@@ -34,9 +29,13 @@ class ServerProcess:
     pid: int
     started_at_s: float
 
+    def __post_init__(self) -> None:
+        _need_psutil()
+
     @classmethod
     def of(cls, pid: int) -> ServerProcess | None:
         """Take note of a running process; None if it is gone already."""
+        _need_psutil()
         with contextlib.suppress(psutil.NoSuchProcess):
             return cls(pid, psutil.Process(pid).create_time())
         return None
@@ -113,6 +112,11 @@ class ServerProcess:
                 process.send_signal(number)
 
 
+def _need_psutil() -> None:
+    if psutil is None:
+        raise MissingExtra("psutil", "services")
+
+
 def user_ids(user: str | None) -> tuple[int | None, int | None]:
     """Give the user's and its group's number; nothing for no user."""
     if user is None:
@@ -121,8 +125,3 @@ def user_ids(user: str | None) -> tuple[int | None, int | None]:
 
     entry = pwd.getpwnam(user)
     return entry.pw_uid, entry.pw_gid
-
-
-def environment(extra: dict[str, str], *, without: Sequence[str] = ()) -> dict[str, str]:
-    """The environment of a server: ours, less what would leak into it, and what it asks for."""
-    return {name: value for name, value in os.environ.items() if name not in without} | extra

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,9 @@ class Registry:
     roles: Sequence[str] = ("client",)
     most_nodes = 1
     timeout_s = 120.0
+    is_seeded = False
+    stop_signal = signal.SIGTERM
+    grace_s = 5.0
 
     def install(self, cache: Cache, watcher: Watcher) -> Sequence[Path]:
         """Fetch and unpack the distribution."""
@@ -49,7 +53,7 @@ class Registry:
             "QUARKUS_BANNER_ENABLED": "false",
             **layout.properties,
         }
-        return Command([str(find_java()), *JVM, "-jar", str(runner)], env=settings, grace_s=5.0)
+        return Command([str(find_java()), *JVM, "-jar", str(runner)], env=settings)
 
     def is_ready(self, node: NodePlan, layout: Layout) -> bool:
         """Ask for the list of subjects."""

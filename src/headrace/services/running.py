@@ -65,6 +65,8 @@ class RunningService:
 
     def start(self) -> None:
         """Start the nodes that are down and wait until all serve. Raises ServiceFailed."""
+        if self._service.is_seeded:
+            self.nodes[0].start()
         self._each(Node.launch)
         self._each(Node.await_ready)
 

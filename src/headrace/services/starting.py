@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.errors import ServiceFailed
 from headrace.services.cache import Cache
 from headrace.services.catalog import service_named
-from headrace.services.layouts import kept_layout, new_layout, save_layout, with_properties
-from headrace.services.ports import Layout, Service
+from headrace.services.layouts import Wishes, lay_out
 from headrace.services.running import RunningService
 from headrace.services.watcher import Quiet, Watcher
 
-__all__ = ["start"]
+__all__ = ["start", "start_with"]
 
 
 def start(
     name: str,
     *,
-    nodes: int = 1,
+    nodes: int | None = None,
     attached: bool = True,
     data_dir: Path | None = None,
     ports: Mapping[str, int] | None = None,
@@ -28,46 +29,56 @@ def start(
 ) -> RunningService:
     """Start a service and wait until it serves.
 
-    Attached, it dies with this process, kill -9 included; detached, it stays until it is stopped. Without
-    `data_dir` it gets a fresh folder that is thrown away when it stops (attached) or left there (detached).
-    With one, what is there is used again: same ports, same number of nodes.
+    Attached, it dies with this process, kill -9 included, and without `data_dir` its data is thrown away
+    when it stops. Detached, it stays until it is stopped. A `data_dir` is kept, and what is there is used
+    again: same ports, same number of nodes. `ports` gives numbers by role, such as {"client": 9092};
     `properties` are set over ours in the server's own configuration.
 
     Raises BadArgument, FetchFailed, ChecksumMismatch, UnsupportedPlatform or ServiceFailed; nothing is left
     running then.
     """
+    wishes = Wishes(nodes, ports or {}, properties or {})
+    return start_with(name, wishes, attached=attached, data_dir=data_dir, watcher=watcher or Quiet())
+
+
+def start_with(name: str, wishes: Wishes, *, attached: bool, data_dir: Path | None, watcher: Watcher) -> RunningService:
+    """Do what `start` does, the wishes being in one piece."""
     service = service_named(name)
-    watcher = watcher or Quiet()
     files = service.install(Cache(), watcher)
-    folder = _folder(name, data_dir)
-    layout = _layout(service, folder, nodes=nodes, ports=ports or {}, properties=properties or {})
-    running = RunningService(service, layout, files, folder)
-    running.throws_away = data_dir is None and attached
+    folder, is_ours = _folder(name, data_dir)
+    try:
+        layout = lay_out(service, folder, wishes)
+        running = RunningService(service, layout, files, folder)
+        _refuse_running(running)
+    except BaseException:
+        if is_ours:
+            shutil.rmtree(folder)
+        raise
+    running.throws_away = is_ours and attached
     for node in running.nodes:
         node.is_attached, node.throws_away = attached, running.throws_away
     watcher.step(f"starting {name} at {running.address}")
+    _start_all(running)
+    return running
+
+
+def _start_all(running: RunningService) -> None:
     try:
         running.start()
     except BaseException:
         running.stop()
         raise
-    return running
 
 
-def _folder(name: str, data_dir: Path | None) -> Path:
+def _folder(name: str, data_dir: Path | None) -> tuple[Path, bool]:
     if data_dir is None:
-        return Path(tempfile.mkdtemp(prefix=f"headrace-{name}-"))
+        return Path(tempfile.mkdtemp(prefix=f"headrace-{name}-")), True
     folder = data_dir.expanduser().resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return folder, False
 
 
-def _layout(
-    service: Service, folder: Path, *, nodes: int, ports: Mapping[str, int], properties: Mapping[str, str]
-) -> Layout:
-    kept = kept_layout(service, folder)
-    if kept is not None:
-        return with_properties(kept, properties) if properties else kept
-    layout = new_layout(service, folder, nodes=nodes, ports=ports, properties=properties)
-    save_layout(layout, folder)
-    return layout
+def _refuse_running(running: RunningService) -> None:
+    if running.pids:
+        pids = ", ".join(map(str, running.pids))
+        raise ServiceFailed(running.name, f"it runs on {running.folder} already (pid {pids}); stop it first", "")

@@ -46,7 +46,7 @@ class Terminal:
 
     def step(self, text: str) -> None:
         """Print the step."""
-        self._console.print(text, highlight=False)
+        self._console.print(text, highlight=False, markup=False)
 
     @contextmanager
     def fetching(self, service: str, packages: Sequence[Package]) -> Iterator[Callable[[int], None]]:

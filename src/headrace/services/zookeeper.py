@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,14 +16,6 @@ from headrace.services.watcher import Watcher
 
 __all__ = ["ZooKeeper"]
 
-LOGBACK = """\
-<configuration>
-  <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
-    <encoder><pattern>%d{ISO8601} %level %logger{0}: %msg%n</pattern></encoder>
-  </appender>
-  <root level="INFO"><appender-ref ref="OUT"/></root>
-</configuration>
-"""
 JVM = ("-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-XX:-UsePerfData")
 
 
@@ -33,6 +26,9 @@ class ZooKeeper:
     roles: Sequence[str] = ("client", "peers", "election")
     most_nodes = 7
     timeout_s = 60.0
+    is_seeded = False
+    stop_signal = signal.SIGTERM
+    grace_s = 5.0
 
     def install(self, cache: Cache, watcher: Watcher) -> Sequence[Path]:
         """Fetch the jars."""
@@ -47,15 +43,13 @@ class ZooKeeper:
         """Write zoo.cfg and the server's number."""
         settings = zoo_cfg(node, layout)
         (node.folder / "zoo.cfg").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        (node.folder / "logback.xml").write_text(LOGBACK)
         (node.data / "myid").write_text(f"{node.number}\n")
 
     def command(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> Command:
         """Run QuorumPeerMain."""
-        logback = f"-Dlogback.configurationFile={node.folder / 'logback.xml'}"
-        java = [str(find_java()), *JVM, logback, "-cp", ":".join(map(str, files))]
+        java = [str(find_java()), *JVM, "-Dorg.slf4j.simpleLogger.showDateTime=true", "-cp", ":".join(map(str, files))]
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        return Command([*java, main, str(node.folder / "zoo.cfg")], grace_s=5.0)
+        return Command([*java, main, str(node.folder / "zoo.cfg")])
 
     def is_ready(self, node: NodePlan, layout: Layout) -> bool:
         """Ask for its mode: it serves when it stands alone, leads or follows."""

@@ -26,11 +26,15 @@ def connect(path: Path, *, fsync: bool = True, busy_timeout_s: float = 30.0) -> 
     """Open `path` in WAL mode, creating it if need be. With `fsync` a commit is on disk when it returns."""
     try:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=busy_timeout_s)
+    except sqlite3.Error as error:
+        raise explain(error, path, "opening the file") from error
+    try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
         db.execute("PRAGMA cache_size = -16384")
         db.execute("PRAGMA temp_store = MEMORY")
     except sqlite3.Error as error:
+        db.close()
         raise explain(error, path, "opening the file") from error
     return db
 

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,7 +43,8 @@ class GroupCommit(Generic[W]):
 
     `apply(db, works)` runs inside one transaction and returns, for each piece of work, its result or the
     exception to raise; raising fails the whole group, and then `forget` is called: what was remembered of the
-    file may be wrong. `committed` is called in the loop after each group, `passing` in the writer's thread with
+    file may be wrong. `committed` is called in the loop after each group
+    with the seconds since its first piece of work was handed over, `passing` in the writer's thread with
     the name of each step, for those who want to see what happens when the process dies there.
     """
 
@@ -52,7 +54,7 @@ class GroupCommit(Generic[W]):
         apply: Callable[[sqlite3.Connection, Sequence[W]], Sequence[object]],
         *,
         forget: Callable[[], None],
-        committed: Callable[[], None],
+        committed: Callable[[float], None],
         passing: Callable[[str], None] = lambda _step: None,
         fsync: bool = True,
         max_group: int = 1000,
@@ -69,6 +71,7 @@ class GroupCommit(Generic[W]):
         self._waiting: deque[_Ticket[W]] = deque()
         self._wake = threading.Condition()
         self._is_closed = False
+        self._oldest_s = 0.0
         self._db = connect(path, fsync=fsync)
         self._thread = threading.Thread(target=self._run, name="headrace-sqlite-write", daemon=True)
         self._thread.start()
@@ -81,6 +84,7 @@ class GroupCommit(Generic[W]):
                 raise Closed(str(self._path))
             self._waiting.append(_Ticket(work, future))
             if len(self._waiting) == 1:
+                self._oldest_s = time.perf_counter()
                 self._wake.notify()
         return future
 
@@ -94,9 +98,10 @@ class GroupCommit(Generic[W]):
 
     def _run(self) -> None:
         while group := self._gather():
+            since_s = self._oldest_s
             outcomes = self._commit(group)
             try:
-                self._loop.call_soon_threadsafe(self._finish, group, outcomes)
+                self._loop.call_soon_threadsafe(self._finish, group, outcomes, since_s)
             except RuntimeError:
                 return  # the loop was closed without closing us: nobody is left to tell
 
@@ -131,7 +136,7 @@ class GroupCommit(Generic[W]):
             return error
         return explain(error, self._path, "writing", timeout_s=self._timeout_s, outcome_known=outcome_known)
 
-    def _finish(self, group: Sequence[_Ticket[W]], outcomes: Sequence[object]) -> None:
+    def _finish(self, group: Sequence[_Ticket[W]], outcomes: Sequence[object], since_s: float) -> None:
         for ticket, outcome in zip(group, outcomes, strict=True):
             if ticket.future.done():
                 continue  # the caller was cancelled; the work was done all the same
@@ -139,4 +144,4 @@ class GroupCommit(Generic[W]):
                 ticket.future.set_exception(outcome)
             else:
                 ticket.future.set_result(outcome)
-        self._committed()
+        self._committed(time.perf_counter() - since_s)

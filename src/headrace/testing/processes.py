@@ -183,7 +183,9 @@ class ChildProcess:
         return f"{state}; it said:\n{tail}" if tail else f"{state}; it said nothing"
 
     def _read(self, name: str, pipe: IO[str] | None) -> threading.Thread:
-        thread = threading.Thread(target=self._gather, args=(name, _open(pipe)), daemon=True)
+        thread = threading.Thread(
+            target=self._gather, args=(name, _open(pipe)), name=f"reader-{self.pid}-{name}", daemon=True
+        )
         thread.start()
         return thread
 

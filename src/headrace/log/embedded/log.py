@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from headrace.config import EmbeddedLogSettings
-from headrace.errors import Closed, HeadraceError
+from headrace.errors import Closed, HeadraceError, Unreachable
 from headrace.log.embedded import reading
 from headrace.log.embedded.admin import EmbeddedAdmin
 from headrace.log.embedded.groups import EmbeddedGroups, Shared
@@ -18,7 +17,7 @@ from headrace.log.embedded.retention import EmbeddedRetention
 from headrace.log.embedded.schema import prepare
 from headrace.log.embedded.transactions import EmbeddedTransactions, take_over
 from headrace.log.embedded.writing import AppendWork, Call, RecordWriter, Work
-from headrace.log.metrics import APPEND_SECONDS, APPENDED
+from headrace.log.metrics import APPEND_SECONDS
 from headrace.log.ports import Admin, Groups, Retention, TransactionalProducer
 from headrace.model import Batch, Bounds, NewRecord, Position, TopicPartition
 from headrace.observe import get_logger
@@ -42,6 +41,7 @@ class EmbeddedLog:
         path = folder / FILE_NAME
         self._path = path
         self._clock = clock
+        self._append_seconds = APPEND_SECONDS.labels("embedded")
         self._writer = RecordWriter(clock)
         self._readers = Readers(path)
         self._changes = ChangeWatch(path, interval_s=settings.poll_interval_ms / 1000)
@@ -49,7 +49,7 @@ class EmbeddedLog:
             path,
             self._writer.apply,
             forget=self._writer.catalog.forget,
-            committed=self._changes.announce,
+            committed=self._committed,
             passing=crash_point,
             fsync=settings.fsync,
             max_group=settings.group_commit_max_records,
@@ -87,10 +87,7 @@ class EmbeddedLog:
         """Write records, all of them or none."""
         if not records:
             return []
-        started = time.perf_counter()
         positions: Sequence[Position] = await self._commits.submit(AppendWork(records))
-        APPEND_SECONDS.labels("embedded").observe(time.perf_counter() - started)
-        APPENDED.labels("embedded", records[0].topic).inc(len(records))
         return positions
 
     async def read(
@@ -138,6 +135,10 @@ class EmbeddedLog:
         await self._changes.close()
         await asyncio.to_thread(self._readers.close)
 
+    def _committed(self, seconds: float) -> None:
+        self._append_seconds.observe(seconds)
+        self._changes.announce()
+
     async def _keep_house(self, interval_s: float) -> None:
         """Apply retention every so often, in one of the processes that share the file."""
         owner = str(uuid.uuid4())
@@ -158,7 +159,10 @@ class EmbeddedLog:
 
 
 def _prepare(folder: Path, fsync: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unreachable(str(folder), f"the folder can't be made: {error.strerror}") from error
     path = folder / FILE_NAME
     db = connect(path, fsync=fsync)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +14,7 @@ import msgspec
 from headrace.errors import BadArgument, HeadraceError, RecordTooLarge, TimestampTooFarAhead
 from headrace.log.embedded.catalog import Catalog, KnownTopic, PartitionTail
 from headrace.log.embedded.schema import place_of
+from headrace.log.metrics import APPENDED
 from headrace.model import NewRecord, Position, partition_of, size_of
 from headrace.runtime import Clock, crash_point
 
@@ -76,12 +78,14 @@ class RecordWriter:
         self.catalog = Catalog()
         self._clock = clock
         self._rows: list[Row] = []
+        self._written: Counter[str] = Counter()
         self._spread = 0
 
     def apply(self, db: sqlite3.Connection, works: Sequence[Work]) -> list[object]:
         """Do all the works of a group, in order."""
         self.catalog.refresh(db)
         self._rows.clear()
+        self._written.clear()
         outcomes: list[object] = []
         for work in works:
             try:
@@ -89,6 +93,7 @@ class RecordWriter:
             except HeadraceError as refusal:
                 outcomes.append(refusal)
         self.flush(db)
+        self._count()
         return outcomes
 
     def check(
@@ -113,6 +118,7 @@ class RecordWriter:
             tail.is_changed = True
             headers = _encode_headers(record.headers) if record.headers else None
             self._rows.append((place_of(tail.id, offset), timestamp_ms, record.key, record.value, headers))
+            self._written[record.topic] += 1
             positions.append(Position(record.topic, partition, offset, timestamp_ms))
         return positions
 
@@ -125,6 +131,11 @@ class RecordWriter:
         self._rows.clear()
         crash_point("log.embedded.before-tails")
         self.catalog.store_tails(db)
+
+    def _count(self) -> None:
+        for topic, count in self._written.items():
+            APPENDED.labels("embedded", topic).inc(count)
+        self._written.clear()
 
     def _check_one(self, record: NewRecord, known: KnownTopic, now_ms: int) -> int:
         config = known.topic.config

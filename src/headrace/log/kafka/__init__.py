@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.config import LogSettings
 from headrace.errors import MissingExtra
 from headrace.log.kafka.settings import KafkaSettings
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["KafkaSettings", "open_log"]
 
 
-async def open_log(address: str, settings: KafkaSettings | None = None) -> KafkaLog:
+async def open_log(address: str, settings: LogSettings | None = None) -> KafkaLog:
     """Open `kafka://host:9092[,host:9092…]`. Raises Unreachable unless a broker answers in time."""
     try:
         from headrace.log.kafka.log import KafkaLog
@@ -25,4 +26,4 @@ async def open_log(address: str, settings: KafkaSettings | None = None) -> Kafka
         if missing.name != "confluent_kafka":
             raise
         raise MissingExtra("confluent_kafka", "kafka") from missing
-    return await KafkaLog.open(address, settings or KafkaSettings())
+    return await KafkaLog.open(address, KafkaSettings.of(settings.kafka) if settings else KafkaSettings())

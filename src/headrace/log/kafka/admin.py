@@ -60,7 +60,7 @@ class KafkaAdmin:
             await self._ask(f"create topic {topic!r}", self._cluster.client.create_topics, [new], topic=topic)
         except HeadraceError as error:
             _explain_create(error, topic, config)
-        await self._until(topic, f"topic {topic!r} to get its leaders", lambda: self._has_leaders(topic, partitions))
+        await self._until(f"topic {topic!r} to get its leaders", lambda: self._has_leaders(topic, partitions))
         return await self._learn(topic)
 
     async def configure(self, topic: str, config: TopicConfig) -> Topic:
@@ -72,7 +72,7 @@ class KafkaAdmin:
         changes += [_unset(name) for name in own.keys() - wanted.keys()]
         if changes:
             await self._alter(topic, changes)
-            await self._until(topic, f"topic {topic!r} to change", lambda: self._has_settings(topic, wanted))
+            await self._until(f"topic {topic!r} to change", lambda: self._has_settings(topic, wanted))
         return await self._learn(topic)
 
     async def describe(self, topic: str) -> Topic:
@@ -89,7 +89,7 @@ class KafkaAdmin:
         """Remove the topic."""
         self._check_open()
         await self._ask(f"delete topic {topic!r}", self._cluster.client.delete_topics, [topic], topic=topic)
-        await self._until(topic, f"topic {topic!r} to go", lambda: self._is_gone(topic))
+        await self._until(f"topic {topic!r} to go", lambda: self._is_gone(topic))
         self._catalogue.forget(topic)
 
     async def add_partitions(self, topic: str, *, total: int) -> Topic:
@@ -110,7 +110,7 @@ class KafkaAdmin:
             )
         except HeadraceError as error:
             _explain_change(error, topic, "ask for a number of partitions that the brokers allow")
-        await self._until(topic, f"topic {topic!r} to get its leaders", lambda: self._has_leaders(topic, total))
+        await self._until(f"topic {topic!r} to get its leaders", lambda: self._has_leaders(topic, total))
 
     async def _alter(self, topic: str, changes: list[Any]) -> None:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=changes)
@@ -131,7 +131,7 @@ class KafkaAdmin:
     async def _learn(self, topic: str) -> Topic:
         return self._catalogue.remember(await self._cluster.describe(topic))
 
-    async def _until(self, topic: str, what: str, holds: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+    async def _until(self, what: str, holds: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         """Wait until the brokers' metadata has caught up with a change they accepted."""
         timeout_s = self._cluster.request_timeout_s
         try:
@@ -180,7 +180,9 @@ def _explain_create(error: HeadraceError, topic: str, config: TopicConfig) -> No
     if refusal is not None and refusal.code() == KafkaError.TOPIC_ALREADY_EXISTS:
         raise TopicExists(topic) from error.__cause__
     if refusal is not None and refusal.code() in _REFUSED:
-        raise BadArgument(f"config of topic {topic!r}", config, f"the brokers say: {refusal.str()}") from error.__cause__
+        raise BadArgument(
+            f"config of topic {topic!r}", config, f"the brokers say: {refusal.str()}"
+        ) from error.__cause__
     raise error
 
 

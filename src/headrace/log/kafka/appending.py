@@ -20,12 +20,13 @@ from headrace.log.kafka.clients import LOGGER
 from headrace.log.kafka.faults import error_in
 from headrace.model import NewRecord, Position
 
-__all__ = ["Appender", "DeliveryFailed", "Placed", "produce"]
+__all__ = ["Appender", "DeliveryFailed", "Placed", "is_about_partition", "produce", "refresh"]
 
 Placed: TypeAlias = tuple[NewRecord, int]
 
 _POLL_S = 0.1
 _ROOM_S = 0.05
+_REFRESH_S = 5.0
 
 
 class DeliveryFailed(Exception):
@@ -45,7 +46,7 @@ class Tracker:
     the append, and completing twice does nothing.
     """
 
-    __slots__ = ("delivered", "errors", "expected", "future", "positions")
+    __slots__ = ("delivered", "errors", "expected", "future", "positions", "was_stale")
 
     def __init__(self, count: int, future: asyncio.Future[None]) -> None:
         self.expected = count
@@ -53,6 +54,7 @@ class Tracker:
         self.positions: list[Position | None] = [None] * count
         self.errors: dict[int, Any] = {}
         self.future = future
+        self.was_stale = False
 
     def settle(self) -> None:
         """Wake the append, unless it was cancelled."""
@@ -80,6 +82,17 @@ def produce(producer: Any, record: NewRecord, partition: int, on_delivery: Any) 
     )
 
 
+def is_about_partition(error: Any) -> bool:  # noqa: ANN401
+    """Say whether a producer refused a partition that, as we know, is there: it was added a moment ago."""
+    return bool(error.code() == KafkaError._UNKNOWN_PARTITION)  # noqa: SLF001
+
+
+def refresh(producer: Any) -> None:  # noqa: ANN401
+    """Let a producer learn about new partitions. Blocking; when it fails the next produce says why."""
+    with contextlib.suppress(KafkaException):
+        producer.list_topics(timeout=_REFRESH_S)
+
+
 class Appender:
     """An idempotent producer that many appends share."""
 
@@ -91,6 +104,7 @@ class Appender:
         self._gate = asyncio.Lock()
         self._room: asyncio.Future[None] | None = None
         self._is_stopped = False
+        self._is_stale = False
         self._brokers_down = False
         self.is_dead = False
         self._poller = threading.Thread(target=self._poll_on, name="headrace-kafka-poller", daemon=True)
@@ -106,7 +120,7 @@ class Appender:
         if tracker.errors:
             index = min(tracker.errors)
             raise DeliveryFailed(placed[index][0], tracker.errors[index], brokers_down=self._brokers_down)
-        return cast(list[Position], tracker.positions)
+        return cast("list[Position]", tracker.positions)
 
     async def close(self, timeout_s: float) -> None:
         """Flush, drop what could not be flushed in time, and end the thread."""
@@ -117,9 +131,16 @@ class Appender:
         """Go on when the queue has room again, in the order in which the appends came."""
         async with self._gate:
             while (at := self._produce_from(at, placed, tracker)) < tracker.expected:
-                self._room = self._loop.create_future()
-                # The time-out covers deliveries that were served before the future was there to be woken.
-                await asyncio.wait([self._room], timeout=_ROOM_S)
+                if self._is_stale:
+                    await asyncio.to_thread(refresh, self._producer)
+                    self._is_stale = False
+                else:
+                    await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        """Wait for deliveries. The time-out covers those served before the future was there to be woken."""
+        self._room = self._loop.create_future()
+        await asyncio.wait([self._room], timeout=_ROOM_S)
 
     def _produce_from(self, at: int, placed: Sequence[Placed], tracker: Tracker) -> int:
         """Produce to the end, or until the queue is full or refuses; returns how far that was."""
@@ -132,9 +153,16 @@ class Appender:
             except BufferError:
                 return index
             except KafkaException as failure:
-                tracker.stop_at(index, error_in(failure))
+                self._refuse(index, error_in(failure), tracker)
                 return index
         return len(placed)
+
+    def _refuse(self, index: int, error: Any, tracker: Tracker) -> None:  # noqa: ANN401
+        """Give up at a record; or, the first time it is about a partition, ask the brokers and try again."""
+        if is_about_partition(error) and not tracker.was_stale:
+            self._is_stale = tracker.was_stale = True
+        else:
+            tracker.stop_at(index, error)
 
     def _delivered(self, tracker: Tracker, index: int, error: Any, message: Any) -> None:  # noqa: ANN401
         if error is None:

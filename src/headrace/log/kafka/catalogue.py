@@ -28,7 +28,8 @@ class Catalogue:
 
     async def get(self, name: str) -> Topic:
         """Return the topic, asking the brokers if need be. Raises UnknownTopic."""
-        return self.fresh(name) or await asyncio.shield(self._ask(name))
+        known = self.fresh(name)
+        return known if known is not None else await asyncio.shield(self._ask(name))
 
     async def check(self, at: TopicPartition) -> None:
         """Raise UnknownTopic or UnknownPartition unless the partition is there; a small count is asked for again."""

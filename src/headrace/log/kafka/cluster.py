@@ -96,9 +96,7 @@ class Cluster:
     async def settings(self, topic: str) -> tuple[dict[str, str], dict[str, str]]:
         """Return all settings that hold for a topic, and those set on the topic itself."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        entries = await self.ask(
-            f"describe topic {topic!r}", self.client.describe_configs, [resource], topic=topic
-        )
+        entries = await self.ask(f"describe topic {topic!r}", self.client.describe_configs, [resource], topic=topic)
         effective = {name: entry.value for name, entry in entries.items()}
         source = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
         own = {name: entry.value for name, entry in entries.items() if entry.source == source}

@@ -63,6 +63,7 @@ _TIMED_OUT = frozenset(
         KafkaError._TIMED_OUT,  # noqa: SLF001
         KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
         KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
+        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - sent, then dropped by a close whose time was up
         KafkaError.REQUEST_TIMED_OUT,
     }
 )
@@ -70,7 +71,6 @@ _CLOSED = frozenset(
     {
         KafkaError._DESTROY,  # noqa: SLF001
         KafkaError._PURGE_QUEUE,  # noqa: SLF001
-        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001
     }
 )
 

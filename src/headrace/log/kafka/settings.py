@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from headrace.config import KafkaLogSettings
 from headrace.errors import BadArgument
 
 __all__ = ["KafkaSettings", "servers_of"]
@@ -30,6 +31,16 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True):
     metadata_max_age_s: float = 60.0
     queue_records: int = 100_000
     idle_consumers: int = 8
+
+    @classmethod
+    def of(cls, section: KafkaLogSettings) -> KafkaSettings:
+        """Return what the section [log.kafka] says."""
+        return cls(
+            client=section.client,
+            request_timeout_s=section.request_timeout_s,
+            delivery_timeout_s=section.request_timeout_s,
+            linger_ms=section.linger_ms,
+        )
 
     def __post_init__(self) -> None:
         for name in ("request_timeout_s", "delivery_timeout_s", "metadata_max_age_s", "queue_records"):

@@ -1,0 +1,62 @@
+# Headrace. Every target installs what it needs first; the second run fetches nothing.
+# Only Python 3.11 and Java 17 are expected on the machine.
+
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help
+help:            ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: install
+install: $(STAMP) ## create .venv with pinned versions and the package, editable
+
+$(STAMP): requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+.PHONY: demo
+demo: $(STAMP)   ## see it work: append to a log, read it back, kill a writer
+	$(BIN)/headrace demo
+
+.PHONY: test
+test: $(STAMP)   ## every behaviour at small size, real servers included
+	$(BIN)/pytest
+
+.PHONY: test-fast
+test-fast: $(STAMP) ## the embedded tier only: no servers
+	$(BIN)/pytest -m "not servers"
+
+.PHONY: test-full
+test-full: $(STAMP) ## the sizes that docs/behaviours writes down
+	$(BIN)/pytest --full --timeout 3600
+
+.PHONY: check
+check: $(STAMP)  ## format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: $(STAMP) ## put the code into shape
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: bench
+bench: $(STAMP)  ## all benchmarks; one: .venv/bin/python -m benchmarks NAME
+	$(BIN)/python -m benchmarks
+
+.PHONY: lock
+lock: $(STAMP)   ## pin the newest versions that pyproject.toml allows
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+		--all-extras --group dev pyproject.toml -o requirements.lock
+
+.PHONY: clean
+clean:           ## remove what can be made again
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -1,0 +1,86 @@
+"""What a bench is: its name, its work, its bound, and the ratio to reach."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+__all__ = ["Bench", "Contest", "Measure", "Readings", "Side", "Stage", "Target", "Tell", "at_least", "at_most"]
+
+Readings: TypeAlias = Mapping[str, float]
+"""What one round of one side saw, by metric."""
+
+Side: TypeAlias = Callable[[], Awaitable[Readings]]
+"""One side of a contest; it takes its own time, so that getting ready is not measured."""
+
+Tell: TypeAlias = Callable[[str], None]
+"""Somebody to tell of each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The ratio to reach, and from which direction."""
+
+    direction: Literal["≥", "≤"]
+    ratio: float
+
+    def is_reached(self, ratio: float) -> bool:
+        """Whether `ratio` is good enough."""
+        return ratio >= self.ratio if self.direction == "≥" else ratio <= self.ratio
+
+    def __str__(self) -> str:
+        return f"{self.direction} {self.ratio:g}"
+
+
+def at_least(ratio: float) -> Target:
+    """More is better: rates."""
+    return Target("≥", ratio)
+
+
+def at_most(ratio: float) -> Target:
+    """Less is better: latencies and costs."""
+    return Target("≤", ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One figure of a bench. Without `against` it is a bound itself and has no ratio."""
+
+    metric: str
+    unit: str
+    against: str | None = None
+    target: Target | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where a bench runs: a folder of its own on a real disk, how large its work is, and who watches."""
+
+    folder: Path
+    scale: float
+    tell: Tell
+
+    def count(self, full: int, *, least: int = 1) -> int:
+        """Return `full` scaled, but never below `least`."""
+        return max(least, round(full * self.scale))
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """A bench that is set up. Each round calls `work`, then `bound`, which may use what the work learnt."""
+
+    work: Side
+    bound: Side | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One bench. `setup` makes all that is not measured ready, and takes it down again."""
+
+    name: str
+    work: str
+    measures: tuple[Measure, ...]
+    setup: Callable[[Stage], AbstractAsyncContextManager[Contest]]

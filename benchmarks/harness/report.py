@@ -1,0 +1,25 @@
+"""Storing figures: into results.json, and from it the table and the plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.figures import Figure
+from benchmarks.harness.machine import Run, environment
+from benchmarks.harness.plots import plot
+from benchmarks.harness.results import Result, load_results, merge, save_results
+from benchmarks.harness.table import render
+
+__all__ = ["store"]
+
+
+def store(figures: Sequence[Figure], folder: Path | None, run: Run) -> None:
+    """Put the figures among the stored ones and write table and plot anew; without a folder, do nothing."""
+    if folder is None:
+        return
+    here = environment()
+    results = merge(load_results(folder), [Result(figure, run, here) for figure in figures])
+    save_results(folder, results)
+    (folder / "RESULTS.md").write_text(render(results))
+    plot([result.figure for result in results], folder / "plots" / "ratios.svg")

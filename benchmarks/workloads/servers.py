@@ -1,0 +1,38 @@
+"""Real servers for benches, with their data on the bench's own disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from benchmarks.harness import Stage
+from headrace.services import RunningService, start
+from headrace.services.packages import Package
+from headrace.services.watcher import Quiet
+
+__all__ = ["server"]
+
+
+class Steps(Quiet):
+    """Tells the bench's watcher what a start is waiting for."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._tell = stage.tell
+
+    def step(self, text: str) -> None:
+        """Pass it on."""
+        self._tell(text)
+
+    @contextmanager
+    def fetching(self, service: str, packages: Sequence[Package]) -> Iterator[Callable[[int], None]]:
+        """Say that a fetch has begun, and how much it is."""
+        size = sum(package.size_bytes for package in packages) / 1e6
+        self._tell(f"fetching {service}: {len(packages)} files, {size:.0f} MB")
+        yield lambda _size: None
+
+
+@contextmanager
+def server(name: str, stage: Stage) -> Iterator[RunningService]:
+    """Start one server of the service; it is stopped, and its data gone, when the bench is over."""
+    with start(name, data_dir=stage.folder / name, watcher=Steps(stage)) as running:
+        yield running

@@ -1,0 +1,8 @@
+"""The front door: `connect()` puts the rooms together for one address.
+
+Promises: one setting chooses the tier, the program stays the same; leaving the block closes everything it opened.
+"""
+
+from headrace.app.connecting import Headrace, connect
+
+__all__ = ["Headrace", "connect"]

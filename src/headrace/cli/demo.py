@@ -1,0 +1,141 @@
+"""`headrace demo`: see it work, on a folder that is thrown away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from headrace.app import connect
+from headrace.log import Log, transaction
+from headrace.model import NewRecord, Position, Record, TopicConfig, TopicPartition
+
+__all__ = ["demo"]
+
+_WRITER = """
+import asyncio, headrace
+async def write():
+    async with headrace.connect({address!r}) as hr:
+        n = 0
+        while True:
+            await hr.log.append([headrace.NewRecord({topic!r}, b"n", b"%d" % n)])
+            print(n, flush=True)
+            n += 1
+asyncio.run(write())
+"""
+
+console = Console(highlight=False)
+
+
+def demo(
+    address: Annotated[
+        str | None, typer.Option("--log", help="Where to run; else a new folder, thrown away at the end.")
+    ] = None,
+) -> None:
+    """Append to a log and read it back, with a transaction, a live reader and a process that is killed."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder:
+        # On somebody's own log the demo keeps to topics of its own.
+        suffix = f"-demo-{os.getpid()}" if address else ""
+        asyncio.run(_run(address or f"embedded:{folder}/log", suffix))
+    console.print(f"\nAll of it took {time.monotonic() - started:.1f} s.")
+
+
+async def _run(address: str, suffix: str) -> None:
+    async with connect(address) as hr:
+        _say(f"A log at {address}, with a topic of 3 partitions")
+        accounts = f"accounts{suffix}"
+        await hr.log.admin.create(accounts, partitions=3, config=TopicConfig())
+        await _append(hr.log, accounts)
+        await _read(hr.log, accounts)
+        await _transact(hr.log, accounts, suffix)
+        await _follow(hr.log, accounts)
+        await _kill(hr.log, address, suffix)
+
+
+async def _append(log: Log, topic: str) -> None:
+    _say("Appending: each key has its partition, each record its offset")
+    changes = (("alice", "opened with 100"), ("bob", "opened with 50"), ("carol", "opened with 70"), ("alice", "+ 20"))
+    records = [NewRecord(topic, name.encode(), change.encode()) for name, change in changes]
+    _show_positions(records, await log.append(records))
+
+
+async def _read(log: Log, topic: str) -> None:
+    _say("Reading it back, partition by partition")
+    for partition in range(3):
+        at = TopicPartition(topic, partition)
+        bounds = await log.bounds(at)
+        async for batch in log.read(at, bounds.start, bounds.end):
+            for record in batch.records:
+                _show(record)
+
+
+async def _transact(log: Log, accounts: str, suffix: str) -> None:
+    _say("A transaction over two topics is all or nothing")
+    ledger = f"ledger{suffix}"
+    await log.admin.create(ledger, partitions=1, config=TopicConfig())
+    producer = await log.transactional(f"demo{suffix}")
+    async with transaction(producer) as opened:
+        await opened.append(NewRecord(accounts, b"alice", b"- 30"), NewRecord(ledger, b"1", b"alice to bob: 30"))
+    places = " and ".join(f"{TopicPartition(p.topic, p.partition)} offset {p.offset}" for p in opened.positions)
+    console.print(f"  committed at {places}", markup=False)
+    await producer.begin()
+    await producer.append([NewRecord(ledger, b"2", b"bob to carol: 1000000")])
+    await producer.abort()
+    await producer.close()
+    bounds = await log.bounds(TopicPartition(ledger, 0))
+    seen = [r async for batch in log.read(TopicPartition(ledger, 0), 0, bounds.end) for r in batch.records]
+    console.print(f"  aborted another: the ledger ends at offset {bounds.end}, and readers see {len(seen)} record")
+
+
+async def _follow(log: Log, topic: str) -> None:
+    _say("A reader that waits is woken by the next append")
+    at = TopicPartition(topic, 0)
+    reader = log.read(at, (await log.bounds(at)).end)
+    waiting = asyncio.ensure_future(anext(reader))
+    await asyncio.sleep(0.05)
+    started = time.perf_counter()
+    await log.append([NewRecord(topic, b"dave", b"opened with 5", partition=0)])
+    (record,) = (await waiting).records
+    _show(record)
+    console.print(f"  {(time.perf_counter() - started) * 1000:.1f} ms from append to reader")
+
+
+async def _kill(log: Log, address: str, suffix: str) -> None:
+    _say("Another process appends as fast as it can, and is killed with -9")
+    topic = f"counted{suffix}"
+    await log.admin.create(topic, partitions=1, config=TopicConfig())
+    script = _WRITER.format(address=address, topic=topic)
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    acknowledged = -1
+    assert child.stdout is not None  # noqa: S101  (it was asked for)
+    while acknowledged < 200:
+        acknowledged = int(await child.stdout.readline() or 10**9)
+    child.send_signal(signal.SIGKILL)
+    rest, _ = await child.communicate()
+    acknowledged = int((rest.split(b"\n")[:-1] or [b"%d" % acknowledged])[-1])
+    end = (await log.bounds(TopicPartition(topic, 0))).end
+    console.print(f"  it had been told that {acknowledged + 1} records are safe; the log holds {end}")
+
+
+def _say(text: str) -> None:
+    console.print(f"\n[bold cyan]{text}[/]")
+
+
+def _show_positions(records: Sequence[NewRecord], positions: Sequence[Position]) -> None:
+    for record, position in zip(records, positions, strict=True):
+        text = f"{(record.key or b'').decode():8}{(record.value or b'').decode():18}"
+        console.print(f"  {text}→ partition {position.partition}, offset {position.offset}")
+
+
+def _show(record: Record) -> None:
+    text = f"{(record.key or b'').decode():8}{(record.value or b'').decode():18}"
+    console.print(f"  partition {record.partition} offset {record.offset:<3} {text}", markup=False)

@@ -1,0 +1,55 @@
+"""The command's root: what it is made of, and how errors are shown."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from headrace import __version__
+from headrace.cli import demo, services, settings, topics
+from headrace.config import HeadraceSettings
+from headrace.errors import HeadraceError
+from headrace.observe import configure
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Headrace turns a log into something an application can stand on.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(services.app, name="services", help="Real servers from packages, for development and tests.")
+app.add_typer(topics.app, name="topic", help="Topics of the log.")
+app.add_typer(settings.app, name="config", help="Settings and where they come from.")
+app.command("demo")(demo.demo)
+
+
+@app.callback()
+def configure_logging(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the library's debug log.")] = False,
+) -> None:
+    """Set up logging: the library itself never does."""
+    observe = HeadraceSettings.load().observe
+    configure("DEBUG" if verbose else observe.log_level, observe.log_format)
+
+
+@app.command("version")
+def show_version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def main() -> None:
+    """Run the command; a HeadraceError is a message, not a traceback."""
+    try:
+        app()
+    except HeadraceError as error:
+        Console(stderr=True, highlight=False).print("[bold red]error:[/] ", end="")
+        sys.stderr.write(f"{error}\n")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,214 @@
+"""`headrace services`: real servers from packages, up and down."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headrace.errors import BadArgument
+from headrace.services import (
+    NAMES,
+    Detached,
+    Node,
+    RunningService,
+    Terminal,
+    Wishes,
+    follow,
+    hold,
+    start_with,
+    told_to_end,
+)
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help=f"Which ones: {', '.join(NAMES)}.")]
+Purge = Annotated[bool, typer.Option("--purge", help="Throw the data away too.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def up(
+    names: Names = None,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and stop them at Ctrl-C.")] = False,
+    port: Annotated[list[str] | None, typer.Option(help="NAME[.ROLE]=PORT, such as kafka=9092.")] = None,
+    brokers: Annotated[int | None, typer.Option(help="How many brokers Kafka gets.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="How many nodes Cassandra gets.")] = None,
+    ensemble: Annotated[int | None, typer.Option(help="How many servers ZooKeeper gets.")] = None,
+    properties: Annotated[list[str] | None, typer.Option("--set", help="NAME.KEY=VALUE of a server's own.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Keep the data in that folder.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Throw away data kept from before.")] = False,
+) -> None:
+    """Start servers and wait until they answer; all of them if none is named.
+
+    They stay until `down`, and their data until `down --purge`. With --foreground they die with this command,
+    and their data too unless --data names a folder for it.
+    """
+    wanted = _checked(names)
+    counts = {"kafka": brokers, "cassandra": nodes, "zookeeper": ensemble}
+    ports, settings = _ports(port or []), _properties(properties or [])
+    _refuse_unwanted(wanted, [*ports, *settings, *(name for name, count in counts.items() if count)])
+    wishes = {name: Wishes(counts.get(name), ports.get(name, {}), settings.get(name, {})) for name in wanted}
+    if foreground:
+        _up_foreground(wishes, data)
+    else:
+        _up_detached(wishes, data, fresh=fresh)
+
+
+@app.command()
+def down(names: Names = None, purge: Purge = False) -> None:
+    """Stop servers; all that were started from here if none is named."""
+    here = Detached()
+    wanted = _checked(names) if names else tuple(service.name for service in here.known())
+    if not wanted:
+        typer.echo("nothing was started from here")
+    for name in wanted:
+        if purge:
+            typer.echo(f"{name} is down, its data is gone" if here.purge(name) else f"{name} was never started here")
+        else:
+            typer.echo(f"{name} is down, its data is kept" if here.down(name) else f"{name} was not up")
+
+
+@app.command()
+def status(names: Names = None, as_json: AsJson = False) -> None:
+    """Show the servers that were started from here."""
+    wanted = _checked(names)
+    rows = [_row(service, node) for service in Detached().known() if service.name in wanted for node in service.nodes]
+    if as_json:
+        typer.echo(json.dumps(rows))
+    elif not rows:
+        typer.echo("nothing was started from here; run: headrace services up kafka")
+    else:
+        _show(rows)
+
+
+@app.command()
+def logs(
+    name: Annotated[str, typer.Argument(help="A service, or one of its nodes such as kafka-2.")],
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 50,
+    keep_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more is printed.")] = False,
+) -> None:
+    """Show the last lines a server printed."""
+    nodes = _nodes_named(name)
+    for node in nodes:
+        mark = f"{node.name}: " if len(nodes) > 1 else ""
+        for line in node.log_tail(lines).splitlines():
+            typer.echo(mark + line)
+    if keep_on:
+        for node, line in follow(nodes):
+            typer.echo(f"{node.name}: {line}" if len(nodes) > 1 else line)
+
+
+def _up_detached(wishes: Mapping[str, Wishes], data: Path | None, *, fresh: bool) -> None:
+    here, watcher = Detached(), Terminal(Console(stderr=True))
+    for name, wish in wishes.items():
+        if fresh:
+            here.purge(name)
+        started = here.up(name, wish, data_dir=data / name if data else None, watcher=watcher)
+        running = started or here.find(name)
+        if running:
+            _tell(running, "" if started else " (was up already)")
+    typer.echo("they stay until: headrace services down", err=True)
+
+
+def _up_foreground(wishes: Mapping[str, Wishes], data: Path | None) -> None:
+    watcher = Terminal(Console(stderr=True))
+    with ExitStack() as stopped_at_end:
+        services = []
+        for name, wish in wishes.items():
+            folder = data / name if data else None
+            service = start_with(name, wish, attached=True, data_dir=folder, watcher=watcher)
+            services.append(stopped_at_end.enter_context(service))
+            _tell(service, "")
+        with told_to_end() as told:
+            typer.echo("Ctrl-C stops them", err=True)
+            hold(services, told)
+        typer.echo("stopping", err=True)
+
+
+def _tell(service: RunningService, remark: str) -> None:
+    typer.echo(f"{service.name} {service.address}{remark}")
+    if service.url.partition("://")[2] != service.address:
+        typer.echo(f"  {service.url}", err=True)
+
+
+def _checked(names: Sequence[str] | None) -> tuple[str, ...]:
+    for name in names or ():
+        _check(name)
+    return tuple(dict.fromkeys(names or NAMES))
+
+
+def _check(name: str) -> None:
+    if name not in NAMES:
+        raise BadArgument("service", name, f"these can be started: {', '.join(NAMES)}")
+
+
+def _refuse_unwanted(wanted: Sequence[str], configured: Sequence[str]) -> None:
+    for name in configured:
+        if name not in wanted:
+            raise BadArgument("option for", name, f"only these are to be started: {', '.join(wanted)}")
+
+
+def _ports(options: Sequence[str]) -> dict[str, dict[str, int]]:
+    ports: dict[str, dict[str, int]] = {}
+    for option in options:
+        place, _, number = option.partition("=")
+        if not number.isdigit():
+            raise BadArgument("--port", option, "it is written NAME=PORT or NAME.ROLE=PORT, such as kafka=9092")
+        name, _, role = place.partition(".")
+        _check(name)
+        ports.setdefault(name, {})[role or name] = int(number)
+    return ports
+
+
+def _properties(options: Sequence[str]) -> dict[str, dict[str, str]]:
+    properties: dict[str, dict[str, str]] = {}
+    for option in options:
+        place, is_set, value = option.partition("=")
+        name, _, key = place.partition(".")
+        if not is_set or not key:
+            raise BadArgument("--set", option, "it is written NAME.KEY=VALUE, such as kafka.num.io.threads=2")
+        _check(name)
+        properties.setdefault(name, {})[key] = value
+    return properties
+
+
+def _nodes_named(name: str) -> list[Node]:
+    known = Detached().known()
+    nodes = [node for service in known for node in service.nodes if name in (service.name, node.name)]
+    if nodes:
+        return nodes
+    names = [node.name for service in known for node in service.nodes]
+    raise BadArgument("name", name, f"these were started from here: {', '.join(names) or 'none'}")
+
+
+def _row(service: RunningService, node: Node) -> dict[str, Any]:
+    started_at_s = node.started_at_s
+    return {
+        "service": service.name,
+        "name": node.name,
+        "state": "up" if node.is_ready else "not answering" if node.is_running else "down",
+        "address": node.address,
+        "url": node.url,
+        "pid": node.pid,
+        "uptime_s": round(time.time() - started_at_s) if started_at_s else None,
+        "data": str(node.plan.data),
+    }
+
+
+def _show(rows: Sequence[Mapping[str, Any]]) -> None:
+    table = Table("name", "state", "address", "pid", "up for", box=None)
+    table.add_column("data", overflow="fold")
+    for row in rows:
+        up_for = f"{row['uptime_s']} s" if row["uptime_s"] is not None else ""
+        table.add_row(row["name"], row["state"], row["address"], str(row["pid"] or ""), up_for, row["data"])
+    Console(highlight=False).print(table)

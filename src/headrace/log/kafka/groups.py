@@ -1,0 +1,80 @@
+"""Consumer groups: joining them, and looking at their commits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import confluent_kafka
+from confluent_kafka import ConsumerGroupTopicPartitions
+
+from headrace.errors import BadArgument
+from headrace.log.kafka.catalogue import Catalogue
+from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.members import KafkaMember
+from headrace.log.ports import Listener, StartAt
+from headrace.model import TopicPartition
+
+__all__ = ["KafkaGroups"]
+
+
+class KafkaGroups:
+    """Kafka's Groups: the classic protocol, whose members choose their session time-out themselves."""
+
+    def __init__(self, cluster: Cluster, catalogue: Catalogue, check_open: Callable[[], None]) -> None:
+        self._cluster = cluster
+        self._catalogue = catalogue
+        self._check_open = check_open
+        self._members: set[KafkaMember] = set()
+
+    async def join(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        listener: Listener | None = None,
+        start_at: StartAt = "earliest",
+        session_timeout_s: float = 45.0,
+    ) -> KafkaMember:
+        """Become a member; partitions come with the first polls."""
+        self._check_open()
+        _check(group, topics, start_at, session_timeout_s)
+        for topic in topics:
+            await self._catalogue.get(topic)
+        member = KafkaMember(self._cluster, group, listener, start_at, session_timeout_s)
+        member.on_leave = self._members.discard
+        self._members.add(member)
+        await member.subscribe(topics)
+        return member
+
+    async def committed(self, group: str, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Return the committed offsets; those of open transactions don't count yet."""
+        self._check_open()
+        wanted = [confluent_kafka.TopicPartition(*at) for at in partitions]
+        if not wanted:
+            return {}
+        answer = await self._cluster.ask(
+            f"list the commits of group {group!r}",
+            self._cluster.client.list_consumer_group_offsets,
+            [ConsumerGroupTopicPartitions(group, wanted)],
+        )
+        return {
+            TopicPartition(each.topic, each.partition): each.offset
+            for each in answer.topic_partitions
+            if each.offset >= 0
+        }
+
+    async def close(self) -> None:
+        """Leave all groups."""
+        await asyncio.gather(*(member.stop() for member in list(self._members)))
+
+
+def _check(group: str, topics: Sequence[str], start_at: StartAt, session_timeout_s: float) -> None:
+    if not group:
+        raise BadArgument("group", group, "a group needs a name")
+    if not topics:
+        raise BadArgument("topics", topics, "a member needs at least one topic")
+    if start_at not in ("earliest", "latest"):
+        raise BadArgument("start_at", start_at, "it is 'earliest' or 'latest'")
+    if session_timeout_s <= 0:
+        raise BadArgument("session_timeout_s", session_timeout_s, "it must be above 0")

@@ -1,0 +1,299 @@
+"""A member of a group: its partitions, its records, its commits."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_STORED, Consumer, KafkaError, KafkaException
+
+from headrace.errors import BadArgument, Closed, HeadraceError, NotOwner, OffsetOutOfRange
+from headrace.log.kafka.clients import LOGGER
+from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.consumers import take
+from headrace.log.kafka.faults import NOT_OWNER, error_in
+from headrace.log.kafka.offsets import find_bounds
+from headrace.log.kafka.reading import record_of
+from headrace.log.kafka.threads import Threads
+from headrace.log.metrics import FETCHED, FETCHES
+from headrace.log.ports import Listener, StartAt
+from headrace.model import Record, TopicPartition
+
+__all__ = ["KafkaMember"]
+
+_POLL_S = 0.1
+_LISTENER_S = 0.5
+
+
+class KafkaMember:
+    """Kafka's Member. `member_id` is the client id, with which the brokers' own member id begins.
+
+    Rebalances happen inside of polls, in the member's thread; the listener is called on the event loop meanwhile.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group: str,
+        listener: Listener | None,
+        start_at: StartAt,
+        session_timeout_s: float,
+    ) -> None:
+        self.group = group
+        self.member_id = f"headrace-{uuid.uuid4().hex}"
+        self.on_leave: Callable[[KafkaMember], None] = lambda _: None
+        self._cluster = cluster
+        self._listener = listener
+        self._start_at = start_at
+        self._session_timeout_s = session_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._threads = Threads("member", count=1)
+        config = cluster.configs.member(group, self.member_id, session_timeout_s=session_timeout_s)
+        self._consumer = Consumer(config, logger=LOGGER)
+        self._assignment: frozenset[TopicPartition] = frozenset()
+        self._generation = 0
+        self._lost_at: dict[TopicPartition, int] = {}
+        self._problem: BaseException | None = None
+        self._turn = asyncio.Lock()
+        self._polling: asyncio.Future[list[Record]] | None = None
+        self._is_leaving = False
+        self._is_closed = False
+
+    @property
+    def assignment(self) -> frozenset[TopicPartition]:
+        """What this member owns, as of the last poll."""
+        return self._assignment
+
+    @property
+    def generation(self) -> int:
+        """How often the assignment has changed."""
+        return self._generation
+
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """Begin to take part."""
+        subscribe = functools.partial(
+            self._consumer.subscribe,
+            list(topics),
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
+        )
+        await self._threads.run(subscribe)
+
+    async def poll(self, *, max_records: int = 1000, timeout_s: float = 1.0) -> Sequence[Record]:
+        """Take part in the group and return the next records.
+
+        When a caller is cancelled, what its poll brings goes to the next one.
+        """
+        if max_records < 1:
+            raise BadArgument("max_records", max_records, "a poll returns at least one record")
+        async with self._turn:
+            self._check_open()
+            await self._check_position()
+            if self._polling is None:
+                self._polling = self._threads.start(self._poll, max_records, timeout_s)
+            polling = self._polling
+            records = await asyncio.shield(polling)
+            self._polling = None
+            self._raise_problem(having=records)
+            return [record for record in records if (record.topic, record.partition) in self._assignment]
+
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Store where to go on."""
+        self._check_open()
+        positions = self.positions_of(offsets)
+        if positions:
+            # Not in the member's own thread: that one waits for the listener when `revoked` commits.
+            await self._cluster.threads.run(self._commit, positions)
+
+    async def pause(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
+        """Stop or go on fetching what is owned of these."""
+        self._check_open()
+        owned = [confluent_kafka.TopicPartition(*at) for at in partitions if at in self._assignment]
+        (self._consumer.pause if paused else self._consumer.resume)(owned)
+
+    async def leave(self) -> None:
+        """Give everything back and leave."""
+        if self._is_leaving:
+            return
+        self._is_leaving = True
+        async with self._turn:
+            await self._threads.run(self._shut)
+            await self._threads.join()
+        self._is_closed = True
+        self.on_leave(self)
+        self._raise_problem(having=())
+
+    async def stop(self) -> None:
+        """Leave without a word to the listener: the log is being closed."""
+        self._listener = None
+        await self.leave()
+
+    def positions_of(self, offsets: Mapping[TopicPartition, int]) -> list[Any]:
+        """Return offsets in the driver's form. Raises NotOwner for partitions of others."""
+        for at, offset in offsets.items():
+            if offset < 0:
+                raise BadArgument(f"offset of {at}", offset, "offsets start at 0")
+        foreign = sorted(at for at in offsets if at not in self._assignment)
+        if foreign:
+            raise NotOwner(self.group, f"{', '.join(map(str, foreign))} not owned by {self.member_id}")
+        return [confluent_kafka.TopicPartition(*at, offset) for at, offset in offsets.items()]
+
+    def group_metadata(self) -> Any:  # noqa: ANN401
+        """Return what a transaction needs to commit for this member."""
+        return self._consumer.consumer_group_metadata()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(f"member {self.member_id} of group {self.group!r}")
+
+    async def _check_position(self) -> None:
+        """Raise for a partition whose committed offset the log does not hold any more, as long as it is ours."""
+        for at, offset in self._lost_at.items():
+            if at in self._assignment:
+                bounds = await find_bounds(self._cluster, at)
+                raise OffsetOutOfRange(at.topic, at.partition, offset, bounds.start, bounds.high_watermark)
+
+    def _raise_problem(self, *, having: Sequence[Record]) -> None:
+        """Raise what went wrong in the thread, after the records that came before it."""
+        problem = self._problem
+        if problem is not None and not having:
+            self._problem = None
+            raise problem
+
+    def _poll(self, max_records: int, timeout_s: float) -> list[Record]:
+        deadline = time.monotonic() + timeout_s
+        while not self._is_leaving:
+            wait_s = max(0.0, min(_POLL_S, deadline - time.monotonic()))
+            records = self._sort(take(self._consumer, max_records, wait_s))
+            if records or self._problem is not None or self._lost_at or time.monotonic() >= deadline:
+                return records
+        return []
+
+    def _sort(self, messages: list[Any]) -> list[Record]:
+        records = []
+        for message in messages:
+            error = message.error()
+            if error is None:
+                records.append(record_of(message))
+            else:
+                self._note(error, message)
+        if records:
+            for topic in {record.topic for record in records}:
+                FETCHES.labels("kafka", topic).inc()
+                FETCHED.labels("kafka", topic).inc(sum(record.topic == topic for record in records))
+        return records
+
+    def _note(self, error: Any, message: Any) -> None:  # noqa: ANN401
+        """Keep an error for the end of the poll; what librdkafka mends by itself is left to it."""
+        code = error.code()
+        if code == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
+            self._lost_at[TopicPartition(message.topic(), message.partition())] = message.offset()
+        elif code == KafkaError.INVALID_SESSION_TIMEOUT:
+            self._problem = BadArgument("session_timeout_s", self._session_timeout_s, f"the brokers say: {error.str()}")
+        elif not error.retriable() and code not in NOT_OWNER:
+            self._problem = self._named(error, "poll", topic=message.topic())
+
+    def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
+        taken = _places(partitions)
+        consumer.incremental_assign(self._starts(consumer, partitions))
+        for at in taken:
+            self._lost_at.pop(at, None)
+        self._change(self._assignment | taken)
+        if self._listener is not None:
+            self._tell(self._listener.assigned, taken)
+
+    def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
+        gone = _places(partitions)
+        if self._listener is not None:
+            self._tell(self._listener.revoked, gone)
+        self._change(self._assignment - gone)
+
+    def _on_lost(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
+        gone = _places(partitions)
+        self._change(self._assignment - gone)
+        if self._listener is not None:
+            self._tell(self._listener.lost, gone)
+
+    def _change(self, assignment: frozenset[TopicPartition]) -> None:
+        if assignment != self._assignment:
+            self._assignment = assignment
+            self._generation += 1
+
+    def _starts(self, consumer: Any, partitions: list[Any]) -> list[Any]:  # noqa: ANN401
+        """Return where to start: at the commits; without one, where `start_at` says."""
+        if not partitions:
+            return []
+        try:
+            found = consumer.committed(partitions, timeout=self._cluster.request_timeout_s)
+            return [self._first(consumer, each) if each.offset < 0 else each for each in found]
+        except KafkaException as failure:
+            self._problem = self._named(error_in(failure), "fetch the commits")
+            return [confluent_kafka.TopicPartition(each.topic, each.partition, OFFSET_STORED) for each in partitions]
+
+    def _first(self, consumer: Any, partition: Any) -> Any:  # noqa: ANN401
+        """Return the start without a commit. The end is asked for now: what is appended from here on is ours."""
+        where = confluent_kafka.TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)
+        if self._start_at == "latest":
+            where.offset = consumer.get_watermark_offsets(where, timeout=self._cluster.request_timeout_s)[1]
+        return where
+
+    def _tell(
+        self, listen: Callable[[frozenset[TopicPartition]], Awaitable[None]], partitions: frozenset[TopicPartition]
+    ) -> None:
+        """Call the listener on the loop and wait for it; what it raises is raised by the poll."""
+        if not partitions:
+            return
+
+        async def call() -> None:
+            await listen(partitions)
+
+        told = asyncio.run_coroutine_threadsafe(call(), self._loop)
+        while not told.done() and not self._loop.is_closed():
+            concurrent.futures.wait([told], _LISTENER_S)
+        if told.done():
+            self._problem = told.exception() or self._problem
+
+    def _commit(self, positions: list[Any]) -> None:
+        try:
+            done = self._consumer.commit(offsets=positions, asynchronous=False)
+        except KafkaException as failure:
+            raise self._refused(error_in(failure)) from failure
+        for each in done:
+            if each.error is not None:
+                raise self._refused(each.error)
+
+    def _refused(self, error: Any) -> HeadraceError:  # noqa: ANN401
+        if error.code() in NOT_OWNER:
+            return NotOwner(self.group, error.str())
+        return self._named(error, "commit", outcome_known=False)
+
+    def _named(
+        self,
+        error: Any,  # noqa: ANN401
+        what: str,
+        *,
+        topic: str | None = None,
+        outcome_known: bool = True,
+    ) -> HeadraceError:
+        return self._cluster.faults.of(
+            error,
+            f"{what} in group {self.group!r}",
+            timeout_s=self._cluster.request_timeout_s,
+            topic=topic,
+            outcome_known=outcome_known,
+        )
+
+    def _shut(self) -> None:
+        self._consumer.close()
+        self._consumer = None
+
+
+def _places(partitions: Iterable[Any]) -> frozenset[TopicPartition]:
+    return frozenset(TopicPartition(each.topic, each.partition) for each in partitions)

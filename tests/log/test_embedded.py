@@ -1,0 +1,205 @@
+"""What only the embedded log promises: housekeeping, held-back retention, its file, its crash points."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from headrace.config import EmbeddedLogSettings, LogSettings
+from headrace.errors import BadArgument, Closed, IncompatibleData, UnknownBackend, UnknownTopic, Unreachable
+from headrace.log import Log, open_log
+from headrace.log.embedded import EmbeddedLog
+from headrace.log.embedded import open_log as open_embedded
+from headrace.model import NewRecord, TopicConfig, TopicPartition
+from headrace.testing.clock import SettableClock
+from headrace.testing.conformance.log_setting import eventually, new_topic, numbered, read_all, values
+from headrace.testing.processes import running
+
+DAY_S = 24 * 3600
+
+
+@pytest.fixture
+async def log(tmp_path: Path) -> AsyncIterator[Log]:
+    opened = await open_log(f"embedded:{tmp_path}")
+    yield opened
+    await opened.close()
+
+
+class Aged:
+    """A log whose clock can be set."""
+
+    def __init__(self, log: EmbeddedLog, clock: SettableClock) -> None:
+        self.log = log
+        self.clock = clock
+
+
+@pytest.fixture
+async def aged(tmp_path: Path) -> AsyncIterator[Aged]:
+    clock = SettableClock(now_ms=1_800_000_000_000)
+    opened = await open_embedded(f"embedded:{tmp_path / 'aged'}", LogSettings(), clock=clock)
+    yield Aged(opened, clock)
+    await opened.close()
+
+
+async def test_retention_waits_until_the_records_are_safe_elsewhere(aged: Aged) -> None:
+    """A topic that keeps until released loses nothing by age alone, and only what was released after that."""
+    topic = await new_topic(aged.log, config=TopicConfig(retention_ms=1000, keep_until_released=True))
+    at = TopicPartition(topic, 0)
+    await aged.log.append(numbered(topic, 10))
+    aged.clock.advance(DAY_S)
+    await aged.log.retention.enforce()
+    assert (await aged.log.bounds(at)).start == 0
+    await aged.log.retention.release(at, below=4)
+    await aged.log.retention.release(at, below=2)  # never goes back
+    await aged.log.retention.enforce()
+    assert (await aged.log.bounds(at)).start == 4
+    await aged.log.retention.release(at, below=10)
+    await aged.log.retention.enforce()
+    assert tuple(await aged.log.bounds(at)) == (10, 10, 10)
+
+
+async def test_retention_removes_only_what_is_old(aged: Aged) -> None:
+    """The boundary is the retention time, to the millisecond."""
+    topic = await new_topic(aged.log, config=TopicConfig(retention_ms=10_000))
+    now_ms = aged.clock.now_ms()
+    await aged.log.append([NewRecord(topic, b"k", timestamp_ms=now_ms - age) for age in (10_001, 10_000, 0)])
+    await aged.log.retention.enforce()
+    assert [record.offset for record in await read_all(aged.log, topic)] == [1, 2]
+
+
+async def test_large_prefixes_and_many_victims_go_in_pieces(aged: Aged) -> None:
+    """More records than one piece holds are removed all the same."""
+    topic = await new_topic(aged.log, config=TopicConfig(retention_ms=1000))
+    await aged.log.append([NewRecord(topic, b"k", b"v") for _ in range(5000)])
+    aged.clock.advance(10)
+    await aged.log.append(numbered(topic, 1))
+    await aged.log.retention.enforce()
+    assert tuple(await aged.log.bounds(TopicPartition(topic, 0))) == (5000, 5001, 5001)
+
+
+async def test_housekeeping_runs_by_itself(tmp_path: Path) -> None:
+    """Old records go without anybody asking, also with two clients, one of which keeps house."""
+    settings = LogSettings(embedded=EmbeddedLogSettings(housekeeping_interval_s=0.05))
+    first = await open_log(f"embedded:{tmp_path}", settings=settings)
+    second = await open_log(f"embedded:{tmp_path}", settings=settings)
+    topic = await new_topic(first, config=TopicConfig(retention_ms=1000))
+    await first.append([NewRecord(topic, b"k", timestamp_ms=1)])
+
+    async def is_clean() -> bool:
+        return (await second.bounds(TopicPartition(topic, 0))).start == 1
+
+    await eventually(is_clean, within_s=10)
+    await first.close()
+    await second.close()
+
+
+async def test_a_topic_deleted_under_a_reader_ends_the_read(log: Log) -> None:
+    """A successor of the same name holds other records; the reader is not handed those."""
+    topic = await new_topic(log)
+    await log.append(numbered(topic, 1))
+    reader = log.read(TopicPartition(topic, 0), 0)
+    await anext(reader)
+    waiting = asyncio.ensure_future(anext(reader))
+    await log.admin.delete(topic)
+    await log.admin.create(topic, partitions=1, config=TopicConfig())
+    await log.append(numbered(topic, 3))
+    with pytest.raises(UnknownTopic):
+        await asyncio.wait_for(waiting, 10)
+
+
+async def test_a_closed_log_says_so(tmp_path: Path) -> None:
+    """Waiting readers and later calls get Closed, and closing twice is fine."""
+    log = await open_log(f"embedded:{tmp_path}")
+    topic = await new_topic(log)
+    waiting = asyncio.ensure_future(anext(log.read(TopicPartition(topic, 0), 0)))
+    await asyncio.sleep(0.05)
+    await log.close()
+    with pytest.raises(Closed):
+        await waiting
+    with pytest.raises(Closed):
+        await log.append(numbered(topic, 1))
+    with pytest.raises(Closed):
+        await anext(log.read(TopicPartition(topic, 0), 0))
+    await log.close()
+
+
+async def test_unreadable_folders_are_named(tmp_path: Path) -> None:
+    """Garbage, another program's file, a newer format, a file in the way, no folder at all."""
+    garbage, foreign, newer = tmp_path / "garbage", tmp_path / "foreign", tmp_path / "newer"
+    for folder in (garbage, foreign, newer):
+        folder.mkdir()
+    (garbage / "log.db").write_bytes(b"not a database, surely" * 100)
+    for folder, statement in ((foreign, "CREATE TABLE theirs (x)"), (newer, "PRAGMA user_version = 99")):
+        db = sqlite3.connect(folder / "log.db")
+        db.execute(statement)
+        db.commit()
+        db.close()
+    for folder, found in ((garbage, "unreadable"), (foreign, "of another program"), (newer, "99")):
+        with pytest.raises(IncompatibleData, match=found) as refused:
+            await open_log(f"embedded:{folder}")
+        assert str(folder) in str(refused.value)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(Unreachable, match="file"):
+        await open_log(f"embedded:{tmp_path / 'file'}")
+    with pytest.raises(BadArgument, match="needs a folder"):
+        await open_log("embedded:")
+    with pytest.raises(UnknownBackend, match=r"'carrier-pigeon://x'.*embedded:"):
+        await open_log("carrier-pigeon://x")
+
+
+WRITER = """
+import asyncio, sys
+from headrace.log import open_log, transaction
+from headrace.model import NewRecord
+
+async def main():
+    log = await open_log(sys.argv[1])
+    producer = await log.transactional("id")
+    n = 0
+    while True:
+        await log.append([NewRecord("plain", b"k", b"%d" % n)])
+        print("plain", n, flush=True)
+        async with transaction(producer) as opened:
+            await opened.append(NewRecord("left", b"k", b"%d" % n), NewRecord("right", b"k", b"%d" % n))
+        print("both", n, flush=True)
+        n += 1
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("nth", [1, 2, 7])
+@pytest.mark.parametrize(
+    "point", ["sqlite.before-commit", "sqlite.after-commit", "log.embedded.before-tails", "log.embedded.in-transaction"]
+)
+async def test_dying_at_any_step_loses_nothing_that_was_acknowledged(
+    log: Log, tmp_path: Path, point: str, nth: int
+) -> None:
+    """Killed at each step of a commit: what was acknowledged is there, transactions are whole, writing goes on."""
+    for topic in ("plain", "left", "right"):
+        await log.admin.create(topic, partitions=1, config=TopicConfig())
+    with running("-c", WRITER, f"embedded:{tmp_path}", environ={"HEADRACE_CRASH_AT": f"{point}:{nth}"}) as child:
+        assert await asyncio.to_thread(child.wait, 30) == -9
+        told = [line.split() for line in child.stdout.splitlines()]
+    plain, left, right = [values(await read_all(log, topic)) for topic in ("plain", "left", "right")]
+    assert left == right
+    for name, found in (("plain", plain), ("both", left)):
+        acknowledged = [n.encode() for kind, n in told if kind == name]
+        assert found[: len(acknowledged)] == acknowledged
+        assert len(found) - len(acknowledged) in (0, 1)
+    assert (await log.append([NewRecord("plain", b"k", b"on")]))[0].offset == len(plain)
+
+
+def test_importing_the_log_imports_no_driver() -> None:
+    """Kafka's driver, SQLAlchemy, Spark and the like are loaded by their own backends only."""
+    drivers = {"confluent_kafka", "psutil", "jgo", "pyspark", "cassandra"}
+    code = f"import sys, headrace, headrace.log, headrace.model; print(sorted({drivers} & set(sys.modules)))"
+    with running("-c", code) as child:
+        assert child.wait(20) == 0
+        assert child.stdout == "[]\n"
+    assert sys.modules["headrace"]
