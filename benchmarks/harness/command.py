@@ -47,7 +47,7 @@ def _list(progress: Progress, package: str) -> int:
             continue
         progress.say(f"{name}: {bench.work}")
         for measure in bench.measures:
-            beside = f"against {measure.against}, {measure.target or 'no target'}" if measure.against else "a bound"
+            beside = f"against {measure.against}, {measure.target or 'no target'}" if measure.against else "by itself"
             progress.say(f"    {measure.metric}: {beside}")
     return 0 if is_sound else 1
 

@@ -43,12 +43,12 @@ def _draw(axes: Axes, rated: list[tuple[Figure, float]]) -> None:
     ratios = [ratio for _, ratio in rated]
     axes.barh(labels, ratios, color=[COLOURS[figure.reached] for figure, _ in rated], height=0.6)
     for row, (figure, ratio) in enumerate(rated):
-        note = f" {ratio:.3g}" + (f"  ({figure.target})" if figure.target else "")
-        axes.text(ratio, row, note, va="center")
+        note = f"{ratio:.3g}" + (f"  ({figure.target})" if figure.target else "")
+        axes.text(1.01, row, note, va="center", transform=axes.get_yaxis_transform())
         if figure.target:
             goal = float(figure.target.split()[1])
             axes.plot([goal, goal], [row - 0.4, row + 0.4], color="black", linewidth=2)
     axes.invert_yaxis()
-    axes.margins(x=0.25)
+    axes.margins(x=0.05)
     axes.axvline(1.0, color="#bbbbbb", linestyle=":", zorder=0)
     axes.set_xlabel("figure / bound (black: the ratio to reach, dotted: the bound)")

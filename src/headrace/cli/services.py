@@ -115,8 +115,9 @@ def _up_detached(wishes: Mapping[str, Wishes], data: Path | None, *, fresh: bool
             here.purge(name)
         started = here.up(name, wish, data_dir=data / name if data else None, watcher=watcher)
         running = started or here.find(name)
+        remark = "was up already" if wish == Wishes() else "was up already, so the options were not applied"
         if running:
-            _tell(running, "" if started else " (was up already)")
+            _tell(running, "" if started else f" ({remark})")
     typer.echo("they stay until: headrace services down", err=True)
 
 

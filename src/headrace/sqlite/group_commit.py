@@ -7,9 +7,9 @@ import copy
 import sqlite3
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from prometheus_client import Histogram
@@ -28,14 +28,7 @@ GROUP_SIZE = Histogram(
 )
 
 
-class _Ticket(Generic[W]):
-    """A piece of work and whom to tell."""
-
-    __slots__ = ("future", "work")
-
-    def __init__(self, work: W, future: asyncio.Future[Any]) -> None:
-        self.work = work
-        self.future = future
+_Ticket = tuple[W, asyncio.Future[Any]]  # a piece of work and whom to tell
 
 
 class GroupCommit(Generic[W]):
@@ -68,55 +61,59 @@ class GroupCommit(Generic[W]):
         self._max_group = max_group
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[_Ticket[W]] = deque()
-        self._wake = threading.Condition()
+        self._waiting: SimpleQueue[_Ticket[W] | None] = SimpleQueue()  # None: no more will come
         self._is_closed = False
-        self._oldest_s = 0.0
         self._db = connect(path, fsync=fsync)
         self._thread = threading.Thread(target=self._run, name="headrace-sqlite-write", daemon=True)
         self._thread.start()
 
     def submit(self, work: W) -> asyncio.Future[Any]:
         """Hand over work from the loop's thread; the future is done once it is on disk, or refused."""
+        if self._is_closed:
+            raise Closed(str(self._path))
         future = self._loop.create_future()
-        with self._wake:
-            if self._is_closed:
-                raise Closed(str(self._path))
-            self._waiting.append(_Ticket(work, future))
-            if len(self._waiting) == 1:
-                self._oldest_s = time.perf_counter()
-                self._wake.notify()
+        self._waiting.put((work, future))
         return future
 
     async def close(self) -> None:
         """Write what was submitted, then stop."""
-        with self._wake:
-            self._is_closed = True
-            self._wake.notify()
+        self._is_closed = True
+        self._waiting.put(None)
         await asyncio.to_thread(self._thread.join)
         self._db.close()
 
     def _run(self) -> None:
-        while group := self._gather():
-            since_s = self._oldest_s
-            outcomes = self._commit(group)
-            try:
-                self._loop.call_soon_threadsafe(self._finish, group, outcomes, since_s)
-            except RuntimeError:
-                return  # the loop was closed without closing us: nobody is left to tell
+        gathered_s = time.perf_counter()
+        while True:
+            first_waited = not self._waiting.empty()
+            group, is_last = self._gather()
+            since_s, gathered_s = gathered_s if first_waited else time.perf_counter(), time.perf_counter()
+            if group:
+                outcomes = self._commit(group)
+                try:
+                    self._loop.call_soon_threadsafe(self._finish, group, outcomes, since_s)
+                except RuntimeError:
+                    return  # the loop was closed without closing us: nobody is left to tell
+            if is_last:
+                return
 
-    def _gather(self) -> list[_Ticket[W]]:
-        with self._wake:
-            self._wake.wait_for(lambda: self._waiting or self._is_closed)
-            waiting = self._waiting
-            return [waiting.popleft() for _ in range(min(len(waiting), self._max_group))]
+    def _gather(self) -> tuple[list[_Ticket[W]], bool]:
+        """Wait for a piece of work, then take along what else is there."""
+        group: list[_Ticket[W]] = []
+        ticket = self._waiting.get()
+        while ticket is not None:
+            group.append(ticket)
+            if len(group) >= self._max_group or self._waiting.empty():
+                return group, False
+            ticket = self._waiting.get()
+        return group, True
 
     def _commit(self, group: Sequence[_Ticket[W]]) -> Sequence[object]:
         GROUP_SIZE.observe(len(group))
         is_committing = False
         try:
             begin_immediate(self._db, timeout_s=self._timeout_s)
-            outcomes = self._apply(self._db, [ticket.work for ticket in group])
+            outcomes = self._apply(self._db, [work for work, _ in group])
             self._passing("sqlite.before-commit")
             is_committing = True
             self._db.execute("COMMIT")
@@ -137,11 +134,11 @@ class GroupCommit(Generic[W]):
         return explain(error, self._path, "writing", timeout_s=self._timeout_s, outcome_known=outcome_known)
 
     def _finish(self, group: Sequence[_Ticket[W]], outcomes: Sequence[object], since_s: float) -> None:
-        for ticket, outcome in zip(group, outcomes, strict=True):
-            if ticket.future.done():
+        for (_, future), outcome in zip(group, outcomes, strict=True):
+            if future.done():
                 continue  # the caller was cancelled; the work was done all the same
             if isinstance(outcome, BaseException):
-                ticket.future.set_exception(outcome)
+                future.set_exception(outcome)
             else:
-                ticket.future.set_result(outcome)
+                future.set_result(outcome)
         self._committed(time.perf_counter() - since_s)

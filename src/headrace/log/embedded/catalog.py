@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from headrace.errors import UnknownPartition, UnknownTopic
+from headrace.log.embedded.schema import place_of
+from headrace.log.metrics import APPENDED
 from headrace.model import Topic, TopicConfig, TopicPartition
 
 __all__ = ["Catalog", "KnownTopic", "PartitionTail", "load_topic", "partition_row"]
@@ -19,20 +21,28 @@ class PartitionTail:
 
     id: int
     next_offset: int
+    stored_offset: int
+    first_place: int
     is_changed: bool = False
 
 
-@dataclass(slots=True)
 class KnownTopic:
-    """A topic and the tails of its partitions."""
+    """A topic, laid out for being asked once a record, and the tails of its partitions."""
 
-    topic: Topic
-    tails: list[PartitionTail] = field(default_factory=list)
+    __slots__ = ("max_record_bytes", "name", "needs_keys", "partitions", "tails", "timestamp_ahead_ms")
+
+    def __init__(self, topic: Topic, tails: list[PartitionTail]) -> None:
+        self.name = topic.name
+        self.partitions = topic.partitions
+        self.needs_keys = topic.config.cleanup.compacts
+        self.max_record_bytes = topic.config.max_record_bytes
+        self.timestamp_ahead_ms = topic.config.timestamp_ahead_ms
+        self.tails = tails
 
     def tail(self, partition: int) -> PartitionTail:
         """Return the tail of one partition."""
-        if not 0 <= partition < len(self.tails):
-            raise UnknownPartition(self.topic.name, partition, len(self.tails))
+        if not 0 <= partition < self.partitions:
+            raise UnknownPartition(self.name, partition, self.partitions)
         return self.tails[partition]
 
 
@@ -63,16 +73,19 @@ class Catalog:
 
     def store_tails(self, db: sqlite3.Connection) -> None:
         """Write the next offsets that have changed."""
-        changed = [tail for known in self._topics.values() for tail in known.tails if tail.is_changed]
-        db.executemany(
-            "UPDATE partitions SET next_offset = ? WHERE id = ?", [(tail.next_offset, tail.id) for tail in changed]
-        )
-        for tail in changed:
-            tail.is_changed = False
+        for known in self._topics.values():
+            for tail in known.tails:
+                if tail.is_changed:
+                    db.execute("UPDATE partitions SET next_offset = ? WHERE id = ?", (tail.next_offset, tail.id))
+                    APPENDED.labels("embedded", known.name).inc(tail.next_offset - tail.stored_offset)
+                    tail.stored_offset = tail.next_offset
+                    tail.is_changed = False
 
     def _load(self, db: sqlite3.Connection, name: str) -> KnownTopic:
         rows = db.execute("SELECT id, next_offset FROM partitions WHERE topic = ? ORDER BY partition", (name,))
-        return KnownTopic(load_topic(db, name), [PartitionTail(*row) for row in rows])
+        return KnownTopic(
+            load_topic(db, name), [PartitionTail(id_, offset, offset, place_of(id_, 0)) for id_, offset in rows]
+        )
 
 
 def load_topic(db: sqlite3.Connection, name: str) -> Topic:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,8 +12,6 @@ import msgspec
 
 from headrace.errors import BadArgument, HeadraceError, RecordTooLarge, TimestampTooFarAhead
 from headrace.log.embedded.catalog import Catalog, KnownTopic, PartitionTail
-from headrace.log.embedded.schema import place_of
-from headrace.log.metrics import APPENDED
 from headrace.model import NewRecord, Position, partition_of, size_of
 from headrace.runtime import Clock, crash_point
 
@@ -30,6 +27,7 @@ _INSERT_CHUNK = _INSERT + ", ".join(["(?, ?, ?, ?, ?)"] * _CHUNK)
 _encode_headers = msgspec.msgpack.Encoder().encode
 
 Row = tuple[int, int, bytes | None, bytes | None, bytes | None]
+Placed = tuple[NewRecord, int, PartitionTail, int]
 
 
 class Work(Protocol):
@@ -78,14 +76,12 @@ class RecordWriter:
         self.catalog = Catalog()
         self._clock = clock
         self._rows: list[Row] = []
-        self._written: Counter[str] = Counter()
         self._spread = 0
 
     def apply(self, db: sqlite3.Connection, works: Sequence[Work]) -> list[object]:
         """Do all the works of a group, in order."""
         self.catalog.refresh(db)
         self._rows.clear()
-        self._written.clear()
         outcomes: list[object] = []
         for work in works:
             try:
@@ -93,32 +89,35 @@ class RecordWriter:
             except HeadraceError as refusal:
                 outcomes.append(refusal)
         self.flush(db)
-        self._count()
         return outcomes
 
-    def check(
-        self, db: sqlite3.Connection, records: Iterable[NewRecord]
-    ) -> list[tuple[NewRecord, int, PartitionTail, int]]:
+    def check(self, db: sqlite3.Connection, records: Iterable[NewRecord]) -> list[Placed]:
         """Say for each record its partition, that partition's tail, and its timestamp; or raise."""
         now_ms = self._clock.now_ms()
-        checked = []
+        find = self.catalog.find
+        placed: list[Placed] = []
         for record in records:
-            known = self.catalog.find(db, record.topic)
-            timestamp_ms = self._check_one(record, known, now_ms)
+            known = find(db, record.topic)
+            timestamp_ms = record.timestamp_ms
+            if timestamp_ms is None:
+                timestamp_ms = now_ms
+            elif not 0 <= timestamp_ms <= now_ms + known.timestamp_ahead_ms:
+                raise _refused_timestamp(record, timestamp_ms, known.timestamp_ahead_ms)
+            if size_of(record) > known.max_record_bytes:
+                raise RecordTooLarge(record.topic, size_of(record), known.max_record_bytes)
             partition = self._partition(record, known)
-            checked.append((record, partition, known.tail(partition), timestamp_ms))
-        return checked
+            placed.append((record, partition, known.tail(partition), timestamp_ms))
+        return placed
 
-    def write(self, checked: Iterable[tuple[NewRecord, int, PartitionTail, int]]) -> list[Position]:
+    def write(self, placed: Iterable[Placed]) -> list[Position]:
         """Give each record the next offset of its partition."""
-        positions = []
-        for record, partition, tail, timestamp_ms in checked:
+        positions: list[Position] = []
+        for record, partition, tail, timestamp_ms in placed:
             offset = tail.next_offset
             tail.next_offset = offset + 1
             tail.is_changed = True
             headers = _encode_headers(record.headers) if record.headers else None
-            self._rows.append((place_of(tail.id, offset), timestamp_ms, record.key, record.value, headers))
-            self._written[record.topic] += 1
+            self._rows.append((tail.first_place + offset, timestamp_ms, record.key, record.value, headers))
             positions.append(Position(record.topic, partition, offset, timestamp_ms))
         return positions
 
@@ -132,31 +131,18 @@ class RecordWriter:
         crash_point("log.embedded.before-tails")
         self.catalog.store_tails(db)
 
-    def _count(self) -> None:
-        for topic, count in self._written.items():
-            APPENDED.labels("embedded", topic).inc(count)
-        self._written.clear()
-
-    def _check_one(self, record: NewRecord, known: KnownTopic, now_ms: int) -> int:
-        config = known.topic.config
-        size_bytes = size_of(record)
-        if size_bytes > config.max_record_bytes:
-            raise RecordTooLarge(record.topic, size_bytes, config.max_record_bytes)
-        if record.key is None and config.cleanup.compacts:
-            raise BadArgument("key", None, f"records of the compacted topic {record.topic!r} need a key")
-        timestamp_ms = record.timestamp_ms
-        if timestamp_ms is None:
-            return now_ms
-        if timestamp_ms < 0:
-            raise BadArgument("timestamp_ms", timestamp_ms, "a timestamp is milliseconds since 1970, 0 or more")
-        if timestamp_ms > now_ms + config.timestamp_ahead_ms:
-            raise TimestampTooFarAhead(record.topic, timestamp_ms, config.timestamp_ahead_ms)
-        return timestamp_ms
-
     def _partition(self, record: NewRecord, known: KnownTopic) -> int:
+        if record.key is None and known.needs_keys:
+            raise BadArgument("key", None, f"records of the compacted topic {record.topic!r} need a key")
         if record.partition is not None:
             return record.partition
         if record.key is not None:
-            return partition_of(record.key, known.topic.partitions)
+            return partition_of(record.key, known.partitions)
         self._spread += 1
-        return self._spread % known.topic.partitions
+        return self._spread % known.partitions
+
+
+def _refused_timestamp(record: NewRecord, timestamp_ms: int, bound_ms: int) -> HeadraceError:
+    if timestamp_ms < 0:
+        return BadArgument("timestamp_ms", timestamp_ms, "a timestamp is milliseconds since 1970, 0 or more")
+    return TimestampTooFarAhead(record.topic, timestamp_ms, bound_ms)

@@ -1,0 +1,49 @@
+"""The README is run: its Python as it stands, its commands on real servers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+BIN = Path(sys.executable).parent
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_the_python_of_the_readme_runs(code: str, tmp_path: Path) -> None:
+    """Each block is a program that ends well and prints something."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert not done.stderr
+
+
+@pytest.mark.servers
+@pytest.mark.timeout(300)
+def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
+    """The block about servers: up, status, down; nothing stays behind."""
+    (commands,) = [block for block in blocks("sh") if "services up" in block]
+    for line in commands.replace(".venv/bin/", f"{BIN}/").splitlines():
+        done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+
+
+def test_the_links_of_the_readme_lead_somewhere() -> None:
+    """Every relative link names a file of the project."""
+    for target in re.findall(r"\]\((?!http)([^)#]+)", README.read_text()):
+        assert (README.parent / target).exists(), target
+
+
+def test_the_makefile_explains_every_target() -> None:
+    """`make help` lists all targets that people call."""
+    text = (README.parent / "Makefile").read_text()
+    targets = set(re.findall(r"^\.PHONY: (\S+)$", text, flags=re.MULTILINE))
+    assert targets == set(re.findall(r"^([a-z-]+):.*## ", text, flags=re.MULTILINE))
