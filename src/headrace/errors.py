@@ -12,6 +12,8 @@
     │   ├── Fenced                  somebody took over; this owner must stop
     │   ├── NotOwner                the group gave the partition to another member
     │   ├── TransactionMisused      begin, append, commit or abort out of order
+    │   ├── WrongSeqNr              the journal is not where the append expects it
+    │   ├── VoidAppend              the append is in the log and counts for nothing
     │   ├── Forbidden               the server refuses this user
     │   └── Closed                  used after it was closed
     ├── Unavailable                 retry later; `outcome_known` says whether it may have happened
@@ -27,6 +29,9 @@
         ├── ImpossibleTopicChange
         ├── WrongPartitionCount
         ├── IncompatibleData        the folder was written by another version
+        ├── RecordsLost             the log dropped what the store never got
+        ├── JournalHeld             a record of the journal can't be decoded
+        ├── IntegrityBroken         the store holds what no log could have put there
         ├── FetchFailed
         ├── ChecksumMismatch
         ├── UnsupportedPlatform
@@ -52,13 +57,17 @@ __all__ = [
     "HeadraceError",
     "ImpossibleTopicChange",
     "IncompatibleData",
+    "IntegrityBroken",
     "InvalidSettings",
+    "JournalHeld",
     "Misconfigured",
     "MissingExtra",
     "NotOwner",
     "OffsetOutOfRange",
     "OperationFailed",
+    "ReadAgain",
     "RecordTooLarge",
+    "RecordsLost",
     "Refused",
     "ServiceFailed",
     "SettingsProblem",
@@ -73,8 +82,10 @@ __all__ = [
     "UnknownTopic",
     "Unreachable",
     "UnsupportedPlatform",
+    "VoidAppend",
     "WorkerFailed",
     "WrongPartitionCount",
+    "WrongSeqNr",
 ]
 
 
@@ -224,6 +235,27 @@ class TransactionMisused(Refused):
 
 
 @dataclass(eq=False)
+class WrongSeqNr(Refused):
+    """Somebody else wrote to the journal, or its caller is behind."""
+
+    key: str
+    expected: int
+    actual: int
+    says: ClassVar[str] = (
+        "cannot append to {key!r}: expected seq_nr {expected}, journal is at {actual}; reload and decide again"
+    )
+
+
+@dataclass(eq=False)
+class VoidAppend(Refused):
+    """The append was written after something that makes it void; nobody will ever see its events."""
+
+    key: str
+    reason: str
+    says: ClassVar[str] = "the append to {key!r} is void: {reason}; reload and decide again"
+
+
+@dataclass(eq=False)
 class Forbidden(Refused):
     """The server knows us and says no."""
 
@@ -287,6 +319,15 @@ class OperationFailed(Unavailable):
 
     def __str__(self) -> str:
         return f"{self.operation} failed: {self.reason}; {_suffix(self.outcome_known)}"
+
+
+@dataclass(eq=False)
+class ReadAgain(Unavailable):
+    """A delete or a purge landed while a read was handing out events."""
+
+    key: str
+    reason: str
+    says: ClassVar[str] = "journal {key!r} changed while it was being read: {reason}; drop what was read and read again"
 
 
 @dataclass(eq=False)
@@ -381,6 +422,47 @@ class IncompatibleData(Misconfigured):
     says: ClassVar[str] = (
         "{path} has format {found}, this version reads {supported}; "
         "install the version that wrote it, or point to another folder"
+    )
+
+
+@dataclass(eq=False)
+class RecordsLost(Misconfigured):
+    """Records left the log before they reached the store."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    says: ClassVar[str] = (
+        "offsets {first} to {last} of {topic}[{partition}] are gone from the log and were never replicated; "
+        "restore the log, or accept the loss with: headrace pipeline replicate --accept-loss {topic}:{partition}:{last}"
+    )
+
+
+@dataclass(eq=False)
+class JournalHeld(Misconfigured):
+    """A record of the journal can't be decoded; nothing after it counts until somebody decides."""
+
+    key: str
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+    says: ClassVar[str] = (
+        "journal {key!r} is held from offset {offset} of {topic}[{partition}]: {reason}; "
+        "see: headrace pipeline quarantine list"
+    )
+
+
+@dataclass(eq=False)
+class IntegrityBroken(Misconfigured):
+    """Rows of the store contradict one another."""
+
+    key: str
+    seq_nr: int
+    reason: str
+    says: ClassVar[str] = (
+        "journal {key!r} is broken in the store at seq_nr {seq_nr}: {reason}; run: headrace pipeline audit --repair"
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
 import pytest
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 
 from headrace.config import EffectiveValue, HeadraceSettings, Section, Settings
 from headrace.errors import InvalidSettings, SettingsProblem
@@ -17,6 +17,7 @@ SECRET = "hunter2-do-not-show"
 class Database(Section):
     url: str
     password: SecretStr | None = None
+    pin: SecretStr | None = Field(default=None, min_length=40)
     pool: Annotated[int, Field(ge=1)] = 5
     pool_limit: int = 50
     replicas: list[str] = Field(default_factory=list)
@@ -164,6 +165,28 @@ def test_a_rule_is_not_told_about_values_that_were_taken_out(app: Path) -> None:
     assert problem.key == "database.pool_limit"
 
 
+def test_a_key_that_another_layer_made_wrong_is_told_once_with_its_own_source(app: Path) -> None:
+    """A check that looks at a neighbour fails where the checked value stands, not where the neighbour does."""
+
+    class Bounded(Settings):
+        low: int = 0
+        high: int = 10
+
+        @field_validator("high")
+        @classmethod
+        def above_low(cls, high: int, info: ValidationInfo) -> int:
+            if high < info.data["low"]:
+                raise ValueError("is below low")
+            return high
+
+    app.write_text("high = 5\n")
+    with pytest.raises(InvalidSettings) as invalid:
+        Bounded.load([app], environ={"B__LOW": "7", "B__TITEL": ""}, env_prefix="B")
+    high, titel = sorted(invalid.value.problems, key=lambda problem: problem.key)
+    assert high == SettingsProblem(f"{app}:1", "high", "is below low, got 5")
+    assert titel.problem == "unknown key; known here: high, low"
+
+
 def test_an_item_of_a_list_is_named(app: Path) -> None:
     """The key of a wrong item has its index, the source is the list's."""
     [problem] = problems_of(app, SHOP__DATABASE__REPLICAS='["a", 5]')
@@ -205,6 +228,7 @@ def test_the_message_lists_every_problem_and_the_next_step(app: Path) -> None:
         {"SHOP__HEADRACE__LOG__KAFKA__CLIENT": SECRET},
         {"SHOP__HEADRACE__LOG__KAFKA__CLIENT": f'"{SECRET}"'},
         {"SHOP__HEADRACE__LOG__KAFKA": f'"{SECRET}"'},
+        {"SHOP__DATABASE__PIN": SECRET},
         {"SHOP__DATABASE__PASSWORT": SECRET},
         {"SHOP__DATABASE": f'{{"passwort": "{SECRET}"}}'},
         {"SHOP__API_TOKEN": SECRET},
@@ -261,7 +285,7 @@ def test_values_given_in_code_are_described_as_such() -> None:
 def test_settings_cannot_be_changed() -> None:
     """What was loaded stays as it was."""
     with pytest.raises(ValidationError, match="frozen"):
-        Database(url="x").pool = 3  # type: ignore[misc]
+        Database(url="x").pool = 3
 
 
 def test_the_process_environment_is_used_unless_another_is_given(monkeypatch: pytest.MonkeyPatch, app: Path) -> None:

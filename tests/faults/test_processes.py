@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from headrace.errors import TimedOut, WorkerFailed
-from headrace.testing.processes import running, running_function
+from headrace.testing.processes import ChildProcess, running, running_function
 
 COUNTER = """
 import sys, time
@@ -47,6 +47,19 @@ def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"it did not happen within {within_s} s"
         time.sleep(0.005)
+
+
+def settled_output(child: ChildProcess) -> str:
+    """What the pipe still held when the child was paused arrives late; wait until nothing more does."""
+    seen = [child.stdout]
+
+    def is_quiet() -> bool:
+        time.sleep(0.05)
+        seen.append(child.stdout)
+        return seen[-1] == seen[-2]
+
+    until(is_quiet)
+    return seen[-1]
 
 
 def is_gone(pid: int) -> bool:
@@ -90,8 +103,7 @@ def test_a_paused_process_does_nothing_until_it_is_resumed() -> None:
         child.wait_for_line("turn 3")
         child.pause()
         assert psutil.Process(child.pid).status() == psutil.STATUS_STOPPED
-        until(lambda: (seen := child.stdout) and (time.sleep(0.05), seen == child.stdout)[1])
-        said = child.stdout
+        said = settled_output(child)
         child.resume()
         until(lambda: len(child.stdout) > len(said))
 

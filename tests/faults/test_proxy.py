@@ -121,6 +121,28 @@ def test_restore_after_cut_keeps_the_address(proxy: TcpProxy, client: socket.soc
             assert echoed(again, b"back") == b"back"
 
 
+def test_no_connection_slips_through_a_cut(proxy: TcpProxy) -> None:
+    """Clients that connect while the cut happens are reset too; none is left open, none talks to the server."""
+    for _ in range(20):
+        clients = [connected(proxy) for _ in range(5)]
+        proxy.cut()
+        assert proxy.open_connections == 0
+        for client in clients:
+            with client, pytest.raises(ConnectionResetError):
+                echoed(client, b"anybody?")
+        proxy.restore()
+
+
+def test_a_client_that_does_not_read_does_not_hold_up_a_cut(proxy: TcpProxy) -> None:
+    """Bytes that nobody takes are thrown away with the connection."""
+    with connected(proxy) as client:
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.sendall(b"x" * 100_000_000)
+        proxy.cut()
+        assert proxy.open_connections == 0
+
+
 def test_drop_accepts_and_forwards_nothing(proxy: TcpProxy, client: socket.socket) -> None:
     """In a black hole old and new connections stay open and silent; restore lets what was held back through."""
     assert echoed(client, b"before") == b"before"
@@ -177,7 +199,7 @@ def test_a_server_that_is_not_there_looks_like_a_reset() -> None:
     """The proxy accepts, can't reach the server, and resets."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        with TcpProxy(*unused.getsockname()) as proxy, connected(proxy) as client, pytest.raises(ConnectionResetError):
+        with TcpProxy(*unused.getsockname()) as proxy, pytest.raises(ConnectionResetError), connected(proxy) as client:
             client.recv(1)
 
 

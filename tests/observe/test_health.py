@@ -40,9 +40,9 @@ def test_starting_is_between_up_and_down() -> None:
     root = Health("app")
     root.child("a", state=HealthState.UP)
     root.child("b").starting("reading the changelog")
-    assert root.state is HealthState.STARTING
+    before = root.state
     root.child("a").down("gone")
-    assert root.state is HealthState.DOWN
+    assert (before, root.state) == (HealthState.STARTING, HealthState.DOWN)
 
 
 def test_complaints_name_each_culprit_once() -> None:

@@ -15,6 +15,8 @@ import structlog
 from headrace.errors import BadArgument
 from headrace.observe import configure, get_logger
 
+NOTHING: dict[str, str] = {}
+
 
 @pytest.fixture
 def root_as_it_was() -> Iterator[None]:
@@ -72,7 +74,7 @@ def test_percent_signs_and_braces_are_left_alone(caplog: pytest.LogCaptureFixtur
 def test_an_exception_keeps_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     """exc_info may be True, or the exception itself."""
     try:
-        {}["lost"]
+        NOTHING["lost"]
     except KeyError as error:
         get_logger("headrace.test").error("one", exc_info=True)
         lost = error
@@ -97,7 +99,7 @@ def test_json_lines_carry_every_field() -> None:
     get_logger("headrace.test").debug("appended", records=3, where={"topic": "a"})
     logging.getLogger("other.library").warning("%s happened", "something")
     try:
-        {}["lost"]
+        NOTHING["lost"]
     except KeyError:
         get_logger("headrace.test").exception("failed")
     ours, other, failed = map(json.loads, stream.getvalue().splitlines())

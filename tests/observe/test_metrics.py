@@ -64,7 +64,7 @@ async def test_a_coroutine_is_timed_until_its_end() -> None:
         await asyncio.sleep(seconds)
         return seconds
 
-    assert await asyncio.gather(wait(0.05), wait(0.0)) == [0.05, 0.0]
+    assert list(await asyncio.gather(wait(0.05), wait(0.0))) == [0.05, 0.0]
     assert calls("coroutine") == 2
     total = REGISTRY.get_sample_value("headrace_test_calls_seconds_sum", {"how": "coroutine"})
     assert total is not None

@@ -6,29 +6,66 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from headrace.config import HeadraceSettings
+from headrace.errors import BadArgument
+from headrace.journal import HeadCache, Journal
 from headrace.log import Log, open_log
+from headrace.store import Store, open_store
 
 __all__ = ["Headrace", "connect"]
 
 
 class Headrace:
-    """An open Headrace."""
+    """An open Headrace: the log, the store, and what stands on them."""
 
-    def __init__(self, log: Log, settings: HeadraceSettings) -> None:
+    def __init__(self, log: Log, store: Store | None, settings: HeadraceSettings) -> None:
         self.log = log
         self.settings = settings
+        self._store = store
+        self._head_cache: HeadCache | None = None
+
+    @property
+    def store(self) -> Store:
+        """The eventual store. Raises BadArgument when none was named."""
+        if self._store is None:
+            rule = "journals on Kafka need a store; connect(…, store='cassandra://host/keyspace')"
+            raise BadArgument("store", None, rule)
+        return self._store
+
+    def journal(self, topic: str, *, read_only: bool = False, origin: str | None = None) -> Journal:
+        """Return the journals of a topic."""
+        if self._head_cache is None:
+            self._head_cache = HeadCache(self.log, self.store.reader)
+        return Journal(self.log, self.store, topic, cache=self._head_cache, origin=origin, read_only=read_only)
+
+    async def close(self) -> None:
+        """Close what was opened on top of log and store, then those."""
+        if self._head_cache is not None:
+            await self._head_cache.close()
+        if self._store is not None:
+            await self._store.close()
+        await self.log.close()
 
 
 @contextlib.asynccontextmanager
-async def connect(address: str | None = None, *, settings: HeadraceSettings | None = None) -> AsyncIterator[Headrace]:
+async def connect(
+    address: str | None = None, *, store: str | None = None, settings: HeadraceSettings | None = None
+) -> AsyncIterator[Headrace]:
     """Open the log at `address` and what stands on it, while the block runs.
 
-    `embedded:./data` is a folder of this machine, `kafka://host:9092` a cluster. Without an address the settings
-    decide; without settings they are loaded from the environment and the files it names.
+    `embedded:./data` is a folder of this machine, log and store in one; `kafka://host:9092` is a cluster, its store
+    is named by `store`. Without an address the settings decide; without settings they are loaded from the
+    environment and the files it names.
     """
     settings = settings or HeadraceSettings.load()
-    log = await open_log(address or settings.log.address, settings=settings.log)
+    address = address or settings.log.address
+    store = store or (address if address.startswith("embedded:") else None)
+    log = await open_log(address, settings=settings.log)
     try:
-        yield Headrace(log, settings)
-    finally:
+        opened = Headrace(log, await open_store(store) if store else None, settings)
+    except BaseException:
         await log.close()
+        raise
+    try:
+        yield opened
+    finally:
+        await opened.close()

@@ -6,20 +6,25 @@ describes its own settings the same way, by deriving from `Settings` and `Sectio
 """
 
 from headrace.config.headrace_settings import (
+    CassandraStoreSettings,
     EmbeddedLogSettings,
+    EmbeddedStoreSettings,
     HeadraceSettings,
     KafkaLogSettings,
     LogSettings,
     ObserveSettings,
     ServicesSettings,
+    StoreSettings,
 )
 from headrace.config.reference import reference
 from headrace.config.secrets import looks_secret, redact
 from headrace.config.settings import EffectiveValue, Section, Settings
 
 __all__ = [
+    "CassandraStoreSettings",
     "EffectiveValue",
     "EmbeddedLogSettings",
+    "EmbeddedStoreSettings",
     "HeadraceSettings",
     "KafkaLogSettings",
     "LogSettings",
@@ -27,6 +32,7 @@ __all__ = [
     "Section",
     "ServicesSettings",
     "Settings",
+    "StoreSettings",
     "looks_secret",
     "redact",
     "reference",

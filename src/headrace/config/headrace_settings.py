@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from headrace.config.settings import Section, Settings
 
 __all__ = [
+    "CassandraStoreSettings",
     "EmbeddedLogSettings",
+    "EmbeddedStoreSettings",
     "HeadraceSettings",
     "KafkaLogSettings",
     "LogSettings",
     "ObserveSettings",
     "ServicesSettings",
+    "StoreSettings",
 ]
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
+Consistency = Literal["ONE", "LOCAL_ONE", "QUORUM", "LOCAL_QUORUM", "EACH_QUORUM", "ALL"]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
@@ -62,6 +66,62 @@ class LogSettings(Section):
     kafka: KafkaLogSettings = KafkaLogSettings()
 
 
+class EmbeddedStoreSettings(Section):
+    """The eventual store in one folder of this machine."""
+
+    fsync: bool = Field(
+        default=True, description="Wait for the disk at each commit; without it a power cut may lose the last."
+    )
+    housekeeping_interval_s: Seconds = Field(
+        default=600.0, description="Time between runs that forget deletions older than store.gc_grace_s."
+    )
+
+
+class CassandraStoreSettings(Section):
+    """The eventual store in Apache Cassandra."""
+
+    username: str | None = Field(default=None, description="Who logs in; unset: nobody does.")
+    password: SecretStr | None = Field(default=None, description="The user's password.")
+    local_dc: str | None = Field(
+        default=None, description="The data centre whose nodes are asked; unset: that of the first that answers."
+    )
+    consistency: Consistency = Field(default="LOCAL_QUORUM", description="How many replicas must answer, both ways.")
+    create_keyspace: bool = Field(default=True, description="Make the keyspace when it is not there.")
+    replication_factor: int = Field(
+        default=1, ge=1, description="Copies of each row in a keyspace made here; ignored where replication is set."
+    )
+    replication: dict[str, int] = Field(
+        default={}, description="Copies of each row by data centre in a keyspace made here, as in {dc1 = 3}."
+    )
+    request_timeout_s: Seconds = Field(default=10.0, description="Longest wait for an answer, retries included.")
+    attempt_timeout_s: Seconds = Field(default=4.0, description="Longest wait for one attempt before it is repeated.")
+    max_requests_in_flight: int = Field(default=256, ge=1, description="Most requests on their way at a time.")
+    batch_max_rows: int = Field(default=50, ge=1, description="Most rows of one partition written together.")
+    batch_max_bytes: int = Field(
+        default=40_000, ge=1, description="Most bytes written together; below the servers' batch_size_fail_threshold."
+    )
+    meta_segments: int = Field(
+        default=10_000, ge=1, description="Partitions of the metajournal by topic; fixed when the keyspace is made."
+    )
+
+
+class StoreSettings(Section):
+    """Where the eventual store is and how it is used."""
+
+    address: str = Field(
+        default="embedded:./data",
+        description="embedded:FOLDER, cassandra://HOST[:PORT][,HOST]/KEYSPACE, or a plug-in's address.",
+    )
+    marker_ttl_s: Seconds = Field(
+        default=2_592_000.0, description="How long a purge is remembered; longer than the log keeps its records."
+    )
+    gc_grace_s: Seconds = Field(
+        default=864_000.0, description="How long deletions are kept against late writers; longer than the log's."
+    )
+    embedded: EmbeddedStoreSettings = EmbeddedStoreSettings()
+    cassandra: CassandraStoreSettings = CassandraStoreSettings()
+
+
 class ServicesSettings(Section):
     """Real servers for development and tests."""
 
@@ -89,5 +149,6 @@ class HeadraceSettings(Settings):
     packaged_defaults: ClassVar[tuple[str, str] | None] = ("headrace.config", "defaults.toml")
 
     log: LogSettings = LogSettings()
+    store: StoreSettings = StoreSettings()
     services: ServicesSettings = ServicesSettings()
     observe: ObserveSettings = ObserveSettings()

@@ -16,7 +16,7 @@ APPENDED = Counter(
 )
 APPEND_SECONDS = Histogram(
     "headrace_log_append_seconds",
-    "Time from the call of append to its acknowledgement.",
+    "Time from an append to its acknowledgement; of appends acknowledged together, one is measured.",
     ["backend"],
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0),
 )

@@ -34,9 +34,7 @@ class Backoff:
         if not 1 <= self.factor < math.inf:
             raise BadArgument("factor", self.factor, "waits grow: it must be at least 1")
         if not self.first_s <= self.limit_s <= LONGEST_S:
-            raise BadArgument(
-                "limit_s", self.limit_s, f"it lies between first_s ({self.first_s:g}) and {LONGEST_S:g}"
-            )
+            raise BadArgument("limit_s", self.limit_s, f"it lies between first_s ({self.first_s:g}) and {LONGEST_S:g}")
         if not 0 <= self.jitter <= 1:
             raise BadArgument("jitter", self.jitter, "it is a share: 0 to 1")
 

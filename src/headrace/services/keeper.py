@@ -52,7 +52,7 @@ def _start(plan: dict[str, Any], log: Any) -> subprocess.Popen[bytes]:  # noqa: 
 
     return subprocess.Popen(
         plan["argv"],
-        env=plan["env"],
+        env=os.environ | plan["env"],
         cwd=plan["cwd"],
         stdin=subprocess.DEVNULL,
         stdout=log,

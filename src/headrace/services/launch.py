@@ -78,7 +78,7 @@ def _run_keeper(node: NodePlan, command: Command, ending: Ending | None) -> subp
     uid, gid = user_ids(command.user)
     plan = {
         "argv": [str(part) for part in command.argv],
-        "env": dict(os.environ) | dict(command.env),
+        "env": dict(command.env),  # over the environment it inherits: a command line is for all to see
         "cwd": str(node.folder),
         "log": str(node.log),
         "uid": uid,

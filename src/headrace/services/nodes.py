@@ -8,9 +8,11 @@ from pathlib import Path
 
 from headrace.errors import ServiceFailed
 from headrace.services.addresses import check_free
+from headrace.services.cache import Cache
 from headrace.services.launch import Ending, Lifeline, launch_attached, launch_detached, log_tail
 from headrace.services.ports import Layout, NodePlan, Service
 from headrace.services.processes import ServerProcess
+from headrace.services.watcher import Quiet
 
 __all__ = ["Node"]
 
@@ -89,6 +91,8 @@ class Node:
         self._let_go()
         for port in self.plan.ports.values():
             check_free(self.name, self.plan.host, port)
+        # A service that was found again, and not started by us, has not been installed yet.
+        self._files = self._files or self._service.install(Cache(), Quiet())
         self.plan.data.mkdir(parents=True, exist_ok=True)
         self._service.prepare(self.plan, self._layout, self._files)
         command = self._service.command(self.plan, self._layout, self._files)

@@ -154,10 +154,12 @@ class ChildProcess:
         """Kill what is left of the whole group, children of the child included, and close the pipes."""
         _kill_group(self.pid)
         self._process.wait()
-        for reader in self._readers:
-            reader.join()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            _close(pipe)
+        _close(self._process.stdin)
+        for reader, pipe in zip(self._readers, (self._process.stdout, self._process.stderr), strict=True):
+            # One that left the group may still hold the pipe; its reader is a daemon and waits on alone.
+            reader.join(1.0)
+            if not reader.is_alive():
+                _close(pipe)
         _children.discard(self)
 
     @property

@@ -33,7 +33,7 @@ class TcpProxy:
         self.port: int = self._reservation.getsockname()[1]
         self._conditions = Conditions((target_host, target_port))
         self._links: dict[asyncio.Task[None], Link] = {}
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-tcp-proxy", daemon=True)
 
@@ -120,23 +120,35 @@ class TcpProxy:
         for name, value in changes.items():
             setattr(self._conditions, name, value)
 
+    # The listener is a plain socket: asyncio's servers hand a client over some turns of the loop after accepting
+    # it, so that it could slip through a cut.
     async def _listen(self) -> None:
-        if self._server is None:
-            self._server = await asyncio.start_server(self._accept, sock=_bound(self.host, self.port))
+        if self._listener is None:
+            self._listener = _bound(self.host, self.port)
+            self._listener.setblocking(False)
+            self._listener.listen()
+            self._loop.add_reader(self._listener, self._accept, self._listener)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            client, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        client.setblocking(False)
         self._conditions.connections += 1
-        link = Link(reader, writer, self._conditions)
-        task = asyncio.get_running_loop().create_task(link.run())
+        link = Link(client, self._conditions)
+        task = self._loop.create_task(link.run())
         self._links[task] = link
-        task.add_done_callback(self._links.pop)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._links.pop(task).close()
 
     async def _cut(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        # Clients that the system accepted just before are handed over in the loop's next turn.
-        await asyncio.sleep(0)
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
         tasks = list(self._links)
         for task in tasks:
             task.cancel()

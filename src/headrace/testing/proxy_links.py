@@ -55,26 +55,42 @@ class Conditions:
 class Link:
     """One client's connection and the one to the server made for it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, conditions: Conditions) -> None:
-        self._reader, self._writer, self._conditions = reader, writer, conditions
+    def __init__(self, client: socket.socket, conditions: Conditions) -> None:
+        self._client, self._conditions = client, conditions
+        self._ends: list[asyncio.StreamWriter] = []
 
     async def run(self) -> None:
         """Forward until both sides are done; any failure, or cancellation, resets both."""
-        ends = [self._writer]
         try:
-            await self._conditions.let_through(asyncio.get_running_loop().time())
-            reader, writer = await asyncio.open_connection(*self._conditions.target)
-            ends.append(writer)
-            async with asyncio.TaskGroup() as both:
-                both.create_task(self._pump(self._reader, writer, "bytes_to_server"))
-                both.create_task(self._pump(reader, self._writer, "bytes_to_client"))
+            await self._forward()
         except* (OSError, asyncio.CancelledError):
             # The server refused, somebody reset, or the proxy was cut: either way both sides get to know.
-            for end in ends:
-                _reset(end)
-        for end in ends:
+            self._reset()
+        await asyncio.gather(*(end.wait_closed() for end in self._ends), return_exceptions=True)
+
+    def close(self) -> None:
+        """Reset the client if it is still open: `run` was cancelled before its first line."""
+        _linger_zero(self._client)
+        self._client.close()
+
+    async def _forward(self) -> None:
+        await self._conditions.let_through(asyncio.get_running_loop().time())
+        from_client, to_client = await asyncio.open_connection(sock=self._client)
+        self._ends.append(to_client)
+        from_server, to_server = await asyncio.open_connection(*self._conditions.target)
+        self._ends.append(to_server)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._pump(from_client, to_server, "bytes_to_server"))
+            both.create_task(self._pump(from_server, to_client, "bytes_to_client"))
+        for end in self._ends:
             end.close()
-        await asyncio.gather(*(end.wait_closed() for end in ends), return_exceptions=True)
+            await end.wait_closed()
+
+    def _reset(self) -> None:
+        for connection in (self._client, *(end.get_extra_info("socket") for end in self._ends)):
+            _linger_zero(connection)
+        for end in self._ends:
+            end.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:
         # Read and write run apart, so that a delay makes a line long, not narrow.
@@ -113,8 +129,6 @@ async def _fill(line: asyncio.Queue[Chunk], reader: asyncio.StreamReader) -> Non
             return
 
 
-def _reset(end: asyncio.StreamWriter) -> None:
-    connection: socket.socket | None = end.get_extra_info("socket")
-    if connection is not None and connection.fileno() >= 0:
+def _linger_zero(connection: socket.socket) -> None:
+    if connection.fileno() >= 0:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_ZERO)
-    end.transport.abort()

@@ -16,7 +16,6 @@ from headrace.errors import (
     TimedOut,
     TopicExists,
     UnknownTopic,
-    WrongPartitionCount,
 )
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.cluster import Cluster
@@ -96,13 +95,9 @@ class KafkaAdmin:
         """Give the topic more partitions."""
         self._check_open()
         known = await self._cluster.describe(topic)
-        if total < known.partitions:
-            raise WrongPartitionCount(topic, total, known.partitions)
-        if total > known.partitions:
-            await self._grow(topic, total)
-        return await self._learn(topic)
-
-    async def _grow(self, topic: str, total: int) -> None:
+        if total <= known.partitions:
+            change = f"it has {known.partitions} partitions, {total} were asked for"
+            raise ImpossibleTopicChange(topic, change, "ask for more, or copy into a new topic")
         operation = f"add partitions to topic {topic!r}"
         try:
             await self._ask(
@@ -111,6 +106,7 @@ class KafkaAdmin:
         except HeadraceError as error:
             _explain_change(error, topic, "ask for a number of partitions that the brokers allow")
         await self._until(f"topic {topic!r} to get its leaders", lambda: self._has_leaders(topic, total))
+        return await self._learn(topic)
 
     async def _alter(self, topic: str, changes: list[Any]) -> None:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=changes)
@@ -136,7 +132,7 @@ class KafkaAdmin:
         timeout_s = self._cluster.request_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                while not await holds():
+                while not await holds():  # noqa: ASYNC110 - brokers can only be asked
                     await asyncio.sleep(_SETTLE_S)
         except TimeoutError as late:
             raise TimedOut(f"waiting for {what}", timeout_s, outcome_known=False) from late

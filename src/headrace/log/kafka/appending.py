@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import functools
 import threading
+import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
@@ -18,15 +20,19 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from headrace.errors import Closed
 from headrace.log.kafka.clients import LOGGER
 from headrace.log.kafka.faults import error_in
+from headrace.log.metrics import APPEND_SECONDS, APPENDED
 from headrace.model import NewRecord, Position
 
-__all__ = ["Appender", "DeliveryFailed", "Placed", "is_about_partition", "produce", "refresh"]
+__all__ = ["REFRESHES", "Appender", "DeliveryFailed", "Placed", "is_about_partition", "produce", "refresh"]
 
 Placed: TypeAlias = tuple[NewRecord, int]
 
+_SECONDS = APPEND_SECONDS.labels("kafka")
 _POLL_S = 0.1
 _ROOM_S = 0.05
 _REFRESH_S = 5.0
+_APPLY_S = 0.01
+REFRESHES = 20
 
 
 class DeliveryFailed(Exception):
@@ -46,7 +52,7 @@ class Tracker:
     the append, and completing twice does nothing.
     """
 
-    __slots__ = ("delivered", "errors", "expected", "future", "positions", "was_stale")
+    __slots__ = ("delivered", "errors", "expected", "future", "positions", "refreshed", "started")
 
     def __init__(self, count: int, future: asyncio.Future[None]) -> None:
         self.expected = count
@@ -54,7 +60,8 @@ class Tracker:
         self.positions: list[Position | None] = [None] * count
         self.errors: dict[int, Any] = {}
         self.future = future
-        self.was_stale = False
+        self.refreshed = 0
+        self.started = time.perf_counter()
 
     def settle(self) -> None:
         """Wake the append, unless it was cancelled."""
@@ -71,6 +78,9 @@ class Tracker:
 
 def produce(producer: Any, record: NewRecord, partition: int, on_delivery: Any) -> None:  # noqa: ANN401
     """Queue one record. Raises BufferError when the queue is full."""
+    if not record.headers and record.timestamp_ms is None:
+        producer.produce(record.topic, record.value, record.key, partition, on_delivery)
+        return
     producer.produce(
         record.topic,
         record.value,
@@ -78,7 +88,7 @@ def produce(producer: Any, record: NewRecord, partition: int, on_delivery: Any) 
         partition,
         on_delivery,
         timestamp=record.timestamp_ms or 0,
-        headers=list(record.headers) if record.headers else None,
+        headers=list(record.headers),
     )
 
 
@@ -91,6 +101,7 @@ def refresh(producer: Any) -> None:  # noqa: ANN401
     """Let a producer learn about new partitions. Blocking; when it fails the next produce says why."""
     with contextlib.suppress(KafkaException):
         producer.list_topics(timeout=_REFRESH_S)
+    time.sleep(_APPLY_S)  # the answer is ours before librdkafka has applied it to its own topics
 
 
 class Appender:
@@ -158,9 +169,10 @@ class Appender:
         return len(placed)
 
     def _refuse(self, index: int, error: Any, tracker: Tracker) -> None:  # noqa: ANN401
-        """Give up at a record; or, the first time it is about a partition, ask the brokers and try again."""
-        if is_about_partition(error) and not tracker.was_stale:
-            self._is_stale = tracker.was_stale = True
+        """Give up at a record; or, the first times it is about a partition, ask the brokers and try again."""
+        if is_about_partition(error) and tracker.refreshed < REFRESHES:
+            self._is_stale = True
+            tracker.refreshed += 1
         else:
             tracker.stop_at(index, error)
 
@@ -197,6 +209,7 @@ class Appender:
     def _settle(self, completed: list[Tracker]) -> None:
         for tracker in completed:
             tracker.settle()
+        _count(completed)
         if self._room is not None:
             if not self._room.done():
                 self._room.set_result(None)
@@ -210,3 +223,14 @@ class Appender:
             self._producer.flush(1)
         self._hand_over()
         self._producer = None
+
+
+def _count(completed: list[Tracker]) -> None:
+    """Count once for each poll, not for each append: metrics cost as much as a produce."""
+    done = [tracker for tracker in completed if not tracker.errors]
+    if not done:
+        return
+    _SECONDS.observe(time.perf_counter() - done[0].started)
+    topics = Counter(position.topic for tracker in done for position in tracker.positions if position is not None)
+    for topic, count in topics.items():
+        APPENDED.labels("kafka", topic).inc(count)

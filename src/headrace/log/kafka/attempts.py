@@ -30,6 +30,11 @@ class Attempt:
         return cast("list[Position]", self._positions)
 
     @property
+    def landed(self) -> list[Position]:
+        """Where those records landed that are delivered."""
+        return [position for position in self._positions if position is not None]
+
+    @property
     def refusal(self) -> HeadraceError | None:
         """What a broker refused, if it refused a record."""
         return self._refusal

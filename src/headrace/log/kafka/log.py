@@ -13,7 +13,7 @@ from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.consumers import ConsumerPool
 from headrace.log.kafka.faults import Faults
 from headrace.log.kafka.groups import KafkaGroups
-from headrace.log.kafka.offsets import find_bounds, find_offset_at
+from headrace.log.kafka.offsets import Settling, find_offset_at
 from headrace.log.kafka.producers import Producers
 from headrace.log.kafka.reading import Read, Reading
 from headrace.log.kafka.retention import KafkaRetention
@@ -44,6 +44,7 @@ class KafkaLog:
         self._admin = KafkaAdmin(self._cluster, self._catalogue, self._check_open)
         self._retention = KafkaRetention(self._cluster, self._catalogue, self._check_open)
         self._groups = KafkaGroups(self._cluster, self._catalogue, self._check_open)
+        self._settling = Settling(self._cluster)
         self._transactional: set[KafkaTransactional] = set()
         self._is_closed = False
 
@@ -95,7 +96,7 @@ class KafkaLog:
         """Say what the partition holds now."""
         self._check_open()
         await self._catalogue.check(at)
-        return await find_bounds(self._cluster, at)
+        return await self._settling.bounds(at)
 
     async def offset_at(self, at: TopicPartition, *, timestamp_ms: int) -> int | None:
         """Return the lowest offset whose timestamp is not below."""
@@ -106,7 +107,7 @@ class KafkaLog:
     async def transactional(self, transactional_id: str, *, timeout_s: float = 60.0) -> KafkaTransactional:
         """Take over the id."""
         self._check_open()
-        producer = await take_id(self._cluster, self._catalogue, transactional_id, timeout_s=timeout_s)
+        producer = await take_id(self._cluster, self._catalogue, self._settling, transactional_id, timeout_s=timeout_s)
         self._transactional.add(producer)
         producer.on_close = self._transactional.discard
         return producer

@@ -124,16 +124,24 @@ class KafkaMember:
             return
         self._is_leaving = True
         async with self._turn:
-            await self._threads.run(self._shut)
-            await self._threads.join()
-        self._is_closed = True
-        self.on_leave(self)
-        self._raise_problem(having=())
+            try:
+                # Told here and not by the driver's close, in which a commit would wait for itself.
+                if self._listener is not None and self._assignment:
+                    await self._listener.revoked(self._assignment)
+            finally:
+                await asyncio.shield(asyncio.ensure_future(self._end()))
 
     async def stop(self) -> None:
         """Leave without a word to the listener: the log is being closed."""
         self._listener = None
         await self.leave()
+
+    async def _end(self) -> None:
+        self._listener = None
+        await self._threads.run(self._shut)
+        await self._threads.join()
+        self._is_closed = True
+        self.on_leave(self)
 
     def positions_of(self, offsets: Mapping[TopicPartition, int]) -> list[Any]:
         """Return offsets in the driver's form. Raises NotOwner for partitions of others."""

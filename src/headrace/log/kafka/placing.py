@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import time
+
 from headrace.errors import BadArgument, RecordTooLarge, TimestampTooFarAhead, UnknownPartition
 from headrace.model import NewRecord, Topic, partition_of, size_of
 
 __all__ = ["ANY_PARTITION", "place"]
 
 ANY_PARTITION = -1
+_BYTES = (bytes, type(None))
 
 
-def place(record: NewRecord, topic: Topic, *, now_ms: int) -> int:
+def place(record: NewRecord, topic: Topic) -> int:
     """Return the record's partition, ANY_PARTITION where the driver may choose.
 
     The timestamp is held against this machine's clock: the broker has the last word, but it refuses a batch
     whole, and with it the records of others.
     """
-    _check_bytes(record)
+    config, key = topic.config, record.key
+    _check_bytes(record, key, record.value)
+    if key is None and config.cleanup.compacts:
+        raise BadArgument("key", None, f"topic {topic.name!r} is compacted, and only a key can be replaced")
     size_bytes = size_of(record)
-    if size_bytes > topic.config.max_record_bytes:
-        raise RecordTooLarge(topic.name, size_bytes, topic.config.max_record_bytes)
+    if size_bytes > config.max_record_bytes:
+        raise RecordTooLarge(topic.name, size_bytes, config.max_record_bytes)
     if record.timestamp_ms is not None:
-        _check_timestamp(record.timestamp_ms, topic, now_ms)
+        _check_timestamp(record.timestamp_ms, topic, time.time_ns() // 1_000_000)
     if record.partition is not None:
         return _given(record.partition, topic)
-    return ANY_PARTITION if record.key is None else partition_of(record.key, topic.partitions)
+    return ANY_PARTITION if key is None else partition_of(key, topic.partitions)
 
 
-def _check_bytes(record: NewRecord) -> None:
-    for name, part in (("key", record.key), ("value", record.value)):
-        if part is not None and not isinstance(part, bytes):
-            raise BadArgument(f"{name} of a record for topic {record.topic!r}", part, "it must be bytes or None")
+def _check_bytes(record: NewRecord, key: object, value: object) -> None:
+    if not isinstance(key, _BYTES):
+        raise BadArgument(f"key of a record for topic {record.topic!r}", key, "it must be bytes or None")
+    if not isinstance(value, _BYTES):
+        raise BadArgument(f"value of a record for topic {record.topic!r}", value, "it must be bytes or None")
 
 
 def _check_timestamp(timestamp_ms: int, topic: Topic, now_ms: int) -> None:

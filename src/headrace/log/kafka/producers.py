@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 
 from confluent_kafka import KafkaError
 
-from headrace.errors import HeadraceError, RecordTooLarge, TimestampTooFarAhead, Unreachable
+from headrace.errors import BadArgument, HeadraceError, RecordTooLarge, TimestampTooFarAhead, Unreachable
 from headrace.log.kafka.appending import Appender, DeliveryFailed, Placed
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import WHOLE_BATCH_BYTES, ClientConfigs
 from headrace.log.kafka.faults import Faults
 from headrace.log.kafka.placing import place
-from headrace.log.metrics import APPEND_SECONDS, APPENDED
 from headrace.model import NewRecord, Position, Topic, size_of
 
 __all__ = ["Placing", "Producers", "batch_bytes_of", "refusal_of"]
-
-_SECONDS = APPEND_SECONDS.labels("kafka")
 
 
 def batch_bytes_of(topic: Topic) -> int:
@@ -39,6 +35,8 @@ def refusal_of(error: object, record: NewRecord, topic: Topic | None) -> Headrac
         return TimestampTooFarAhead(record.topic, record.timestamp_ms, bound_ms)
     if code in {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}:
         return RecordTooLarge(record.topic, size_of(record), topic.config.max_record_bytes if topic else 0)
+    if code == KafkaError.INVALID_RECORD:
+        return BadArgument(f"record for topic {record.topic!r}", record.key, "the broker takes no such record there")
     return None
 
 
@@ -50,13 +48,13 @@ class Placing:
 
     async def place(self, records: Sequence[NewRecord]) -> tuple[Mapping[str, Topic], list[Placed]]:
         """Return the topics of the records, and the records with their partitions."""
-        topics: dict[str, Topic] = {}
-        for record in records:
-            if record.topic not in topics:
-                name = record.topic
-                topics[name] = self._catalogue.fresh(name) or await self._catalogue.get(name)
-        now_ms = time.time_ns() // 1_000_000
-        return topics, [(record, place(record, topics[record.topic], now_ms=now_ms)) for record in records]
+        topics = {name: await self._catalogue.get(name) for name in {record.topic for record in records}}
+        return topics, [(record, place(record, topics[record.topic])) for record in records]
+
+    async def place_alone(self, record: NewRecord) -> tuple[Topic, list[Placed]]:
+        """Do the same for a single record: the case that must be quick."""
+        topic = self._catalogue.fresh(record.topic) or await self._catalogue.get(record.topic)
+        return topic, [(record, place(record, topic))]
 
 
 class Producers:
@@ -80,16 +78,14 @@ class Producers:
 
     async def append(self, records: Sequence[NewRecord]) -> list[Position]:
         """Write records and return where they landed."""
-        started = time.perf_counter()
-        topics, placed = await self._placing.place(records)
         try:
-            positions = await self._spread(topics, placed)
+            if len(records) == 1:
+                topic, alone = await self._placing.place_alone(records[0])
+                return await self._appender(batch_bytes_of(topic)).append(alone)
+            topics, placed = await self._placing.place(records)
+            return await self._spread(topics, placed)
         except DeliveryFailed as failure:
             raise self._named(failure) from failure
-        _SECONDS.observe(time.perf_counter() - started)
-        for record in records:
-            APPENDED.labels("kafka", record.topic).inc()
-        return positions
 
     async def close(self, timeout_s: float) -> None:
         """Flush and let go of all producers."""

@@ -15,7 +15,7 @@ from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.consumers import ConsumerPool, PooledConsumer
 from headrace.log.kafka.offsets import find_bounds
 from headrace.log.metrics import FETCHED, FETCHES
-from headrace.model import Batch, Record, TopicPartition
+from headrace.model import Batch, Bounds, Record, TopicPartition
 
 __all__ = ["Reading", "record_of"]
 
@@ -61,7 +61,8 @@ class Reading:
         self._pool.check_open()
         _check(wanted)
         await self._catalogue.check(wanted.at)
-        if wanted.end is not None and wanted.start >= wanted.end:
+        if wanted.start == wanted.end:
+            await self._check_start(wanted)
             return
         consumer = self._pool.lend("follow" if wanted.end is None else "bounded")
         try:
@@ -70,6 +71,12 @@ class Reading:
                 yield batch
         finally:
             self._pool.give_back(consumer)
+
+    async def _check_start(self, wanted: Read) -> None:
+        """Refuse a start that is out of range in a read that has nothing to fetch; in others the broker does it."""
+        bounds = await find_bounds(self._cluster, wanted.at)
+        if not bounds.start <= wanted.start <= bounds.high_watermark:
+            raise _out_of_range(wanted.at, wanted.start, bounds)
 
     async def _batches(self, consumer: PooledConsumer, wanted: Read) -> AsyncIterator[Batch]:
         loop = asyncio.get_running_loop()
@@ -91,8 +98,7 @@ class Reading:
         """Raise what ends the read; librdkafka mends the rest by itself."""
         at = wanted.at
         if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
-            bounds = await find_bounds(self._cluster, at)
-            raise OffsetOutOfRange(at.topic, at.partition, position, bounds.start, bounds.high_watermark)
+            raise _out_of_range(at, position, await find_bounds(self._cluster, at))
         if error.retriable() or error.code() in _MENDED:
             return
         self._catalogue.forget(at.topic)
@@ -143,8 +149,14 @@ def _count(topic: str, batch: Batch) -> None:
     FETCHED.labels("kafka", topic).inc(len(batch.records))
 
 
+def _out_of_range(at: TopicPartition, offset: int, bounds: Bounds) -> OffsetOutOfRange:
+    return OffsetOutOfRange(at.topic, at.partition, offset, bounds.start, bounds.high_watermark)
+
+
 def _check(wanted: Read) -> None:
     if wanted.start < 0:
         raise BadArgument("start", wanted.start, "offsets start at 0")
+    if wanted.end is not None and wanted.end < wanted.start:
+        raise BadArgument("end", wanted.end, f"it must not lie below the start, {wanted.start}")
     if wanted.max_records < 1:
         raise BadArgument("max_records", wanted.max_records, "a batch holds at least one record")

@@ -20,13 +20,14 @@ from headrace.errors import (
     TransactionFailed,
     TransactionMisused,
 )
-from headrace.log.kafka.appending import Placed, is_about_partition, produce, refresh
+from headrace.log.kafka.appending import REFRESHES, Placed, is_about_partition, produce, refresh
 from headrace.log.kafka.attempts import Attempt
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import LOGGER, WHOLE_BATCH_BYTES
 from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.faults import FENCED, NOT_OWNER, error_in
 from headrace.log.kafka.members import KafkaMember
+from headrace.log.kafka.offsets import Settling
 from headrace.log.kafka.producers import Placing
 from headrace.log.kafka.threads import Threads
 from headrace.log.metrics import APPENDED, TRANSACTIONS
@@ -40,6 +41,7 @@ T = TypeVar("T")
 _ROOM_S = 0.05
 _RETRY_S = 0.05
 _CLOSING_S = 5.0
+_LANDING_S = 1.0
 
 
 class State(Enum):
@@ -55,14 +57,14 @@ class State(Enum):
 
 
 async def take_id(
-    cluster: Cluster, catalogue: Catalogue, transactional_id: str, *, timeout_s: float
+    cluster: Cluster, catalogue: Catalogue, settling: Settling, transactional_id: str, *, timeout_s: float
 ) -> KafkaTransactional:
     """Take over an id: fence its earlier owners, abort what they left open."""
     if not transactional_id:
         raise BadArgument("transactional_id", transactional_id, "it must not be empty")
     if timeout_s <= 0:
         raise BadArgument("timeout_s", timeout_s, "it must be above 0")
-    producer = KafkaTransactional(cluster, catalogue, transactional_id, timeout_s)
+    producer = KafkaTransactional(cluster, catalogue, settling, transactional_id, timeout_s)
     try:
         await producer.take()
     except BaseException:
@@ -78,11 +80,14 @@ class KafkaTransactional:
     producer as well, and it could not be told from a take-over.
     """
 
-    def __init__(self, cluster: Cluster, catalogue: Catalogue, transactional_id: str, timeout_s: float) -> None:
+    def __init__(
+        self, cluster: Cluster, catalogue: Catalogue, settling: Settling, transactional_id: str, timeout_s: float
+    ) -> None:
         self.transactional_id = transactional_id
         self.on_close: Callable[[KafkaTransactional], None] = lambda _: None
         self._cluster = cluster
         self._placing = Placing(catalogue)
+        self._settling = settling
         self._timeout_s = timeout_s
         self._threads = Threads("transactions", count=1)
         config = cluster.configs.transactional(transactional_id, timeout_s=timeout_s, batch_bytes=WHOLE_BATCH_BYTES)
@@ -173,17 +178,17 @@ class KafkaTransactional:
             raise self._named(error_in(failure), "append") from failure
 
     async def _queue(self, placed: Placed, report: Callable[..., None]) -> None:
-        """Produce when there is room, with one more try when the partition is new to the producer."""
-        was_stale = False
+        """Produce when there is room, with a few more tries when the partition is new to the producer."""
+        refreshed = 0
         while True:
             try:
                 return produce(self._producer, *placed, report)
             except BufferError:
                 await self._threads.run(self._producer.poll, _ROOM_S)
             except KafkaException as failure:
-                if was_stale or not is_about_partition(error_in(failure)):
+                if refreshed == REFRESHES or not is_about_partition(error_in(failure)):
                     raise
-                was_stale = True
+                refreshed += 1
                 await self._threads.run(refresh, self._producer)
 
     async def _commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
@@ -213,6 +218,7 @@ class KafkaTransactional:
             except KafkaException as failure:
                 await self._not_committed(failure)
             self._ended("committed")
+            self._settling.ended(self._attempt.positions)
             for topic, count in self._attempt.records.items():
                 APPENDED.labels("kafka", topic).inc(count)
             return self._attempt.positions
@@ -259,10 +265,14 @@ class KafkaTransactional:
 
     async def _abort_now(self) -> None:
         self._state = State.ABORTING
-        await self._blocking(
-            "abort", functools.partial(self._producer.abort_transaction, self._cluster.request_timeout_s)
-        )
+        await self._blocking("abort", self._flush_and_abort)
         self._state = State.READY
+        self._settling.ended(self._attempt.landed)
+
+    def _flush_and_abort(self) -> None:
+        """Abort; what is on its way lands first, so that its offsets are settled when the abort returns."""
+        self._producer.flush(_LANDING_S)
+        self._producer.abort_transaction(self._cluster.request_timeout_s)
 
     def _expire(self, attempt: Attempt) -> None:
         task = asyncio.ensure_future(self._abort_expired(attempt))

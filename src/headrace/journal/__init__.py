@@ -1,0 +1,13 @@
+"""Journals: per-entity events, kept as actions in the log, replicated into a store, and always read right.
+
+Promises: an append is atomic and durable; a read that starts after it returned sees it; a read gives a state that the
+log had, or raises; records are kafka-journal's, so that JVM services can share a topic.
+Does not promise: an order between entities, and no bulk movement: that is the pipeline's.
+"""
+
+from headrace.journal.head_cache import HeadCache
+from headrace.journal.journal import Journal
+from headrace.journal.replicating import Replicated, replicate_batch
+from headrace.journal.snapshots import JournalSnapshots, Snapshot
+
+__all__ = ["HeadCache", "Journal", "JournalSnapshots", "Replicated", "Snapshot", "replicate_batch"]

@@ -1,0 +1,69 @@
+"""What stands in the log is not events but actions: Append, Mark, Delete, Purge."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from headrace.store import Place
+
+__all__ = ["Action", "Append", "Delete", "Mark", "PayloadFormat", "Poison", "Purge"]
+
+PayloadFormat: TypeAlias = Literal["json", "binary"]
+
+
+class Append(msgspec.Struct, frozen=True, kw_only=True):
+    """Events `first` to `last`, written together. The events themselves are the record's value.
+
+    `expected` makes it void unless the journal is at that seq_nr. A retry has the `append_id` of the first attempt
+    and, in `since`, the end of the log before it: it is void if a purge lies at or above.
+    """
+
+    first: int
+    last: int
+    payload_format: PayloadFormat
+    metadata: bytes | None = None
+    origin: str | None = None
+    version: str | None = None
+    expected: int | None = None
+    append_id: str | None = None
+    since: int | None = None
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes no journal: a place in the log to read up to. Some carry news about their partition.
+
+    `generation`: the topic grew, from here on. `segment_size`: incarnations that begin after it use this size.
+    """
+
+    id: str
+    origin: str | None = None
+    version: str | None = None
+    generation: int | None = None
+    segment_size: int | None = None
+
+
+class Delete(msgspec.Struct, frozen=True, kw_only=True):
+    """Events up to `to` that were written before it are gone."""
+
+    to: int
+    origin: str | None = None
+    version: str | None = None
+
+
+class Purge(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole journal is gone. With `last_append` only if nothing was appended after that place."""
+
+    origin: str | None = None
+    version: str | None = None
+    last_append: Place | None = None
+
+
+class Poison(msgspec.Struct, frozen=True):
+    """A record that is meant for the journal but can't be decoded."""
+
+    reason: str
+
+
+Action: TypeAlias = Append | Mark | Delete | Purge | Poison

@@ -1,0 +1,92 @@
+"""Turning events into a record, and refusing what could never be one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import msgspec
+
+from headrace.errors import BadArgument
+from headrace.journal.actions import Append
+from headrace.journal.durations import duration_of, duration_text
+from headrace.journal.headers import encode_action
+from headrace.journal.payloads import Payloads, encode_events, encode_value
+from headrace.model import MAX_SEQ_NR, Event, NewRecord, TopicPartition
+
+__all__ = ["AppendOptions", "check_events", "check_id", "record_of"]
+
+
+class AppendOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes with the events of one append."""
+
+    metadata: object = None
+    payload_metadata: object = None
+    headers: Mapping[str, str] = {}
+    expire_after: timedelta | str | None = None
+    origin: str | None = None
+    version: str | None = None
+
+
+def check_id(id_: str) -> str:
+    """Return the id if it can be a journal's."""
+    if not id_:
+        raise BadArgument("id", id_, "a journal needs an id")
+    return id_
+
+
+def check_events(events: Sequence[Event]) -> None:
+    """Refuse no events, and numbers that are not positive or do not rise."""
+    if not events:
+        raise BadArgument("events", list(events), "an append holds at least one event")
+    before = 0
+    for event in events:
+        if not isinstance(event.seq_nr, int) or not 1 <= event.seq_nr <= MAX_SEQ_NR:
+            raise BadArgument("seq_nr", event.seq_nr, f"numbers go from 1 to {MAX_SEQ_NR}")
+        if event.seq_nr <= before:
+            raise BadArgument("seq_nr", event.seq_nr, f"it must be above {before}, the number before it in the append")
+        before = event.seq_nr
+
+
+def record_of(
+    at: TopicPartition,
+    id_: str,
+    events: Sequence[Event],
+    options: AppendOptions,
+    *,
+    expected: int | None = None,
+    append_id: str | None = None,
+    since: int | None = None,
+) -> NewRecord:
+    """Return the record of an append."""
+    payloads = Payloads(
+        encode_events(events), _expiry(options.expire_after), _json("payload_metadata", options.payload_metadata)
+    )
+    payload_format, value = encode_value(payloads)
+    action = Append(
+        first=events[0].seq_nr,
+        last=events[-1].seq_nr,
+        payload_format=payload_format,
+        metadata=_json("metadata", options.metadata),
+        origin=options.origin,
+        version=options.version,
+        expected=expected,
+        append_id=append_id,
+        since=since,
+    )
+    return NewRecord(at.topic, id_.encode(), value, encode_action(action, options.headers), partition=at.partition)
+
+
+def _expiry(expire_after: timedelta | str | None) -> str | None:
+    if expire_after is None:
+        return None
+    return duration_text(duration_of(expire_after) if isinstance(expire_after, str) else expire_after)
+
+
+def _json(name: str, value: object) -> bytes | None:
+    if value is None:
+        return None
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError) as error:
+        raise BadArgument(name, type(value).__name__, f"it must be what JSON can carry ({error})") from error

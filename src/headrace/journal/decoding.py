@@ -1,0 +1,71 @@
+"""Events out of rows of the store and out of records of the log: the same event from either."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.errors import JournalHeld
+from headrace.journal.actions import Append
+from headrace.journal.headers import user_headers
+from headrace.journal.payloads import decode_payload, decode_value
+from headrace.model import Record, StoredEvent
+from headrace.store import EventRow
+
+__all__ = ["event_of_row", "events_of_record"]
+
+
+class _RowMetadata(msgspec.Struct, frozen=True):
+    header: dict[str, object] = {}
+    payload: dict[str, object] = {}
+
+
+_decode_metadata = msgspec.json.Decoder(_RowMetadata).decode
+_NO_METADATA = _RowMetadata()
+
+
+def event_of_row(row: EventRow) -> StoredEvent:
+    """Return the event that a row of the store holds."""
+    metadata = _decode_metadata(row.metadata) if row.metadata else _NO_METADATA
+    expire_after = metadata.payload.get("expireAfter")
+    return StoredEvent(
+        row.seq_nr,
+        decode_payload(row.payload_type, row.payload),
+        row.tags,
+        row.partition,
+        row.offset,
+        row.timestamp_ms,
+        metadata.header.get("data"),
+        metadata.payload.get("data"),
+        expire_after if isinstance(expire_after, str) else None,
+        row.headers,
+        row.origin,
+        row.version,
+    )
+
+
+def events_of_record(id_: str, record: Record, action: Append) -> list[StoredEvent]:
+    """Return the events that a record of the log holds. Raises JournalHeld for what can't be decoded."""
+    try:
+        decoded = decode_value(action.payload_format, record.value)
+    except ValueError as error:
+        raise JournalHeld(id_, record.topic, record.partition, record.offset, str(error)) from error
+    headers = user_headers(record)
+    metadata = msgspec.json.decode(action.metadata) if action.metadata else None
+    payload_metadata = msgspec.json.decode(decoded.metadata) if decoded.metadata else None
+    return [
+        StoredEvent(
+            event.seq_nr,
+            decode_payload(event.payload_type, event.payload),
+            event.tags,
+            record.partition,
+            record.offset,
+            record.timestamp_ms,
+            metadata,
+            payload_metadata,
+            decoded.expire_after,
+            headers,
+            action.origin,
+            action.version,
+        )
+        for event in decoded.events
+    ]

@@ -1,0 +1,189 @@
+"""The record header `journal.action`, as kafka-journal writes it, and ours beside it, prefixed `headrace.`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headrace.errors import BadArgument
+from headrace.journal.actions import Action, Append, Delete, Mark, Poison, Purge
+from headrace.journal.raw_json import raw_json
+from headrace.model import Headers, Record
+from headrace.store import Place
+
+__all__ = ["ACTION_HEADER", "OWN_PREFIX", "decode_action", "encode_action", "user_headers"]
+
+ACTION_HEADER = "journal.action"
+OWN_PREFIX = "headrace."
+
+_EXPECTED = "headrace.expected"
+_APPEND_ID = "headrace.append-id"
+_SINCE = "headrace.since"
+_GENERATION = "headrace.generation"
+_SEGMENT_SIZE = "headrace.segment-size"
+_LAST_APPEND = "headrace.last-append"
+
+
+class _Range(msgspec.Struct, frozen=True, rename={"first": "from", "last": "to"}):
+    first: int
+    last: int
+
+
+class _Metadata(msgspec.Struct, frozen=True, omit_defaults=True):
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Append(msgspec.Struct, frozen=True, rename={"payload_type": "payloadType"}):
+    """The fields in kafka-journal's order; absent options are left out."""
+
+    range: _Range
+    origin: str | msgspec.UnsetType | None = msgspec.UNSET
+    version: str | msgspec.UnsetType | None = msgspec.UNSET
+    payload_type: str = "json"
+    metadata: _Metadata = _Metadata()
+
+
+class _Mark(msgspec.Struct, frozen=True):
+    id: str
+    origin: str | msgspec.UnsetType | None = msgspec.UNSET
+    version: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class _Delete(msgspec.Struct, frozen=True):
+    to: int
+    origin: str | msgspec.UnsetType | None = msgspec.UNSET
+    version: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class _Purge(msgspec.Struct, frozen=True):
+    origin: str | msgspec.UnsetType | None = msgspec.UNSET
+    version: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
+    append: _Append | None = None
+    mark: _Mark | None = None
+    delete: _Delete | None = None
+    purge: _Purge | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Header).decode
+
+
+def encode_action(action: Append | Mark | Delete | Purge, user: Mapping[str, str] | None = None) -> Headers:
+    """Return the headers of a record: the action, what Headrace adds to it, and the user's own."""
+    own: list[tuple[str, bytes | None]] = [(ACTION_HEADER, _encode(_header(action)))]
+    own += [(name, str(value).encode()) for name, value in _extras(action) if value is not None]
+    for name, value in (user or {}).items():
+        if name == ACTION_HEADER or name.startswith(OWN_PREFIX):
+            raise BadArgument("header", name, f"{ACTION_HEADER} and names with the prefix {OWN_PREFIX} are taken")
+        own.append((name, value.encode()))
+    return tuple(own)
+
+
+def decode_action(record: Record) -> Action | None:
+    """Return the record's action; None for a record that isn't ours or of a kind nobody knows yet."""
+    if record.key is None:
+        return None
+    headers = {name: value for name, value in record.headers if name.startswith((ACTION_HEADER, OWN_PREFIX))}
+    written = headers.get(ACTION_HEADER)
+    if written is None:
+        return None
+    try:
+        record.key.decode()
+        return _action(_decode(written), headers)
+    except (msgspec.DecodeError, ValueError) as error:
+        return Poison(f"header {ACTION_HEADER}: {error}")
+
+
+def user_headers(record: Record) -> dict[str, str]:
+    """Return the headers that the application gave."""
+    return {
+        name: (value or b"").decode(errors="replace")
+        for name, value in record.headers
+        if name != ACTION_HEADER and not name.startswith(OWN_PREFIX)
+    }
+
+
+def _header(action: Append | Mark | Delete | Purge) -> _Header:
+    origin, version = _option(action.origin), _option(action.version)
+    match action:
+        case Append():
+            data = _Metadata(msgspec.Raw(action.metadata)) if action.metadata else _Metadata()
+            written = _Append(_Range(action.first, action.last), origin, version, action.payload_format, data)
+            return _Header(append=written)
+        case Mark():
+            return _Header(mark=_Mark(action.id, origin, version))
+        case Delete():
+            return _Header(delete=_Delete(action.to, origin, version))
+        case Purge():
+            return _Header(purge=_Purge(origin, version))
+
+
+def _extras(action: Append | Mark | Delete | Purge) -> list[tuple[str, object]]:
+    match action:
+        case Append():
+            return [(_EXPECTED, action.expected), (_APPEND_ID, action.append_id), (_SINCE, action.since)]
+        case Mark():
+            return [(_GENERATION, action.generation), (_SEGMENT_SIZE, action.segment_size)]
+        case Purge() if action.last_append is not None:
+            return [(_LAST_APPEND, f"{action.last_append.generation}:{action.last_append.offset}")]
+    return []
+
+
+def _action(header: _Header, headers: Mapping[str, bytes | None]) -> Action | None:
+    if header.append is not None:
+        return _append(header.append, headers)
+    if header.mark is not None:
+        mark = header.mark
+        generation, segment_size = _number(headers, _GENERATION), _number(headers, _SEGMENT_SIZE)
+        return Mark(id=mark.id, **_by(mark), generation=generation, segment_size=segment_size)
+    if header.delete is not None:
+        return Delete(to=header.delete.to, **_by(header.delete))
+    if header.purge is not None:
+        return Purge(**_by(header.purge), last_append=_place(headers.get(_LAST_APPEND)))
+    return None
+
+
+def _append(append: _Append, headers: Mapping[str, bytes | None]) -> Append:
+    if append.payload_type not in ("json", "binary"):
+        raise ValueError(f"unknown payloadType {append.payload_type!r}")
+    if not 1 <= append.range.first <= append.range.last:
+        raise ValueError(f"range {append.range.first} to {append.range.last} is none")
+    append_id = headers.get(_APPEND_ID)
+    return Append(
+        first=append.range.first,
+        last=append.range.last,
+        payload_format=append.payload_type,  # type: ignore[arg-type]
+        metadata=raw_json(append.metadata.data),
+        **_by(append),
+        expected=_number(headers, _EXPECTED),
+        append_id=append_id.decode() if append_id is not None else None,
+        since=_number(headers, _SINCE),
+    )
+
+
+def _option(value: str | None) -> Any:  # noqa: ANN401  (str or UNSET)
+    return msgspec.UNSET if value is None else value
+
+
+def _by(written: _Append | _Mark | _Delete | _Purge) -> dict[str, Any]:
+    return {
+        "origin": None if written.origin is msgspec.UNSET else written.origin,
+        "version": None if written.version is msgspec.UNSET else written.version,
+    }
+
+
+def _number(headers: Mapping[str, bytes | None], name: str) -> int | None:
+    value = headers.get(name)
+    return int(value) if value is not None else None
+
+
+def _place(value: bytes | None) -> Place | None:
+    if value is None:
+        return None
+    generation, _, offset = value.decode().partition(":")
+    return Place(int(generation), int(offset))

@@ -1,0 +1,158 @@
+"""The journals of one topic, as applications use them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import timedelta
+
+from headrace.errors import BadArgument, Forbidden
+from headrace.journal.actions import Delete, Mark, Purge
+from headrace.journal.appends import AppendOptions, check_events, check_id
+from headrace.journal.barriers import Barrier, MarkBarrier, WatermarkBarrier, write_mark
+from headrace.journal.folding import exists, pointer_of
+from headrace.journal.head_cache import HeadCache
+from headrace.journal.headers import encode_action
+from headrace.journal.metrics import OPERATIONS
+from headrace.journal.reading import JournalReader
+from headrace.journal.snapshots import JournalSnapshots
+from headrace.journal.topology import Topology
+from headrace.journal.windows import Windows
+from headrace.journal.writing import JournalWriter
+from headrace.log import Log
+from headrace.model import MAX_SEQ_NR, Event, NewRecord, Position, StoredEvent
+from headrace.observe import span, timed
+from headrace.store import Store
+
+__all__ = ["Journal"]
+
+
+class Journal:
+    """Ordered, append-only events per id, in one topic.
+
+    Promises: a read that starts after an append returned sees it, whatever replication is doing; a read gives a state
+    that the log had, whole, or raises.
+    Does not promise: an order between ids. `append` without `expected` trusts its caller to be the only writer of the
+    id.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        store: Store,
+        topic: str,
+        *,
+        cache: HeadCache | None,
+        origin: str | None = None,
+        read_only: bool = False,
+        timeout_s: float = 70.0,
+        snapshots_kept: int = 3,
+    ) -> None:
+        self.topic = topic
+        self._log = log
+        self._store = store
+        self._origin = origin
+        self._is_read_only = read_only
+        self._topology = Topology(log, topic)
+        windows = Windows(log, cache, timeout_s=timeout_s)
+        barrier: Barrier = WatermarkBarrier(log) if read_only else MarkBarrier(log, origin)
+        self._reader = JournalReader(self._topology, store.reader, windows, barrier)
+        self._writer = JournalWriter(log, self._topology, store.reader, windows)
+        self.snapshots = JournalSnapshots(store.snapshots, self._reader, kept=snapshots_kept)
+
+    async def append(
+        self,
+        id_: str,
+        events: Sequence[Event],
+        *,
+        expected: int | None = None,
+        append_id: str | None = None,
+        metadata: object = None,
+        payload_metadata: object = None,
+        headers: Mapping[str, str] | None = None,
+        expire_after: timedelta | str | None = None,
+        origin: str | None = None,
+        version: str | None = None,
+    ) -> Position:
+        """Write events, all of them or none; returns the place of their record.
+
+        `expected` is the seq_nr the journal must be at (0: it must be new), else WrongSeqNr. After an error whose
+        outcome is unknown, the same call with the same `append_id` writes the events once at most.
+        """
+        self._check_writable("append")
+        check_id(id_)
+        check_events(events)
+        options = AppendOptions(
+            metadata=metadata,
+            payload_metadata=payload_metadata,
+            headers=headers or {},
+            expire_after=expire_after,
+            origin=origin or self._origin,
+            version=version,
+        )
+        with self._operation("append"), span("journal.append", topic=self.topic, id=id_):
+            if expected is None and append_id is None:
+                return await self._writer.append(id_, events, options)
+            return await self._writer.append_checked(id_, events, options, expected=expected, append_id=append_id)
+
+    async def read(self, id_: str, from_seq_nr: int = 1) -> AsyncIterator[StoredEvent]:
+        """Yield the events from a seq_nr on. Huge journals stream.
+
+        Raises ReadAgain when a delete or purge lands in the middle, JournalHeld, RecordsLost, TimedOut.
+        """
+        check_id(id_)
+        if from_seq_nr < 1:
+            raise BadArgument("from_seq_nr", from_seq_nr, "numbers start at 1")
+        with self._operation("read"):
+            async for event in self._reader.events(id_, from_seq_nr):
+                yield event
+
+    async def pointer(self, id_: str) -> int | None:
+        """Return the journal's last seq_nr; None if there is no journal."""
+        with self._operation("pointer"):
+            view = await self._reader.view(check_id(id_))
+        return pointer_of(view.meta) if exists(view.meta) else None
+
+    async def delete(self, id_: str, *, to: int = MAX_SEQ_NR) -> Position | None:
+        """Delete the events up to a seq_nr, the pointer at most; None, and nothing written, if there is no journal."""
+        self._check_writable("delete")
+        if to < 1:
+            raise BadArgument("to", to, "numbers start at 1")
+        with self._operation("delete"):
+            pointer = await self.pointer(id_)
+            if pointer is None:
+                return None
+            return await self._write(id_, Delete(to=min(to, pointer), origin=self._origin))
+
+    async def purge(self, id_: str) -> Position:
+        """Remove the whole journal; the next append begins a new one."""
+        self._check_writable("purge")
+        with self._operation("purge"):
+            position = await self._write(check_id(id_), Purge(origin=self._origin))
+            self._writer.forget(id_)
+            return position
+
+    async def mark(self, id_: str, mark_id: str) -> int:
+        """Write a Mark, which changes nothing, and return its offset."""
+        self._check_writable("mark")
+        route = await self._topology.route(check_id(id_))
+        return await write_mark(self._log, route.at, id_, Mark(id=mark_id, origin=self._origin))
+
+    async def ids(self) -> AsyncIterator[str]:
+        """Yield the ids of all journals that replication has reached, in no order."""
+        async for page in self._store.reader.metas(self.topic):
+            for meta in page:
+                if exists(meta):
+                    yield meta.id
+
+    def _operation(self, name: str) -> timed:
+        return timed(OPERATIONS.labels(self.topic, name))
+
+    def _check_writable(self, operation: str) -> None:
+        if self._is_read_only:
+            raise Forbidden(f"{operation} in topic {self.topic!r}", "the journal was opened read-only")
+
+    async def _write(self, id_: str, action: Delete | Purge) -> Position:
+        route = await self._topology.route(id_)
+        record = NewRecord(route.at.topic, id_.encode(), None, encode_action(action), partition=route.at.partition)
+        (position,) = await self._log.append([record])
+        return position

@@ -1,0 +1,189 @@
+"""The value of an Append record: its events, as JSON or, as soon as one payload is binary, in a binary form.
+
+Both are kafka-journal's, byte for byte.
+
+Payloads are kept as bytes (`Encoded`): of the JSON, of the text, or the binary itself, so that carrying them from the
+log to the store decodes nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from headrace.errors import BadArgument
+from headrace.journal.actions import PayloadFormat
+from headrace.journal.raw_json import raw_json
+from headrace.model import Event, Payload
+
+__all__ = ["Encoded", "Payloads", "decode_payload", "decode_value", "encode_events", "encode_value"]
+
+_KINDS = (None, "binary", "json", "text")
+_INT = struct.Struct(">i")
+_HEAD = struct.Struct(">qi")
+_json_encode = msgspec.json.Encoder().encode
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """An event with its payload as bytes; `payload_type` is None, "binary", "json" or "text"."""
+
+    seq_nr: int
+    tags: tuple[str, ...] = ()
+    payload_type: str | None = None
+    payload: bytes | None = None
+
+
+class Payloads(msgspec.Struct, frozen=True):
+    """A record's value: events, and what goes with all of them. `metadata` is JSON."""
+
+    events: tuple[Encoded, ...]
+    expire_after: str | None = None
+    metadata: bytes | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True, omit_defaults=True, rename={"expire_after": "expireAfter"}):
+    expire_after: str | None = None
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _JsonEvent(msgspec.Struct, frozen=True):
+    """The fields in kafka-journal's order; absent options are left out."""
+
+    seqNr: int  # noqa: N815
+    tags: tuple[str, ...] = ()
+    payloadType: str | msgspec.UnsetType | None = msgspec.UNSET  # noqa: N815
+    payload: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _JsonValue(msgspec.Struct, frozen=True):
+    events: tuple[_JsonEvent, ...]
+    metadata: _Metadata = _Metadata()
+
+
+_decode_json_value = msgspec.json.Decoder(_JsonValue).decode
+_decode_metadata = msgspec.json.Decoder(_Metadata).decode
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+def encode_events(events: Sequence[Event]) -> tuple[Encoded, ...]:
+    """Turn payloads into bytes. Raises BadArgument for what JSON can't carry."""
+    return tuple(Encoded(event.seq_nr, event.tags, *_encode_payload(event)) for event in events)
+
+
+def decode_payload(payload_type: str | None, payload: bytes | None) -> Payload:
+    """Turn a payload's bytes back into what the application gave."""
+    if payload_type is None or payload is None:
+        return None
+    if payload_type == "binary":
+        return payload
+    return payload.decode() if payload_type == "text" else msgspec.json.decode(payload)
+
+
+def encode_value(payloads: Payloads) -> tuple[PayloadFormat, bytes]:
+    """Return the record's value and the form it has."""
+    if any(event.payload_type == "binary" for event in payloads.events):
+        return "binary", _encode_binary(payloads)
+    events = tuple(map(_json_event, payloads.events))
+    return "json", _json_encode(_JsonValue(events, _metadata(payloads)))
+
+
+def decode_value(payload_format: PayloadFormat, value: bytes | None) -> Payloads:
+    """Return what a record's value holds. Raises ValueError for what is no such value."""
+    if value is None:
+        raise ValueError("an append has no value")
+    try:
+        return _decode_json(value) if payload_format == "json" else _decode_binary(value)
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"the binary value is cut off: {error}") from error
+
+
+def _encode_payload(event: Event) -> tuple[str | None, bytes | None]:
+    payload: Any = event.payload
+    if payload is None:
+        return None, None
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return "binary", bytes(payload)
+    if isinstance(payload, str):
+        return "text", payload.encode()
+    try:
+        return "json", _json_encode(payload)
+    except (TypeError, ValueError) as error:
+        rule = f"a payload is None, bytes, str or what JSON can carry ({error})"
+        raise BadArgument(f"payload of event {event.seq_nr}", type(payload).__name__, rule) from error
+
+
+def _metadata(payloads: Payloads) -> _Metadata:
+    data = msgspec.UNSET if payloads.metadata is None else msgspec.Raw(payloads.metadata)
+    return _Metadata(payloads.expire_after, data)
+
+
+def _payloads(events: tuple[Encoded, ...], metadata: _Metadata) -> Payloads:
+    return Payloads(events, metadata.expire_after, raw_json(metadata.data))
+
+
+def _json_event(event: Encoded) -> _JsonEvent:
+    if event.payload_type is None or event.payload is None:
+        return _JsonEvent(event.seq_nr, event.tags)
+    raw = event.payload if event.payload_type == "json" else _json_encode(event.payload.decode())
+    return _JsonEvent(event.seq_nr, event.tags, event.payload_type, msgspec.Raw(raw))
+
+
+def _decode_json(value: bytes) -> Payloads:
+    decoded = _decode_json_value(value)
+    return _payloads(tuple(map(_encoded, decoded.events)), decoded.metadata)
+
+
+def _encoded(event: _JsonEvent) -> Encoded:
+    if isinstance(event.payload, msgspec.UnsetType):
+        return Encoded(event.seqNr, event.tags)
+    raw = bytes(event.payload)
+    if event.payloadType == "text":
+        return Encoded(event.seqNr, event.tags, "text", _decode_text(raw).encode())
+    if event.payloadType not in ("json", None, msgspec.UNSET):
+        raise ValueError(f"unknown payloadType {event.payloadType!r}")
+    return Encoded(event.seqNr, event.tags, "json", raw)
+
+
+def _encode_binary(payloads: Payloads) -> bytes:
+    parts = [b"\x01", _INT.pack(len(payloads.events))]
+    for event in payloads.events:
+        tags = b"".join(_INT.pack(len(tag)) + tag for tag in (tag.encode() for tag in event.tags))
+        payload = event.payload or b""
+        kind = _KINDS.index(event.payload_type)
+        body = _HEAD.pack(event.seq_nr, len(tags)) + tags + bytes((kind,)) + _INT.pack(len(payload)) + payload
+        parts += [_INT.pack(len(body)), body]
+    return b"".join(parts) + _json_encode(_metadata(payloads))
+
+
+def _decode_binary(value: bytes) -> Payloads:
+    version, at = value[0], 5
+    if version not in (0, 1):
+        raise ValueError(f"unknown version {version} of the binary form")
+    (count,) = _INT.unpack_from(value, 1)
+    events = []
+    for _ in range(count):
+        (size,) = _INT.unpack_from(value, at)
+        if size < 0 or at + 4 + size > len(value):
+            raise ValueError("the binary value is cut off")
+        events.append(_decode_binary_event(value[at + 4 : at + 4 + size]))
+        at += 4 + size
+    return _payloads(tuple(events), _decode_metadata(value[at:]) if version == 1 else _Metadata())
+
+
+def _decode_binary_event(body: bytes) -> Encoded:
+    seq_nr, tags_size = _HEAD.unpack_from(body)
+    at, end = _HEAD.size, _HEAD.size + tags_size
+    tags = []
+    while at < end:
+        (size,) = _INT.unpack_from(body, at)
+        tags.append(body[at + 4 : at + 4 + size].decode())
+        at += 4 + size
+    kind = _KINDS[body[end]]
+    (size,) = _INT.unpack_from(body, end + 1)
+    payload = body[end + 5 : end + 5 + size]
+    if len(payload) != size:
+        raise ValueError("the binary value is cut off")
+    return Encoded(seq_nr, tuple(tags), kind, None if kind is None else payload)

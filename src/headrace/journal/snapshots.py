@@ -1,0 +1,103 @@
+"""Snapshots: saved states of a journal's entity, so that a read can start from one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import BadArgument, VoidAppend
+from headrace.journal.folding import exists, pointer_of
+from headrace.journal.payloads import decode_payload, encode_events
+from headrace.journal.reading import JournalReader, View
+from headrace.model import Event, Payload
+from headrace.store import JournalMeta, Place, SnapshotRow, Snapshots
+
+__all__ = ["JournalSnapshots", "Snapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A saved state, as of a seq_nr."""
+
+    seq_nr: int
+    payload: Any
+    timestamp_ms: int
+
+
+class JournalSnapshots:
+    """The snapshots of one topic's journals: the newest few of each.
+
+    A snapshot belongs to one incarnation of its journal: a purge removes it, and the journal after the purge never
+    sees it.
+    """
+
+    def __init__(self, snapshots: Snapshots, reader: JournalReader, *, kept: int) -> None:
+        if kept < 1:
+            raise BadArgument("snapshots_kept", kept, "at least 1 is kept")
+        self._snapshots = snapshots
+        self._reader = reader
+        self._kept = kept
+
+    async def save(self, id_: str, seq_nr: int, payload: Payload, *, timestamp_ms: int) -> None:
+        """Save the state as of a seq_nr that the journal has reached; the oldest of the ring goes."""
+        view = await self._reader.view(id_)
+        meta = view.meta
+        if meta is None or not exists(meta) or meta.record_id is None or not 1 <= seq_nr <= pointer_of(meta):
+            reason = f"the journal is at {pointer_of(meta)}, there is no state as of {seq_nr}"
+            raise VoidAppend(id_, reason)
+        (encoded,) = encode_events([Event(seq_nr, payload)])
+        rows = await self._snapshots.load(self._reader.topic, id_)
+        row = SnapshotRow(
+            slot=_slot(rows, self._kept, seq_nr, meta),
+            seq_nr=seq_nr,
+            generation=meta.generation,
+            offset=meta.offset,
+            timestamp_ms=timestamp_ms,
+            record_id=meta.record_id,
+            payload_type=encoded.payload_type,
+            payload=encoded.payload,
+        )
+        await self._snapshots.save(self._reader.topic, id_, row)
+
+    async def load(
+        self, id_: str, *, max_seq_nr: int | None = None, max_timestamp_ms: int | None = None
+    ) -> Snapshot | None:
+        """Return the newest snapshot, not above the seq_nr and not after the time if these are given."""
+        rows = await self._of_incarnation(id_)
+        fitting = [
+            row
+            for row in rows
+            if (max_seq_nr is None or row.seq_nr <= max_seq_nr)
+            and (max_timestamp_ms is None or row.timestamp_ms <= max_timestamp_ms)
+        ]
+        if not fitting:
+            return None
+        newest = max(fitting, key=lambda row: (row.seq_nr, row.timestamp_ms))
+        return Snapshot(newest.seq_nr, decode_payload(newest.payload_type, newest.payload), newest.timestamp_ms)
+
+    async def delete(self, id_: str, *, max_seq_nr: int | None = None) -> int:
+        """Remove the snapshots up to a seq_nr, or all; returns how many."""
+        gone = [row for row in await self._of_incarnation(id_) if max_seq_nr is None or row.seq_nr <= max_seq_nr]
+        for row in gone:
+            await self._snapshots.delete(self._reader.topic, id_, row.slot, at=Place(row.generation, row.offset))
+        return len(gone)
+
+    async def _of_incarnation(self, id_: str) -> list[SnapshotRow]:
+        view: View = await self._reader.view(id_)
+        if view.meta is None or not exists(view.meta):
+            return []
+        rows = await self._snapshots.load(self._reader.topic, id_)
+        return [row for row in rows if row.record_id == view.meta.record_id]
+
+
+def _slot(rows: Sequence[SnapshotRow], kept: int, seq_nr: int, meta: JournalMeta) -> int:
+    """Return where a snapshot goes: over one of the same number, an empty slot, a stranger's, or the oldest's."""
+    by_slot = {row.slot: row for row in rows if row.slot < kept}
+    for slot, row in by_slot.items():
+        if row.seq_nr == seq_nr and row.record_id == meta.record_id:
+            return slot
+    for slot in range(kept):
+        if slot not in by_slot or by_slot[slot].record_id != meta.record_id:
+            return slot
+    return min(by_slot, key=lambda slot: by_slot[slot].seq_nr)

@@ -1,0 +1,138 @@
+"""Appending: plainly, trusting the caller to be the only writer of the key; or checked against what the journal is."""
+
+from __future__ import annotations
+
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import msgspec
+
+from headrace.errors import Unavailable, VoidAppend, WrongSeqNr
+from headrace.journal.actions import Append
+from headrace.journal.appends import AppendOptions, record_of
+from headrace.journal.folding import Effect, pointer_of, step
+from headrace.journal.topology import Route, Topology
+from headrace.journal.windows import Windows
+from headrace.log import Log
+from headrace.model import Event, Position
+from headrace.store import JournalMeta, StoreReader
+
+__all__ = ["JournalWriter"]
+
+_REMEMBERED = 100_000
+
+
+class _Attempt(msgspec.Struct, frozen=True):
+    """What was known before an append was first tried."""
+
+    since: int
+    after: int
+    meta: JournalMeta | None
+
+
+class JournalWriter:
+    """Writes the journals of one topic."""
+
+    def __init__(self, log: Log, topology: Topology, store: StoreReader, windows: Windows) -> None:
+        self._log = log
+        self._topology = topology
+        self._store = store
+        self._windows = windows
+        self._written: OrderedDict[str, int] = OrderedDict()
+        self._attempts: OrderedDict[str, _Attempt] = OrderedDict()
+
+    async def append(self, id_: str, events: Sequence[Event], options: AppendOptions) -> Position:
+        """Write events without looking; numbers that this instance knows to be taken are refused."""
+        self._refuse_known(id_, events)
+        route = await self._topology.route(id_)
+        (position,) = await self._log.append([record_of(route.at, id_, events, options)])
+        self._remember(id_, events[-1].seq_nr)
+        return position
+
+    async def append_checked(
+        self,
+        id_: str,
+        events: Sequence[Event],
+        options: AppendOptions,
+        *,
+        expected: int | None,
+        append_id: str | None,
+    ) -> Position:
+        """Write events and say what became of them. Raises WrongSeqNr, VoidAppend.
+
+        With the append id of an earlier attempt whose outcome is unknown, the events are written once at most.
+        """
+        append_id = append_id or uuid.uuid4().hex
+        route = await self._topology.route(id_)
+        is_retry = append_id in self._attempts
+        attempt = self._attempts.get(append_id) or await self._prepare(route, id_)
+        self._attempts[append_id] = attempt
+        record = record_of(route.at, id_, events, options, expected=expected, append_id=append_id, since=attempt.since)
+        try:
+            (position,) = await self._log.append([record])
+        except Unavailable as error:
+            if error.outcome_known and not is_retry:
+                del self._attempts[append_id]
+            raise
+        landed = await self._outcome(route, id_, attempt, position, append_id, expected)
+        del self._attempts[append_id]
+        self._remember(id_, events[-1].seq_nr)
+        return landed
+
+    def forget(self, id_: str) -> None:
+        """Forget what was written to a journal: it was purged."""
+        self._written.pop(id_, None)
+
+    def _refuse_known(self, id_: str, events: Sequence[Event]) -> None:
+        known = self._written.get(id_, 0)
+        if events[0].seq_nr <= known:
+            raise WrongSeqNr(id_, events[0].seq_nr - 1, known)
+
+    def _remember(self, id_: str, seq_nr: int) -> None:
+        self._written[id_] = max(seq_nr, self._written.get(id_, 0))
+        self._written.move_to_end(id_)
+        if len(self._written) > _REMEMBERED:
+            self._written.popitem(last=False)
+
+    async def _prepare(self, route: Route, id_: str) -> _Attempt:
+        replicated = await self._store.replicated(route.at)
+        meta = await self._store.meta(route.at.topic, id_)
+        bounds = await self._log.bounds(route.at)
+        while len(self._attempts) > _REMEMBERED:
+            self._attempts.popitem(last=False)
+        return _Attempt(bounds.high_watermark, replicated.offset if replicated else -1, meta)
+
+    async def _outcome(
+        self,
+        route: Route,
+        id_: str,
+        attempt: _Attempt,
+        position: Position,
+        append_id: str,
+        expected: int | None,
+    ) -> Position:
+        """Fold the log from what was known before the first attempt up to the record just written."""
+        window = await self._windows.find(route.at, route.generation, id_, after=attempt.after, up_to=position.offset)
+        if window.is_behind:  # replication passed by: the cache knows less than the log still does
+            window = await self._windows.scan(
+                route.at, route.generation, id_, after=attempt.after, up_to=position.offset
+            )
+        meta = attempt.meta
+        for entry in window.entries:
+            if meta is not None and entry.place <= meta.place:
+                continue
+            done = step(meta, entry)
+            is_ours = isinstance(entry.action, Append) and entry.action.append_id == append_id
+            if is_ours and done.effect is Effect.APPENDED:
+                return Position(position.topic, position.partition, entry.offset, entry.timestamp_ms)
+            if entry.offset == position.offset:
+                raise _refusal(id_, pointer_of(meta), expected, done.reason)
+            meta = done.meta
+        raise VoidAppend(id_, "its record was not found in the log again")
+
+
+def _refusal(id_: str, pointer: int, expected: int | None, reason: str) -> WrongSeqNr | VoidAppend:
+    if expected is not None and expected != pointer:
+        return WrongSeqNr(id_, expected, pointer)
+    return VoidAppend(id_, reason)

@@ -1,0 +1,42 @@
+"""The eventual store: what replication has carried out of the log, by key, in SQLite or in Cassandra.
+
+Promises: writes converge by the place of the record that caused them, whatever their order and however often they are
+repeated; a reader gets what was acknowledged; pages follow the reader's demand.
+Does not promise: to be up to date. Journals merge it with the head of the log.
+"""
+
+from headrace.store.opening import open_store
+from headrace.store.ports import Settings, Snapshots, Store, StoreReader, StoreWriter
+from headrace.store.rows import (
+    DEFAULT_SEGMENT_SIZE,
+    EventRow,
+    JournalMeta,
+    Place,
+    ReplicatedOffset,
+    RowDeletion,
+    SnapshotRow,
+    java_hash,
+    meta_segment,
+    segment_of,
+    write_time,
+)
+
+__all__ = [
+    "DEFAULT_SEGMENT_SIZE",
+    "EventRow",
+    "JournalMeta",
+    "Place",
+    "ReplicatedOffset",
+    "RowDeletion",
+    "Settings",
+    "SnapshotRow",
+    "Snapshots",
+    "Store",
+    "StoreReader",
+    "StoreWriter",
+    "java_hash",
+    "meta_segment",
+    "open_store",
+    "segment_of",
+    "write_time",
+]

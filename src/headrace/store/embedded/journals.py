@@ -1,0 +1,77 @@
+"""The journals a writer knows: their numbers, and what was deleted of each."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from headrace.store.embedded.columns import Values
+
+__all__ = ["Deletion", "Journal", "Journals", "number_of"]
+
+_MOST = 20_000
+
+
+class Deletion(NamedTuple):
+    """Rows of a segment with seq_nr up to `up_to`, of that place or below, are gone for good."""
+
+    segment: int
+    up_to: int
+    written: int
+
+
+@dataclass(slots=True)
+class Journal:
+    """One journal in the file."""
+
+    number: int
+    deletions: list[Deletion] = field(default_factory=list)
+
+    def accepts(self, event: Values) -> bool:
+        """Say whether no deletion covers the event (its columns, as in EVENT)."""
+        segment, seq_nr, _, place = event[:4]
+        return not any(
+            gone.segment == segment and seq_nr <= gone.up_to and place <= gone.written for gone in self.deletions
+        )
+
+
+class Journals:
+    """Remembers them for as long as no other process has written; lives in the writer's thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], Journal] = {}
+        self._version = -1
+
+    def refresh(self, db: sqlite3.Connection) -> None:
+        """Forget everything if somebody else committed; call it inside the transaction."""
+        version = int(db.execute("PRAGMA data_version").fetchone()[0])
+        if version != self._version or len(self._known) > _MOST:
+            self._known.clear()
+        self._version = version
+
+    def forget(self) -> None:
+        """Forget everything: a transaction failed."""
+        self._known.clear()
+
+    def find(self, db: sqlite3.Connection, topic: str, id_: str) -> Journal:
+        """Return the journal, giving it a number if it has none."""
+        known = self._known.get((topic, id_))
+        if known is None:
+            known = self._known[topic, id_] = _load(db, topic, id_)
+        return known
+
+
+def number_of(db: sqlite3.Connection, topic: str, id_: str) -> int | None:
+    """Return a journal's number, if it has one."""
+    row = db.execute("SELECT number FROM journals WHERE topic = ? AND id = ?", (topic, id_)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _load(db: sqlite3.Connection, topic: str, id_: str) -> Journal:
+    number = number_of(db, topic, id_)
+    if number is None:
+        made = db.execute("INSERT INTO journals (topic, id) VALUES (?, ?)", (topic, id_))
+        return Journal(int(made.lastrowid or 0))
+    deletions = db.execute("SELECT segment, up_to, written FROM event_deletions WHERE journal = ?", (number,))
+    return Journal(number, [Deletion(*row) for row in deletions])

@@ -1,0 +1,102 @@
+"""The read side of the embedded store: one short read transaction a page, so that the file can be checkpointed."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+
+from headrace.model import TopicPartition
+from headrace.runtime import Clock
+from headrace.store.arguments import check_paging
+from headrace.store.embedded.access import Access
+from headrace.store.embedded.columns import EVENT, HEAD, REPLICATED, Values, event_of, head_of, replicated_of
+from headrace.store.embedded.journals import number_of
+from headrace.store.embedded.schema import MAX_SEQ_NR
+from headrace.store.metrics import PAGES
+from headrace.store.rows import EventRow, JournalMeta, ReplicatedOffset, segment_of
+
+__all__ = ["EmbeddedReader"]
+
+_REPLICATED = f"SELECT {', '.join(REPLICATED)} FROM replicated WHERE topic = ? AND partition = ?"  # noqa: S608
+# A purge marker whose time is up is kept a while longer, against late writers, but no longer seen.
+_HEADS = (
+    f"SELECT id, number, {', '.join(HEAD)} FROM journals JOIN heads ON journal = number "  # noqa: S608
+    "WHERE topic = ? AND (expires_ms IS NULL OR expires_ms > ?)"
+)
+_HEAD = f"{_HEADS} AND id = ?"
+_HEADS_PAGE = f"{_HEADS} AND id > ? ORDER BY id LIMIT ?"
+_EVENTS_PAGE = (
+    f"SELECT {', '.join(EVENT)} FROM events "  # noqa: S608
+    "WHERE journal = ? AND (segment, seq_nr, timestamp_ms) > (?, ?, ?) AND segment <= ? "
+    "AND seq_nr BETWEEN ? AND ? AND segment = (seq_nr - 1) / ? "
+    "ORDER BY segment, seq_nr, timestamp_ms LIMIT ?"
+)
+
+_NO_TIME_LATER = (1 << 63) - 1
+
+
+class EmbeddedReader:
+    """The embedded store's StoreReader."""
+
+    def __init__(self, access: Access, clock: Clock) -> None:
+        self._access = access
+        self._clock = clock
+
+    async def replicated(self, at: TopicPartition) -> ReplicatedOffset | None:
+        """Return how far a partition has come."""
+        row = await self._access.ask("read replicated", lambda db: db.execute(_REPLICATED, at).fetchone())
+        return None if row is None else replicated_of(row)
+
+    async def meta(self, topic: str, id_: str) -> JournalMeta | None:
+        """Return a journal's head, or its purge marker."""
+        asked = (topic, self._clock.now_ms(), id_)
+        row = await self._access.ask("read meta", lambda db: db.execute(_HEAD, asked).fetchone())
+        return None if row is None else head_of(topic, id_, row[2:])
+
+    async def rows(
+        self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500
+    ) -> AsyncIterator[Sequence[EventRow]]:
+        """Yield pages of rows, rising."""
+        check_paging(segment_size=segment_size, page_size=page_size)
+        first, last = max(first, 1), min(last, MAX_SEQ_NR)
+        after = (segment_of(first, segment_size), first - 1, _NO_TIME_LATER)
+        bounds = (segment_of(last, segment_size), first, last, segment_size, page_size)
+        while True:
+            asked = (*after, *bounds)
+            page = await self._access.ask("read rows", partial(_events, topic=topic, id_=id_, asked=asked))
+            PAGES.labels("embedded", "journal").inc()
+            if page:
+                yield page
+            if len(page) < page_size:
+                return
+            after = (page[-1].segment, page[-1].seq_nr, page[-1].timestamp_ms)
+
+    async def topics(self) -> Sequence[str]:
+        """List the topics with a replicated offset."""
+        query = "SELECT DISTINCT topic FROM replicated ORDER BY topic"
+        rows = await self._access.ask("read topics", lambda db: db.execute(query).fetchall())
+        return [topic for (topic,) in rows]
+
+    async def metas(self, topic: str, *, page_size: int = 500) -> AsyncIterator[Sequence[JournalMeta]]:
+        """Yield pages of heads."""
+        check_paging(segment_size=1, page_size=page_size)
+        after = ""
+        while True:
+            asked = (topic, self._clock.now_ms(), after, page_size)
+            found = await self._access.ask("read metas", partial(_heads, asked=asked))
+            PAGES.labels("embedded", "metajournal").inc()
+            if found:
+                yield [head_of(topic, row[0], row[2:]) for row in found]
+            if len(found) < page_size:
+                return
+            after = found[-1][0]
+
+
+def _events(db: sqlite3.Connection, topic: str, id_: str, asked: tuple[int, ...]) -> list[EventRow]:
+    number = number_of(db, topic, id_)
+    return [] if number is None else [event_of(row) for row in db.execute(_EVENTS_PAGE, (number, *asked))]
+
+
+def _heads(db: sqlite3.Connection, asked: tuple[str, int, str, int]) -> list[Values]:
+    return db.execute(_HEADS_PAGE, asked).fetchall()

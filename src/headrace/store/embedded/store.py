@@ -1,0 +1,102 @@
+"""The embedded store: its parts put together over one file."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from headrace.config import StoreSettings
+from headrace.errors import Unreachable
+from headrace.runtime import Clock, crash_point
+from headrace.sqlite import GroupCommit, connect
+from headrace.store.embedded.access import Access
+from headrace.store.embedded.housekeeping import Housekeeping
+from headrace.store.embedded.reader import EmbeddedReader
+from headrace.store.embedded.schema import prepare
+from headrace.store.embedded.shared import EmbeddedSettings
+from headrace.store.embedded.snapshots import EmbeddedSnapshots
+from headrace.store.embedded.writer import EmbeddedWriter
+from headrace.store.embedded.writing import EventWriter, Work
+from headrace.store.metrics import REQUEST_SECONDS
+
+__all__ = ["EmbeddedStore"]
+
+FILE_NAME = "store.db"
+
+
+class EmbeddedStore:
+    """A store in one folder, for as many processes as one machine holds.
+
+    Crash-safe, and durable at commit unless fsync is switched off. Not a distributed system.
+    """
+
+    def __init__(self, folder: Path, settings: StoreSettings, clock: Clock) -> None:
+        path = folder / FILE_NAME
+        events = EventWriter()
+        self._access = Access(path)
+        self._commits: GroupCommit[Work] = GroupCommit(
+            path,
+            events.apply,
+            forget=events.journals.forget,
+            committed=REQUEST_SECONDS.labels("embedded", "write").observe,
+            passing=crash_point,
+            fsync=settings.embedded.fsync,
+        )
+        self._reader = EmbeddedReader(self._access, clock)
+        self._writer = EmbeddedWriter(self._commits, clock, marker_ttl_s=settings.marker_ttl_s)
+        self._snapshots = EmbeddedSnapshots(self._commits, self._access, clock)
+        self._settings = EmbeddedSettings(self._commits, self._access)
+        self.housekeeping = Housekeeping(
+            self._commits,
+            clock,
+            gc_grace_s=settings.gc_grace_s,
+            interval_s=settings.embedded.housekeeping_interval_s,
+        )
+
+    @classmethod
+    async def open(cls, folder: Path, settings: StoreSettings, clock: Clock) -> EmbeddedStore:
+        """Open the folder's store, creating both if need be."""
+        await asyncio.to_thread(_prepare, folder, settings.embedded.fsync)
+        return cls(folder, settings, clock)
+
+    @property
+    def reader(self) -> EmbeddedReader:
+        """The read side."""
+        return self._reader
+
+    @property
+    def writer(self) -> EmbeddedWriter:
+        """The write side."""
+        return self._writer
+
+    @property
+    def snapshots(self) -> EmbeddedSnapshots:
+        """Saved states."""
+        return self._snapshots
+
+    @property
+    def settings(self) -> EmbeddedSettings:
+        """Shared facts."""
+        return self._settings
+
+    async def close(self) -> None:
+        """Write what was handed over, let go of the file."""
+        if self._access.is_closed:
+            return
+        self._access.is_closed = True
+        await self.housekeeping.close()
+        await self._commits.close()
+        await asyncio.to_thread(self._access.close)
+
+
+def _prepare(folder: Path, fsync: bool) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unreachable(str(folder), f"the folder can't be made: {error.strerror}") from error
+    path = folder / FILE_NAME
+    db = connect(path, fsync=fsync)
+    try:
+        prepare(db, path)
+    finally:
+        db.close()

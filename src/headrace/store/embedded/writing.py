@@ -1,0 +1,168 @@
+"""Writing: every change to the file is a piece of work in one group commit."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+from headrace.errors import HeadraceError
+from headrace.runtime import crash_point
+from headrace.store.embedded.columns import (
+    EVENT,
+    HEAD,
+    REPLICATED,
+    Values,
+    event_values,
+    head_values,
+    replicated_values,
+    upsert,
+)
+from headrace.store.embedded.journals import Deletion, Journal, Journals
+from headrace.store.embedded.schema import MAX_SEQ_NR, written
+from headrace.store.rows import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion
+
+__all__ = ["Call", "DeleteRows", "EventWriter", "MoveReplicated", "Work", "WriteMeta", "WriteRows"]
+
+# One step of SQLite takes and gives back the interpreter's lock, so a busy event loop would slow down a
+# statement per row; rows go in by the dozen.
+_CHUNK = 50
+_EVENT_KEY = ("journal", "segment", "seq_nr", "timestamp_ms")
+_INSERT_ONE = upsert("events", _EVENT_KEY, ("journal", *EVENT))
+_INSERT_CHUNK = upsert("events", _EVENT_KEY, ("journal", *EVENT), rows=_CHUNK)
+_PUT_HEAD = upsert("heads", ("journal",), ("journal", *HEAD))
+_PUT_REPLICATED = upsert("replicated", ("topic", "partition"), REPLICATED)
+_DELETE_EVENTS = "DELETE FROM events WHERE journal = ? AND segment = ? AND seq_nr <= ? AND written <= ?"
+_DROP_COVERED = "DELETE FROM event_deletions WHERE journal = ? AND segment = ? AND up_to <= ? AND written <= ?"
+_PUT_DELETION = "INSERT INTO event_deletions (journal, segment, up_to, written, made_ms) VALUES (?, ?, ?, ?, ?)"
+
+
+class Work(Protocol):
+    """Something to do inside a write transaction."""
+
+    def run(self, db: sqlite3.Connection, writer: EventWriter) -> object:
+        """Do it and return the result, or raise a HeadraceError before anything was written."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Any function of the connection and of the journals the writer knows."""
+
+    function: Callable[[sqlite3.Connection, Journals], Any]
+
+    def run(self, db: sqlite3.Connection, writer: EventWriter) -> object:
+        """Run it after the events that came before it."""
+        writer.flush(db)
+        return self.function(db, writer.journals)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRows:
+    """Events of one journal."""
+
+    topic: str
+    id: str
+    rows: Sequence[EventRow]
+
+    def run(self, db: sqlite3.Connection, writer: EventWriter) -> None:
+        """Gather them, without those that a deletion covers."""
+        writer.gather(writer.journals.find(db, self.topic, self.id), self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMeta:
+    """A head, or a purge marker that goes by itself at `expires_ms`."""
+
+    meta: JournalMeta
+    expires_ms: int | None
+
+    def run(self, db: sqlite3.Connection, writer: EventWriter) -> None:
+        """Write it unless a later one is there."""
+        journal = writer.journals.find(db, self.meta.topic, self.meta.id)
+        db.execute(_PUT_HEAD, (journal.number, *head_values(self.meta, self.expires_ms)))
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRows:
+    """Deletions in one journal, at one place."""
+
+    topic: str
+    id: str
+    deletions: Sequence[RowDeletion]
+    at: Place
+    made_ms: int
+
+    def run(self, db: sqlite3.Connection, writer: EventWriter) -> None:
+        """Remove what is there and remember it against what comes late."""
+        writer.flush(db)
+        journal = writer.journals.find(db, self.topic, self.id)
+        for segment, to in self.deletions:
+            gone = Deletion(segment, MAX_SEQ_NR if to is None else to, written(self.at))
+            db.execute(_DELETE_EVENTS, (journal.number, *gone))
+            self._remember(db, journal, gone)
+
+    def _remember(self, db: sqlite3.Connection, journal: Journal, gone: Deletion) -> None:
+        """Keep only deletions that no other covers."""
+        if any(_covers(other, gone) for other in journal.deletions):
+            return
+        journal.deletions = [other for other in journal.deletions if not _covers(gone, other)]
+        journal.deletions.append(gone)
+        db.execute(_DROP_COVERED, (journal.number, *gone))
+        db.execute(_PUT_DELETION, (journal.number, *gone, self.made_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class MoveReplicated:
+    """A partition's replicated offset."""
+
+    offset: ReplicatedOffset
+
+    def run(self, db: sqlite3.Connection, writer: EventWriter) -> None:
+        """Move it forward."""
+        writer.flush(db)
+        crash_point("store.embedded.before-replicated")
+        db.execute(_PUT_REPLICATED, replicated_values(self.offset))
+
+
+class EventWriter:
+    """Gathers the events of a group, so that they go in many at a time; lives in the writer's thread."""
+
+    def __init__(self) -> None:
+        self.journals = Journals()
+        self._rows: list[Values] = []
+
+    def apply(self, db: sqlite3.Connection, works: Sequence[Work]) -> list[object]:
+        """Do all the works of a group, in order."""
+        self.journals.refresh(db)
+        self._rows.clear()
+        outcomes: list[object] = []
+        for work in works:
+            try:
+                outcomes.append(work.run(db, self))
+            except HeadraceError as refusal:
+                outcomes.append(refusal)
+        self.flush(db)
+        return outcomes
+
+    def gather(self, journal: Journal, rows: Sequence[EventRow]) -> None:
+        """Take events for the next flush."""
+        number = (journal.number,)
+        events: Iterable[Values] = map(event_values, rows)
+        if journal.deletions:
+            events = filter(journal.accepts, events)
+        self._rows.extend(number + event for event in events)
+
+    def flush(self, db: sqlite3.Connection) -> None:
+        """Put the events gathered so far into the file."""
+        rows = iter(self._rows)
+        for _ in range(len(self._rows) // _CHUNK):
+            db.execute(_INSERT_CHUNK, [value for row in islice(rows, _CHUNK) for value in row])
+        db.executemany(_INSERT_ONE, rows)
+        self._rows.clear()
+
+
+def _covers(one: Deletion, other: Deletion) -> bool:
+    return one.segment == other.segment and one.up_to >= other.up_to and one.written >= other.written
