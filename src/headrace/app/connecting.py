@@ -31,11 +31,21 @@ class Headrace:
             raise BadArgument("store", None, rule)
         return self._store
 
-    def journal(self, topic: str, *, read_only: bool = False, origin: str | None = None) -> Journal:
-        """Return the journals of a topic."""
+    def journal(
+        self, topic: str, *, read_only: bool = False, origin: str | None = None, partitions: int = 8
+    ) -> Journal:
+        """Return the journals of a topic, which is made with so many partitions when it is first written to."""
         if self._head_cache is None:
             self._head_cache = HeadCache(self.log, self.store.reader)
-        return Journal(self.log, self.store, topic, cache=self._head_cache, origin=origin, read_only=read_only)
+        return Journal(
+            self.log,
+            self.store,
+            topic,
+            cache=self._head_cache,
+            origin=origin,
+            read_only=read_only,
+            partitions=partitions,
+        )
 
     async def close(self) -> None:
         """Close what was opened on top of log and store, then those."""

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from headrace import __version__
-from headrace.cli import demo, services, settings, topics
+from headrace.cli import demo, journals, services, settings, topics
 from headrace.config import HeadraceSettings
 from headrace.errors import HeadraceError
 from headrace.observe import configure
@@ -23,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(services.app, name="services", help="Real servers from packages, for development and tests.")
+app.add_typer(journals.app, name="journal", help="Journals: append, read, delete, purge, look into.")
 app.add_typer(topics.app, name="topic", help="Topics of the log.")
 app.add_typer(settings.app, name="config", help="Settings and where they come from.")
 app.command("demo")(demo.demo)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.app import connect
+from headrace.cli.asking import Address, AsJson, with_headrace
 from headrace.log import Log
 from headrace.model import Cleanup, Topic, TopicConfig, TopicPartition
 
@@ -20,18 +18,11 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
 
-T = TypeVar("T")
-
-Address = Annotated[
-    str | None, typer.Option("--log", help="embedded:FOLDER or kafka://HOST:PORT; else the settings say.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
 
 @app.command("list")
 def list_topics(address: Address = None, as_json: AsJson = False) -> None:
     """List the topics."""
-    names = _with_log(address, lambda log: log.admin.topics())
+    names = with_headrace(address, None, lambda hr: hr.log.admin.topics())
     typer.echo(json.dumps(list(names)) if as_json else "\n".join(names) or "no topics yet")
 
 
@@ -45,14 +36,14 @@ def create(
 ) -> None:
     """Make a topic."""
     config = TopicConfig(cleanup=cleanup, retention_ms=retention_ms or None)
-    made = _with_log(address, lambda log: log.admin.create(topic, partitions=partitions, config=config))
+    made = with_headrace(address, None, lambda hr: hr.log.admin.create(topic, partitions=partitions, config=config))
     typer.echo(f"created {made.name} with {made.partitions} partition{'s' if made.partitions != 1 else ''}")
 
 
 @app.command("describe")
 def describe(topic: str, address: Address = None, as_json: AsJson = False) -> None:
     """Show a topic's configuration and what its partitions hold."""
-    found, bounds = _with_log(address, lambda log: _describe(log, topic))
+    found, bounds = with_headrace(address, None, lambda hr: _describe(hr.log, topic))
     if as_json:
         partitions = [{"partition": n, "start": b[0], "end": b[1]} for n, b in enumerate(bounds)]
         typer.echo(json.dumps({**msgspec.to_builtins(found), "partitions": partitions}))
@@ -75,7 +66,7 @@ def delete(
     """Remove a topic with all it holds."""
     if not yes:
         typer.confirm(f"remove topic {topic} and all its records?", abort=True)
-    _with_log(address, lambda log: log.admin.delete(topic))
+    with_headrace(address, None, lambda hr: hr.log.admin.delete(topic))
     typer.echo(f"removed {topic}")
 
 
@@ -83,11 +74,3 @@ async def _describe(log: Log, topic: str) -> tuple[Topic, list[tuple[int, int]]]
     found = await log.admin.describe(topic)
     bounds = [await log.bounds(TopicPartition(topic, partition)) for partition in range(found.partitions)]
     return found, [(bound.start, bound.end) for bound in bounds]
-
-
-def _with_log(address: str | None, use: Callable[[Log], Awaitable[T]]) -> T:
-    async def run() -> T:
-        async with connect(address) as hr:
-            return await use(hr.log)
-
-    return asyncio.run(run())

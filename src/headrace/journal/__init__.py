@@ -6,8 +6,19 @@ Does not promise: an order between entities, and no bulk movement: that is the p
 """
 
 from headrace.journal.head_cache import HeadCache
+from headrace.journal.history import Moment
 from headrace.journal.journal import Journal
 from headrace.journal.replicating import Replicated, replicate_batch
 from headrace.journal.snapshots import JournalSnapshots, Snapshot
+from headrace.journal.stats import PartitionStats
 
-__all__ = ["HeadCache", "Journal", "JournalSnapshots", "Replicated", "Snapshot", "replicate_batch"]
+__all__ = [
+    "HeadCache",
+    "Journal",
+    "JournalSnapshots",
+    "Moment",
+    "PartitionStats",
+    "Replicated",
+    "Snapshot",
+    "replicate_batch",
+]

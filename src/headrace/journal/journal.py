@@ -12,9 +12,11 @@ from headrace.journal.barriers import Barrier, MarkBarrier, WatermarkBarrier, wr
 from headrace.journal.folding import exists, pointer_of
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.headers import encode_action
+from headrace.journal.history import Moment, history
 from headrace.journal.metrics import OPERATIONS
 from headrace.journal.reading import JournalReader
 from headrace.journal.snapshots import JournalSnapshots
+from headrace.journal.stats import PartitionStats, partition_stats
 from headrace.journal.topology import Topology
 from headrace.journal.windows import Windows
 from headrace.journal.writing import JournalWriter
@@ -46,13 +48,14 @@ class Journal:
         read_only: bool = False,
         timeout_s: float = 70.0,
         snapshots_kept: int = 3,
+        partitions: int | None = None,
     ) -> None:
         self.topic = topic
         self._log = log
         self._store = store
         self._origin = origin
         self._is_read_only = read_only
-        self._topology = Topology(log, topic)
+        self._topology = Topology(log, topic, partitions=None if read_only else partitions)
         windows = Windows(log, cache, timeout_s=timeout_s)
         barrier: Barrier = WatermarkBarrier(log) if read_only else MarkBarrier(log, origin)
         self._reader = JournalReader(self._topology, store.reader, windows, barrier)
@@ -143,6 +146,14 @@ class Journal:
             for meta in page:
                 if exists(meta):
                     yield meta.id
+
+    def history(self, id_: str, *, with_marks: bool = False) -> AsyncIterator[Moment]:
+        """Yield the journal's timeline: every action, what it did, and why some did nothing."""
+        return history(self._log, self._store.reader, self._topology, check_id(id_), with_marks=with_marks)
+
+    async def stats(self) -> list[PartitionStats]:
+        """Say of each partition what the log holds and how far replication has come."""
+        return await partition_stats(self._log, self._store.reader, self._topology)
 
     def _operation(self, name: str) -> timed:
         return timed(OPERATIONS.labels(self.topic, name))

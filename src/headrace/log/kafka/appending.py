@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from headrace.errors import Closed
 from headrace.log.kafka.clients import LOGGER
 from headrace.log.kafka.faults import error_in
+from headrace.log.kafka.threads import Threads
 from headrace.log.metrics import APPEND_SECONDS, APPENDED
 from headrace.model import NewRecord, Position
 
@@ -107,8 +108,9 @@ def refresh(producer: Any) -> None:  # noqa: ANN401
 class Appender:
     """An idempotent producer that many appends share."""
 
-    def __init__(self, config: dict[str, Any], address: str) -> None:
+    def __init__(self, config: dict[str, Any], address: str, threads: Threads) -> None:
         self._address = address
+        self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._producer = Producer({**config, "error_cb": self._on_error}, logger=LOGGER)
         self._completed: list[Tracker] = []
@@ -136,14 +138,14 @@ class Appender:
     async def close(self, timeout_s: float) -> None:
         """Flush, drop what could not be flushed in time, and end the thread."""
         self._is_stopped = True
-        await asyncio.to_thread(self._shut, timeout_s)
+        await self._threads.run(self._shut, timeout_s)
 
     async def _append_in_turn(self, at: int, placed: Sequence[Placed], tracker: Tracker) -> None:
         """Go on when the queue has room again, in the order in which the appends came."""
         async with self._gate:
             while (at := self._produce_from(at, placed, tracker)) < tracker.expected:
                 if self._is_stale:
-                    await asyncio.to_thread(refresh, self._producer)
+                    await self._threads.run(refresh, self._producer)
                     self._is_stale = False
                 else:
                     await self._wait_for_room()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import confluent_kafka
-from confluent_kafka import ConsumerGroupTopicPartitions
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError
 
 from headrace.errors import BadArgument
 from headrace.log.kafka.catalogue import Catalogue
@@ -16,6 +18,9 @@ from headrace.log.ports import Listener, StartAt
 from headrace.model import TopicPartition
 
 __all__ = ["KafkaGroups"]
+
+_SETTLE_S = 0.5
+_ASK_AGAIN_S = 0.005
 
 
 class KafkaGroups:
@@ -53,20 +58,31 @@ class KafkaGroups:
         wanted = [confluent_kafka.TopicPartition(*at) for at in partitions]
         if not wanted:
             return {}
+        # A transaction that was committed a moment ago may still wait for its marker: then so do we, for a while.
+        deadline = time.monotonic() + _SETTLE_S
+        while True:
+            found = await self._list(group, wanted, require_stable=time.monotonic() < deadline)
+            if not any(_is_unstable(each) for each in found):
+                break
+            await asyncio.sleep(_ASK_AGAIN_S)
+        return {TopicPartition(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
+
+    async def _list(self, group: str, wanted: list[Any], *, require_stable: bool) -> list[Any]:
         answer = await self._cluster.ask(
             f"list the commits of group {group!r}",
             self._cluster.client.list_consumer_group_offsets,
             [ConsumerGroupTopicPartitions(group, wanted)],
+            require_stable=require_stable,
         )
-        return {
-            TopicPartition(each.topic, each.partition): each.offset
-            for each in answer.topic_partitions
-            if each.offset >= 0
-        }
+        return list(answer.topic_partitions)
 
     async def close(self) -> None:
         """Leave all groups."""
         await asyncio.gather(*(member.stop() for member in list(self._members)))
+
+
+def _is_unstable(commit: Any) -> bool:  # noqa: ANN401
+    return commit.error is not None and commit.error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT
 
 
 def _check(group: str, topics: Sequence[str], start_at: StartAt, session_timeout_s: float) -> None:

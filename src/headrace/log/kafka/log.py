@@ -38,7 +38,7 @@ class KafkaLog:
         self._threads = Threads("calls", count=_THREADS)
         self._cluster = Cluster(configs, faults, self._threads, request_timeout_s=settings.request_timeout_s)
         self._catalogue = Catalogue(self._cluster.describe, max_age_s=settings.metadata_max_age_s)
-        self._producers = Producers(configs, self._catalogue, faults, delivery_timeout_s=settings.delivery_timeout_s)
+        self._producers = Producers(self._cluster, self._catalogue, delivery_timeout_s=settings.delivery_timeout_s)
         self._pool = ConsumerPool(configs, address, max_idle=settings.idle_consumers)
         self._reading = Reading(self._cluster, self._catalogue, self._pool)
         self._admin = KafkaAdmin(self._cluster, self._catalogue, self._check_open)

@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError
 from headrace.errors import BadArgument, HeadraceError, RecordTooLarge, TimestampTooFarAhead, Unreachable
 from headrace.log.kafka.appending import Appender, DeliveryFailed, Placed
 from headrace.log.kafka.catalogue import Catalogue
-from headrace.log.kafka.clients import WHOLE_BATCH_BYTES, ClientConfigs
-from headrace.log.kafka.faults import Faults
+from headrace.log.kafka.clients import WHOLE_BATCH_BYTES
+from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.placing import place
 from headrace.model import NewRecord, Position, Topic, size_of
 
@@ -62,15 +62,14 @@ class Producers:
 
     def __init__(
         self,
-        configs: ClientConfigs,
+        cluster: Cluster,
         catalogue: Catalogue,
-        faults: Faults,
         *,
         delivery_timeout_s: float,
     ) -> None:
-        self._configs = configs
+        self._cluster = cluster
         self._catalogue = catalogue
-        self._faults = faults
+        self._faults = cluster.faults
         self._delivery_timeout_s = delivery_timeout_s
         self._placing = Placing(catalogue)
         self._appenders: dict[int, Appender] = {}
@@ -113,7 +112,8 @@ class Producers:
             self._retired.append(self._appenders.pop(batch_bytes))
             appender = None
         if appender is None:
-            appender = Appender(self._configs.producer(batch_bytes=batch_bytes), self._faults.address)
+            config = self._cluster.configs.producer(batch_bytes=batch_bytes)
+            appender = Appender(config, self._faults.address, self._cluster.threads)
             self._appenders[batch_bytes] = appender
         return appender
 

@@ -82,6 +82,7 @@ class Reading:
         loop = asyncio.get_running_loop()
         position, moved_at = wanted.start, loop.time()
         while wanted.end is None or position < wanted.end:
+            self._pool.check_open()
             fetched = await consumer.threads.run(_fetch, consumer, wanted, position)
             self._pool.check_open()
             if fetched.batch.next_offset > position:

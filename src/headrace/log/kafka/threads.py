@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 __all__ = ["Threads"]
 
@@ -19,20 +19,23 @@ class Threads:
 
     def __init__(self, name: str, *, count: int) -> None:
         self._executor = ThreadPoolExecutor(max_workers=count, thread_name_prefix=f"headrace-kafka-{name}")
+        self._running: set[asyncio.Future[Any]] = set()
 
     def start(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Begin a call; the returned future can be awaited or left alone."""
         call = functools.partial(function, *args, **kwargs)
-        return asyncio.get_running_loop().run_in_executor(self._executor, call)
+        running = asyncio.get_running_loop().run_in_executor(self._executor, call)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return running
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call to its end. Cancelling stops the wait, not the call."""
-        return await self.start(function, *args, **kwargs)
-
-    def stop(self) -> None:
-        """Take no more calls; the threads end with the calls they are in."""
-        self._executor.shutdown(wait=False)
+        return await asyncio.shield(self.start(function, *args, **kwargs))
 
     async def join(self) -> None:
-        """Stop, and wait until the threads are gone."""
-        await asyncio.to_thread(self._executor.shutdown, wait=True)
+        """Take no more calls, let those that run come to their end, and end the threads."""
+        self._executor.shutdown(wait=False)
+        if self._running:
+            await asyncio.wait(self._running)
+        self._executor.shutdown(wait=True)

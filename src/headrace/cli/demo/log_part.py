@@ -1,24 +1,18 @@
-"""`headrace demo`: see it work, on a folder that is thrown away."""
+"""The log at work: appends, transactions, a live reader, a process that is killed."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from typing import Annotated
 
-import typer
-from rich.console import Console
-
-from headrace.app import connect
+from headrace.cli.demo.telling import console, say
 from headrace.log import Log, transaction
 from headrace.model import NewRecord, Position, Record, TopicConfig, TopicPartition
 
-__all__ = ["demo"]
+__all__ = ["show_log"]
 
 _WRITER = """
 import asyncio, headrace
@@ -32,44 +26,28 @@ async def write():
 asyncio.run(write())
 """
 
-console = Console(highlight=False)
 
-
-def demo(
-    address: Annotated[
-        str | None, typer.Option("--log", help="Where to run; else a new folder, thrown away at the end.")
-    ] = None,
-) -> None:
-    """Append to a log and read it back, with a transaction, a live reader and a process that is killed."""
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder:
-        # On somebody's own log the demo keeps to topics of its own.
-        suffix = f"-demo-{os.getpid()}" if address else ""
-        asyncio.run(_run(address or f"embedded:{folder}/log", suffix))
-    console.print(f"\nAll of it took {time.monotonic() - started:.1f} s.")
-
-
-async def _run(address: str, suffix: str) -> None:
-    async with connect(address) as hr:
-        _say(f"A log at {address}, with a topic of 3 partitions")
-        accounts = f"accounts{suffix}"
-        await hr.log.admin.create(accounts, partitions=3, config=TopicConfig())
-        await _append(hr.log, accounts)
-        await _read(hr.log, accounts)
-        await _transact(hr.log, accounts, suffix)
-        await _follow(hr.log, accounts)
-        await _kill(hr.log, address, suffix)
+async def show_log(log: Log, address: str, suffix: str) -> None:
+    """Append, read back, commit and abort, follow, and kill a writer."""
+    accounts = f"records{suffix}"
+    say(f"A log at {address}, with a topic of 3 partitions")
+    await log.admin.create(accounts, partitions=3, config=TopicConfig())
+    await _append(log, accounts)
+    await _read(log, accounts)
+    await _transact(log, accounts, suffix)
+    await _follow(log, accounts)
+    await _kill(log, address, suffix)
 
 
 async def _append(log: Log, topic: str) -> None:
-    _say("Appending: each key has its partition, each record its offset")
+    say("Appending: each key has its partition, each record its offset")
     changes = (("alice", "opened with 100"), ("bob", "opened with 50"), ("carol", "opened with 70"), ("alice", "+ 20"))
     records = [NewRecord(topic, name.encode(), change.encode()) for name, change in changes]
     _show_positions(records, await log.append(records))
 
 
 async def _read(log: Log, topic: str) -> None:
-    _say("Reading it back, partition by partition")
+    say("Reading it back, partition by partition")
     for partition in range(3):
         at = TopicPartition(topic, partition)
         bounds = await log.bounds(at)
@@ -79,7 +57,7 @@ async def _read(log: Log, topic: str) -> None:
 
 
 async def _transact(log: Log, accounts: str, suffix: str) -> None:
-    _say("A transaction over two topics is all or nothing")
+    say("A transaction over two topics is all or nothing")
     ledger = f"ledger{suffix}"
     await log.admin.create(ledger, partitions=1, config=TopicConfig())
     producer = await log.transactional(f"demo{suffix}")
@@ -97,7 +75,7 @@ async def _transact(log: Log, accounts: str, suffix: str) -> None:
 
 
 async def _follow(log: Log, topic: str) -> None:
-    _say("A reader that waits is woken by the next append")
+    say("A reader that waits is woken by the next append")
     at = TopicPartition(topic, 0)
     reader = log.read(at, (await log.bounds(at)).end)
     waiting = asyncio.ensure_future(anext(reader))
@@ -110,7 +88,7 @@ async def _follow(log: Log, topic: str) -> None:
 
 
 async def _kill(log: Log, address: str, suffix: str) -> None:
-    _say("Another process appends as fast as it can, and is killed with -9")
+    say("Another process appends as fast as it can, and is killed with -9")
     topic = f"counted{suffix}"
     await log.admin.create(topic, partitions=1, config=TopicConfig())
     script = _WRITER.format(address=address, topic=topic)
@@ -124,10 +102,6 @@ async def _kill(log: Log, address: str, suffix: str) -> None:
     acknowledged = int((rest.split(b"\n")[:-1] or [b"%d" % acknowledged])[-1])
     end = (await log.bounds(TopicPartition(topic, 0))).end
     console.print(f"  it had been told that {acknowledged + 1} records are safe; the log holds {end}")
-
-
-def _say(text: str) -> None:
-    console.print(f"\n[bold cyan]{text}[/]")
 
 
 def _show_positions(records: Sequence[NewRecord], positions: Sequence[Position]) -> None:

@@ -1,0 +1,5 @@
+"""`headrace demo`: see it work, on a folder that is thrown away."""
+
+from headrace.cli.demo.running import demo
+
+__all__ = ["demo"]

@@ -1,0 +1,19 @@
+"""How the demo speaks."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+__all__ = ["console", "say", "tell"]
+
+console = Console(highlight=False)
+
+
+def say(text: str) -> None:
+    """Announce the next scene."""
+    console.print(f"\n[bold cyan]{text}[/]", soft_wrap=True)
+
+
+def tell(text: str) -> None:
+    """Say what happened."""
+    console.print(f"  {text}", markup=False, soft_wrap=True)

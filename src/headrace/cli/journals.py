@@ -1,0 +1,212 @@
+"""`headrace journal`: look into journals and change them, on either tier."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import uuid
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headrace.app import Headrace
+from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.errors import BadArgument
+from headrace.journal import Moment
+from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+Topic = Annotated[str, typer.Argument(help="The topic of the journals.")]
+Id = Annotated[str, typer.Argument(help="The journal's id.")]
+
+
+@app.command("append")
+def append(
+    topic: Topic,
+    id_: Id,
+    payloads: Annotated[list[str] | None, typer.Argument(help="One event each: JSON, or text if it is none.")] = None,
+    seq_nr: Annotated[int | None, typer.Option(help="Number of the first event; else the next one.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="A tag for the events; may be given again.")] = None,
+    expected: Annotated[int | None, typer.Option(help="Only if the journal is at this number.")] = None,
+    expire_after: Annotated[str | None, typer.Option(help="As in '1 day'.")] = None,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Append events to a journal; without payloads they are read from stdin, one a line."""
+    texts = payloads or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+
+    async def run(hr: Headrace) -> tuple[Position, int, int]:
+        journal = hr.journal(topic, origin="headrace-cli")
+        first = seq_nr if seq_nr is not None else (await journal.pointer(id_) or 0) + 1
+        events = [Event(first + n, _payload(text), tuple(tag or ())) for n, text in enumerate(texts)]
+        check = first - 1 if seq_nr is None and expected is None else expected
+        # With an append id the answer is what became of the events, not just that they were written.
+        position = await journal.append(
+            id_, events, expected=check, append_id=uuid.uuid4().hex, expire_after=expire_after
+        )
+        return position, events[0].seq_nr, events[-1].seq_nr
+
+    position, first, last = with_headrace(address, store, run)
+    if as_json:
+        _print_json({"first": first, "last": last, "partition": position.partition, "offset": position.offset})
+        return
+    events = f"event {first}" if first == last else f"events {first} to {last}"
+    typer.echo(f"appended {events} to {id_} at partition {position.partition}, offset {position.offset}")
+
+
+@app.command("read")
+def read(
+    topic: Topic,
+    id_: Id,
+    from_seq_nr: Annotated[int, typer.Option("--from", help="The first number to show.")] = 1,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a journal's events, one a line."""
+
+    async def run(hr: Headrace) -> int:
+        count = 0
+        async for event in hr.journal(topic, read_only=True).read(id_, from_seq_nr):
+            _print_event(event, as_json)
+            count += 1
+        return count
+
+    if with_headrace(address, store, run) == 0 and not as_json:
+        typer.echo(f"{id_} has no events from {from_seq_nr} on", err=True)
+
+
+@app.command("pointer")
+def pointer(
+    topic: Topic, id_: Id, address: Address = None, store: StoreAddress = None, as_json: AsJson = False
+) -> None:
+    """Print a journal's last number."""
+    found = with_headrace(address, store, lambda hr: hr.journal(topic, read_only=True).pointer(id_))
+    if as_json:
+        _print_json({"id": id_, "pointer": found})
+    else:
+        typer.echo(str(found) if found is not None else f"there is no journal {id_} in {topic}")
+
+
+@app.command("delete")
+def delete(
+    topic: Topic,
+    id_: Id,
+    to: Annotated[int, typer.Option(help="The last number to delete; else all there are.")] = MAX_SEQ_NR,
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Delete a journal's events up to a number; the journal stays."""
+    done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").delete(id_, to=to))
+    typer.echo(
+        f"deleted, at offset {done.offset}" if done else f"there is no journal {id_} in {topic}; nothing written"
+    )
+
+
+@app.command("purge")
+def purge(
+    topic: Topic,
+    id_: Id,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Remove a whole journal; the next append begins a new one."""
+    if not yes:
+        typer.confirm(f"remove journal {id_} of {topic} for good?", abort=True)
+    done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").purge(id_))
+    typer.echo(f"purged, at offset {done.offset}")
+
+
+@app.command("ids")
+def ids(topic: Topic, address: Address = None, store: StoreAddress = None, as_json: AsJson = False) -> None:
+    """List the journals that replication has reached."""
+
+    async def run(hr: Headrace) -> None:
+        async for found in hr.journal(topic, read_only=True).ids():
+            typer.echo(json.dumps(found) if as_json else found)
+
+    with_headrace(address, store, run)
+
+
+@app.command("history")
+def history(
+    topic: Topic,
+    id_: Id,
+    marks: Annotated[bool, typer.Option("--marks", help="Show marks too.")] = False,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a journal's timeline: every action, what it did, and why some did nothing."""
+
+    async def run(hr: Headrace) -> list[Moment]:
+        return [m async for m in hr.journal(topic, read_only=True).history(id_, with_marks=marks)]
+
+    moments = with_headrace(address, store, run)
+    if as_json:
+        for m in moments:
+            time = {"offset": m.offset, "timestamp_ms": m.timestamp_ms}
+            _print_json({**time, "what": m.what, "effect": m.effect, "reason": m.reason})
+        return
+    table = Table("offset", "time (UTC)", "action", "effect", box=None)
+    for m in moments:
+        effect = f"{m.effect}: {m.reason}" if m.reason else m.effect
+        table.add_row("" if m.offset is None else str(m.offset), _time(m.timestamp_ms), m.what, effect)
+    Console().print(table if moments else f"nothing is known of {id_} in {topic}")
+
+
+@app.command("stats")
+def stats(topic: Topic, address: Address = None, store: StoreAddress = None, as_json: AsJson = False) -> None:
+    """Show what the log holds and how far replication has come."""
+    found = with_headrace(address, store, lambda hr: hr.journal(topic, read_only=True).stats())
+    if as_json:
+        _print_json([{**partition._asdict(), "lag": partition.lag} for partition in found])
+        return
+    table = Table("partition", "start", "end", "replicated to", "behind", box=None)
+    for partition in found:
+        replicated = "nothing yet" if partition.replicated is None else str(partition.replicated)
+        row = (partition.partition, partition.start, partition.end, replicated, partition.lag)
+        table.add_row(*(str(value) for value in row))
+    Console().print(table)
+
+
+def _payload(text: str) -> Any:  # noqa: ANN401
+    try:
+        payload = json.loads(text)
+    except ValueError:
+        return text
+    if payload is None:
+        raise BadArgument("payload", text, "null is no payload; leave the event out or give a value")
+    return payload
+
+
+def _print_event(event: StoredEvent, as_json: bool) -> None:
+    payload = event.payload
+    if isinstance(payload, bytes):
+        payload = {"base64": base64.b64encode(payload).decode()}
+    if as_json:
+        place = {"partition": event.partition, "offset": event.offset, "timestamp_ms": event.timestamp_ms}
+        _print_json({"seq_nr": event.seq_nr, "payload": payload, "tags": event.tags, **place})
+        return
+    tags = f"  [{', '.join(event.tags)}]" if event.tags else ""
+    shown = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False)
+    typer.echo(f"{event.seq_nr:>6}  {_time(event.timestamp_ms)}  {shown}{tags}")
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False))
+
+
+def _time(timestamp_ms: int | None) -> str:
+    if timestamp_ms is None:
+        return ""
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]

@@ -1,0 +1,61 @@
+"""Setting up the driver."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from cassandra import ConsistencyLevel
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
+from cassandra.connection import DefaultEndPoint
+from cassandra.policies import DCAwareRoundRobinPolicy, TokenAwarePolicy
+from cassandra.query import tuple_factory
+
+from headrace.config import CassandraStoreSettings
+from headrace.store.cassandra.addresses import ClusterAddress
+
+__all__ = ["connect", "make_cluster"]
+
+# Version 5 adds checksums that Python is slow at; all of Cassandra 3.11 to 5 speak 4.
+_PROTOCOL = 4
+
+# Without a handler of its own the driver's warnings would go to stderr of programs that configure no logging.
+logging.getLogger("cassandra").addHandler(logging.NullHandler())
+
+
+def make_cluster(address: ClusterAddress, settings: CassandraStoreSettings) -> Any:  # noqa: ANN401 - the driver has no types
+    """Return the driver's Cluster, not connected yet."""
+    profile = ExecutionProfile(
+        load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy(settings.local_dc or "")),
+        consistency_level=ConsistencyLevel.name_to_value[settings.consistency],
+        serial_consistency_level=ConsistencyLevel.LOCAL_SERIAL,
+        request_timeout=settings.attempt_timeout_s,
+        row_factory=tuple_factory,
+    )
+    return Cluster(
+        contact_points=[DefaultEndPoint(host, port) for host, port in address.contacts],
+        port=address.contacts[0][1],
+        auth_provider=_login(settings),
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        protocol_version=_PROTOCOL,
+        connect_timeout=settings.attempt_timeout_s,
+        control_connection_timeout=settings.attempt_timeout_s,
+        max_schema_agreement_wait=settings.request_timeout_s,
+    )
+
+
+def connect(cluster: Any) -> Any:  # noqa: ANN401
+    """Return the driver's Session; blocks. A cluster that did not answer leaves no thread behind."""
+    try:
+        return cluster.connect()
+    except BaseException:
+        cluster.shutdown()
+        raise
+
+
+def _login(settings: CassandraStoreSettings) -> Any:  # noqa: ANN401
+    if settings.username is None:
+        return None
+    password = settings.password.get_secret_value() if settings.password else ""
+    return PlainTextAuthProvider(settings.username, password)

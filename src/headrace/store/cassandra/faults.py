@@ -1,0 +1,79 @@
+"""From the driver's errors to ours."""
+
+from __future__ import annotations
+
+from cassandra import (
+    AuthenticationFailed,
+    CoordinationFailure,
+    OperationTimedOut,
+    RequestExecutionException,
+    Timeout,
+    Unauthorized,
+    Unavailable,
+)
+from cassandra.cluster import NoHostAvailable
+from cassandra.connection import ConnectionException
+from cassandra.protocol import IsBootstrappingErrorMessage, OverloadedErrorMessage, TruncateError
+
+from headrace.errors import Forbidden, HeadraceError, OperationFailed, TimedOut, Unreachable
+
+__all__ = ["DRIVER_ERRORS", "explain", "is_transient"]
+
+DRIVER_ERRORS = (
+    RequestExecutionException,
+    OperationTimedOut,
+    NoHostAvailable,
+    ConnectionException,
+    AuthenticationFailed,
+    IsBootstrappingErrorMessage,
+    OverloadedErrorMessage,
+)
+_TRANSIENT = (
+    Timeout,
+    OperationTimedOut,
+    Unavailable,
+    NoHostAvailable,
+    ConnectionException,
+    IsBootstrappingErrorMessage,
+    OverloadedErrorMessage,
+    TruncateError,
+)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Say whether the same request may succeed a moment later."""
+    return isinstance(error, _TRANSIENT) and not _is_forbidden(error)
+
+
+def explain(
+    error: BaseException, address: str, operation: str, *, timeout_s: float, outcome_known: bool
+) -> HeadraceError:
+    """Return the error to raise for `error`, met in `operation`."""
+    if _is_forbidden(error):
+        return Forbidden(operation, _reason(error))
+    if isinstance(error, Timeout | OperationTimedOut):
+        return TimedOut(operation, timeout_s, outcome_known)
+    if isinstance(error, Unavailable):
+        reason = f"{operation}: {error.required_replicas} replicas are needed, {error.alive_replicas} are alive"
+        return Unreachable(address, reason)
+    if isinstance(error, NoHostAvailable | ConnectionException | IsBootstrappingErrorMessage):
+        return Unreachable(address, f"{operation}: {_reason(error)}", outcome_known)
+    if isinstance(error, CoordinationFailure):
+        return OperationFailed(operation, f"{error.failures} replicas failed", outcome_known)
+    return OperationFailed(operation, _reason(error), outcome_known)
+
+
+def _is_forbidden(error: BaseException) -> bool:
+    if isinstance(error, NoHostAvailable):
+        return any(isinstance(one, AuthenticationFailed) for one in _each(error))
+    return isinstance(error, AuthenticationFailed | Unauthorized)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, NoHostAvailable):
+        return "; ".join(dict.fromkeys(str(one) for one in _each(error))) or "no node is known to be up"
+    return str(error)
+
+
+def _each(error: NoHostAvailable) -> list[BaseException]:
+    return list(error.errors.values()) if isinstance(error.errors, dict) else []

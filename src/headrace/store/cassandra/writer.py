@@ -1,0 +1,124 @@
+"""The write side of the Cassandra store: every write and deletion carries its record's place as its write time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
+
+from cassandra.query import BatchStatement, BatchType
+
+from headrace.config import CassandraStoreSettings
+from headrace.store.cassandra.batches import cut
+from headrace.store.cassandra.columns import EVENT, META, POINTER, event_values, meta_values, pointer_values
+from headrace.store.cassandra.session import Session
+from headrace.store.metrics import ROWS_WRITTEN
+from headrace.store.rows import (
+    EventRow,
+    JournalMeta,
+    Place,
+    ReplicatedOffset,
+    RowDeletion,
+    meta_segment,
+    write_time,
+)
+
+__all__ = ["QUERIES", "CassandraWriter"]
+
+_INSERT_EVENT = (
+    f"INSERT INTO {{keyspace}}.journal (id, topic, segment, {', '.join(EVENT)}) "  # noqa: S608 - names of our own
+    f"VALUES ({', '.join('?' * (len(EVENT) + 3))}) USING TIMESTAMP ?"
+)
+_DELETE_SEGMENT = "DELETE FROM {keyspace}.journal USING TIMESTAMP ? WHERE id = ? AND topic = ? AND segment = ?"
+_DELETE_RANGE = f"{_DELETE_SEGMENT} AND seq_nr <= ?"
+_PUT_META = (
+    f"INSERT INTO {{keyspace}}.metajournal (topic, segment, {', '.join(META)}, created_date) "  # noqa: S608
+    f"VALUES ({', '.join('?' * (len(META) + 3))}) USING TIMESTAMP ?"
+)
+_PUT_MARKER = f"{_PUT_META} AND TTL ?"
+_PUT_POINTER = (
+    f"INSERT INTO {{keyspace}}.pointer2 ({', '.join(POINTER)}) "  # noqa: S608
+    f"VALUES ({', '.join('?' * len(POINTER))}) USING TIMESTAMP ?"
+)
+_DELETE_SNAPSHOTS = "DELETE FROM {keyspace}.snapshot USING TIMESTAMP ? WHERE id = ? AND topic = ?"
+QUERIES = (_INSERT_EVENT, _DELETE_SEGMENT, _DELETE_RANGE, _PUT_META, _PUT_MARKER, _PUT_POINTER, _DELETE_SNAPSHOTS)
+
+# Below every place and above every wall clock: a deletion at this time removes what was written by hand, in columns
+# that the row itself leaves unset too, and nothing else. A whole partition's deletion costs readers nothing.
+_ABOVE_CLOCKS = write_time(Place(0, 0)) - 1
+
+
+class CassandraWriter:
+    """Cassandra's StoreWriter.
+
+    Rows of one (segment, seq_nr, timestamp) at two places have a deletion between them in every log: an append that
+    repeats a seq_nr is void until a purge. So the later row may leave unset what the earlier one had.
+    """
+
+    def __init__(
+        self, session: Session, settings: CassandraStoreSettings, *, meta_segments: int, marker_ttl_s: float
+    ) -> None:
+        self._session = session
+        self._max_rows = settings.batch_max_rows
+        self._max_bytes = settings.batch_max_bytes
+        self._meta_segments = meta_segments
+        self._marker_ttl_s = max(1, int(marker_ttl_s))
+        self._rows_written = ROWS_WRITTEN.labels("cassandra")
+
+    async def write_rows(self, topic: str, id_: str, rows: Sequence[EventRow]) -> None:
+        """Write rows of one journal, in batches of one partition."""
+        self._session.check()
+        batches = cut(rows, max_rows=self._max_rows, max_bytes=self._max_bytes)
+        await _all(self._session.write("write rows", self._batch(topic, id_, batch)) for batch in batches)
+        self._rows_written.inc(len(rows))
+
+    async def write_meta(self, meta: JournalMeta) -> None:
+        """Write a head or a purge marker."""
+        segment = meta_segment(meta.id, self._meta_segments)
+        values = (meta.topic, segment, *meta_values(meta), write_time(meta.place))
+        if meta.is_purged:
+            await self._write("write marker", _PUT_MARKER, (*values, self._marker_ttl_s))
+        else:
+            await self._write("write meta", _PUT_META, values)
+
+    async def delete_rows(self, topic: str, id_: str, deletions: Sequence[RowDeletion], *, at: Place) -> None:
+        """Remove rows of one journal."""
+        self._session.check()
+        await _all(self._delete(topic, id_, deletion, write_time(at)) for deletion in deletions)
+
+    async def delete_snapshots(self, topic: str, id_: str, *, at: Place) -> None:
+        """Remove the snapshots at or below the place."""
+        await self._write("delete snapshots", _DELETE_SNAPSHOTS, (write_time(at), id_, topic))
+
+    async def move_replicated(self, offset: ReplicatedOffset) -> None:
+        """Move a partition's replicated offset forward."""
+        await self._write("move replicated", _PUT_POINTER, pointer_values(offset))
+
+    def _batch(self, topic: str, id_: str, rows: Sequence[EventRow]) -> Any:  # noqa: ANN401 - the driver has no types
+        where = (id_, topic, rows[0].segment)
+        bind = self._session.bind
+        batch = BatchStatement(BatchType.UNLOGGED)
+        batch.is_idempotent = True
+        batch.add(bind(_DELETE_SEGMENT, (_ABOVE_CLOCKS, *where)))
+        for row in rows:
+            batch.add(bind(_INSERT_EVENT, where + event_values(row)))
+        return batch
+
+    async def _delete(self, topic: str, id_: str, deletion: RowDeletion, time: int) -> None:
+        segment, to = deletion
+        if to is None:
+            await self._write("delete rows", _DELETE_SEGMENT, (time, id_, topic, segment))
+        else:
+            await self._write("delete rows", _DELETE_RANGE, (time, id_, topic, segment, to))
+
+    async def _write(self, operation: str, query: str, values: Sequence[object]) -> None:
+        self._session.check()
+        await self._session.write(operation, self._session.bind(query, values))
+
+
+async def _all(writes: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Do them at once; the first failure is raised after all have ended."""
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome

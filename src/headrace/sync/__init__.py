@@ -1,0 +1,14 @@
+"""The same names for blocking code: scripts, notebooks, threads.
+
+    with headrace.sync.connect("embedded:./data") as hr:
+        accounts = hr.journal("accounts")
+        accounts.append("acc-1", [Event(1, {"opened": 100})])
+        for event in accounts.read("acc-1"): ...
+
+Promises: the behaviour of the asynchronous calls, on an event loop in a thread of its own; safe from several threads.
+"""
+
+from headrace.sync.bridge import LoopThread
+from headrace.sync.facade import SyncHeadrace, SyncJournal, SyncLog, SyncSnapshots, connect
+
+__all__ = ["LoopThread", "SyncHeadrace", "SyncJournal", "SyncLog", "SyncSnapshots", "connect"]

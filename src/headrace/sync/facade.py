@@ -1,0 +1,148 @@
+"""Blocking twins of what `headrace.connect` gives."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from headrace.app import Headrace
+from headrace.app import connect as connect_async
+from headrace.config import HeadraceSettings
+from headrace.journal import Journal, JournalSnapshots, Snapshot
+from headrace.log import Log
+from headrace.model import (
+    MAX_SEQ_NR,
+    Batch,
+    Bounds,
+    Event,
+    NewRecord,
+    Payload,
+    Position,
+    StoredEvent,
+    Topic,
+    TopicConfig,
+    TopicPartition,
+)
+from headrace.sync.bridge import LoopThread
+
+__all__ = ["SyncHeadrace", "SyncJournal", "SyncLog", "SyncSnapshots", "connect"]
+
+
+class SyncLog:
+    """The log, blocking."""
+
+    def __init__(self, loop: LoopThread, log: Log) -> None:
+        self._loop = loop
+        self._log = log
+
+    def create(self, topic: str, *, partitions: int, config: TopicConfig) -> Topic:
+        """Make a topic."""
+        return self._loop.run(self._log.admin.create(topic, partitions=partitions, config=config))
+
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Position]:
+        """Write records."""
+        return self._loop.run(self._log.append(records))
+
+    def read(self, at: TopicPartition, start: int, end: int | None = None, **options: Any) -> Iterator[Batch]:  # noqa: ANN401
+        """Yield batches."""
+        return self._loop.iterate(self._log.read(at, start, end, **options))
+
+    def bounds(self, at: TopicPartition) -> Bounds:
+        """Say what a partition holds."""
+        return self._loop.run(self._log.bounds(at))
+
+
+class SyncSnapshots:
+    """Snapshots, blocking."""
+
+    def __init__(self, loop: LoopThread, snapshots: JournalSnapshots) -> None:
+        self._loop = loop
+        self._snapshots = snapshots
+
+    def save(self, id_: str, seq_nr: int, payload: Payload, *, timestamp_ms: int) -> None:
+        """Save the state as of a seq_nr."""
+        self._loop.run(self._snapshots.save(id_, seq_nr, payload, timestamp_ms=timestamp_ms))
+
+    def load(self, id_: str, *, max_seq_nr: int | None = None, max_timestamp_ms: int | None = None) -> Snapshot | None:
+        """Return the newest snapshot that fits."""
+        return self._loop.run(self._snapshots.load(id_, max_seq_nr=max_seq_nr, max_timestamp_ms=max_timestamp_ms))
+
+    def delete(self, id_: str, *, max_seq_nr: int | None = None) -> int:
+        """Remove snapshots."""
+        return self._loop.run(self._snapshots.delete(id_, max_seq_nr=max_seq_nr))
+
+
+class SyncJournal:
+    """The journals of one topic, blocking."""
+
+    def __init__(self, loop: LoopThread, journal: Journal) -> None:
+        self._loop = loop
+        self._journal = journal
+        self.topic = journal.topic
+        self.snapshots = SyncSnapshots(loop, journal.snapshots)
+
+    def append(self, id_: str, events: Sequence[Event], **options: Any) -> Position:  # noqa: ANN401
+        """Write events, all of them or none. Options as in Journal.append."""
+        return self._loop.run(self._journal.append(id_, events, **options))
+
+    def read(self, id_: str, from_seq_nr: int = 1) -> Iterator[StoredEvent]:
+        """Yield the events from a seq_nr on."""
+        return self._loop.iterate(self._journal.read(id_, from_seq_nr))
+
+    def pointer(self, id_: str) -> int | None:
+        """Return the journal's last seq_nr."""
+        return self._loop.run(self._journal.pointer(id_))
+
+    def delete(self, id_: str, *, to: int = MAX_SEQ_NR) -> Position | None:
+        """Delete the events up to a seq_nr."""
+        return self._loop.run(self._journal.delete(id_, to=to))
+
+    def purge(self, id_: str) -> Position:
+        """Remove the whole journal."""
+        return self._loop.run(self._journal.purge(id_))
+
+    def mark(self, id_: str, mark_id: str) -> int:
+        """Write a Mark."""
+        return self._loop.run(self._journal.mark(id_, mark_id))
+
+    def ids(self) -> Iterator[str]:
+        """Yield the ids of all journals that replication has reached."""
+        return self._loop.iterate(self._journal.ids())
+
+
+class SyncHeadrace:
+    """An open Headrace, blocking."""
+
+    def __init__(self, loop: LoopThread, opened: Headrace) -> None:
+        self._loop = loop
+        self._opened = opened
+        self.settings = opened.settings
+        self.log = SyncLog(loop, opened.log)
+
+    def journal(
+        self, topic: str, *, read_only: bool = False, origin: str | None = None, partitions: int = 8
+    ) -> SyncJournal:
+        """Return the journals of a topic, which is made with so many partitions when it is first written to."""
+
+        async def make() -> Journal:
+            return self._opened.journal(topic, read_only=read_only, origin=origin, partitions=partitions)
+
+        return SyncJournal(self._loop, self._loop.run(make()))
+
+
+@contextlib.contextmanager
+def connect(
+    address: str | None = None, *, store: str | None = None, settings: HeadraceSettings | None = None
+) -> Iterator[SyncHeadrace]:
+    """Open Headrace while the block runs, as `headrace.connect` does."""
+    loop = LoopThread()
+    stack = contextlib.AsyncExitStack()
+    try:
+        opened = loop.run(stack.enter_async_context(connect_async(address, store=store, settings=settings)))
+        try:
+            yield SyncHeadrace(loop, opened)
+        finally:
+            loop.run(stack.aclose())
+    finally:
+        loop.close()
