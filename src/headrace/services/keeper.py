@@ -46,7 +46,7 @@ def _start(plan: dict[str, Any], log: Any) -> subprocess.Popen[bytes]:  # noqa: 
     def before_exec() -> None:
         # After the change of user, which would clear it.
         if is_kept:
-            pass
+            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != keeper:
                 os._exit(1)
 

@@ -89,6 +89,7 @@ def my_cnf(node: NodePlan, layout: Layout, home: Path) -> dict[str, str]:
         "port": str(node.ports["client"]),
         "socket": "",
         "skip_name_resolve": "ON",
+        "ssl": "OFF",  # else it makes a key pair at every start, which took up to 20 s
         "character_set_server": "utf8mb4",
         "innodb_buffer_pool_size": "64M",
         "innodb_log_file_size": "32M",
