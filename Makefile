@@ -1,6 +1,9 @@
 # Headrace. Every target installs what it needs first; the second run fetches nothing.
 # Only Python 3.11 and Java 17 are expected on the machine.
 
+# Compiled modules are kept: without them every command compiles all it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin

@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.asking import Address, AsJson, with_headrace
+from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.journal import grow_topic
 from headrace.log import Log
 from headrace.model import Cleanup, Topic, TopicConfig, TopicPartition
 
@@ -68,6 +69,20 @@ def delete(
         typer.confirm(f"remove topic {topic} and all its records?", abort=True)
     with_headrace(address, None, lambda hr: hr.log.admin.delete(topic))
     typer.echo(f"removed {topic}")
+
+
+@app.command("grow")
+def grow(
+    topic: str,
+    partitions: Annotated[int, typer.Option(help="How many partitions it shall have.")],
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Give a journal topic more partitions without losing the order of any key. Writers wait meanwhile."""
+    grown = with_headrace(
+        address, store, lambda hr: grow_topic(hr.log, hr.store.settings, topic, partitions=partitions)
+    )
+    typer.echo(f"{topic} has {grown.partitions} partitions, in generation {grown.generation}")
 
 
 async def _describe(log: Log, topic: str) -> tuple[Topic, list[tuple[int, int]]]:

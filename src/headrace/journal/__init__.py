@@ -5,20 +5,26 @@ log had, or raises; records are kafka-journal's, so that JVM services can share 
 Does not promise: an order between entities, and no bulk movement: that is the pipeline's.
 """
 
+from headrace.journal.growing import grow_topic
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.history import Moment
 from headrace.journal.journal import Journal
+from headrace.journal.layout import Layout
 from headrace.journal.replicating import Replicated, replicate_batch
 from headrace.journal.snapshots import JournalSnapshots, Snapshot
 from headrace.journal.stats import PartitionStats
+from headrace.journal.topology import Topology
 
 __all__ = [
     "HeadCache",
     "Journal",
     "JournalSnapshots",
+    "Layout",
     "Moment",
     "PartitionStats",
     "Replicated",
     "Snapshot",
+    "Topology",
+    "grow_topic",
     "replicate_batch",
 ]

@@ -28,7 +28,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None = None
     expected: int | None = None
     append_id: str | None = None
-    since: int | None = None
+    since: Place | None = None
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,9 +10,10 @@ import msgspec
 from headrace.errors import BadArgument
 from headrace.journal.actions import Append
 from headrace.journal.durations import duration_of, duration_text
-from headrace.journal.headers import encode_action
-from headrace.journal.payloads import Payloads, encode_events, encode_value
+from headrace.journal.headers import encode_action, is_utf8
+from headrace.journal.payloads import Payloads, checked_json, encode_events, encode_value
 from headrace.model import MAX_SEQ_NR, Event, NewRecord, TopicPartition
+from headrace.store import Place
 
 __all__ = ["AppendOptions", "check_events", "check_id", "record_of"]
 
@@ -30,8 +31,8 @@ class AppendOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_id(id_: str) -> str:
     """Return the id if it can be a journal's."""
-    if not id_:
-        raise BadArgument("id", id_, "a journal needs an id")
+    if not id_ or not is_utf8(id_):
+        raise BadArgument("id", id_, "a journal needs an id, of text that UTF-8 can carry")
     return id_
 
 
@@ -41,11 +42,21 @@ def check_events(events: Sequence[Event]) -> None:
         raise BadArgument("events", list(events), "an append holds at least one event")
     before = 0
     for event in events:
-        if not isinstance(event.seq_nr, int) or not 1 <= event.seq_nr <= MAX_SEQ_NR:
+        if type(event.seq_nr) is not int or not 1 <= event.seq_nr <= MAX_SEQ_NR:
             raise BadArgument("seq_nr", event.seq_nr, f"numbers go from 1 to {MAX_SEQ_NR}")
         if event.seq_nr <= before:
             raise BadArgument("seq_nr", event.seq_nr, f"it must be above {before}, the number before it in the append")
         before = event.seq_nr
+        _check_tags(event)
+
+
+def _check_tags(event: Event) -> None:
+    """Refuse what would be written as something else than a list of texts, and hold the journal."""
+    if isinstance(event.tags, str):
+        raise BadArgument("tags", event.tags, "they are a tuple of texts, as in tags=('vip',)")
+    for tag in event.tags:
+        if not isinstance(tag, str) or not is_utf8(tag):
+            raise BadArgument(f"tag of event {event.seq_nr}", tag, "a tag is text that UTF-8 can carry")
 
 
 def record_of(
@@ -56,7 +67,7 @@ def record_of(
     *,
     expected: int | None = None,
     append_id: str | None = None,
-    since: int | None = None,
+    since: Place | None = None,
 ) -> NewRecord:
     """Return the record of an append."""
     payloads = Payloads(
@@ -87,6 +98,6 @@ def _json(name: str, value: object) -> bytes | None:
     if value is None:
         return None
     try:
-        return msgspec.json.encode(value)
-    except (TypeError, ValueError) as error:
+        return checked_json(msgspec.json.encode(value))
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadArgument(name, type(value).__name__, f"it must be what JSON can carry ({error})") from error

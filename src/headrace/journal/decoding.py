@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 
-from headrace.errors import JournalHeld
+from headrace.errors import BadArgument, JournalHeld
 from headrace.journal.actions import Append
+from headrace.journal.durations import duration_of
 from headrace.journal.headers import user_headers
-from headrace.journal.payloads import decode_payload, decode_value
+from headrace.journal.payloads import Payloads, decode_payload, decode_value
 from headrace.model import Record, StoredEvent
 from headrace.store import EventRow
 
-__all__ = ["event_of_row", "events_of_record"]
+__all__ = ["decode_append", "event_of_row", "events_of_record"]
 
 
 class _RowMetadata(msgspec.Struct, frozen=True):
@@ -43,10 +46,23 @@ def event_of_row(row: EventRow) -> StoredEvent:
     )
 
 
+def decode_append(append: Append, value: bytes | None) -> Payloads:
+    """Return what an append's record holds. Raises ValueError for what can't be, or contradicts the header."""
+    decoded = decode_value(append.payload_format, value)
+    numbers = [event.seq_nr for event in decoded.events]
+    if not numbers or numbers[0] != append.first or numbers[-1] != append.last:
+        raise ValueError(f"the header says events {append.first} to {append.last}, the value holds {numbers[:3]}…")
+    if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
+        raise ValueError("the numbers of its events do not rise")
+    if decoded.expire_after is not None:
+        _check_duration(decoded.expire_after)
+    return decoded
+
+
 def events_of_record(id_: str, record: Record, action: Append) -> list[StoredEvent]:
     """Return the events that a record of the log holds. Raises JournalHeld for what can't be decoded."""
     try:
-        decoded = decode_value(action.payload_format, record.value)
+        decoded = decode_append(action, record.value)
     except ValueError as error:
         raise JournalHeld(id_, record.topic, record.partition, record.offset, str(error)) from error
     headers = user_headers(record)
@@ -69,3 +85,10 @@ def events_of_record(id_: str, record: Record, action: Append) -> list[StoredEve
         )
         for event in decoded.events
     ]
+
+
+def _check_duration(text: str) -> None:
+    try:
+        duration_of(text)
+    except BadArgument as error:
+        raise ValueError(str(error)) from error

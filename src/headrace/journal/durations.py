@@ -37,7 +37,10 @@ def duration_of(text: str) -> timedelta:
     match = _TEXT.fullmatch(text)
     if match is None or match[2] not in _MS_BY_NAME:
         raise BadArgument("duration", text, "it is a number and a unit, as in '1 day' or '90 seconds'")
-    return timedelta(milliseconds=float(match[1]) * _MS_BY_NAME[match[2]])
+    try:
+        return timedelta(milliseconds=float(match[1]) * _MS_BY_NAME[match[2]])
+    except OverflowError as error:
+        raise BadArgument("duration", text, f"it must not be longer than {timedelta.max.days} days") from error
 
 
 def duration_text(duration: timedelta) -> str:

@@ -95,7 +95,7 @@ def step(meta: JournalMeta | None, entry: Entry, *, expire_after: str | None = N
 
 def _append(meta: JournalMeta | None, entry: Entry, append: Append, expire_after: str | None) -> Step:
     pointer = pointer_of(meta)
-    if reason := _why_void(meta, entry, append, pointer):
+    if reason := _why_void(meta, append, pointer):
         return Step(meta, Effect.VOID, reason)
     base = meta if meta is not None and exists(meta) else _born(meta, entry, delete_to=append.first - 1)
     changed = msgspec.structs.replace(
@@ -112,13 +112,13 @@ def _append(meta: JournalMeta | None, entry: Entry, append: Append, expire_after
     return Step(changed, Effect.APPENDED)
 
 
-def _why_void(meta: JournalMeta | None, entry: Entry, append: Append, pointer: int) -> str:
+def _why_void(meta: JournalMeta | None, append: Append, pointer: int) -> str:
     if append.first <= pointer:
         return f"its first seq_nr {append.first} is not above the journal's, {pointer}"
     if append.expected is not None and append.expected != pointer:
         return f"it expected seq_nr {append.expected}, the journal was at {pointer}"
     purged_at = meta.purged_at if meta is not None else None
-    if append.since is not None and purged_at is not None and purged_at >= Place(entry.generation, append.since):
+    if append.since is not None and purged_at is not None and purged_at >= append.since:
         return f"a purge at offset {purged_at.offset} came after its first attempt"
     return ""
 

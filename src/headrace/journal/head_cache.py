@@ -28,7 +28,6 @@ class _Followed:
     """A partition's head, who follows it, and who waits for it to get further."""
 
     head: Head
-    generation: int
     task: asyncio.Task[None] | None = None
     asked_s: float = 0.0
     waiters: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
@@ -97,7 +96,7 @@ class HeadCache:
     def _follow(self, at: TopicPartition, generation: int, start: int) -> _Followed:
         followed = self._followed.get(at)
         if followed is None:
-            followed = self._followed[at] = _Followed(Head(start), generation)
+            followed = self._followed[at] = _Followed(Head(start, generation))
             followed.task = asyncio.create_task(self._run(at, followed), name=f"headrace-head-{at}")
         if self._trimmer is None or self._trimmer.done():
             self._trimmer = asyncio.create_task(self._trim_on(), name="headrace-head-trim")
@@ -123,7 +122,7 @@ class HeadCache:
             try:
                 async for batch in self._log.read(at, followed.head.position, headers_only=True):
                     attempt = 0
-                    entries = [entry_of(record, followed.generation) for record in batch.records]
+                    entries = [entry_of(record, followed.head.generation) for record in batch.records]
                     followed.head.take([entry for entry in entries if entry is not None], batch.next_offset)
                     self._bound(at)
                     _wake(followed)
@@ -167,7 +166,7 @@ class HeadCache:
             _logger.warning("head not trimmed", partition=str(at), error=str(error))
             return
         if replicated is not None:
-            followed.head.replicated(replicated.offset)
+            followed.head.replicated(replicated.offset, replicated.generation)
 
 
 def _wake(followed: _Followed) -> None:

@@ -10,10 +10,10 @@ import msgspec
 from headrace.errors import BadArgument
 from headrace.journal.actions import Action, Append, Delete, Mark, Poison, Purge
 from headrace.journal.raw_json import raw_json
-from headrace.model import Headers, Record
+from headrace.model import MAX_SEQ_NR, Headers, Record
 from headrace.store import Place
 
-__all__ = ["ACTION_HEADER", "OWN_PREFIX", "decode_action", "encode_action", "user_headers"]
+__all__ = ["ACTION_HEADER", "OWN_PREFIX", "decode_action", "encode_action", "is_utf8", "user_headers"]
 
 ACTION_HEADER = "journal.action"
 OWN_PREFIX = "headrace."
@@ -24,6 +24,8 @@ _SINCE = "headrace.since"
 _GENERATION = "headrace.generation"
 _SEGMENT_SIZE = "headrace.segment-size"
 _LAST_APPEND = "headrace.last-append"
+
+_MAX_SEGMENT_SIZE = (1 << 31) - 1  # the store keeps it as an int
 
 
 class _Range(msgspec.Struct, frozen=True, rename={"first": "from", "last": "to"}):
@@ -78,9 +80,9 @@ def encode_action(action: Append | Mark | Delete | Purge, user: Mapping[str, str
     own: list[tuple[str, bytes | None]] = [(ACTION_HEADER, _encode(_header(action)))]
     own += [(name, str(value).encode()) for name, value in _extras(action) if value is not None]
     for name, value in (user or {}).items():
-        if name == ACTION_HEADER or name.startswith(OWN_PREFIX):
+        if _text("header", name) == ACTION_HEADER or name.startswith(OWN_PREFIX):
             raise BadArgument("header", name, f"{ACTION_HEADER} and names with the prefix {OWN_PREFIX} are taken")
-        own.append((name, value.encode()))
+        own.append((name, _text(f"header {name!r}", value).encode()))
     return tuple(own)
 
 
@@ -90,12 +92,12 @@ def decode_action(record: Record) -> Action | None:
         return None
     headers = {name: value for name, value in record.headers if name.startswith((ACTION_HEADER, OWN_PREFIX))}
     written = headers.get(ACTION_HEADER)
-    if written is None:
+    if written is None or not _is_text(record.key):
         return None
     try:
-        record.key.decode()
+        written.decode()  # what is carried as it is must be text as well
         return _action(_decode(written), headers)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         return Poison(f"header {ACTION_HEADER}: {error}")
 
 
@@ -109,7 +111,7 @@ def user_headers(record: Record) -> dict[str, str]:
 
 
 def _header(action: Append | Mark | Delete | Purge) -> _Header:
-    origin, version = _option(action.origin), _option(action.version)
+    origin, version = _option("origin", action.origin), _option("version", action.version)
     match action:
         case Append():
             data = _Metadata(msgspec.Raw(action.metadata)) if action.metadata else _Metadata()
@@ -126,11 +128,11 @@ def _header(action: Append | Mark | Delete | Purge) -> _Header:
 def _extras(action: Append | Mark | Delete | Purge) -> list[tuple[str, object]]:
     match action:
         case Append():
-            return [(_EXPECTED, action.expected), (_APPEND_ID, action.append_id), (_SINCE, action.since)]
+            return [(_EXPECTED, action.expected), (_APPEND_ID, action.append_id), (_SINCE, _written(action.since))]
         case Mark():
             return [(_GENERATION, action.generation), (_SEGMENT_SIZE, action.segment_size)]
-        case Purge() if action.last_append is not None:
-            return [(_LAST_APPEND, f"{action.last_append.generation}:{action.last_append.offset}")]
+        case Purge():
+            return [(_LAST_APPEND, _written(action.last_append))]
     return []
 
 
@@ -140,8 +142,12 @@ def _action(header: _Header, headers: Mapping[str, bytes | None]) -> Action | No
     if header.mark is not None:
         mark = header.mark
         generation, segment_size = _number(headers, _GENERATION), _number(headers, _SEGMENT_SIZE)
+        if segment_size is not None and not 1 <= segment_size <= _MAX_SEGMENT_SIZE:
+            raise ValueError(f"no journal has segments of {segment_size}")
         return Mark(id=mark.id, **_by(mark), generation=generation, segment_size=segment_size)
     if header.delete is not None:
+        if not 1 <= header.delete.to <= MAX_SEQ_NR:
+            raise ValueError(f"no journal has an event {header.delete.to} to delete")
         return Delete(to=header.delete.to, **_by(header.delete))
     if header.purge is not None:
         return Purge(**_by(header.purge), last_append=_place(headers.get(_LAST_APPEND)))
@@ -151,7 +157,7 @@ def _action(header: _Header, headers: Mapping[str, bytes | None]) -> Action | No
 def _append(append: _Append, headers: Mapping[str, bytes | None]) -> Append:
     if append.payload_type not in ("json", "binary"):
         raise ValueError(f"unknown payloadType {append.payload_type!r}")
-    if not 1 <= append.range.first <= append.range.last:
+    if not 1 <= append.range.first <= append.range.last <= MAX_SEQ_NR:
         raise ValueError(f"range {append.range.first} to {append.range.last} is none")
     append_id = headers.get(_APPEND_ID)
     return Append(
@@ -162,12 +168,37 @@ def _append(append: _Append, headers: Mapping[str, bytes | None]) -> Append:
         **_by(append),
         expected=_number(headers, _EXPECTED),
         append_id=append_id.decode() if append_id is not None else None,
-        since=_number(headers, _SINCE),
+        since=_place(headers.get(_SINCE)),
     )
 
 
-def _option(value: str | None) -> Any:  # noqa: ANN401  (str or UNSET)
-    return msgspec.UNSET if value is None else value
+def _is_text(key: bytes) -> bool:
+    """Say whether a key can be a journal's id: no client could ask for another, and no table could hold it."""
+    try:
+        key.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _option(name: str, value: str | None) -> Any:  # noqa: ANN401  (str or UNSET)
+    return msgspec.UNSET if value is None else _text(name, value)
+
+
+def _text(name: str, value: object) -> str:
+    """Return a text that a record can carry."""
+    if not isinstance(value, str) or not is_utf8(value):
+        raise BadArgument(name, value, "it must be text that UTF-8 can carry")
+    return value
+
+
+def is_utf8(text: str) -> bool:
+    """Say whether UTF-8 can carry the text: it can't if it holds half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _by(written: _Append | _Mark | _Delete | _Purge) -> dict[str, Any]:
@@ -180,6 +211,10 @@ def _by(written: _Append | _Mark | _Delete | _Purge) -> dict[str, Any]:
 def _number(headers: Mapping[str, bytes | None], name: str) -> int | None:
     value = headers.get(name)
     return int(value) if value is not None else None
+
+
+def _written(place: Place | None) -> str | None:
+    return f"{place.generation}:{place.offset}" if place is not None else None
 
 
 def _place(value: bytes | None) -> Place | None:

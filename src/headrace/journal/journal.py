@@ -17,7 +17,7 @@ from headrace.journal.metrics import OPERATIONS
 from headrace.journal.reading import JournalReader
 from headrace.journal.snapshots import JournalSnapshots
 from headrace.journal.stats import PartitionStats, partition_stats
-from headrace.journal.topology import Topology
+from headrace.journal.topology import LEASE_S, Topology
 from headrace.journal.windows import Windows
 from headrace.journal.writing import JournalWriter
 from headrace.log import Log
@@ -49,17 +49,20 @@ class Journal:
         timeout_s: float = 70.0,
         snapshots_kept: int = 3,
         partitions: int | None = None,
+        lease_s: float = LEASE_S,
     ) -> None:
         self.topic = topic
         self._log = log
         self._store = store
         self._origin = origin
         self._is_read_only = read_only
-        self._topology = Topology(log, topic, partitions=None if read_only else partitions)
+        self._topology = Topology(
+            log, store.settings, topic, partitions=partitions, is_reader=read_only, lease_s=lease_s
+        )
         windows = Windows(log, cache, timeout_s=timeout_s)
         barrier: Barrier = WatermarkBarrier(log) if read_only else MarkBarrier(log, origin)
         self._reader = JournalReader(self._topology, store.reader, windows, barrier)
-        self._writer = JournalWriter(log, self._topology, store.reader, windows)
+        self._writer = JournalWriter(log, self._topology, self._reader)
         self.snapshots = JournalSnapshots(store.snapshots, self._reader, kept=snapshots_kept)
 
     async def append(

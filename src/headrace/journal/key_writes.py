@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import msgspec
 
 from headrace.journal.actions import Append, Delete, Poison, Purge
+from headrace.journal.decoding import decode_append
 from headrace.journal.durations import duration_of
 from headrace.journal.folding import Effect, Entry, Step, exists, pointer_of, step
 from headrace.journal.headers import user_headers
-from headrace.journal.payloads import Encoded, Payloads, decode_value
+from headrace.journal.payloads import Payloads
 from headrace.store import EventRow, JournalMeta, Place, RowDeletion, segment_of
 
 __all__ = ["KeyFold", "KeyWrites", "VoidAction", "deletions_up_to", "fold_key", "metadata_text"]
@@ -63,6 +63,9 @@ def fold_key(meta: JournalMeta | None, entries: Iterable[Entry]) -> KeyFold:
     for given in entries:
         if fold.meta is not None and given.place <= fold.meta.place:
             piece.repeat(fold.meta, given)
+            if piece.writes.purged_at is not None:  # before anything after the purge, as at the first time
+                fold.pieces.append(piece.writes)
+                piece = _Piece(fold.meta)
             continue
         decoded, entry = _decoded(given)
         done = step(fold.meta, entry, expire_after=decoded.expire_after if decoded else None)
@@ -138,7 +141,7 @@ class _Piece:
         self.writes.rows = []
         self.writes.purged_at = place
         first = self._first if self._first is not None else marker.seq_nr + 1
-        self.writes.deletions = [(gone, place) for gone in _whole_segments(marker, first=first)]
+        self.writes.deletions += [(gone, place) for gone in _whole_segments(marker, first=first)]
 
 
 def deletions_up_to(to: int, segment_size: int, *, after: int = 0) -> list[RowDeletion]:
@@ -179,21 +182,9 @@ def _decoded(entry: Entry) -> tuple[Payloads | None, Entry]:
     if not isinstance(entry.action, Append) or entry.record is None:
         return None, entry
     try:
-        decoded = decode_value(entry.action.payload_format, entry.record.value)
-        _check_numbers(decoded.events, entry.action)
-        if decoded.expire_after is not None:
-            duration_of(decoded.expire_after)
-        return decoded, entry
+        return decode_append(entry.action, entry.record.value), entry
     except ValueError as error:
         return None, msgspec.structs.replace(entry, action=Poison(f"value: {error}"))
-
-
-def _check_numbers(events: Sequence[Encoded], append: Append) -> None:
-    numbers = [event.seq_nr for event in events]
-    if not numbers or numbers[0] != append.first or numbers[-1] != append.last:
-        raise ValueError(f"the header says events {append.first} to {append.last}, the value holds {numbers[:3]}…")
-    if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
-        raise ValueError("the numbers of its events do not rise")
 
 
 def _rows(entry: Entry, meta: JournalMeta, decoded: Payloads) -> list[EventRow]:

@@ -11,13 +11,17 @@ from headrace.journal.headers import decode_action
 from headrace.model import Record
 from headrace.store import DEFAULT_SEGMENT_SIZE
 
-__all__ = ["PartitionBatch", "batch_of", "entry_of"]
+__all__ = ["BOUNDARY_KEY", "PartitionBatch", "batch_of", "entry_of", "next_generation"]
+
+# The key of the marks that begin a generation; a pass over the log for one key must see them.
+BOUNDARY_KEY = "headrace-boundary"
 
 
 @dataclass(slots=True)
 class PartitionBatch:
     """The entries of each key, in order; and what holds for the whole partition after the run."""
 
+    generation: int
     log_time_ms: int
     segment_size: int = DEFAULT_SEGMENT_SIZE
     by_id: dict[str, list[Entry]] = field(default_factory=dict)
@@ -45,18 +49,27 @@ def entry_of(
     )
 
 
+def next_generation(generation: int, mark: Mark) -> int:
+    """Return the generation after a mark: the first mark of a higher one begins it."""
+    return max(generation, mark.generation or 0)
+
+
 def batch_of(
     records: Iterable[Record], generation: int, *, log_time_ms: int = 0, segment_size: int = DEFAULT_SEGMENT_SIZE
 ) -> PartitionBatch:
-    """Sort records by key. Log time is the running maximum of timestamps; a Mark may change the segment size."""
-    batch = PartitionBatch(log_time_ms, segment_size)
+    """Sort records by key. Log time is the running maximum of timestamps.
+
+    `generation` is that of the first record; a Mark may begin the next one, or change the segment size.
+    """
+    batch = PartitionBatch(generation, log_time_ms, segment_size)
     for record in records:
         batch.log_time_ms = max(batch.log_time_ms, record.timestamp_ms)
-        entry = entry_of(record, generation, log_time_ms=batch.log_time_ms, segment_size=batch.segment_size)
+        entry = entry_of(record, batch.generation, log_time_ms=batch.log_time_ms, segment_size=batch.segment_size)
         if entry is None:
             batch.skipped += 1
         elif not isinstance(entry.action, Mark):
             batch.by_id.setdefault(entry.id, []).append(entry)
-        elif entry.action.segment_size is not None:
-            batch.segment_size = entry.action.segment_size
+        else:
+            batch.generation = next_generation(batch.generation, entry.action)
+            batch.segment_size = entry.action.segment_size or batch.segment_size
     return batch

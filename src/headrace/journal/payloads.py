@@ -19,11 +19,13 @@ from headrace.journal.actions import PayloadFormat
 from headrace.journal.raw_json import raw_json
 from headrace.model import Event, Payload
 
-__all__ = ["Encoded", "Payloads", "decode_payload", "decode_value", "encode_events", "encode_value"]
+__all__ = ["Encoded", "Payloads", "checked_json", "decode_payload", "decode_value", "encode_events", "encode_value"]
 
 _KINDS = (None, "binary", "json", "text")
 _INT = struct.Struct(">i")
 _HEAD = struct.Struct(">qi")
+_TOO_DEEP = "its JSON is nested too deeply"
+_DEEP_AT_MOST = 500
 _json_encode = msgspec.json.Encoder().encode
 
 
@@ -66,6 +68,7 @@ class _JsonValue(msgspec.Struct, frozen=True):
 _decode_json_value = msgspec.json.Decoder(_JsonValue).decode
 _decode_metadata = msgspec.json.Decoder(_Metadata).decode
 _decode_text = msgspec.json.Decoder(str).decode
+_decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def encode_events(events: Sequence[Event]) -> tuple[Encoded, ...]:
@@ -98,6 +101,8 @@ def decode_value(payload_format: PayloadFormat, value: bytes | None) -> Payloads
         return _decode_json(value) if payload_format == "json" else _decode_binary(value)
     except (struct.error, IndexError) as error:
         raise ValueError(f"the binary value is cut off: {error}") from error
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
 
 
 def _encode_payload(event: Event) -> tuple[str | None, bytes | None]:
@@ -106,11 +111,9 @@ def _encode_payload(event: Event) -> tuple[str | None, bytes | None]:
         return None, None
     if isinstance(payload, bytes | bytearray | memoryview):
         return "binary", bytes(payload)
-    if isinstance(payload, str):
-        return "text", payload.encode()
     try:
-        return "json", _json_encode(payload)
-    except (TypeError, ValueError) as error:
+        return ("text", payload.encode()) if isinstance(payload, str) else ("json", checked_json(_json_encode(payload)))
+    except (TypeError, ValueError, RecursionError) as error:
         rule = f"a payload is None, bytes, str or what JSON can carry ({error})"
         raise BadArgument(f"payload of event {event.seq_nr}", type(payload).__name__, rule) from error
 
@@ -121,7 +124,8 @@ def _metadata(payloads: Payloads) -> _Metadata:
 
 
 def _payloads(events: tuple[Encoded, ...], metadata: _Metadata) -> Payloads:
-    return Payloads(events, metadata.expire_after, raw_json(metadata.data))
+    data = raw_json(metadata.data)
+    return Payloads(events, metadata.expire_after, data if data is None else checked_json(data))
 
 
 def _json_event(event: Encoded) -> _JsonEvent:
@@ -131,7 +135,18 @@ def _json_event(event: Encoded) -> _JsonEvent:
     return _JsonEvent(event.seq_nr, event.tags, event.payload_type, msgspec.Raw(raw))
 
 
+def checked_json(raw: bytes) -> bytes:
+    """Return JSON that is carried as it is, if a reader will be able to decode it. Raises ValueError."""
+    if raw.count(b"[") + raw.count(b"{") > _DEEP_AT_MOST:
+        try:
+            msgspec.json.decode(raw)
+        except RecursionError as error:
+            raise ValueError(_TOO_DEEP) from error
+    return raw
+
+
 def _decode_json(value: bytes) -> Payloads:
+    value.decode()  # payloads are carried as they are, but must be text
     decoded = _decode_json_value(value)
     return _payloads(tuple(map(_encoded, decoded.events)), decoded.metadata)
 
@@ -144,7 +159,7 @@ def _encoded(event: _JsonEvent) -> Encoded:
         return Encoded(event.seqNr, event.tags, "text", _decode_text(raw).encode())
     if event.payloadType not in ("json", None, msgspec.UNSET):
         raise ValueError(f"unknown payloadType {event.payloadType!r}")
-    return Encoded(event.seqNr, event.tags, "json", raw)
+    return Encoded(event.seqNr, event.tags, "json", checked_json(raw))
 
 
 def _encode_binary(payloads: Payloads) -> bytes:
@@ -163,6 +178,8 @@ def _decode_binary(value: bytes) -> Payloads:
     if version not in (0, 1):
         raise ValueError(f"unknown version {version} of the binary form")
     (count,) = _INT.unpack_from(value, 1)
+    if count < 0:
+        raise ValueError(f"the binary value says it holds {count} events")
     events = []
     for _ in range(count):
         (size,) = _INT.unpack_from(value, at)
@@ -170,20 +187,34 @@ def _decode_binary(value: bytes) -> Payloads:
             raise ValueError("the binary value is cut off")
         events.append(_decode_binary_event(value[at + 4 : at + 4 + size]))
         at += 4 + size
+    value[at:].decode()
     return _payloads(tuple(events), _decode_metadata(value[at:]) if version == 1 else _Metadata())
 
 
 def _decode_binary_event(body: bytes) -> Encoded:
     seq_nr, tags_size = _HEAD.unpack_from(body)
-    at, end = _HEAD.size, _HEAD.size + tags_size
-    tags = []
-    while at < end:
-        (size,) = _INT.unpack_from(body, at)
-        tags.append(body[at + 4 : at + 4 + size].decode())
-        at += 4 + size
+    end = _HEAD.size + tags_size
+    tags = _decode_tags(body, end)
     kind = _KINDS[body[end]]
     (size,) = _INT.unpack_from(body, end + 1)
     payload = body[end + 5 : end + 5 + size]
     if len(payload) != size:
         raise ValueError("the binary value is cut off")
-    return Encoded(seq_nr, tuple(tags), kind, None if kind is None else payload)
+    if kind in ("json", "text"):
+        payload.decode()
+    if kind == "json":
+        _decode_raw(checked_json(payload))
+    return Encoded(seq_nr, tags, kind, None if kind is None else payload)
+
+
+def _decode_tags(body: bytes, end: int) -> tuple[str, ...]:
+    at, tags = _HEAD.size, []
+    while at < end:
+        (size,) = _INT.unpack_from(body, at)
+        if size < 0 or at + 4 + size > end:
+            raise ValueError("a tag of the binary value does not fit into the tags")
+        tags.append(body[at + 4 : at + 4 + size].decode())
+        at += 4 + size
+    if at != end:
+        raise ValueError("the tags of the binary value have no length")
+    return tuple(tags)

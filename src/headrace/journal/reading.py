@@ -8,7 +8,7 @@ the first one handed out: rows of the store first, then records of the log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from headrace.errors import IntegrityBroken, JournalHeld, ReadAgain
@@ -16,12 +16,13 @@ from headrace.journal.actions import Append
 from headrace.journal.barriers import Barrier
 from headrace.journal.decoding import event_of_row, events_of_record
 from headrace.journal.folding import Effect, Entry, exists, pointer_of, step
-from headrace.journal.topology import Route, Topology
+from headrace.journal.layout import Layout, Stay
+from headrace.journal.topology import Topology
 from headrace.journal.windows import Window, Windows
-from headrace.model import StoredEvent
-from headrace.store import JournalMeta, StoreReader
+from headrace.model import StoredEvent, TopicPartition
+from headrace.store import JournalMeta, ReplicatedOffset, StoreReader
 
-__all__ = ["JournalReader", "View"]
+__all__ = ["JournalReader", "Known", "View"]
 
 _ATTEMPTS = 5
 
@@ -33,11 +34,9 @@ class View:
     `appends` are the actions of the log, in order, whose events are (in part) alive.
     """
 
-    route: Route
-    barrier: int
     stored: JournalMeta | None
     meta: JournalMeta | None
-    window: Window
+    windows: tuple[Window, ...]
     appends: tuple[Entry, ...]
 
     @property
@@ -50,6 +49,14 @@ class View:
         return meta.record_id if meta is not None else None
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the store has of a journal: its state, and how far the partitions it was in are replicated."""
+
+    replicated: Mapping[TopicPartition, ReplicatedOffset | None]
+    stored: JournalMeta | None
+
+
 class JournalReader:
     """Reads the journals of one topic."""
 
@@ -59,23 +66,68 @@ class JournalReader:
         self._store = store
         self._windows = windows
         self._barrier = barrier
+        self._settled: set[Stay] = set()
 
     async def view(self, id_: str) -> View:
         """Find out what the journal is now. Raises JournalHeld, RecordsLost."""
-        for _ in range(_ATTEMPTS):
-            route = await self._topology.route(id_)
-            asking = asyncio.ensure_future(self._barrier.place(route.at, id_))
-            try:
-                replicated = await self._store.replicated(route.at)
-                stored = await self._store.meta(route.at.topic, id_)
-            except BaseException:
-                asking.cancel()
-                raise
-            barrier = await asking
-            view = await self._view(route, id_, stored, replicated.offset if replicated else -1, barrier)
+        layout = await self._topology.layout()
+        for attempt in range(_ATTEMPTS):
+            view = await self._try_view(id_, layout, scan=attempt > 1)
             if view is not None:
                 return view
-        raise ReadAgain(id_, "replication kept overtaking it")
+            await self._topology.refresh()
+            layout = await self._topology.grown()  # boundaries are written before the layout that has them
+        raise ReadAgain(id_, "replication, or the topic's growth, kept overtaking it")
+
+    async def known(self, id_: str, layout: Layout) -> Known:
+        """Ask the store what it has of a journal: the replicated offsets first, then the state."""
+        stays = [stay for stay in layout.stays(id_) if stay not in self._settled]
+        replicated = {stay.at: await self._store.replicated(stay.at) for stay in stays}
+        return Known(replicated, await self._store.meta(layout.topic, id_))
+
+    async def windows(self, id_: str, layout: Layout, known: Known, barrier: int, *, scan: bool) -> list[Window] | None:
+        """Return what the log adds up to the barrier; None if what the store has moved on meanwhile.
+
+        With `scan` the log itself is looked into, not the head cache.
+        """
+        windows = []
+        for stay in layout.stays(id_):
+            if stay in self._settled:
+                continue
+            window = await self._window(id_, layout, stay, known.replicated.get(stay.at), barrier, scan=scan)
+            if window.is_behind or window.generation > layout.generation:
+                return None
+            windows.append(window)
+        return windows
+
+    async def _try_view(self, id_: str, layout: Layout, *, scan: bool) -> View | None:
+        """Look once; None if what was looked at moved on meanwhile."""
+        asking = asyncio.ensure_future(self._barrier.place(layout.route(id_), id_))
+        try:
+            known = await self.known(id_, layout)
+        except BaseException:
+            asking.cancel()
+            raise
+        windows = await self.windows(id_, layout, known, await asking, scan=scan)
+        return None if windows is None else _view(id_, known.stored, windows)
+
+    async def _window(
+        self, id_: str, layout: Layout, stay: Stay, known: ReplicatedOffset | None, barrier: int, *, scan: bool
+    ) -> Window:
+        """Return the key's actions of one stay that the store does not have yet."""
+        generation = layout.first_generation(stay.at.partition)
+        after = -1
+        if known is not None and known.generation >= generation:  # else it is of a topic that was made anew since
+            generation, after = known.generation, known.offset
+        up_to = barrier if stay.end is None else stay.end - 1
+        if up_to > after:
+            look = self._windows.scan if scan else self._windows.find
+            window = await look(stay.at, generation, id_, after=after, up_to=up_to)
+            window.entries = [entry for entry in window.entries if entry.offset >= stay.start]
+            return window
+        if stay.end is not None:
+            self._settled.add(stay)  # replication has passed the boundary: the store has all of it, for good
+        return Window(stay.at, [], generation=generation)
 
     async def events(self, id_: str, first: int) -> AsyncIterator[StoredEvent]:
         """Yield the events from seq_nr `first` on."""
@@ -92,19 +144,6 @@ class JournalReader:
             except ReadAgain:
                 if given or attempt == _ATTEMPTS - 1:
                     raise
-
-    async def _view(
-        self, route: Route, id_: str, stored: JournalMeta | None, replicated: int, barrier: int
-    ) -> View | None:
-        window = Window([])
-        if barrier > replicated:
-            window = await self._windows.find(route.at, route.generation, id_, after=replicated, up_to=barrier)
-            if window.is_behind:
-                return None
-        meta, appends = _fold(stored, window)
-        if meta is not None and meta.held_from is not None:
-            raise JournalHeld(id_, meta.topic, meta.partition, meta.held_from, "a record can't be decoded")
-        return View(route, barrier, stored, meta, window, appends)
 
     async def _stream(self, id_: str, view: View, first: int) -> AsyncIterator[StoredEvent]:
         meta = view.meta
@@ -160,16 +199,21 @@ class JournalReader:
                     yield event
             await self._check_unmoved(id_, caught_up)
             return
-        actions = {entry.offset: entry.action for entry in appends if isinstance(entry.action, Append)}
-        async for record in self._windows.records(view.route.at, view.window, list(actions)):
-            for event in events_of_record(id_, record, actions[record.offset]):
-                if event.seq_nr >= first:
-                    yield event
+        for window in view.windows:
+            actions = {
+                entry.offset: entry.action
+                for entry in appends
+                if entry in window.entries and isinstance(entry.action, Append)
+            }
+            async for record in self._windows.records(window, list(actions)):
+                for event in events_of_record(id_, record, actions[record.offset]):
+                    if event.seq_nr >= first:
+                        yield event
 
     async def _caught_up(self, id_: str, view: View, appends: list[Entry]) -> JournalMeta | None:
         """Return the state in the store if that holds all the appends by now, and reading the log can be spared."""
         meta = view.meta
-        if meta is None or all(entry.offset in view.window.records for entry in appends):
+        if meta is None or sum(len(window.records) for window in view.windows) >= len(appends):
             return None
         now = await self._store.meta(meta.topic, id_)
         if now is None or now.record_id != meta.record_id or now.delete_to != meta.delete_to:
@@ -177,11 +221,18 @@ class JournalReader:
         return now if now.place >= appends[-1].place else None
 
 
-def _fold(stored: JournalMeta | None, window: Window) -> tuple[JournalMeta | None, tuple[Entry, ...]]:
-    """Fold the window on the state; returns the new state and the appends that count."""
+def _view(id_: str, stored: JournalMeta | None, windows: list[Window]) -> View:
+    meta, appends = _fold(stored, [entry for window in windows for entry in window.entries])
+    if meta is not None and meta.held_from is not None:
+        raise JournalHeld(id_, meta.topic, meta.partition, meta.held_from, "a record can't be decoded")
+    return View(stored, meta, tuple(windows), appends)
+
+
+def _fold(stored: JournalMeta | None, entries: list[Entry]) -> tuple[JournalMeta | None, tuple[Entry, ...]]:
+    """Fold actions on the state; returns the new state and the appends that count."""
     meta = stored
     appends: list[Entry] = []
-    for entry in window.entries:
+    for entry in entries:
         if meta is not None and entry.place <= meta.place:
             continue
         done = step(meta, entry)

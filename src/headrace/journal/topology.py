@@ -1,45 +1,122 @@
-"""Which partition holds a key, by the topic's published generation."""
+"""Which partition holds a key, by the topic's published layout.
+
+The layout is kept in the store, for all processes. A client trusts what it read for the length of a lease and looks
+again before it writes after that, so that a topic that began to grow one lease ago is written to by nobody.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
-from headrace.errors import TopicExists, UnknownTopic
-from headrace.log import Log
-from headrace.model import Topic, TopicConfig, TopicPartition, partition_of
+import msgspec
 
-__all__ = ["JOURNAL_TOPIC", "Route", "Topology"]
+from headrace.errors import TimedOut, TopicExists, UnknownTopic
+from headrace.journal.layout import Generation, Layout
+from headrace.log import Log
+from headrace.model import Topic, TopicConfig, TopicPartition
+from headrace.store import Settings
+
+__all__ = ["JOURNAL_TOPIC", "LEASE_S", "Route", "Topology", "layout_key"]
 
 # Old records go by time; the embedded log waits until the store has them.
 JOURNAL_TOPIC = TopicConfig(keep_until_released=True)
+LEASE_S = 5.0
+
+_GROWTH_TIMEOUT_S = 60.0
+_LOOK_AGAIN_S = 0.1
+
+_decode = msgspec.json.Decoder(Layout).decode
 
 
 class Route(NamedTuple):
-    """Where a key's records are, and in which generation."""
+    """Where a key's records go, and in which generation."""
 
     at: TopicPartition
     generation: int
 
 
-class Topology:
-    """The partitions of one topic. The number is looked up once: a topic grows by a procedure, never silently.
+def layout_key(topic: str) -> str:
+    """Return the name of the setting that holds a topic's layout."""
+    return f"topic/{topic}"
 
-    A topic that is not there is made, with `partitions`, unless that is None.
+
+class Topology:
+    """The layout of one topic.
+
+    A topic that is not there is made, with `partitions`, unless that is None. With `is_reader` nothing is written.
     """
 
-    def __init__(self, log: Log, topic: str, *, partitions: int | None = None) -> None:
-        self._log = log
+    def __init__(
+        self,
+        log: Log,
+        settings: Settings,
+        topic: str,
+        *,
+        partitions: int | None = None,
+        is_reader: bool = False,
+        lease_s: float = LEASE_S,
+    ) -> None:
         self.topic = topic
-        self._wanted = partitions
-        self._partitions: int | None = None
+        self._log = log
+        self._settings = settings
+        self._wanted = None if is_reader else partitions
+        self._is_reader = is_reader
+        self._lease_s = lease_s
+        self._layout: Layout | None = None
+        self._read_at_s = 0.0
+
+    async def layout(self) -> Layout:
+        """Return the layout, at most a lease old."""
+        now_s = asyncio.get_running_loop().time()
+        if self._layout is None or now_s - self._read_at_s > self._lease_s:
+            self._layout = await self._load()
+            self._read_at_s = now_s
+        return self._layout
+
+    async def refresh(self) -> Layout:
+        """Look again at once."""
+        self._layout = None
+        return await self.layout()
+
+    async def route(self, id_: str) -> Route:
+        """Return where to write a key's records; waits while the topic is growing."""
+        layout = await self.grown()
+        return Route(layout.route(id_), layout.generation)
+
+    async def grown(self) -> Layout:
+        """Return the layout, waiting until it is published if the topic is growing."""
+        layout = await self.layout()
+        deadline_s = asyncio.get_running_loop().time() + _GROWTH_TIMEOUT_S
+        while layout.growing_to is not None:
+            if asyncio.get_running_loop().time() > deadline_s:
+                what = f"waiting for topic {self.topic!r} to grow to {layout.growing_to} partitions"
+                raise TimedOut(f"{what} (is `headrace topic grow` still running?)", _GROWTH_TIMEOUT_S)
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            layout = await self.refresh()
+        return layout
 
     async def partitions(self) -> int:
-        """Return how many partitions the topic has."""
-        if self._partitions is None:
-            self._partitions = (await self._topic()).partitions
-        return self._partitions
+        """Return the published number of partitions."""
+        return (await self.layout()).partitions
 
-    async def _topic(self) -> Topic:
+    async def _load(self) -> Layout:
+        """Read the layout; write it where it is missing or of a topic that is gone."""
+        while True:
+            stored = await self._settings.get(layout_key(self.topic))
+            topic = await self._describe()
+            layout = _decode(stored) if stored is not None else None
+            if layout is not None and layout.topic_id == topic.topic_id:
+                return layout
+            if layout is None:
+                layout = Layout(self.topic, topic.topic_id, (Generation(topic.partitions),))
+            else:
+                layout = layout.made_anew(topic.topic_id, topic.partitions)
+            encoded = msgspec.json.encode(layout).decode()
+            if self._is_reader or await self._settings.put(layout_key(self.topic), encoded, expected=stored):
+                return layout
+
+    async def _describe(self) -> Topic:
         try:
             return await self._log.admin.describe(self.topic)
         except UnknownTopic:
@@ -49,7 +126,3 @@ class Topology:
             return await self._log.admin.create(self.topic, partitions=self._wanted, config=JOURNAL_TOPIC)
         except TopicExists:  # another process was quicker
             return await self._log.admin.describe(self.topic)
-
-    async def route(self, id_: str) -> Route:
-        """Return where the key's records are."""
-        return Route(TopicPartition(self.topic, partition_of(id_.encode(), await self.partitions())), 0)

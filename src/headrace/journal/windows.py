@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from headrace.errors import HeadraceError, OffsetOutOfRange, RecordsLost, TimedOut
+from headrace.journal.actions import Mark
 from headrace.journal.folding import Entry
 from headrace.journal.head import HeadKind
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.metrics import HEAD_ANSWERS
-from headrace.journal.partition_batch import entry_of
+from headrace.journal.partition_batch import BOUNDARY_KEY, entry_of, next_generation
 from headrace.log import Log
 from headrace.model import Record, TopicPartition
 
@@ -25,11 +26,16 @@ _KEEP_BYTES = 16 * 1024 * 1024
 
 @dataclass(slots=True)
 class Window:
-    """A key's actions, in order. `records` are the values that the pass over the log could keep, by offset."""
+    """A key's actions, in order. `records` are the values that the pass over the log could keep, by offset.
 
+    `generation` is the partition's at the window's end, or later.
+    """
+
+    at: TopicPartition
     entries: list[Entry]
     records: dict[int, Record] = field(default_factory=dict)
     is_behind: bool = False
+    generation: int = 0
 
 
 class Windows:
@@ -55,7 +61,7 @@ class Windows:
         except OffsetOutOfRange as error:
             raise _lost(at, error) from error
 
-    async def records(self, at: TopicPartition, window: Window, offsets: list[int]) -> AsyncIterator[Record]:
+    async def records(self, window: Window, offsets: list[int]) -> AsyncIterator[Record]:
         """Yield the records at these offsets, which rise; what the window kept is not read again."""
         kept = [offset for offset in offsets if offset in window.records]
         for offset in kept:
@@ -65,7 +71,7 @@ class Windows:
             return
         missing = iter(wanted)
         following: int | None = next(missing)
-        async for batch in self._log.read(at, wanted[0], wanted[-1] + 1, timeout_s=self._timeout_s):
+        async for batch in self._log.read(window.at, wanted[0], wanted[-1] + 1, timeout_s=self._timeout_s):
             for record in batch.records:
                 if record.offset == following:
                     yield record
@@ -81,27 +87,45 @@ class Windows:
             return None
         if answer.kind is HeadKind.UNKNOWN:
             return None
-        return Window(list(answer.entries), is_behind=answer.kind is HeadKind.BEHIND)
+        is_behind = answer.kind is HeadKind.BEHIND
+        return Window(at, list(answer.entries), is_behind=is_behind, generation=answer.generation)
 
     async def _scan(self, at: TopicPartition, generation: int, id_: str, *, after: int, up_to: int) -> Window:
         """Pass over the log once; records of other keys are looked at by their key alone."""
-        window, key, size_bytes = Window([]), id_.encode(), 0
-        is_keeping = True
-        seen = after
+        scan = _Scan(at, id_.encode(), generation, after)
         async for batch in self._log.read(at, after + 1, up_to + 1, timeout_s=self._timeout_s):
             for record in batch.records:
-                if record.key != key or record.offset <= seen:
-                    continue
-                seen = record.offset
-                entry = entry_of(record, generation)
-                if entry is None:
-                    continue
-                window.entries.append(entry)
-                size_bytes += len(record.value or b"")
-                is_keeping = is_keeping and size_bytes <= _KEEP_BYTES
-                if is_keeping:
-                    window.records[record.offset] = record
-        return window
+                if record.key in scan.keys:
+                    scan.take(record)
+        return scan.window
+
+
+class _Scan:
+    """What one pass over the log gathers of a key, and of the boundaries it passes."""
+
+    def __init__(self, at: TopicPartition, key: bytes, generation: int, after: int) -> None:
+        self.keys = (key, BOUNDARY_KEY.encode())
+        self.window = Window(at, [], generation=generation)
+        self._key = key
+        self._seen = after
+        self._size_bytes = 0
+
+    def take(self, record: Record) -> None:
+        """Add a record, unless it was seen before."""
+        if record.offset <= self._seen:
+            return
+        self._seen = record.offset
+        entry = entry_of(record, self.window.generation)
+        if entry is not None and isinstance(entry.action, Mark):
+            self.window.generation = next_generation(self.window.generation, entry.action)
+        elif entry is not None and record.key == self._key:
+            self.window.entries.append(entry)
+            self._keep(record)
+
+    def _keep(self, record: Record) -> None:
+        self._size_bytes += len(record.value or b"")
+        if self._size_bytes <= _KEEP_BYTES:
+            self.window.records[record.offset] = record
 
 
 def _lost(at: TopicPartition, error: OffsetOutOfRange) -> HeadraceError:

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headrace.errors import Unavailable, VoidAppend, WrongSeqNr
+from headrace.errors import ReadAgain, Unavailable, VoidAppend, WrongSeqNr
 from headrace.journal.actions import Append
 from headrace.journal.appends import AppendOptions, record_of
-from headrace.journal.folding import Effect, pointer_of, step
-from headrace.journal.topology import Route, Topology
-from headrace.journal.windows import Windows
+from headrace.journal.folding import Effect, Entry, pointer_of, step
+from headrace.journal.reading import JournalReader, Known
+from headrace.journal.topology import Topology
 from headrace.log import Log
 from headrace.model import Event, Position
-from headrace.store import JournalMeta, StoreReader
+from headrace.store import Place
 
 __all__ = ["JournalWriter"]
 
@@ -26,19 +26,17 @@ _REMEMBERED = 100_000
 class _Attempt(msgspec.Struct, frozen=True):
     """What was known before an append was first tried."""
 
-    since: int
-    after: int
-    meta: JournalMeta | None
+    since: Place
+    known: Known
 
 
 class JournalWriter:
     """Writes the journals of one topic."""
 
-    def __init__(self, log: Log, topology: Topology, store: StoreReader, windows: Windows) -> None:
+    def __init__(self, log: Log, topology: Topology, reader: JournalReader) -> None:
         self._log = log
         self._topology = topology
-        self._store = store
-        self._windows = windows
+        self._reader = reader
         self._written: OrderedDict[str, int] = OrderedDict()
         self._attempts: OrderedDict[str, _Attempt] = OrderedDict()
 
@@ -66,7 +64,7 @@ class JournalWriter:
         append_id = append_id or uuid.uuid4().hex
         route = await self._topology.route(id_)
         is_retry = append_id in self._attempts
-        attempt = self._attempts.get(append_id) or await self._prepare(route, id_)
+        attempt = self._attempts.get(append_id) or await self._prepare(id_)
         self._attempts[append_id] = attempt
         record = record_of(route.at, id_, events, options, expected=expected, append_id=append_id, since=attempt.since)
         try:
@@ -75,7 +73,7 @@ class JournalWriter:
             if error.outcome_known and not is_retry:
                 del self._attempts[append_id]
             raise
-        landed = await self._outcome(route, id_, attempt, position, append_id, expected)
+        landed = await self._outcome(id_, attempt, position, append_id, expected)
         del self._attempts[append_id]
         self._remember(id_, events[-1].seq_nr)
         return landed
@@ -95,41 +93,39 @@ class JournalWriter:
         if len(self._written) > _REMEMBERED:
             self._written.popitem(last=False)
 
-    async def _prepare(self, route: Route, id_: str) -> _Attempt:
-        replicated = await self._store.replicated(route.at)
-        meta = await self._store.meta(route.at.topic, id_)
-        bounds = await self._log.bounds(route.at)
+    async def _prepare(self, id_: str) -> _Attempt:
+        layout = await self._topology.layout()
+        known = await self._reader.known(id_, layout)
+        bounds = await self._log.bounds(layout.route(id_))
         while len(self._attempts) > _REMEMBERED:
             self._attempts.popitem(last=False)
-        return _Attempt(bounds.high_watermark, replicated.offset if replicated else -1, meta)
+        return _Attempt(Place(layout.generation, bounds.high_watermark), known)
 
     async def _outcome(
-        self,
-        route: Route,
-        id_: str,
-        attempt: _Attempt,
-        position: Position,
-        append_id: str,
-        expected: int | None,
+        self, id_: str, attempt: _Attempt, position: Position, append_id: str, expected: int | None
     ) -> Position:
         """Fold the log from what was known before the first attempt up to the record just written."""
-        window = await self._windows.find(route.at, route.generation, id_, after=attempt.after, up_to=position.offset)
-        if window.is_behind:  # replication passed by: the cache knows less than the log still does
-            window = await self._windows.scan(
-                route.at, route.generation, id_, after=attempt.after, up_to=position.offset
-            )
-        meta = attempt.meta
-        for entry in window.entries:
+        meta = attempt.known.stored
+        for entry in await self._entries(id_, attempt.known, position.offset):
             if meta is not None and entry.place <= meta.place:
                 continue
             done = step(meta, entry)
             is_ours = isinstance(entry.action, Append) and entry.action.append_id == append_id
             if is_ours and done.effect is Effect.APPENDED:
-                return Position(position.topic, position.partition, entry.offset, entry.timestamp_ms)
-            if entry.offset == position.offset:
+                return Position(position.topic, entry.partition, entry.offset, entry.timestamp_ms)
+            if entry.offset == position.offset and entry.partition == position.partition:
                 raise _refusal(id_, pointer_of(meta), expected, done.reason)
             meta = done.meta
         raise VoidAppend(id_, "its record was not found in the log again")
+
+    async def _entries(self, id_: str, known: Known, up_to: int) -> list[Entry]:
+        layout = await self._topology.layout()
+        windows = await self._reader.windows(id_, layout, known, up_to, scan=False)
+        if windows is None:  # replication passed by: the log itself still has what the cache has dropped
+            windows = await self._reader.windows(id_, await self._topology.refresh(), known, up_to, scan=True)
+        if windows is None:
+            raise ReadAgain(id_, "the topic grew while the append was checked")
+        return [entry for window in windows for entry in window.entries]
 
 
 def _refusal(id_: str, pointer: int, expected: int | None, reason: str) -> WrongSeqNr | VoidAppend:

@@ -59,7 +59,7 @@ class Tracker:
         self.expected = count
         self.delivered = 0
         self.positions: list[Position | None] = [None] * count
-        self.errors: dict[int, Any] = {}
+        self.errors: dict[int, Any] | None = None
         self.future = future
         self.refreshed = 0
         self.started = time.perf_counter()
@@ -69,9 +69,15 @@ class Tracker:
         if not self.future.done():
             self.future.set_result(None)
 
+    def fail(self, index: int, error: Any) -> None:  # noqa: ANN401
+        """Remember what happened to a record. The dict is made late: nearly no append needs it."""
+        if self.errors is None:
+            self.errors = {}
+        self.errors[index] = error
+
     def stop_at(self, index: int, error: Any) -> None:  # noqa: ANN401
         """Expect no more than what was produced before `index`, which was refused."""
-        self.errors[index] = error
+        self.fail(index, error)
         self.expected = index
         if self.delivered == index:
             self.settle()
@@ -115,6 +121,7 @@ class Appender:
         self._producer = Producer({**config, "error_cb": self._on_error}, logger=LOGGER)
         self._completed: list[Tracker] = []
         self._gate = asyncio.Lock()
+        self._in_turn = 0
         self._room: asyncio.Future[None] | None = None
         self._is_stopped = False
         self._is_stale = False
@@ -126,7 +133,7 @@ class Appender:
     async def append(self, placed: Sequence[Placed]) -> list[Position]:
         """Produce records in order and wait for all of them. Raises DeliveryFailed."""
         tracker = Tracker(len(placed), self._loop.create_future())
-        at = 0 if self._gate.locked() else self._produce_from(0, placed, tracker)
+        at = 0 if self._in_turn else self._produce_from(0, placed, tracker)
         if at < tracker.expected:
             await self._append_in_turn(at, placed, tracker)
         await tracker.future
@@ -142,13 +149,22 @@ class Appender:
 
     async def _append_in_turn(self, at: int, placed: Sequence[Placed], tracker: Tracker) -> None:
         """Go on when the queue has room again, in the order in which the appends came."""
-        async with self._gate:
-            while (at := self._produce_from(at, placed, tracker)) < tracker.expected:
-                if self._is_stale:
-                    await self._threads.run(refresh, self._producer)
-                    self._is_stale = False
-                else:
-                    await self._wait_for_room()
+        # Counted, because the lock says that it is free between one holder and the next.
+        self._in_turn += 1
+        try:
+            async with self._gate:
+                while (at := self._produce_from(at, placed, tracker)) < tracker.expected:
+                    await self._make_room()
+        finally:
+            self._in_turn -= 1
+
+    async def _make_room(self) -> None:
+        """Wait for what stands in the way: a full queue, or partitions the producer has not heard of."""
+        if self._is_stale:
+            await self._threads.run(refresh, self._producer)
+            self._is_stale = False
+        else:
+            await self._wait_for_room()
 
     async def _wait_for_room(self) -> None:
         """Wait for deliveries. The time-out covers those served before the future was there to be woken."""
@@ -184,7 +200,7 @@ class Appender:
                 message.topic(), message.partition(), message.offset(), message.timestamp()[1]
             )
         else:
-            tracker.errors[index] = error
+            tracker.fail(index, error)
             self.is_dead = self.is_dead or error.fatal()
         tracker.delivered += 1
         if tracker.delivered == tracker.expected:

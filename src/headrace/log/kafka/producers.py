@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from confluent_kafka import KafkaError
 
-from headrace.errors import BadArgument, HeadraceError, RecordTooLarge, TimestampTooFarAhead, Unreachable
+from headrace.errors import (
+    BadArgument,
+    HeadraceError,
+    OperationFailed,
+    RecordTooLarge,
+    TimestampTooFarAhead,
+    Unreachable,
+)
 from headrace.log.kafka.appending import Appender, DeliveryFailed, Placed
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import WHOLE_BATCH_BYTES
@@ -84,7 +91,7 @@ class Producers:
             topics, placed = await self._placing.place(records)
             return await self._spread(topics, placed)
         except DeliveryFailed as failure:
-            raise self._named(failure) from failure
+            raise await self._named(failure) from failure
 
     async def close(self, timeout_s: float) -> None:
         """Flush and let go of all producers."""
@@ -117,12 +124,14 @@ class Producers:
             self._appenders[batch_bytes] = appender
         return appender
 
-    def _named(self, failure: DeliveryFailed) -> HeadraceError:
+    async def _named(self, failure: DeliveryFailed) -> HeadraceError:
         topic = failure.record.topic
         refusal = refusal_of(failure.error, failure.record, self._catalogue.fresh(topic))
         self._catalogue.forget(topic)  # deleted, grown or re-configured by somebody else, perhaps
         if refusal is not None:
             return refusal
+        if failure.error.code() == KafkaError._DESTROY:  # noqa: SLF001 - its partition was taken away
+            return await self._gone(topic)
         if failure.brokers_down:
             return Unreachable(self._faults.address, failure.error.str(), outcome_known=False)
         return self._faults.of(
@@ -132,6 +141,14 @@ class Producers:
             topic=topic,
             outcome_known=False,
         )
+
+    async def _gone(self, topic: str) -> HeadraceError:
+        """Say what became of a topic whose partition disappeared under an append."""
+        try:
+            await self._catalogue.get(topic)
+        except HeadraceError as error:
+            return error
+        return OperationFailed(f"append to topic {topic!r}", "its partition was replaced", outcome_known=False)
 
 
 def _in_order(parts: list[list[int]], results: Sequence[list[Position] | BaseException]) -> list[Position]:

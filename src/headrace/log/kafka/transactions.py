@@ -238,6 +238,8 @@ class KafkaTransactional:
         error = error_in(failure)
         if error.txn_requires_abort():
             # Whether the abort gets through or not: a transaction in this state was not committed and never will be.
+            # After a refused record librdkafka has skipped sequence numbers, and fails the next transaction as well
+            # before it renews its epoch; that one ends here too, with nothing done.
             refusal = self._attempt.refusal
             await self._abort_after(failure)
             raise refusal or TransactionFailed(self.transactional_id, error.str()) from failure
@@ -327,11 +329,11 @@ class KafkaTransactional:
         if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
             self._die("failed")
             return TransactionFailed(self.transactional_id, f"{error.str()}; take the id again")
-        if self._attempt.refusal is not None:
-            return self._attempt.refusal
         if self._state is State.READY:
             what = f"{operation} transactional id {self.transactional_id!r}"
             return self._cluster.faults.of(error, what, timeout_s=self._cluster.request_timeout_s)
+        if self._attempt.refusal is not None:
+            return self._attempt.refusal
         return TransactionFailed(self.transactional_id, f"{operation}: {error.str()}")
 
     def _die(self, outcome: str) -> None:

@@ -5,29 +5,24 @@ from __future__ import annotations
 from cassandra import (
     AuthenticationFailed,
     CoordinationFailure,
+    DriverException,
     OperationTimedOut,
-    RequestExecutionException,
+    RequestValidationException,
     Timeout,
     Unauthorized,
     Unavailable,
+    UnresolvableContactPoints,
 )
 from cassandra.cluster import NoHostAvailable
 from cassandra.connection import ConnectionException
-from cassandra.protocol import IsBootstrappingErrorMessage, OverloadedErrorMessage, TruncateError
+from cassandra.protocol import ErrorMessage, IsBootstrappingErrorMessage, OverloadedErrorMessage, TruncateError
 
 from headrace.errors import Forbidden, HeadraceError, OperationFailed, TimedOut, Unreachable
 
 __all__ = ["DRIVER_ERRORS", "explain", "is_transient"]
 
-DRIVER_ERRORS = (
-    RequestExecutionException,
-    OperationTimedOut,
-    NoHostAvailable,
-    ConnectionException,
-    AuthenticationFailed,
-    IsBootstrappingErrorMessage,
-    OverloadedErrorMessage,
-)
+DRIVER_ERRORS = (DriverException, NoHostAvailable, ConnectionException, ErrorMessage)
+_NOBODY = (NoHostAvailable, ConnectionException, UnresolvableContactPoints, IsBootstrappingErrorMessage)
 _TRANSIENT = (
     Timeout,
     OperationTimedOut,
@@ -56,11 +51,12 @@ def explain(
     if isinstance(error, Unavailable):
         reason = f"{operation}: {error.required_replicas} replicas are needed, {error.alive_replicas} are alive"
         return Unreachable(address, reason)
-    if isinstance(error, NoHostAvailable | ConnectionException | IsBootstrappingErrorMessage):
+    if isinstance(error, _NOBODY):
         return Unreachable(address, f"{operation}: {_reason(error)}", outcome_known)
     if isinstance(error, CoordinationFailure):
         return OperationFailed(operation, f"{error.failures} replicas failed", outcome_known)
-    return OperationFailed(operation, _reason(error), outcome_known)
+    was_refused = isinstance(error, RequestValidationException)
+    return OperationFailed(operation, _reason(error), outcome_known or was_refused)
 
 
 def _is_forbidden(error: BaseException) -> bool:

@@ -69,7 +69,7 @@ class CassandraWriter:
         """Write rows of one journal, in batches of one partition."""
         self._session.check()
         batches = cut(rows, max_rows=self._max_rows, max_bytes=self._max_bytes)
-        await _all(self._session.write("write rows", self._batch(topic, id_, batch)) for batch in batches)
+        await _all(self._write_batch(topic, id_, batch) for batch in batches)
         self._rows_written.inc(len(rows))
 
     async def write_meta(self, meta: JournalMeta) -> None:
@@ -93,6 +93,10 @@ class CassandraWriter:
     async def move_replicated(self, offset: ReplicatedOffset) -> None:
         """Move a partition's replicated offset forward."""
         await self._write("move replicated", _PUT_POINTER, pointer_values(offset))
+
+    async def _write_batch(self, topic: str, id_: str, rows: Sequence[EventRow]) -> None:
+        # Bound here and not before, so that the first batches travel while the next are made.
+        await self._session.write("write rows", self._batch(topic, id_, rows))
 
     def _batch(self, topic: str, id_: str, rows: Sequence[EventRow]) -> Any:  # noqa: ANN401 - the driver has no types
         where = (id_, topic, rows[0].segment)

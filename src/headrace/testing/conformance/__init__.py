@@ -7,5 +7,6 @@ class TestMyLog(LogConformance):
 """
 
 from headrace.testing.conformance.log import LogConformance
+from headrace.testing.conformance.store import StoreConformance
 
-__all__ = ["LogConformance"]
+__all__ = ["LogConformance", "StoreConformance"]

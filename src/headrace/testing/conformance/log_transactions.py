@@ -57,7 +57,11 @@ class Transactions(LogSetting):
         assert await read_all(reader, topic) == []
         assert (await reader.bounds(TopicPartition(topic, 0))).end == 0
         await producer.commit()
-        assert values(await read_all(reader, topic)) == [b"0", b"1", b"2", b"3", b"4"]
+
+        async def is_seen() -> bool:  # another client may hear of it a moment later
+            return values(await read_all(reader, topic)) == [b"0", b"1", b"2", b"3", b"4"]
+
+        await eventually(is_seen, within_s=5, what="the commit reaching another client")
         await producer.close()
 
     async def test_an_abort_leaves_nothing_but_a_gap(self, log: Log, topic: str) -> None:

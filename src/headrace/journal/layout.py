@@ -1,0 +1,105 @@
+"""How a topic's keys are laid out over its partitions, generation by generation. A value; `Topology` keeps it.
+
+A generation begins when the topic grows, at a boundary in each old partition, or when the topic was made anew, and
+then everywhere at once. A key that moved has its records in its old partition below the boundary, and in its new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from headrace.model import TopicPartition, partition_of
+
+__all__ = ["Generation", "Layout", "Stay"]
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """One generation. `boundaries` are the offsets, by old partition, where it begins; empty if all begins anew."""
+
+    partitions: int
+    boundaries: Mapping[int, int] = {}
+
+
+class Stay(msgspec.Struct, frozen=True):
+    """A time a key spent in one partition: offsets from `start` up to `end` (exclusive, or open).
+
+    A key may come back to a partition where it was before.
+    """
+
+    at: TopicPartition
+    start: int
+    end: int | None
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """All generations of a topic, and whether it is growing. `since` has the log's ends from before it began to."""
+
+    topic: str
+    topic_id: str
+    generations: tuple[Generation, ...]
+    growing_to: int | None = None
+    since: Mapping[int, int] = {}
+
+    @property
+    def generation(self) -> int:
+        """The published generation."""
+        return len(self.generations) - 1
+
+    @property
+    def partitions(self) -> int:
+        """The published number of partitions."""
+        return self.generations[-1].partitions
+
+    def route(self, id_: str) -> TopicPartition:
+        """Return where a key's records go."""
+        return self._at(id_, self.generations[-1])
+
+    def first_generation(self, partition: int) -> int:
+        """Return the generation of a partition's first record."""
+        for number in range(self._origin, len(self.generations)):
+            if partition < self.generations[number].partitions:
+                return number
+        return self.generation
+
+    def stays(self, id_: str) -> list[Stay]:
+        """Return where a key's records are, oldest first; the last stay has no end."""
+        stays: list[Stay] = []
+        for number in range(self._origin, len(self.generations)):
+            generation = self.generations[number]
+            at = self._at(id_, generation)
+            if stays and stays[-1].at != at:
+                end = generation.boundaries[stays[-1].at.partition]
+                stays[-1] = msgspec.structs.replace(stays[-1], end=end)
+            if not stays or stays[-1].at != at:
+                stays.append(Stay(at, generation.boundaries.get(at.partition, 0), None))
+        return stays
+
+    def is_home(self, id_: str, generation: int, at: TopicPartition) -> bool:
+        """Say whether a key's records belonged into a partition in a generation."""
+        return self._at(id_, self.generations[min(generation, self.generation)]) == at
+
+    def growing(self, partitions: int, ends: Mapping[int, int]) -> Layout:
+        """Return the layout of a topic that has begun to grow."""
+        return msgspec.structs.replace(self, growing_to=partitions, since=dict(ends))
+
+    def grown(self, boundaries: Mapping[int, int]) -> Layout:
+        """Return the layout with the new generation published."""
+        if self.growing_to is None:
+            raise AssertionError("a topic is grown after it was growing")
+        grown = Generation(self.growing_to, dict(boundaries))
+        return msgspec.structs.replace(self, generations=(*self.generations, grown), growing_to=None, since={})
+
+    def made_anew(self, topic_id: str, partitions: int) -> Layout:
+        """Return the layout of a topic that was deleted and created again: all its records are others."""
+        anew = Generation(partitions)
+        return Layout(self.topic, topic_id, (*self.generations, anew))
+
+    @property
+    def _origin(self) -> int:
+        """The generation in which the topic, as it is, began."""
+        return max(n for n, generation in enumerate(self.generations) if n == 0 or not generation.boundaries)
+
+    def _at(self, id_: str, generation: Generation) -> TopicPartition:
+        return TopicPartition(self.topic, partition_of(id_.encode(), generation.partitions))

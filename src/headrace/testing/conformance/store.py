@@ -1,0 +1,15 @@
+"""What every eventual store must do. Each part of the port has its own module; here they come together."""
+
+from __future__ import annotations
+
+from headrace.testing.conformance.store_heads import Heads
+from headrace.testing.conformance.store_order import Order
+from headrace.testing.conformance.store_rows import Rows
+from headrace.testing.conformance.store_shared import Shared
+from headrace.testing.conformance.store_snapshots import SavedStates
+
+__all__ = ["StoreConformance"]
+
+
+class StoreConformance(Rows, Heads, Order, SavedStates, Shared):
+    """The whole exam of a store; `address` and `by_hand` are what a backend overrides."""

@@ -1,0 +1,512 @@
+"""The bytes of journal records: pinned by hand, round-tripped at random, and never a crash for what is malformed."""
+
+from __future__ import annotations
+
+import struct
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from headrace.errors import BadArgument, JournalHeld
+from headrace.journal.actions import Action, Append, Delete, Mark, Poison, Purge
+from headrace.journal.appends import AppendOptions, check_events, record_of
+from headrace.journal.decoding import events_of_record
+from headrace.journal.durations import duration_of, duration_text
+from headrace.journal.headers import decode_action, encode_action, user_headers
+from headrace.journal.payloads import Encoded, Payloads, decode_payload, decode_value, encode_events, encode_value
+from headrace.model import MAX_SEQ_NR, Event, Headers, Record, TopicPartition
+from headrace.store import Place
+
+AT = TopicPartition("t", 0)
+
+
+def record(headers: Headers, key: bytes | None = b"k", value: bytes | None = None) -> Record:
+    return Record("t", 0, 5, 1_700_000_000_000, key, value, headers)
+
+
+def action_of(text: str, *more: tuple[str, bytes | None]) -> Action | None:
+    return decode_action(record((("journal.action", text.encode()), *more)))
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [
+        (
+            Append(first=1, last=5, payload_format="json"),
+            '{"append":{"range":{"from":1,"to":5},"payloadType":"json","metadata":{}}}',
+        ),
+        (
+            Append(first=2, last=2, payload_format="binary", metadata=b'{"a":[1]}', origin="o", version="v"),
+            '{"append":{"range":{"from":2,"to":2},"origin":"o","version":"v","payloadType":"binary",'
+            '"metadata":{"data":{"a":[1]}}}}',
+        ),
+        (Mark(id="x"), '{"mark":{"id":"x"}}'),
+        (Mark(id="x", origin="o", version="v"), '{"mark":{"id":"x","origin":"o","version":"v"}}'),
+        (Delete(to=3), '{"delete":{"to":3}}'),
+        (Delete(to=3, origin="o"), '{"delete":{"to":3,"origin":"o"}}'),
+        (Purge(), '{"purge":{}}'),
+        (Purge(origin="o", version="v"), '{"purge":{"origin":"o","version":"v"}}'),
+    ],
+)
+def test_headers_are_written_byte_for_byte_and_read_back(action: Any, text: str) -> None:
+    """The header of each action is exactly this, and comes back as the action."""
+    assert encode_action(action) == (("journal.action", text.encode()),)
+    assert action_of(text) == action
+
+
+def test_the_order_of_formats_is_read_too() -> None:
+    """JSON objects have no order: the fields as the format lists them mean the same."""
+    text = (
+        '{"append":{"range":{"from":1,"to":5},"payloadType":"json","metadata":{"data":{"x":1}},'
+        '"origin":"o","version":"1"}}'
+    )
+    expected = Append(first=1, last=5, payload_format="json", metadata=b'{"x":1}', origin="o", version="1")
+    assert action_of(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        (
+            '{"append":{"range":{"from":1,"to":1},"payloadType":"json"}}',
+            Append(first=1, last=1, payload_format="json"),
+        ),
+        (
+            '{"append":{"range":{"from":1,"to":1},"payloadType":"binary","metadata":{"data":null}}}',
+            Append(first=1, last=1, payload_format="binary"),
+        ),
+        ('{"mark":{"id":"x","origin":null}}', Mark(id="x")),
+        ('{"delete":{"to":9223372036854775807}}', Delete(to=MAX_SEQ_NR)),
+        ('{"purge":{"later":1}}', Purge()),
+    ],
+)
+def test_older_and_newer_headers_are_understood(text: str, action: Action) -> None:
+    """An append without metadata has empty metadata; fields nobody knows are passed over."""
+    assert action_of(text) == action
+
+
+def test_what_headrace_adds_stands_in_headers_of_its_own() -> None:
+    """expected, append-id and since; generation and segment-size; last-append."""
+    append = Append(first=1, last=1, payload_format="json", expected=0, append_id="a", since=Place(0, 7))
+    assert encode_action(append)[1:] == (
+        ("headrace.expected", b"0"),
+        ("headrace.append-id", b"a"),
+        ("headrace.since", b"0:7"),
+    )
+    mark = Mark(id="x", generation=1, segment_size=2)
+    purge = Purge(last_append=Place(1, 20))
+    assert encode_action(purge)[1:] == (("headrace.last-append", b"1:20"),)
+    for action in (append, mark, purge):
+        assert decode_action(record(encode_action(action))) == action
+
+
+def test_user_headers_stand_beside_and_come_back() -> None:
+    """Text to text, in any language; names of ours are refused."""
+    headers = encode_action(Purge(), {"ключ": "значение", "b": ""})
+    assert headers[1:] == (("ключ", "значение".encode()), ("b", b""))
+    assert user_headers(record(headers)) == {"ключ": "значение", "b": ""}
+    for taken in ("journal.action", "headrace.expected"):
+        with pytest.raises(BadArgument, match=taken):
+            encode_action(Purge(), {taken: "x"})
+
+
+def test_records_of_others_are_no_actions() -> None:
+    """No key, no header, an unknown kind: nobody's; the record is passed over."""
+    assert decode_action(record((("journal.action", b'{"purge":{}}'),), key=None)) is None
+    assert decode_action(record((("other", b"x"),))) is None
+    assert decode_action(record(())) is None
+    assert decode_action(record((("journal.action", None),))) is None
+    assert action_of('{"compact":{"to":3}}') is None
+
+
+def test_a_key_that_is_no_text_is_nobodys() -> None:
+    """An id is UTF-8; no client could ask for another, and no table could hold it."""
+    assert decode_action(record((("journal.action", b'{"purge":{}}'),), key=b"\xff\xfe")) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        '"purge"',
+        '{"append":{}}',
+        '{"append":{"range":{"from":0,"to":1},"payloadType":"json"}}',
+        '{"append":{"range":{"from":3,"to":2},"payloadType":"json"}}',
+        '{"append":{"range":{"from":1,"to":9223372036854775808},"payloadType":"json"}}',
+        '{"append":{"range":{"from":1,"to":99999999999999999999999},"payloadType":"json"}}',
+        '{"append":{"range":{"from":1,"to":1},"payloadType":"avro"}}',
+        '{"append":{"range":{"from":"1","to":1},"payloadType":"json"}}',
+        '{"mark":{}}',
+        '{"delete":{}}',
+        '{"delete":{"to":0}}',
+        '{"delete":{"to":-1}}',
+        '{"delete":{"to":9223372036854775808}}',
+        '{"delete":{"to":1.5}}',
+        '{"purge":[]}',
+        '{"append":{"range":{"from":1,"to":1},"payloadType":"json","metadata":{"data":' + "[" * 100_000 + "}}",
+    ],
+)
+def test_a_malformed_header_is_poison(text: str) -> None:
+    """It names the reason; nothing is raised."""
+    found = action_of(text)
+    assert isinstance(found, Poison)
+    assert found.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ('{"append":{"range":{"from":1,"to":1},"payloadType":"json"}}', "headrace.expected", b"x"),
+        ('{"append":{"range":{"from":1,"to":1},"payloadType":"json"}}', "headrace.since", b""),
+        ('{"append":{"range":{"from":1,"to":1},"payloadType":"json"}}', "headrace.append-id", b"\xff"),
+        ('{"mark":{"id":"x"}}', "headrace.segment-size", b"0"),
+        ('{"mark":{"id":"x"}}', "headrace.segment-size", b"-3"),
+        ('{"mark":{"id":"x"}}', "headrace.segment-size", b"99999999999"),
+        ('{"mark":{"id":"x"}}', "headrace.generation", b"one"),
+        ('{"purge":{}}', "headrace.last-append", b"5"),
+        ('{"purge":{}}', "headrace.last-append", b"a:b"),
+    ],
+)
+def test_a_malformed_header_of_ours_is_poison(kind: str, name: str, value: bytes) -> None:
+    """A number that is none, or that no journal could have, stops the key; it is not guessed."""
+    assert isinstance(action_of(kind, (name, value)), Poison)
+
+
+NO_METADATA = ',"metadata":{}}'
+
+
+@pytest.mark.parametrize(
+    ("events", "text"),
+    [
+        ([Event(1)], '{"events":[{"seqNr":1,"tags":[]}],"metadata":{}}'),
+        (
+            [Event(1, {"a": 1}, ("b", "a"))],
+            '{"events":[{"seqNr":1,"tags":["b","a"],"payloadType":"json","payload":{"a":1}}],"metadata":{}}',
+        ),
+        (
+            [Event(7, 'té"xt')],
+            '{"events":[{"seqNr":7,"tags":[],"payloadType":"text","payload":"té\\"xt"}],"metadata":{}}',
+        ),
+        (
+            [Event(1, 5), Event(2, [None]), Event(3, False)],
+            '{"events":[{"seqNr":1,"tags":[],"payloadType":"json","payload":5},'
+            '{"seqNr":2,"tags":[],"payloadType":"json","payload":[null]},'
+            '{"seqNr":3,"tags":[],"payloadType":"json","payload":false}],"metadata":{}}',
+        ),
+    ],
+)
+def test_json_values_are_written_byte_for_byte(events: list[Event], text: str) -> None:
+    """No binary payload: the value is JSON, exactly this, and comes back."""
+    encoded = encode_events(events)
+    assert encode_value(Payloads(encoded)) == ("json", text.encode())
+    assert decode_value("json", text.encode()) == Payloads(encoded)
+
+
+def test_json_metadata_goes_behind_the_events() -> None:
+    """expireAfter and data, as kafka-journal writes them."""
+    payloads = Payloads((Encoded(1),), "1 day", b'{"x":[1,2]}')
+    text = '{"events":[{"seqNr":1,"tags":[]}],"metadata":{"expireAfter":"1 day","data":{"x":[1,2]}}}'
+    assert encode_value(payloads) == ("json", text.encode())
+    assert decode_value("json", text.encode()) == payloads
+
+
+@pytest.mark.parametrize(
+    ("text", "payloads"),
+    [
+        ('{"events":[{"seqNr":1}]}', Payloads((Encoded(1),))),
+        ('{"events":[{"seqNr":1,"payload":{"a":1}}]}', Payloads((Encoded(1, (), "json", b'{"a":1}'),))),
+        (
+            '{"events":[{"seqNr":1,"payloadType":null,"payload":"x"}]}',
+            Payloads((Encoded(1, (), "json", b'"x"'),)),
+        ),
+        ('{"events":[{"seqNr":1,"payloadType":"json"}],"metadata":{}}', Payloads((Encoded(1),))),
+        (
+            '{"metadata":{"data":null},"events":[{"tags":["a"],"seqNr":1}]}',
+            Payloads((Encoded(1, ("a",)),)),
+        ),
+    ],
+)
+def test_older_json_values_are_understood(text: str, payloads: Payloads) -> None:
+    """No payloadType means json, no payload none, no metadata the older form."""
+    assert decode_value("json", text.encode()) == payloads
+
+
+def binary_event(seq_nr: int, tags: bytes, kind: int, payload: bytes) -> bytes:
+    body = struct.pack(">qi", seq_nr, len(tags)) + tags + bytes([kind]) + struct.pack(">i", len(payload)) + payload
+    return struct.pack(">i", len(body)) + body
+
+
+BINARY = bytes.fromhex(
+    "01"  # version
+    "00000004"  # count
+    "00000014 0000000000000001 00000000 01 00000003 00ff80"  # binary, no tags
+    "0000001d 0000000000000002 0000000b 00000001 61 00000002 c3a9 00 00000000".replace("0000001d", "0000001c")
+    + "00000015 0000000000000003 00000000 02 00000004 7b7d2020".replace("00000004 7b7d2020", "00000004 74727565")
+    + "00000013 0000000000000004 00000000 03 00000002 c3a9"
+    + "7b7d"
+)
+BINARY_EVENTS = [Event(1, b"\x00\xff\x80"), Event(2, None, ("a", "é")), Event(3, True), Event(4, "é")]
+
+
+def test_binary_values_are_written_byte_for_byte() -> None:
+    """One binary payload makes the value binary: version 1, all four kinds, {} for no metadata."""
+    encoded = encode_events(BINARY_EVENTS)
+    assert encode_value(Payloads(encoded)) == ("binary", BINARY)
+    assert decode_value("binary", BINARY) == Payloads(encoded)
+
+
+def test_binary_metadata_goes_to_the_end() -> None:
+    """As JSON, behind the events."""
+    payloads = Payloads((Encoded(1, (), "binary", b"x"),), "1 minute", b"5")
+    form, value = encode_value(payloads)
+    assert form == "binary"
+    assert value.endswith(b'{"expireAfter":"1 minute","data":5}')
+    assert decode_value(form, value) == payloads
+
+
+def test_binary_version_0_has_no_metadata() -> None:
+    """The older form ends with the events."""
+    value = b"\x00" + struct.pack(">i", 2) + binary_event(1, b"", 1, b"abc") + binary_event(2, b"", 0, b"")
+    assert decode_value("binary", value) == Payloads((Encoded(1, (), "binary", b"abc"), Encoded(2)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\x02" + struct.pack(">i", 0) + b"{}",
+        b"\x01" + struct.pack(">i", 1),
+        b"\x01" + struct.pack(">i", -1) + b"{}",
+        b"\x01" + struct.pack(">i", 1) + struct.pack(">i", -4) + b"{}",
+        b"\x01" + struct.pack(">i", 1) + struct.pack(">i", 3) + b"abc{}",
+        b"\x01" + struct.pack(">i", 1) + binary_event(1, b"", 9, b"") + b"{}",
+        b"\x01" + struct.pack(">i", 1) + binary_event(1, struct.pack(">i", 99) + b"a", 0, b"") + b"{}",
+        b"\x01" + struct.pack(">i", 1) + binary_event(1, struct.pack(">i", -5) + b"a", 0, b"") + b"{}",
+        b"\x01" + struct.pack(">i", 1) + binary_event(1, struct.pack(">i", 1) + b"\xff", 0, b"") + b"{}",
+        b"\x01" + struct.pack(">i", 1) + binary_event(1, b"", 1, b"abc"),
+        b"\x01" + struct.pack(">i", 1) + binary_event(1, b"", 3, b"\xff") + b"{}",
+        b"\x01" + struct.pack(">i", 1) + binary_event(1, b"", 2, b"{") + b"{}",
+        b"\x01" + struct.pack(">i", 1) + struct.pack(">iqi", 17, 1, -9) + bytes(5) + b"{}",
+        BINARY[:-2],
+        BINARY[:40],
+    ],
+)
+def test_a_malformed_binary_value_is_refused(value: bytes) -> None:
+    """With a ValueError, whatever is wrong, and never with an endless loop."""
+    with pytest.raises(ValueError, match="."):
+        decode_value("binary", value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        b"",
+        b"{}",
+        b"[]",
+        b'{"events":[{"tags":[]}]}',
+        b'{"events":[{"seqNr":"1"}]}',
+        b'{"events":[{"seqNr":1,"payloadType":"text","payload":5}]}',
+        b'{"events":[{"seqNr":1,"payloadType":"binary","payload":"x"}]}',
+        b'{"events":[{"seqNr":1,"tags":"vip"}]}',
+        b'{"events":[{"seqNr":1,"payload":"\xff"}]}',
+        b'{"events":[{"seqNr":1,"payload":' + b"[" * 100_000 + b"}]}",
+        b'{"events":[{"seqNr":1,"payload":' + b"[" * 3000 + b"]" * 3000 + b"}]}",
+        b'{"events":[{"seqNr":1}],"metadata":{"data":{"a":"\xff"}}}',
+    ],
+)
+def test_a_malformed_json_value_is_refused(value: bytes | None) -> None:
+    """With a ValueError, so that replication holds the key and goes on with the others."""
+    with pytest.raises(ValueError, match="."):
+        decode_value("json", value)
+
+
+def test_reading_a_value_that_contradicts_its_header_names_the_offset() -> None:
+    """A reader of the log refuses what replication would hold."""
+    good = record_of(AT, "k", [Event(1), Event(2)], AppendOptions())
+    for value, header in (
+        (b'{"events":[{"seqNr":1}]}', good.headers),
+        (b'{"events":[{"seqNr":1},{"seqNr":1},{"seqNr":2}]}', good.headers),
+        (b'{"events":[]}', good.headers),
+        (b'{"events":[{"seqNr":1},{"seqNr":2}],"metadata":{"expireAfter":"soon"}}', good.headers),
+        (None, good.headers),
+    ):
+        written = record(header, value=value)
+        action = decode_action(written)
+        assert isinstance(action, Append)
+        with pytest.raises(JournalHeld) as held:
+            events_of_record("k", written, action)
+        assert held.value.offset == 5
+
+
+json_values = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(1 << 63), (1 << 63) - 1),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(st.characters(codec="utf-8")),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=8,
+)
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+payloads = st.one_of(st.none(), st.binary(max_size=30), texts, json_values)
+event_lists = st.lists(st.tuples(st.integers(1, 5), payloads, st.lists(texts, max_size=3)), min_size=1, max_size=5).map(
+    lambda given: [
+        Event(sum(step for step, _, _ in given[: n + 1]), payload, tuple(tags))
+        for n, (_, payload, tags) in enumerate(given)
+    ]
+)
+
+
+@given(
+    event_lists,
+    st.one_of(st.none(), json_values),
+    st.one_of(st.none(), json_values),
+    st.one_of(st.none(), st.integers(1, 10**9).map(lambda ms: timedelta(milliseconds=ms))),
+    st.dictionaries(texts.filter(lambda name: not name.startswith(("headrace.", "journal.action"))), texts, max_size=3),
+    st.one_of(st.none(), texts),
+)
+def test_what_is_written_is_read_back(
+    events: list[Event],
+    metadata: Any,
+    payload_metadata: Any,
+    expire_after: timedelta | None,
+    headers: dict[str, str],
+    origin: str | None,
+) -> None:
+    """Any events, metadata, expiry and headers survive the record."""
+    options = AppendOptions(
+        metadata=metadata,
+        payload_metadata=payload_metadata,
+        expire_after=expire_after,
+        headers=headers,
+        origin=origin,
+        version=origin,
+    )
+    new = record_of(AT, "k", events, options, expected=3)
+    written = record(new.headers, new.key, new.value)
+    action = decode_action(written)
+    assert isinstance(action, Append)
+    assert (action.first, action.last, action.expected) == (events[0].seq_nr, events[-1].seq_nr, 3)
+    found = events_of_record("k", written, action)
+    assert [(e.seq_nr, e.payload, e.tags) for e in found] == [(e.seq_nr, e.payload, e.tags) for e in events]
+    for event in found:
+        assert (event.metadata, event.payload_metadata, event.headers) == (metadata, payload_metadata, headers)
+        assert (event.origin, event.version) == (origin, origin)
+        assert (duration_of(event.expire_after) if event.expire_after else None) == expire_after
+
+
+@given(st.binary(max_size=200), st.sampled_from(["json", "binary"]))
+@example(b"\x01\x7f\xff\xff\xff", "binary")
+def test_random_bytes_never_crash_the_decoder(value: bytes, form: Any) -> None:
+    """They are a value, or a ValueError."""
+    try:
+        decode_value(form, value)
+    except ValueError:
+        pass
+
+
+@given(st.data())
+def test_damaged_values_never_crash_the_decoder(data: st.DataObject) -> None:
+    """A value with bytes changed or cut off decodes to something that can be shown, or is refused."""
+    events = data.draw(event_lists)
+    form, value = encode_value(Payloads(encode_events(events)))
+    damaged = bytearray(value[: data.draw(st.integers(0, len(value)))])
+    for _ in range(data.draw(st.integers(0, 3))):
+        if damaged:
+            damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decoded = decode_value(form, bytes(damaged))
+    except ValueError:
+        return
+    for event in decoded.events:
+        decode_payload(event.payload_type, event.payload)
+        msgspec.json.encode(event.tags)
+
+
+@given(st.binary(max_size=80))
+def test_random_headers_never_crash_the_decoder(text: bytes) -> None:
+    """They are an action, poison, or nobody's."""
+    decode_action(record((("journal.action", text),)))
+
+
+@pytest.mark.parametrize(
+    ("events", "offender"),
+    [
+        ([], "at least one event"),
+        ([Event(0)], "0"),
+        ([Event(-1)], "-1"),
+        ([Event(MAX_SEQ_NR + 1)], str(MAX_SEQ_NR)),
+        ([Event(True)], "True"),
+        ([Event(1), Event(1)], "above 1"),
+        ([Event(2), Event(1)], "above 2"),
+        ([Event(1, None, "vip")], "vip"),  # type: ignore[arg-type]
+        ([Event(1, None, (5,))], "5"),  # type: ignore[arg-type]
+        ([Event(1, None, ("\ud800",))], "tag"),
+    ],
+)
+def test_events_that_could_not_be_read_back_are_refused(events: list[Event], offender: str) -> None:
+    """J27: nothing is written that would hold the journal later."""
+    with pytest.raises(BadArgument, match=offender):
+        check_events(events)
+
+
+def deep(levels: int) -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(levels):
+        nested = [nested]
+    return nested
+
+
+@pytest.mark.parametrize("payload", [object(), "\ud800", {"a": {1, object()}}, deep(100_000), deep(3000)])
+def test_a_payload_that_no_record_can_carry_is_refused(payload: Any) -> None:
+    """J27: with the number of its event."""
+    with pytest.raises(BadArgument, match="event 3"):
+        encode_events([Event(3, payload)])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"metadata": object()},
+        {"metadata": deep(100_000)},
+        {"payload_metadata": object()},
+        {"headers": {"a": 5}},
+        {"headers": {"a": "\ud800"}},
+        {"headers": {5: "a"}},
+        {"expire_after": "soon"},
+        {"expire_after": timedelta(0)},
+        {"expire_after": "99999999999999999 days"},
+        {"origin": "\ud800"},
+    ],
+)
+def test_options_that_no_record_can_carry_are_refused(options: dict[str, Any]) -> None:
+    """J27: whatever goes with the events is checked before it is written."""
+    with pytest.raises(BadArgument):
+        record_of(AT, "k", [Event(1)], AppendOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("text", "duration", "written"),
+    [
+        ("1 day", timedelta(days=1), "1 day"),
+        ("24 hours", timedelta(days=1), "1 day"),
+        ("90s", timedelta(seconds=90), "90 seconds"),
+        ("1 minute", timedelta(minutes=1), "1 minute"),
+        ("1500 millis", timedelta(milliseconds=1500), "1500 milliseconds"),
+        ("2h", timedelta(hours=2), "2 hours"),
+    ],
+)
+def test_durations_are_scalas(text: str, duration: timedelta, written: str) -> None:
+    """A number and a unit, long or short; written in the largest unit that is exact."""
+    assert duration_of(text) == duration
+    assert duration_text(duration) == written

@@ -1,0 +1,234 @@
+"""Topics that grow: keys move, and nobody notices."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace.app import Headrace
+from headrace.errors import BadArgument, HeadraceError, ImpossibleTopicChange
+from headrace.journal import HeadCache, Journal, Layout, Topology, grow_topic, replicate_batch
+from headrace.journal.actions import Append
+from headrace.journal.headers import encode_action
+from headrace.journal.layout import Generation
+from headrace.journal.metrics import STRAY_RECORDS
+from headrace.model import Event, NewRecord, TopicConfig, TopicPartition, partition_of
+from headrace.testing import SimulatedCrash, crash_at
+
+LEASE_S = 0.3
+
+
+@pytest.fixture
+async def hr(tmp_path: Path) -> AsyncIterator[Headrace]:
+    async with headrace.connect(f"embedded:{tmp_path}") as opened:
+        await opened.log.admin.create("t", partitions=4, config=TopicConfig())
+        yield opened
+
+
+@pytest.fixture
+async def cache(hr: Headrace) -> AsyncIterator[HeadCache]:
+    opened = HeadCache(hr.log, hr.store.reader, trim_every_s=0.05)
+    yield opened
+    await opened.close()
+
+
+def journal(hr: Headrace, cache: HeadCache | None) -> Journal:
+    return Journal(hr.log, hr.store, "t", cache=cache, lease_s=LEASE_S)
+
+
+async def grow(hr: Headrace, partitions: int) -> Layout:
+    return await grow_topic(hr.log, hr.store.settings, "t", partitions=partitions, lease_s=LEASE_S + 0.1)
+
+
+async def replicate(hr: Headrace, only: Sequence[int] | None = None, share: float = 1.0) -> None:
+    """Carry what the log holds, or a share of it, into the store, of some partitions."""
+    layout = await Topology(hr.log, hr.store.settings, "t").layout()
+    numbers = list(only if only is not None else range(layout.partitions))
+    for partition in numbers:
+        at = TopicPartition("t", partition)
+        bounds = await hr.log.bounds(at)
+        up_to = int((bounds.end - 1) * share)
+        if bounds.end > 0:
+            records = [r async for batch in hr.log.read(at, 0, up_to + 1) for r in batch.records]
+            await replicate_batch(hr.store, layout, at, records, up_to=up_to)
+
+
+async def write_all(accounts: Journal, ids: Sequence[str], first: int) -> None:
+    for id_ in ids:
+        await accounts.append(id_, [Event(first), Event(first + 1)])
+
+
+async def numbers(of: Journal, id_: str) -> list[int]:
+    return [event.seq_nr async for event in of.read(id_)]
+
+
+def test_a_key_stays_until_it_moves() -> None:
+    """The stays of a key: one as long as its partition is the same, the next from a boundary on."""
+    layout = Layout("t", "x", (Generation(4),)).growing(8, {}).grown(dict.fromkeys(range(4), 10))
+    layout = layout.growing(16, {}).grown(dict.fromkeys(range(8), 20))
+    moved = 0
+    for n in range(100):
+        id_ = f"k{n}"
+        stays = layout.stays(id_)
+        assert stays[-1].end is None
+        assert stays[-1].at == layout.route(id_)
+        homes = [partition_of(id_.encode(), count) for count in (4, 8, 16)]
+        assert [stay.at.partition for stay in stays] == list(dict.fromkeys(homes))
+        moved += len(stays) > 1
+    assert moved > 50
+    anew = layout.made_anew("y", 4)
+    assert anew.first_generation(0) == 3
+    assert len(anew.stays("k1")) == 1
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+@pytest.mark.parametrize("replicated", ["nothing", "before", "half", "all"])
+async def test_a_journal_reads_the_same_across_growth(
+    hr: Headrace, cache: HeadCache, is_cached: bool, replicated: str
+) -> None:
+    """R21, P9: written before, between and after 4 → 6 → 8, each journal is whole, whatever is replicated."""
+    accounts = journal(hr, cache if is_cached else None)
+    ids = [f"k{n}" for n in range(24)]
+    await write_all(accounts, ids, 1)
+    if replicated == "before":
+        await replicate(hr)
+    await grow(hr, 6)
+    await write_all(accounts, ids, 3)
+    await grow(hr, 8)
+    await write_all(accounts, ids, 5)
+    for only, share in {"half": [(None, 0.5), ([1, 5, 7], 1.0)], "all": [(None, 1.0)] * 3}.get(replicated, []):
+        await replicate(hr, only, share)
+    for id_ in ids:
+        assert await numbers(accounts, id_) == [1, 2, 3, 4, 5, 6]
+        assert await accounts.pointer(id_) == 6
+        await accounts.append(id_, [Event(7)], expected=6)
+    for _ in range(3):
+        await replicate(hr)
+    for id_ in ids:
+        assert await numbers(accounts, id_) == [1, 2, 3, 4, 5, 6, 7]
+        meta = await hr.store.reader.meta("t", id_)
+        assert meta is not None
+        assert (meta.seq_nr, meta.generation) == (7, 2)
+
+
+async def test_records_behind_a_boundary_wait_for_all_old_partitions(hr: Headrace) -> None:
+    """From 4 to 6 a key may move between old partitions: its new records are not applied before its old ones."""
+    accounts = journal(hr, None)
+    ids = [f"k{n}" for n in range(40)]
+    for id_ in ids:
+        await accounts.append(id_, [Event(1)])
+    await grow(hr, 6)
+    for id_ in ids:
+        await accounts.append(id_, [Event(2)])
+    rng = random.Random(7)
+    for _ in range(30):
+        await replicate(hr, only=[rng.randrange(6)])
+    for id_ in ids:
+        meta = await hr.store.reader.meta("t", id_)
+        assert meta is not None
+        assert meta.seq_nr == 2
+        assert await numbers(accounts, id_) == [1, 2]
+
+
+async def test_growth_under_load_loses_nothing(hr: Headrace, cache: HeadCache) -> None:
+    """Writers and readers go on while the topic grows twice; every journal ends whole and in order."""
+    accounts = journal(hr, cache)
+    written = dict.fromkeys((f"k{n}" for n in range(12)), 0)
+    is_over = False
+
+    async def write(id_: str) -> None:
+        while not is_over:
+            await accounts.append(id_, [Event(written[id_] + 1)])
+            written[id_] += 1
+            await asyncio.sleep(0.01)
+
+    async def read(id_: str) -> None:
+        while not is_over:
+            known = written[id_]
+            found = await numbers(accounts, id_)
+            assert found == list(range(1, len(found) + 1))
+            assert len(found) >= known
+            await asyncio.sleep(0.02)
+
+    async def carry() -> None:
+        while not is_over:
+            await replicate(hr)
+            await asyncio.sleep(0.03)
+
+    tasks = [asyncio.ensure_future(work(id_)) for id_ in written for work in (write, read)]
+    tasks.append(asyncio.ensure_future(carry()))
+    for partitions in (6, 8):
+        await asyncio.sleep(0.3)
+        await grow(hr, partitions)
+    await asyncio.sleep(0.3)
+    is_over = True
+    await asyncio.gather(*tasks)
+    for _ in range(3):
+        await replicate(hr)
+    for id_, last in written.items():
+        assert await numbers(accounts, id_) == list(range(1, last + 1))
+    assert all(last > 5 for last in written.values())
+
+
+@pytest.mark.parametrize("point", ["grow.announced", "grow.added", "grow.marked"])
+async def test_growing_again_finishes_what_a_crash_left(hr: Headrace, point: str) -> None:
+    """A crash between any two steps is mended by the same command; another number is refused meanwhile."""
+    accounts = journal(hr, None)
+    await accounts.append("a", [Event(1)])
+    with pytest.raises(SimulatedCrash), crash_at(point):
+        await grow(hr, 8)
+    with pytest.raises(ImpossibleTopicChange, match="growing to 8"):
+        await grow(hr, 6)
+    waiting = asyncio.ensure_future(journal(hr, None).append("a", [Event(2)]))
+    layout = await grow(hr, 8)
+    await asyncio.wait_for(waiting, 10)
+    assert (layout.partitions, layout.generation, layout.growing_to) == (8, 1, None)
+    assert await numbers(accounts, "a") == [1, 2]
+
+
+async def test_a_topic_only_grows(hr: Headrace) -> None:
+    """Fewer, or as many: refused with the number it has."""
+    for partitions in (4, 3, 0):
+        with pytest.raises(BadArgument, match="it can only grow"):
+            await grow(hr, partitions)
+
+
+async def test_a_stray_record_of_a_moved_key_counts_for_nothing_and_is_named(hr: Headrace) -> None:
+    """A producer with old metadata writes to the old partition behind the boundary: void, counted."""
+    accounts = journal(hr, None)
+    layout = await grow(hr, 8)
+    id_ = next(f"k{n}" for n in range(100) if len(layout.stays(f"k{n}")) == 2)
+    old = layout.stays(id_)[0].at
+    await accounts.append(id_, [Event(1, "right")])
+    stray = encode_action(Append(first=2, last=2, payload_format="json"))
+    value = b'{"events":[{"seqNr":2,"tags":[],"payloadType":"text","payload":"stray"}],"metadata":{}}'
+    await hr.log.append([NewRecord("t", id_.encode(), value, stray, partition=old.partition)])
+    before = STRAY_RECORDS.labels("t")._value.get()
+    for _ in range(2):
+        await replicate(hr)
+    assert STRAY_RECORDS.labels("t")._value.get() == before + 1
+    assert [event.payload async for event in accounts.read(id_)] == ["right"]
+
+
+async def test_a_topic_made_anew_begins_a_new_generation(hr: Headrace) -> None:
+    """Deleted and created again: offsets start over, and what the store has of the old one is not taken for it."""
+    accounts = journal(hr, None)
+    for n in range(1, 6):
+        await accounts.append("a", [Event(n)])
+    await replicate(hr)
+    await hr.log.admin.delete("t")
+    await hr.log.admin.create("t", partitions=4, config=TopicConfig())
+    again = journal(hr, None)
+    layout = await Topology(hr.log, hr.store.settings, "t").layout()
+    assert layout.generation == 1
+    await again.append("b", [Event(1)])
+    await replicate(hr)
+    assert await numbers(again, "b") == [1]
+    assert await numbers(again, "a") == [1, 2, 3, 4, 5]
+    with pytest.raises(HeadraceError):
+        await again.append("a", [Event(3)], expected=2)

@@ -1,0 +1,188 @@
+"""Replication under attack: crashes before every operation, replays in other slices, two replicators, late writers.
+
+The oracle is a plain reading of the log. A reader in the middle of it all sees a state that the log had, or a typed
+error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from headrace.errors import HeadraceError, ReadAgain
+from headrace.journal import HeadCache, Journal, replicate_batch
+from headrace.journal.layout import Generation, Layout
+from headrace.model import Record, TopicPartition
+from headrace.testing import SimulatedCrash
+from headrace.testing.conformance.journal_histories import IDS, random_history
+from headrace.testing.conformance.journal_memory import MemoryStore, Tables
+from headrace.testing.conformance.journal_oracle import Oracle
+from headrace.testing.conformance.journal_script_log import ScriptLog
+from headrace.testing.plugin import Size
+
+AT = TopicPartition("t", 0)
+LAYOUT = Layout("t", "script", (Generation(1),))
+
+
+class Client:
+    """A replicator's connection: holds it up at random, and dies before its n-th operation, whole."""
+
+    def __init__(self, rng: random.Random, dies_at: int | None) -> None:
+        self._rng = rng
+        self._left = dies_at
+
+    async def __call__(self, operation: str) -> None:
+        for _ in range(self._rng.choice((0, 0, 1, 2, 7))):
+            await asyncio.sleep(0)
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                raise SimulatedCrash(operation, 1)
+
+
+def duplicated(rng: random.Random, records: Sequence[Record]) -> list[Record]:
+    """Deliver some records twice, now and then a whole run."""
+    again = [record for record in records for _ in range(rng.choice((1, 1, 1, 2)))]
+    return again + list(records) if rng.random() < 0.1 else again
+
+
+async def replicator(rng: random.Random, tables: Tables, log: ScriptLog, *, crashes: int) -> None:
+    """Apply random slices of what the log holds until all is done, dying a few times on the way."""
+    last = log.records[-1].offset
+    while True:
+        replicated = tables.replicated.get(AT)
+        done = replicated.offset if replicated is not None else -1
+        if done >= last:
+            return
+        await asyncio.sleep(0)
+        begin, up_to = rng.randint(max(0, done - 8), done + 1), rng.randint(done, min(log.end - 1, done + 12))
+        records = [record for record in log.records if begin <= record.offset <= up_to]
+        dies_at = rng.randint(0, 12) if crashes > 0 and rng.random() < 0.6 else None
+        store = MemoryStore(tables, before=Client(rng, dies_at))
+        try:
+            await replicate_batch(store, LAYOUT, AT, duplicated(rng, records), up_to=up_to)
+        except SimulatedCrash:
+            crashes -= 1
+
+
+async def writer(rng: random.Random, log: ScriptLog) -> None:
+    """Let the log grow."""
+    for record in log.records:
+        for _ in range(rng.choice((0, 1, 5, 20))):
+            await asyncio.sleep(0)
+        await log.move(record.offset + 1)
+
+
+async def settle() -> None:
+    """Let tasks end that outlive a crash, as those of a process that hangs would."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+async def in_order(records: Sequence[Record]) -> Tables:
+    """Apply records in one pass."""
+    store = MemoryStore()
+    await replicate_batch(store, LAYOUT, AT, records, up_to=records[-1].offset)
+    return store.tables
+
+
+@pytest.mark.filterwarnings("ignore:.*never retrieved")
+async def test_crashes_replays_and_rivals_end_in_what_one_pass_makes(size: Size) -> None:
+    """R24, B7: rows and heads of the store equal those of one pass in order, whatever happened on the way."""
+    for seed in range(size(400, 5000)):
+        rng = random.Random(seed)
+        records = random_history(rng, actions=rng.randint(5, 30)).records
+        tables, log = Tables(), ScriptLog("t", records, rng)
+        log.end = records[-1].offset + 1
+        rivals = [replicator(rng, tables, log, crashes=rng.randint(0, 4)) for _ in range(rng.choice((1, 2, 3)))]
+        await asyncio.gather(*rivals)
+        await settle()
+        expected = await in_order(records)
+        assert tables.state() == expected.state(), f"seed {seed}"
+        assert tables.replicated[AT].segment_size == expected.replicated[AT].segment_size, f"seed {seed}"
+        await check_all(seed, tables, records)
+
+
+async def check_all(seed: int, tables: Tables, records: Sequence[Record]) -> None:
+    """Read every journal from the store alone."""
+    log = ScriptLog("t", records, random.Random(seed))
+    log.end = records[-1].offset + 1
+    journal = Journal(log, MemoryStore(tables), "t", cache=None, read_only=True)
+    oracle = Oracle(records)
+    for id_ in IDS:
+        found = [event async for event in journal.read(id_)]
+        assert (await journal.pointer(id_), tuple(found)) == oracle.visible(id_), f"seed {seed}, journal {id_}"
+
+
+class Watcher:
+    """Reads journals while the log grows and replication stumbles, and holds each answer against the log."""
+
+    def __init__(self, seed: int, log: ScriptLog, journal: Journal, rng: random.Random) -> None:
+        self.seed = seed
+        self.log = log
+        self.journal = journal
+        self.rng = rng
+        self.answers = 0
+        self.again = 0
+
+    async def watch(self, end: int) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self.log.end >= end
+            await self.read(self.rng.choice(IDS))
+            for _ in range(self.rng.choice((0, 3, 10))):
+                await asyncio.sleep(0)
+
+    async def read(self, id_: str) -> None:
+        before, first = self.log.end, self.rng.choice((1, 1, 1, 2, 4))
+        try:
+            found = tuple([event async for event in self.journal.read(id_, first)])
+        except ReadAgain:
+            self.again += 1
+            return
+        possible = self.possible(id_, before, self.log.end, first)
+        assert found in possible, f"seed {self.seed}, journal {id_} from {first}: {found} is none of {possible}"
+        self.answers += 1
+
+    def possible(self, id_: str, before: int, after: int, first: int) -> list[tuple[object, ...]]:
+        """Return all that the journal was between two ends of the log."""
+        oracle = Oracle(record for record in self.log.records if record.offset < before)
+        states = [oracle.visible(id_)[1]]
+        for record in self.log.records:
+            if before <= record.offset < after:
+                oracle.apply(record)
+                states.append(oracle.visible(id_)[1])
+        return [tuple(event for event in events if event.seq_nr >= first) for events in states]
+
+
+@pytest.mark.filterwarnings("ignore:.*never retrieved")
+@pytest.mark.parametrize("cached", [False, True], ids=["no cache", "tiny cache"])
+async def test_a_reader_in_the_middle_sees_a_state_the_log_had(size: Size, cached: bool) -> None:
+    """J32, R24, P5, P11: never a mixture of two states, never what was purged, also with a cache that forgets."""
+    answers = again = 0
+    for seed in range(size(150, 3000)):
+        rng = random.Random(seed)
+        records = random_history(rng, actions=rng.randint(5, 30)).records
+        tables, log = Tables(), ScriptLog("t", records, rng)
+        store = MemoryStore(tables, before=Client(rng, None))
+        cache = HeadCache(log, store, max_actions=rng.choice((1, 3, 1000)), trim_every_s=0.0005) if cached else None
+        journal = Journal(log, store, "t", cache=cache, read_only=True)
+        watchers = [Watcher(seed, log, journal, rng) for _ in range(2)]
+        try:
+            async with asyncio.timeout(60):
+                await asyncio.gather(
+                    writer(rng, log),
+                    *(replicator(rng, tables, log, crashes=rng.randint(0, 3)) for _ in range(rng.choice((0, 1, 2)))),
+                    *(watcher.watch(records[-1].offset + 1) for watcher in watchers),
+                )
+        except HeadraceError as error:
+            raise AssertionError(f"seed {seed}") from error
+        finally:
+            if cache is not None:
+                await cache.close()
+        answers += sum(watcher.answers for watcher in watchers)
+        again += sum(watcher.again for watcher in watchers)
+    assert answers > 10 * again, "most reads are answered"

@@ -1,0 +1,214 @@
+"""Brokers that die, freeze and come back; addresses where nobody is."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from tests.log.kafka.conftest import OpenKafka
+
+from headrace.errors import BadArgument, Closed, TimedOut, TransactionFailed, Unavailable, Unreachable
+from headrace.log import open_log
+from headrace.log.kafka.log import KafkaLog
+from headrace.log.kafka.settings import KafkaSettings
+from headrace.model import NewRecord, TopicPartition
+from headrace.services import RunningService
+from headrace.testing.conformance.log_setting import new_topic, numbered, read_all, values
+
+pytestmark = pytest.mark.servers
+
+NOBODY = "kafka://127.0.0.1:9"
+
+
+async def test_an_address_where_nobody_is_is_unreachable() -> None:
+    """Opening fails within the request time-out, names the address and leaves no thread behind."""
+    threads = threading.active_count()
+    started = time.monotonic()
+    with pytest.raises(Unreachable, match=NOBODY) as failed:
+        await KafkaLog.open(NOBODY, KafkaSettings(request_timeout_s=1))
+    assert failed.value.outcome_known
+    assert time.monotonic() - started < 5
+    assert threading.active_count() == threads
+
+
+async def test_an_address_that_is_none_is_refused() -> None:
+    """No port, no host, another scheme: the error shows what an address looks like."""
+    for address in ("kafka://", "kafka://host", "kafka:host:9092", "kafka://a:1,,b:2", "kafka://a b:1"):
+        with pytest.raises(BadArgument, match="kafka://host:port"):
+            await open_log(address)
+
+
+def test_nothing_is_printed_when_nobody_answers() -> None:
+    """librdkafka's own lines go to logging, not to stderr."""
+    program = f"""
+import asyncio
+from headrace.errors import Unreachable
+from headrace.log.kafka.appending import Appender, DeliveryFailed
+from headrace.log.kafka.clients import ClientConfigs
+from headrace.log.kafka.log import KafkaLog
+from headrace.log.kafka.settings import KafkaSettings
+from headrace.log.kafka.threads import Threads
+from headrace.model import NewRecord
+
+async def main():
+    settings = KafkaSettings(request_timeout_s=1.5, delivery_timeout_s=1.5)
+    try:
+        await KafkaLog.open({NOBODY!r}, settings)
+    except Unreachable:
+        print("unreachable")
+    threads = Threads("calls", count=1)
+    appender = Appender(ClientConfigs("127.0.0.1:9", settings).producer(batch_bytes=1000), {NOBODY!r}, threads)
+    try:
+        await appender.append([(NewRecord("t", b"k", b"v"), 0)])
+    except DeliveryFailed:
+        print("undelivered")
+    await appender.close(1)
+    await threads.join()
+
+asyncio.run(main())
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert (ran.stdout, ran.stderr) == ("unreachable\nundelivered\n", "")
+
+
+def test_a_missing_driver_names_the_extra() -> None:
+    """Without confluent-kafka the backend can be imported, and opening says what to install."""
+    program = (
+        "import sys; sys.modules['confluent_kafka'] = None\n"
+        "import asyncio; from headrace.log.kafka import open_log; asyncio.run(open_log('kafka://a:1'))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert "MissingExtra: confluent_kafka is not installed; run: pip install 'headrace[kafka]'" in ran.stderr
+
+
+async def test_a_reader_outlives_the_death_of_the_broker(broker: RunningService, opened: OpenKafka) -> None:
+    """A following reader goes on where it was when the broker is back; meanwhile appends fail as unreachable."""
+    log = await opened(broker, delivery_timeout_s=3, request_timeout_s=10)
+    topic = await new_topic(log)
+    await log.append(numbered(topic, 1))
+    seen: list[bytes | None] = []
+
+    async def follow() -> None:
+        async for batch in log.read(TopicPartition(topic, 0), 0):
+            seen.extend(values(batch.records))
+            if b"after" in seen:
+                return
+
+    reader = asyncio.create_task(follow())
+    try:
+        await asyncio.to_thread(broker.kill)
+        with pytest.raises(Unreachable, match=broker.address) as failed:
+            await log.append([NewRecord(topic, b"k", b"meanwhile")])
+        assert not failed.value.outcome_known
+    finally:
+        await asyncio.to_thread(broker.start)
+    await log.append([NewRecord(topic, b"k", b"after")])
+    await asyncio.wait_for(reader, 30)
+    assert [value for value in seen if value != b"meanwhile"] == [b"0", b"after"]
+
+
+async def test_a_frozen_broker_makes_appends_time_out(broker: RunningService, opened: OpenKafka) -> None:
+    """The outcome is unknown, the error says so, and the log can be used again afterwards."""
+    log = await opened(broker, delivery_timeout_s=2, request_timeout_s=5)
+    topic = await new_topic(log)
+    await log.append(numbered(topic, 1))
+    await asyncio.to_thread(broker.pause)
+    try:
+        with pytest.raises((TimedOut, Unreachable)) as failed:
+            await log.append([NewRecord(topic, b"k", b"perhaps")])
+        assert not failed.value.outcome_known
+        with pytest.raises(Unavailable):
+            await log.bounds(TopicPartition(topic, 0))
+    finally:
+        await asyncio.to_thread(broker.resume)
+    await log.append([NewRecord(topic, b"k", b"after")])
+    assert values(await read_all(log, topic))[-1] == b"after"
+
+
+async def test_a_commit_that_runs_out_of_time_can_be_asked_again(broker: RunningService, opened: OpenKafka) -> None:
+    """A frozen broker leaves the outcome of a commit unknown; committing again tells it."""
+    log = await opened(broker, delivery_timeout_s=30, request_timeout_s=2)
+    topic = await new_topic(log)
+    producer = await log.transactional(f"id-{topic}")
+    await producer.begin()
+    await producer.append(numbered(topic, 2))
+    await asyncio.to_thread(broker.pause)
+    try:
+        with pytest.raises(TransactionFailed) as failed:
+            await producer.commit()
+        assert not failed.value.outcome_known
+    finally:
+        await asyncio.to_thread(broker.resume)
+    assert [position.offset for position in await producer.commit()] == [0, 1]
+    assert values(await read_all(log, topic)) == [b"0", b"1"]
+
+
+async def test_records_that_time_out_fail_their_transaction(broker: RunningService, opened: OpenKafka) -> None:
+    """When records can't be delivered nothing is committed, the error says that, and the next transaction works."""
+    log = await opened(broker, delivery_timeout_s=1, request_timeout_s=4)
+    topic = await new_topic(log)
+    producer = await log.transactional(f"id-{topic}")
+    await producer.begin()
+    await asyncio.to_thread(broker.pause)
+    try:
+        await producer.append(numbered(topic, 2))
+        with pytest.raises(TransactionFailed) as failed:
+            await producer.commit()
+        assert failed.value.outcome_known
+    finally:
+        await asyncio.to_thread(broker.resume)
+    await producer.begin()
+    await producer.append([NewRecord(topic, b"k", b"again")])
+    await producer.commit()
+    assert values(await read_all(log, topic)) == [b"again"]
+
+
+async def test_closing_flushes_and_leaves_no_thread(kafka: RunningService) -> None:
+    """Appends on their way when the log is closed are acknowledged; afterwards every call says Closed."""
+    threads = threading.active_count()
+    log = await KafkaLog.open(f"kafka://{kafka.address}", KafkaSettings(linger_ms=50))
+    topic = await new_topic(log)
+    on_their_way = [asyncio.create_task(log.append(numbered(topic, 1))) for _ in range(100)]
+    await asyncio.sleep(0)
+    member = await log.groups.join(f"g-{topic}", [topic])
+    producer = await log.transactional(f"id-{topic}")
+    await producer.begin()
+    await producer.append(numbered(topic, 1))
+    await log.close()
+    await log.close()
+    assert len(await asyncio.gather(*on_their_way)) == 100
+    assert threading.active_count() == threads
+    at = TopicPartition(topic, 0)
+    for call in (
+        lambda: log.append(numbered(topic, 1)),
+        lambda: anext(log.read(at, 0)),
+        lambda: log.bounds(at),
+        lambda: log.transactional("x"),
+        lambda: log.admin.topics(),
+        lambda: log.groups.join("g", [topic]),
+        lambda: log.retention.enforce(),
+        lambda: member.poll(),
+        lambda: producer.begin(),
+    ):
+        with pytest.raises(Closed):
+            await call()
+
+
+async def test_closing_without_brokers_ends_in_time(broker: RunningService, opened: OpenKafka) -> None:
+    """What can't be flushed is dropped, its appends hear that the outcome is unknown or that nothing was sent."""
+    log = await opened(broker, delivery_timeout_s=2, request_timeout_s=2)
+    topic = await new_topic(log)
+    await log.append(numbered(topic, 1))
+    await asyncio.to_thread(broker.pause)
+    try:
+        append = asyncio.create_task(log.append(numbered(topic, 1)))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(log.close(), 20)
+        with pytest.raises((TimedOut, Unreachable, Closed)):
+            await append
+    finally:
+        await asyncio.to_thread(broker.resume)

@@ -1,0 +1,137 @@
+"""The parts of the Kafka backend that decide without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from headrace.config import KafkaLogSettings
+from headrace.errors import BadArgument, UnknownPartition, UnknownTopic
+from headrace.log.kafka.catalogue import Catalogue
+from headrace.log.kafka.clients import ClientConfigs
+from headrace.log.kafka.configs import from_kafka, to_kafka
+from headrace.log.kafka.producers import batch_bytes_of
+from headrace.log.kafka.settings import KafkaSettings, servers_of
+from headrace.log.kafka.threads import Threads
+from headrace.model import Cleanup, Topic, TopicConfig, TopicPartition
+
+
+def _topic(name: str = "t", *, partitions: int = 2, limit: int = 1_048_588) -> Topic:
+    return Topic(name=name, topic_id="id", partitions=partitions, config=TopicConfig(max_record_bytes=limit))
+
+
+@pytest.mark.parametrize("cleanup", list(Cleanup))
+def test_a_topic_configuration_survives_the_way_to_kafka_and_back(cleanup: Cleanup) -> None:
+    """All settings, those of Kafka's own names included; what the brokers add by default is not `extra`."""
+    config = TopicConfig(cleanup=cleanup, retention_ms=None, extra={"min.insync.replicas": "2"})
+    own = to_kafka(config)
+    assert own["retention.ms"] == "-1"
+    assert from_kafka({**own, "segment.bytes": "1"}, own) == config
+
+
+def test_settings_of_other_peoples_topics_are_understood() -> None:
+    """The order of policies, no policy, no retention."""
+    base = to_kafka(TopicConfig())
+    assert from_kafka({**base, "cleanup.policy": "delete,compact"}, {}).cleanup is Cleanup.COMPACT_DELETE
+    assert from_kafka({**base, "cleanup.policy": ""}, {}).retention_ms is None
+    assert from_kafka({**base, "retention.ms": "0"}, {}).retention_ms == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "batch"), [(1_048_588, 1_000_000), (9_000_000, 1_000_000), (999_999, 524_288), (5_000, 4_096), (1, 1)]
+)
+def test_batches_stay_below_the_limit_of_their_topic(limit: int, batch: int) -> None:
+    """Rounded down to a power of two, so that topics share producers."""
+    assert batch_bytes_of(_topic(limit=limit)) == batch <= limit
+
+
+def test_settings_of_the_application_reach_every_client_but_do_not_weaken_it() -> None:
+    """Security goes everywhere; acks and isolation are ours."""
+    settings = KafkaSettings(
+        client={"security.protocol": "SASL_SSL", "acks": "1", "isolation.level": "read_uncommitted"}
+    )
+    configs = ClientConfigs("a:1", settings)
+    made = [
+        configs.admin(),
+        configs.producer(batch_bytes=10),
+        configs.transactional("id", timeout_s=5, batch_bytes=10),
+        configs.reader(follow=True),
+        configs.member("g", "m", session_timeout_s=6),
+    ]
+    assert all(config["security.protocol"] == "SASL_SSL" for config in made)
+    assert made[1]["acks"] == made[2]["acks"] == "all"
+    assert made[3]["isolation.level"] == made[4]["isolation.level"] == "read_committed"
+
+
+def test_settings_come_from_the_section() -> None:
+    """[log.kafka] of the settings becomes the backend's own."""
+    section = KafkaLogSettings(client={"a": "b"}, request_timeout_s=7, linger_ms=2)
+    assert KafkaSettings.of(section).request_timeout_s == 7
+    assert (KafkaSettings.of(section).linger_ms, KafkaSettings.of(section).client) == (2, {"a": "b"})
+    with pytest.raises(BadArgument, match="request_timeout_s"):
+        KafkaSettings(request_timeout_s=0)
+
+
+def test_an_address_names_its_servers() -> None:
+    """One or many, names or numbers."""
+    assert servers_of("kafka://a:1") == "a:1"
+    assert servers_of("kafka://a.b-c:1,[::1]:2/") == "a.b-c:1,[::1]:2"
+
+
+async def test_a_topic_is_asked_for_once_at_a_time() -> None:
+    """Askers share a request; one that goes away does not take it from the others; answers are kept for a while."""
+    asked: list[str] = []
+    answer = asyncio.Event()
+
+    async def describe(name: str) -> Topic:
+        asked.append(name)
+        await answer.wait()
+        return _topic(name)
+
+    catalogue = Catalogue(describe, max_age_s=60)
+    askers = [asyncio.create_task(catalogue.get("t")) for _ in range(5)]
+    await asyncio.sleep(0)
+    askers[0].cancel()
+    answer.set()
+    assert [topic.name for topic in await asyncio.gather(*askers[1:])] == ["t"] * 4
+    assert (await catalogue.get("t")).name == "t"
+    assert asked == ["t"]
+    catalogue.forget("t")
+    await catalogue.get("t")
+    assert asked == ["t", "t"]
+
+
+async def test_a_partition_that_is_not_known_is_asked_for_again() -> None:
+    """A topic that has grown since it was remembered is not refused; one that has not, is."""
+    partitions = 2
+
+    async def describe(name: str) -> Topic:
+        if name != "t":
+            raise UnknownTopic(name)
+        return _topic(name, partitions=partitions)
+
+    catalogue = Catalogue(describe, max_age_s=60)
+    await catalogue.check(TopicPartition("t", 1))
+    partitions = 4
+    await catalogue.check(TopicPartition("t", 3))
+    for partition in (4, -1):
+        with pytest.raises(UnknownPartition):
+            await catalogue.check(TopicPartition("t", partition))
+    with pytest.raises(UnknownTopic):
+        await catalogue.get("u")
+
+
+async def test_threads_run_calls_in_order_and_end() -> None:
+    """One thread runs calls one after the other, also those whose callers went away; joined, it is gone."""
+    before = threading.active_count()
+    threads = Threads("test", count=1)
+    ran: list[int] = []
+    calls = [asyncio.create_task(threads.run(ran.append, n)) for n in range(20)]
+    await asyncio.sleep(0)
+    calls[3].cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    await threads.join()
+    assert ran == list(range(20))
+    assert threading.active_count() == before

@@ -1,0 +1,191 @@
+"""What only the Cassandra store promises: write times, its tables, what it does when the network fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.config import CassandraStoreSettings, StoreSettings
+from headrace.errors import Closed, TimedOut, Unreachable
+from headrace.services import RunningService
+from headrace.store import Place, RowDeletion, Store, open_store, write_time
+from headrace.testing.conformance.store_rows import counted
+from headrace.testing.conformance.store_setting import deadline, event, events, head, read_rows, replicated, seq_nrs
+from headrace.testing.proxy import TcpProxy
+
+pytestmark = pytest.mark.servers
+
+IMPATIENT = StoreSettings(cassandra=CassandraStoreSettings(request_timeout_s=1.5, attempt_timeout_s=0.5))
+
+
+async def until(is_so: Callable[[], bool], *, within_s: float) -> None:
+    is_late = deadline(within_s)
+    while not is_so():
+        assert not is_late()
+        await asyncio.sleep(0.05)
+
+
+async def test_every_write_carries_its_place_as_write_time(store_address: str, cql: Any) -> None:
+    """Rows, heads and pointers: 2^62 + generation * 2^46 + offset, above any clock."""
+    store = await open_store(store_address)
+    await store.writer.write_rows("times", "id", [event(1, 77, generation=3)])
+    await store.writer.write_meta(head("times", "id", 78, generation=3))
+    await store.writer.move_replicated(replicated("times", 79, generation=3))
+    await store.close()
+    keyspace = store_address.rpartition("/")[2]
+    asked = {
+        77: "SELECT writetime(payload_txt) FROM {}.journal WHERE id = 'id' AND topic = 'times' AND segment = 0",
+        78: "SELECT writetime(seq_nr) FROM {}.metajournal WHERE topic = 'times' AND id = 'id' ALLOW FILTERING",
+        79: "SELECT writetime(offset) FROM {}.pointer2 WHERE topic = 'times' AND partition = 0",
+    }
+    for offset, query in asked.items():
+        assert (
+            cql.execute(query.format(keyspace)).one()[0] == write_time(Place(3, offset)) == 2**62 + 3 * 2**46 + offset
+        )
+
+
+async def test_rows_leave_no_nulls_for_readers_to_skip(store_address: str, cql: Any) -> None:
+    """A column that is absent is not written: readers would pass a tombstone for each of them."""
+    store = await open_store(store_address)
+    await store.writer.write_rows("nulls", "id", events(1, 3))
+    await store.close()
+    keyspace = store_address.rpartition("/")[2]
+    asked = f"SELECT writetime(origin), writetime(payload_bin) FROM {keyspace}.journal"
+    found = cql.execute(f"{asked} WHERE id = 'id' AND topic = 'nulls' AND segment = 0").all()
+    assert [tuple(row) for row in found] == [(None, None)] * 3
+
+
+async def test_a_partition_delete_at_a_place_beats_rows_by_the_clock(store_address: str, cql: Any) -> None:
+    """What the clock wrote before and after loses to any place; what is above the place stays."""
+    store = await open_store(store_address)
+    keyspace = store_address.rpartition("/")[2]
+    by_clock = (
+        f"INSERT INTO {keyspace}.journal (id, topic, segment, seq_nr, timestamp, generation, partition, offset,"
+        " log_time, meta_record_id) VALUES ('id', 'clock', 0, %s, 1, 0, 0, 1, 1, uuid())"
+    )
+    cql.execute(by_clock, (1,))
+    await store.writer.delete_rows("clock", "id", [RowDeletion(0, None)], at=Place(0, 0))
+    cql.execute(by_clock, (2,))
+    await store.writer.write_rows("clock", "id", [event(3, 0), event(4, 1)])
+    assert seq_nrs(await read_rows(store, "clock", "id")) == [4]
+    await store.close()
+
+
+async def through(cassandra: RunningService, proxy: TcpProxy, settings: StoreSettings) -> Store:
+    return await open_store(f"cassandra://{proxy.address}/exam", settings=settings)
+
+
+async def test_silence_is_a_time_out_that_says_whether_it_may_have_happened(
+    cassandra: RunningService, store_address: str
+) -> None:
+    """Retried until the deadline, then told; when the network is back the same store goes on."""
+    await (await open_store(store_address)).close()
+    with TcpProxy(cassandra.host, cassandra.port) as proxy:
+        store = await through(cassandra, proxy, IMPATIENT)
+        await store.writer.write_rows("silence", "id", [event(1)])
+        retried = counted("headrace_store_retries_total")
+        proxy.drop()
+        with pytest.raises((TimedOut, Unreachable)) as write:
+            await store.writer.write_rows("silence", "id", [event(2)])
+        assert not write.value.outcome_known
+        assert counted("headrace_store_retries_total") > retried
+        with pytest.raises((TimedOut, Unreachable)) as read:
+            await store.reader.meta("silence", "id")
+        assert read.value.outcome_known
+        with pytest.raises((TimedOut, Unreachable)) as put:
+            await store.settings.put("silence", "x", expected=None)
+        assert not put.value.outcome_known
+        proxy.restore()
+        assert await answered(lambda: read_rows(store, "silence", "id")) in ([event(1)], [event(1), event(2)])
+        await store.close()
+
+
+async def test_a_short_cut_is_bridged_by_retries(cassandra: RunningService, store_address: str) -> None:
+    """Connections that were reset are made again within the deadline; the caller notices nothing."""
+    await (await open_store(store_address)).close()
+    settings = StoreSettings(cassandra=CassandraStoreSettings(request_timeout_s=30, attempt_timeout_s=1))
+    with TcpProxy(cassandra.host, cassandra.port) as proxy:
+        store = await through(cassandra, proxy, settings)
+        proxy.cut()
+        writing = asyncio.ensure_future(store.writer.write_rows("cut", "id", events(1, 20)))
+        retried = counted("headrace_store_retries_total")
+        await until(lambda: counted("headrace_store_retries_total") > retried, within_s=10)
+        proxy.restore()
+        await writing
+        assert await answered(lambda: read_rows(store, "cut", "id")) == events(1, 20)
+        await store.close()
+
+
+async def answered(ask: Callable[[], Any]) -> Any:
+    """Ask until somebody answers: the driver takes a moment to trust a node again."""
+    is_late = deadline(30)
+    while True:
+        try:
+            return await ask()
+        except (TimedOut, Unreachable):
+            assert not is_late()
+
+
+async def test_requests_in_flight_are_bounded_and_all_are_answered(store_address: str) -> None:
+    """A thousand questions at once through two slots: each gets its own answer."""
+    store = await open_store(
+        store_address, settings=StoreSettings(cassandra=CassandraStoreSettings(max_requests_in_flight=2))
+    )
+    for n in range(10):
+        await store.writer.write_meta(head("bounded", f"id-{n}", n))
+    found = await asyncio.gather(*(store.reader.meta("bounded", f"id-{n % 10}") for n in range(1000)))
+    assert [meta.offset for meta in found if meta] == [n % 10 for n in range(1000)]
+    await store.close()
+
+
+async def test_a_cancelled_caller_leaves_the_store_in_order(store_address: str) -> None:
+    """Its answer is dropped when it comes; closing does not wait for ever."""
+    store = await open_store(store_address)
+    asked = [asyncio.ensure_future(store.reader.meta("cancelled", "id")) for _ in range(50)]
+    await asyncio.sleep(0)
+    for each in asked:
+        each.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert await store.reader.meta("cancelled", "id") is None
+    await asyncio.wait_for(store.close(), 20)
+
+
+async def test_closing_waits_for_answers_still_due(store_address: str) -> None:
+    """What was sent before close is answered; the rest is told Closed, and what was acknowledged is there."""
+    store = await open_store(store_address)
+    due = [asyncio.ensure_future(store.reader.meta("due", "id")) for _ in range(20)]
+    writing = [asyncio.ensure_future(store.writer.write_rows("due", f"id-{n}", events(1, 60))) for n in range(20)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert await asyncio.gather(*due) == [None] * 20
+    outcomes = await asyncio.gather(*writing, return_exceptions=True)
+    assert all(outcome is None or isinstance(outcome, Closed) for outcome in outcomes)
+    again = await open_store(store_address)
+    for n, outcome in enumerate(outcomes):
+        assert outcome is not None or len(await read_rows(again, "due", f"id-{n}")) == 60
+    await again.close()
+
+
+async def test_closing_leaves_no_thread_and_prints_nothing(
+    store_address: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The driver's loop ends with its last timer; its other threads at once. An address nobody serves leaves none."""
+    before = set(threading.enumerate())
+    store = await open_store(store_address, settings=IMPATIENT)
+    await store.reader.topics()
+    await store.close()
+    with pytest.raises(Unreachable):
+        await open_store("cassandra://127.0.0.1:1/ks", settings=IMPATIENT)
+
+    def is_quiet() -> bool:
+        left = [each.name for each in set(threading.enumerate()) - before if each.is_alive()]
+        return not [name for name in left if not name.startswith("asyncio")]
+
+    await until(is_quiet, within_s=20)
+    assert capfd.readouterr() == ("", "")
+    assert logging.getLogger("cassandra").handlers
