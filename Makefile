@@ -57,7 +57,7 @@ bench: $(STAMP)  ## all benchmarks; one: .venv/bin/python -m benchmarks NAME
 .PHONY: lock
 lock: $(STAMP)   ## pin the newest versions that pyproject.toml allows
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 		--all-extras --group dev pyproject.toml -o requirements.lock
 
 .PHONY: clean
