@@ -20,6 +20,7 @@
     │   ├── Unreachable
     │   ├── TimedOut
     │   ├── TransactionFailed
+    │   ├── ReadAgain               the journal changed under the reader
     │   ├── OperationFailed         the server answered, with an error that has no name of its own here
     │   └── WorkerFailed
     └── Misconfigured               an operator must act; the message ends with what to run

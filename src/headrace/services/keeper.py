@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+__all__ = ["main"]
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LOOK_S = 0.5

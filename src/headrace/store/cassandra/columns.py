@@ -9,7 +9,15 @@ from cassandra.util import Date
 
 from headrace.model import TopicPartition
 from headrace.store.cassandra.session import Row
-from headrace.store.rows import EventRow, JournalMeta, Place, ReplicatedOffset, SnapshotRow, write_time
+from headrace.store.rows import (
+    DEFAULT_SEGMENT_SIZE,
+    EventRow,
+    JournalMeta,
+    Place,
+    ReplicatedOffset,
+    SnapshotRow,
+    write_time,
+)
 
 __all__ = [
     "EVENT",
@@ -36,7 +44,7 @@ META = (
     "purged_at", "held_from", "created", "updated", "expire_after", "expire_on", "record_id", "origin", "properties",
     "metadata",
 )  # fmt: skip
-POINTER = ("topic", "partition", "generation", "offset", "log_time", "created", "updated")
+POINTER = ("topic", "partition", "generation", "offset", "log_time", "created", "updated", "segment_size")
 SNAPSHOT = (
     "buffer_idx", "seq_nr", "generation", "offset", "timestamp", "record_id", "payload_type", "payload_txt",
     "payload_bin", "metadata", "origin", "version",
@@ -158,12 +166,13 @@ def meta_of(topic: str, values: Row) -> JournalMeta:
 def pointer_values(offset: ReplicatedOffset) -> tuple[Any, ...]:
     """Return the columns of a replicated offset, in the order of POINTER, then its write time."""
     place = Place(offset.generation, offset.offset)
-    return (*offset.at, *place, offset.log_time_ms, offset.created_ms, offset.updated_ms, write_time(place))
+    times = (offset.log_time_ms, offset.created_ms, offset.updated_ms)
+    return (*offset.at, *place, *times, offset.segment_size, write_time(place))
 
 
 def pointer_of(values: Row) -> ReplicatedOffset:
     """Do the reverse."""
-    topic, partition, generation, offset, log_time_ms, created_ms, updated_ms = values
+    topic, partition, generation, offset, log_time_ms, created_ms, updated_ms, segment_size = values
     return ReplicatedOffset(
         at=TopicPartition(topic, partition),
         generation=generation,
@@ -171,6 +180,7 @@ def pointer_of(values: Row) -> ReplicatedOffset:
         log_time_ms=log_time_ms,
         created_ms=created_ms,
         updated_ms=updated_ms,
+        segment_size=segment_size or DEFAULT_SEGMENT_SIZE,
     )
 
 

@@ -35,7 +35,7 @@ TABLES = (
     ) WITH gc_grace_seconds = %(gc_grace_s)d""",
     """CREATE TABLE IF NOT EXISTS {keyspace}.pointer2 (
         topic text, partition int, offset bigint, generation int, log_time timestamp, created timestamp,
-        updated timestamp, PRIMARY KEY ((topic, partition))
+        updated timestamp, segment_size int, PRIMARY KEY ((topic, partition))
     ) WITH gc_grace_seconds = %(gc_grace_s)d""",
     """CREATE TABLE IF NOT EXISTS {keyspace}.snapshot (
         id text, topic text, buffer_idx int, seq_nr bigint, generation int, offset bigint, timestamp timestamp,

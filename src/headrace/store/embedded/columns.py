@@ -36,7 +36,17 @@ HEAD = (
     "append_generation", "append_offset", "is_purged", "purged_generation", "purged_offset", "held_from",
     "created_ms", "updated_ms", "expire_after", "expire_on_ms", "record_id", "origin", "properties", "metadata",
 )  # fmt: skip
-REPLICATED = ("topic", "partition", "written", "generation", "offset", "log_time_ms", "created_ms", "updated_ms")
+REPLICATED = (
+    "topic",
+    "partition",
+    "written",
+    "generation",
+    "offset",
+    "log_time_ms",
+    "created_ms",
+    "updated_ms",
+    "segment_size",
+)
 SNAPSHOT = (
     "slot", "written", "seq_nr", "generation", "offset", "timestamp_ms", "record_id", "payload_type", "payload",
     "metadata", "origin", "version",
@@ -152,12 +162,12 @@ def replicated_values(offset: ReplicatedOffset) -> Values:
     """Return the columns of a replicated offset, in the order of REPLICATED."""
     place = Place(offset.generation, offset.offset)
     times = (offset.log_time_ms, offset.created_ms, offset.updated_ms)
-    return (*offset.at, written(place), *place, *times)
+    return (*offset.at, written(place), *place, *times, offset.segment_size)
 
 
 def replicated_of(values: Values) -> ReplicatedOffset:
     """Do the reverse."""
-    topic, partition, _, generation, offset, log_time_ms, created_ms, updated_ms = values
+    topic, partition, _, generation, offset, log_time_ms, created_ms, updated_ms, segment_size = values
     return ReplicatedOffset(
         at=TopicPartition(topic, partition),
         generation=generation,
@@ -165,6 +175,7 @@ def replicated_of(values: Values) -> ReplicatedOffset:
         log_time_ms=log_time_ms,
         created_ms=created_ms,
         updated_ms=updated_ms,
+        segment_size=segment_size,
     )
 
 

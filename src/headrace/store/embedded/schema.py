@@ -49,7 +49,7 @@ CREATE TABLE heads (
 CREATE TABLE replicated (
     topic TEXT NOT NULL, partition INTEGER NOT NULL, written INTEGER NOT NULL DEFAULT {BY_HAND},
     generation INTEGER NOT NULL, offset INTEGER NOT NULL, log_time_ms INTEGER NOT NULL, created_ms INTEGER NOT NULL,
-    updated_ms INTEGER NOT NULL, PRIMARY KEY (topic, partition)
+    updated_ms INTEGER NOT NULL, segment_size INTEGER NOT NULL DEFAULT 10000, PRIMARY KEY (topic, partition)
 ) WITHOUT ROWID;
 CREATE TABLE snapshots (
     journal INTEGER NOT NULL, slot INTEGER NOT NULL, written INTEGER NOT NULL DEFAULT {BY_HAND},

@@ -93,5 +93,3 @@ class ScriptLog:
                 await self._moved.wait_for(lambda: self.end > position)
         except TimeoutError as error:
             raise TimedOut(f"reading from {position}", timeout_s or 0.0) from error
-
-

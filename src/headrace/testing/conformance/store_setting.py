@@ -157,6 +157,7 @@ def replicated(topic: str, offset: int, *, partition: int = 0, generation: int =
         log_time_ms=NOW_MS + offset,
         created_ms=NOW_MS,
         updated_ms=NOW_MS + offset,
+        segment_size=7,
     )
 
 
