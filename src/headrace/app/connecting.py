@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
-from headrace.config import HeadraceSettings
+from headrace.config import HeadraceSettings, StoreSettings
 from headrace.errors import BadArgument
 from headrace.journal import HeadCache, Journal
 from headrace.log import Log, open_log
@@ -56,6 +56,13 @@ class Headrace:
         await self.log.close()
 
 
+def _store_of(address: str, settings: HeadraceSettings) -> str | None:
+    """An embedded log has its store in the same folder; others have the one the settings name, if they do."""
+    if address.startswith("embedded:"):
+        return address
+    return settings.store.address if settings.store.address != StoreSettings().address else None
+
+
 @contextlib.asynccontextmanager
 async def connect(
     address: str | None = None, *, store: str | None = None, settings: HeadraceSettings | None = None
@@ -68,10 +75,10 @@ async def connect(
     """
     settings = settings or HeadraceSettings.load()
     address = address or settings.log.address
-    store = store or (address if address.startswith("embedded:") else None)
+    store = store or _store_of(address, settings)
     log = await open_log(address, settings=settings.log)
     try:
-        opened = Headrace(log, await open_store(store) if store else None, settings)
+        opened = Headrace(log, await open_store(store, settings=settings.store) if store else None, settings)
     except BaseException:
         await log.close()
         raise
