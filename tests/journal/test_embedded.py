@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from headrace.testing.conformance.journal_matrix import JournalMatrix
+from headrace.testing.conformance import JournalConformance
+from headrace.testing.conformance.journal_matrix import Case, JournalMatrix, all_cases, pairwise
+from headrace.testing.plugin import Size
 
 
 class Embedded:
@@ -23,5 +26,15 @@ class Embedded:
         return log_address
 
 
-class TestMatrix(Embedded, JournalMatrix):
-    """The whole matrix."""
+class TestEmbeddedJournal(Embedded, JournalConformance):
+    """All that journals promise."""
+
+
+class TestEmbeddedMatrix(Embedded, JournalMatrix):
+    """The whole matrix at full size; else every pair of its columns."""
+
+    @pytest.fixture
+    def cases(self, size: Size) -> Sequence[Case]:
+        """Return the cases to run."""
+        cases = all_cases()
+        return cases if size(0, 1) else pairwise(cases, most=420)

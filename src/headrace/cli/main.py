@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated
 
@@ -15,6 +16,9 @@ from headrace.errors import HeadraceError
 from headrace.observe import configure
 
 __all__ = ["app", "main"]
+
+# They log, with tracebacks, what the error that follows says in one sentence.
+_DRIVERS = ("cassandra", "kazoo", "urllib3")
 
 app = typer.Typer(
     help="Headrace turns a log into something an application can stand on.",
@@ -36,6 +40,9 @@ def configure_logging(
     """Set up logging: the library itself never does."""
     observe = HeadraceSettings.load().observe
     configure("DEBUG" if verbose else observe.log_level, observe.log_format)
+    if not verbose:
+        for driver in _DRIVERS:
+            logging.getLogger(driver).setLevel(logging.CRITICAL)
 
 
 @app.command("version")

@@ -1,0 +1,112 @@
+"""The `headrace` command as a person meets it: what it prints, what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def headrace(tmp_path: Path) -> Run:
+    """Run the command in a folder of its own."""
+
+    def run(*arguments: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "headrace.cli", *arguments],
+            cwd=tmp_path,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "COLUMNS": "120", **environ},
+        )
+
+    return run
+
+
+def test_a_journal_from_the_command_line(headrace: Run) -> None:
+    """Append, read, pointer, delete, history, purge on the embedded tier of the current folder."""
+    assert "appended events 1 to 2" in headrace("journal", "append", "acc", "a", '{"opened": 1}', "hi").stdout
+    appended = json.loads(headrace("journal", "append", "acc", "a", "--json", stdin="3\n").stdout)
+    assert (appended["first"], appended["last"]) == (3, 3)
+    read = headrace("journal", "read", "acc", "a", "--json", "--from", "2").stdout
+    assert [json.loads(line)["payload"] for line in read.splitlines()] == ["hi", 3]
+    refused = headrace("journal", "append", "acc", "a", "x", "--expected", "7")
+    assert refused.returncode == 1
+    assert "expected seq_nr 7, journal is at 3" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert "deleted" in headrace("journal", "delete", "acc", "a", "--to", "2").stdout
+    history = headrace("journal", "history", "acc", "a").stdout
+    assert "append events 1 to 2" in history
+    assert "void: it expected seq_nr 7" in history
+    assert "delete events up to 2" in history
+    assert headrace("journal", "purge", "acc", "a", stdin="n\n").returncode == 1
+    assert "purged" in headrace("journal", "purge", "acc", "a", "--yes").stdout
+    assert json.loads(headrace("journal", "pointer", "acc", "a", "--json").stdout) == {"id": "a", "pointer": None}
+    stats = json.loads(headrace("journal", "stats", "acc", "--json").stdout)
+    assert len(stats) == 8
+    assert sum(partition["lag"] for partition in stats) > 0
+    assert headrace("journal", "ids", "acc").stdout == ""
+
+
+def test_topics_from_the_command_line(headrace: Run) -> None:
+    """Create, list, describe, grow, delete."""
+    assert "no topics yet" in headrace("topic", "list").stdout
+    assert headrace("topic", "create", "t", "--partitions", "2").stdout == "created t with 2 partitions\n"
+    again = headrace("topic", "create", "t")
+    assert (again.returncode, "exists already" in again.stderr) == (1, True)
+    described = json.loads(headrace("topic", "describe", "t", "--json").stdout)
+    assert [partition["end"] for partition in described["partitions"]] == [0, 0]
+    assert "t has 3 partitions, in generation 1" in headrace("topic", "grow", "t", "--partitions", "3").stdout
+    assert json.loads(headrace("topic", "list", "--json").stdout) == ["t"]
+    assert headrace("topic", "delete", "t", "--yes").stdout == "removed t\n"
+
+
+def test_settings_from_the_command_line(headrace: Run, tmp_path: Path) -> None:
+    """Shown with their source; all mistakes at once."""
+    shown = json.loads(headrace("config", "show", "--json", HEADRACE__LOG__EMBEDDED__FSYNC="false").stdout)
+    fsync = next(value for value in shown if value["key"] == "log.embedded.fsync")
+    assert (fsync["value"], "HEADRACE__LOG__EMBEDDED__FSYNC" in fsync["source"]) == (False, True)
+    (tmp_path / "bad.toml").write_text('[log]\nadress = "x"\n[log.embedded]\nfsync = "perhaps"\n')
+    refused = headrace("config", "check", "bad.toml")
+    assert refused.returncode == 1
+    assert "2 problems" in refused.stderr
+    assert "log.adress" in refused.stderr
+    assert "did you mean" in refused.stderr
+    assert "log.embedded.fsync" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("topic", "describe", "nope"), "there is no topic 'nope'"),
+        (("topic", "list", "--log", "pigeon://x"), "no log backend serves 'pigeon://x'"),
+        (("journal", "read", "t", "", "--log", "embedded:./x"), "a journal needs an id"),
+        (("journal", "read", "t", "a", "--from", "0"), "numbers start at 1"),
+        (("topic", "create", "bad name"), "a topic name is"),
+        (("journal", "pointer", "t", "a", "--store", "cassandra://127.0.0.1:1/ks"), "127.0.0.1:1"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_message(headrace: Run, arguments: tuple[str, ...], message: str) -> None:
+    """An error is for a person: what, which, no traceback, exit code 1."""
+    done = headrace(*arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_demo_ends_well(headrace: Run) -> None:
+    """It runs through, quickly, and shows every scene."""
+    done = headrace("demo")
+    assert done.returncode == 0, done.stderr
+    for scene in ("all or nothing", "killed with -9", "nothing is replicated", "deleted", "purged", "All of it took"):
+        assert scene in done.stdout
