@@ -1,7 +1,8 @@
 """Headrace turns a log into something an application can stand on.
 
     async with headrace.connect("embedded:./data") as hr:
-        await hr.log.append([NewRecord("greetings", b"world", b"hello")])
+        accounts = hr.journal("accounts")
+        await accounts.append("acc-1", [Event(1, {"opened": 100})])
 
 Names are loaded when they are first used: importing a room imports the drivers of no other.
 """
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.app import Headrace as Headrace
     from headrace.app import connect as connect
     from headrace.errors import HeadraceError as HeadraceError
+    from headrace.model import Event as Event
     from headrace.model import NewRecord as NewRecord
     from headrace.model import Record as Record
     from headrace.model import TopicConfig as TopicConfig
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Event": "headrace.model",
     "Headrace": "headrace.app",
     "HeadraceError": "headrace.errors",
     "NewRecord": "headrace.model",
@@ -33,6 +36,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Event",
     "Headrace",
     "HeadraceError",
     "NewRecord",
