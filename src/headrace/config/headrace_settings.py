@@ -48,11 +48,20 @@ class KafkaLogSettings(Section):
         description="Properties for every Kafka client, as librdkafka names them (security, tuning).",
     )
     request_timeout_s: Seconds = Field(default=30.0, description="Longest wait for an answer of the brokers.")
-    linger_ms: float = Field(
-        default=5.0, ge=0, description="How long a producer waits for more records to send together."
+    delivery_timeout_s: Seconds = Field(
+        default=30.0, description="Longest time for an append to be acknowledged, retries included."
     )
-    transaction_timeout_s: Seconds = Field(
-        default=60.0, description="The brokers abort a transaction that is open for longer."
+    linger_ms: float = Field(
+        default=1.0, ge=0, description="How long a producer waits for more records to send together."
+    )
+    queue_records: int = Field(
+        default=100_000, ge=1, description="Most records on their way in one producer; further appends wait."
+    )
+    metadata_max_age_s: Seconds = Field(
+        default=60.0, description="How long a topic's description is trusted before it is asked for again."
+    )
+    idle_consumers: int = Field(
+        default=8, ge=0, description="Consumers of a kind that are kept open between two reads."
     )
 
 

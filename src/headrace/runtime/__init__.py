@@ -8,6 +8,7 @@ nothing worth measuring.
 from headrace.runtime.backoff import Backoff
 from headrace.runtime.clock import SYSTEM_CLOCK, Clock, SystemClock
 from headrace.runtime.crash_points import CRASH_AT_VARIABLE, crash_point, watching
+from headrace.runtime.plugins import load_backend
 from headrace.runtime.signals import shutdown_on_signals
 from headrace.runtime.threads import in_thread
 from headrace.runtime.workers import Supervisor, Worker
@@ -22,6 +23,7 @@ __all__ = [
     "Worker",
     "crash_point",
     "in_thread",
+    "load_backend",
     "shutdown_on_signals",
     "watching",
 ]

@@ -7,7 +7,8 @@ Does not promise: anything across machines or on network file systems.
 
 from headrace.sqlite.changes import ChangeWatch
 from headrace.sqlite.connections import Readers, connect, explain
+from headrace.sqlite.files import prepare_file
 from headrace.sqlite.group_commit import GroupCommit
 from headrace.sqlite.leases import Lease, Leases
 
-__all__ = ["ChangeWatch", "GroupCommit", "Lease", "Leases", "Readers", "connect", "explain"]
+__all__ = ["ChangeWatch", "GroupCommit", "Lease", "Leases", "Readers", "connect", "explain", "prepare_file"]

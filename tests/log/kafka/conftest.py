@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 import pytest_asyncio
 
+from headrace.config import KafkaLogSettings
 from headrace.log.kafka.log import KafkaLog
-from headrace.log.kafka.settings import KafkaSettings
 from headrace.services import RunningService, start
 from headrace.testing.conformance.log_setting import new_topic
 
@@ -28,7 +28,7 @@ async def opened() -> AsyncIterator[OpenKafka]:
     logs: list[KafkaLog] = []
 
     async def open_kafka(service: RunningService, **settings: object) -> KafkaLog:
-        logs.append(await KafkaLog.open(f"kafka://{service.address}", KafkaSettings(**settings)))  # type: ignore[arg-type]
+        logs.append(await KafkaLog.open(f"kafka://{service.address}", KafkaLogSettings(**settings)))  # type: ignore[arg-type]
         return logs[-1]
 
     yield open_kafka

@@ -11,10 +11,10 @@ import time
 import pytest
 from tests.log.kafka.conftest import OpenKafka
 
+from headrace.config import KafkaLogSettings
 from headrace.errors import BadArgument, Closed, TimedOut, TransactionFailed, Unavailable, Unreachable
 from headrace.log import open_log
 from headrace.log.kafka.log import KafkaLog
-from headrace.log.kafka.settings import KafkaSettings
 from headrace.model import NewRecord, TopicPartition
 from headrace.services import RunningService
 from headrace.testing.conformance.log_setting import new_topic, numbered, read_all, values
@@ -29,7 +29,7 @@ async def test_an_address_where_nobody_is_is_unreachable() -> None:
     threads = threading.active_count()
     started = time.monotonic()
     with pytest.raises(Unreachable, match=NOBODY) as failed:
-        await KafkaLog.open(NOBODY, KafkaSettings(request_timeout_s=1))
+        await KafkaLog.open(NOBODY, KafkaLogSettings(request_timeout_s=1))
     assert failed.value.outcome_known
     assert time.monotonic() - started < 5
     assert threading.active_count() == threads
@@ -46,16 +46,16 @@ def test_nothing_is_printed_when_nobody_answers() -> None:
     """librdkafka's own lines go to logging, not to stderr."""
     program = f"""
 import asyncio
+from headrace.config import KafkaLogSettings
 from headrace.errors import Unreachable
 from headrace.log.kafka.appending import Appender, DeliveryFailed
 from headrace.log.kafka.clients import ClientConfigs
 from headrace.log.kafka.log import KafkaLog
-from headrace.log.kafka.settings import KafkaSettings
 from headrace.log.kafka.threads import Threads
 from headrace.model import NewRecord
 
 async def main():
-    settings = KafkaSettings(request_timeout_s=1.5, delivery_timeout_s=1.5)
+    settings = KafkaLogSettings(request_timeout_s=1.5, delivery_timeout_s=1.5)
     try:
         await KafkaLog.open({NOBODY!r}, settings)
     except Unreachable:
@@ -79,7 +79,7 @@ def test_a_missing_driver_names_the_extra() -> None:
     """Without confluent-kafka the backend can be imported, and opening says what to install."""
     program = (
         "import sys; sys.modules['confluent_kafka'] = None\n"
-        "import asyncio; from headrace.log.kafka import open_log; asyncio.run(open_log('kafka://a:1'))\n"
+        "import asyncio; from headrace.log import open_log; asyncio.run(open_log('kafka://a:1'))\n"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert "MissingExtra: confluent_kafka is not installed; run: pip install 'headrace[kafka]'" in ran.stderr
@@ -170,7 +170,7 @@ async def test_records_that_time_out_fail_their_transaction(broker: RunningServi
 async def test_closing_flushes_and_leaves_no_thread(kafka: RunningService) -> None:
     """Appends on their way when the log is closed are acknowledged; afterwards every call says Closed."""
     threads = threading.active_count()
-    log = await KafkaLog.open(f"kafka://{kafka.address}", KafkaSettings(linger_ms=50))
+    log = await KafkaLog.open(f"kafka://{kafka.address}", KafkaLogSettings(linger_ms=50))
     topic = await new_topic(log)
     on_their_way = [asyncio.create_task(log.append(numbered(topic, 1))) for _ in range(100)]
     await asyncio.sleep(0)

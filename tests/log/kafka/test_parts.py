@@ -9,11 +9,11 @@ import pytest
 
 from headrace.config import KafkaLogSettings
 from headrace.errors import BadArgument, UnknownPartition, UnknownTopic
+from headrace.log.kafka.addresses import servers_of
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import ClientConfigs
 from headrace.log.kafka.configs import from_kafka, to_kafka
 from headrace.log.kafka.producers import batch_bytes_of
-from headrace.log.kafka.settings import KafkaSettings, servers_of
 from headrace.log.kafka.threads import Threads
 from headrace.model import Cleanup, Topic, TopicConfig, TopicPartition
 
@@ -49,7 +49,7 @@ def test_batches_stay_below_the_limit_of_their_topic(limit: int, batch: int) -> 
 
 def test_settings_of_the_application_reach_every_client_but_do_not_weaken_it() -> None:
     """Security goes everywhere; acks and isolation are ours."""
-    settings = KafkaSettings(
+    settings = KafkaLogSettings(
         client={"security.protocol": "SASL_SSL", "acks": "1", "isolation.level": "read_uncommitted"}
     )
     configs = ClientConfigs("a:1", settings)
@@ -65,13 +65,12 @@ def test_settings_of_the_application_reach_every_client_but_do_not_weaken_it() -
     assert made[3]["isolation.level"] == made[4]["isolation.level"] == "read_committed"
 
 
-def test_settings_come_from_the_section() -> None:
-    """[log.kafka] of the settings becomes the backend's own."""
-    section = KafkaLogSettings(client={"a": "b"}, request_timeout_s=7, linger_ms=2)
-    assert KafkaSettings.of(section).request_timeout_s == 7
-    assert (KafkaSettings.of(section).linger_ms, KafkaSettings.of(section).client) == (2, {"a": "b"})
-    with pytest.raises(BadArgument, match="request_timeout_s"):
-        KafkaSettings(request_timeout_s=0)
+def test_settings_reach_the_driver_in_its_own_words() -> None:
+    """[log.kafka] becomes librdkafka's properties; seconds become milliseconds."""
+    section = KafkaLogSettings(request_timeout_s=7, delivery_timeout_s=9, linger_ms=2, queue_records=11)
+    config = ClientConfigs("a:1", section).producer(batch_bytes=10)
+    assert (config["socket.timeout.ms"], config["message.timeout.ms"]) == (7_000, 9_000)
+    assert (config["linger.ms"], config["queue.buffering.max.messages"]) == (2, 11)
 
 
 def test_an_address_names_its_servers() -> None:

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from headrace.config import EmbeddedLogSettings
-from headrace.errors import Closed, HeadraceError, Unreachable
+from headrace.errors import Closed, HeadraceError
 from headrace.log.embedded import reading
 from headrace.log.embedded.admin import EmbeddedAdmin
 from headrace.log.embedded.groups import EmbeddedGroups, Shared
 from headrace.log.embedded.retention import EmbeddedRetention
-from headrace.log.embedded.schema import prepare
+from headrace.log.embedded.schema import FORMAT, TABLES
 from headrace.log.embedded.transactions import EmbeddedTransactions, take_over
 from headrace.log.embedded.writing import AppendWork, Call, RecordWriter, Work
 from headrace.log.metrics import APPEND_SECONDS
@@ -22,7 +22,7 @@ from headrace.log.ports import Admin, Groups, Retention, TransactionalProducer
 from headrace.model import Batch, Bounds, NewRecord, Position, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import Clock, crash_point
-from headrace.sqlite import ChangeWatch, GroupCommit, Leases, Readers, connect
+from headrace.sqlite import ChangeWatch, GroupCommit, Leases, Readers, prepare_file
 
 __all__ = ["EmbeddedLog"]
 
@@ -65,7 +65,8 @@ class EmbeddedLog:
     @classmethod
     async def open(cls, folder: Path, settings: EmbeddedLogSettings, clock: Clock) -> EmbeddedLog:
         """Open the folder's log, creating both if need be."""
-        await asyncio.to_thread(_prepare, folder, settings.fsync)
+        path = folder / FILE_NAME
+        await asyncio.to_thread(prepare_file, path, TABLES, file_format=FORMAT, fsync=settings.fsync)
         return cls(folder, settings, clock)
 
     @property
@@ -156,16 +157,3 @@ class EmbeddedLog:
                     await self._retention.enforce()
             except HeadraceError as error:
                 _logger.warning("housekeeping failed, will try again", error=str(error), next_try_s=interval_s)
-
-
-def _prepare(folder: Path, fsync: bool) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Unreachable(str(folder), f"the folder can't be made: {error.strerror}") from error
-    path = folder / FILE_NAME
-    db = connect(path, fsync=fsync)
-    try:
-        prepare(db, path)
-    finally:
-        db.close()

@@ -6,19 +6,15 @@ table's own B-tree: appends go to its end and reads are scans.
 
 from __future__ import annotations
 
-import sqlite3
-from pathlib import Path
-
-from headrace.errors import IncompatibleData
 from headrace.sqlite.leases import SCHEMA as LEASES
 
-__all__ = ["FORMAT", "MAX_OFFSET", "offset_of", "place_of", "prepare"]
+__all__ = ["FORMAT", "MAX_OFFSET", "TABLES", "offset_of", "place_of"]
 
 FORMAT = 1
 OFFSET_BITS = 40
 MAX_OFFSET = (1 << OFFSET_BITS) - 1
 
-_TABLES = f"""
+TABLES = f"""
 CREATE TABLE topics (
     name TEXT PRIMARY KEY, topic_id TEXT NOT NULL, partitions INTEGER NOT NULL, config TEXT NOT NULL
 );
@@ -45,23 +41,7 @@ CREATE TABLE group_offsets (
     PRIMARY KEY (group_name, topic, partition)
 ) WITHOUT ROWID;
 {LEASES};
-PRAGMA user_version = {FORMAT};
 """
-
-
-def prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Create the tables in a new file, or check that the file is one we can read. Safe to run twice at once."""
-    if _format(db) == 0:
-        db.executescript("BEGIN IMMEDIATE")
-        try:
-            if _format(db) == 0:
-                _create(db, path)
-            db.execute("COMMIT")
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
-    if _format(db) != FORMAT:
-        raise IncompatibleData(str(path), str(_format(db)), str(FORMAT))
 
 
 def place_of(partition_id: int, offset: int) -> int:
@@ -72,15 +52,3 @@ def place_of(partition_id: int, offset: int) -> int:
 def offset_of(place: int) -> int:
     """Return the offset that a place stands for."""
     return place & MAX_OFFSET
-
-
-def _format(db: sqlite3.Connection) -> int:
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _create(db: sqlite3.Connection, path: Path) -> None:
-    if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        raise IncompatibleData(str(path), "of another program", f"an empty file or format {FORMAT}")
-    for statement in _TABLES.split(";"):
-        if statement.strip():
-            db.execute(statement)

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 from headrace.config import LogSettings
 from headrace.errors import MissingExtra
-from headrace.log.kafka.settings import KafkaSettings
 
 if TYPE_CHECKING:
     from headrace.log.kafka.log import KafkaLog
 
-__all__ = ["KafkaSettings", "open_log"]
+__all__ = ["open_log"]
 
 
-async def open_log(address: str, settings: LogSettings | None = None) -> KafkaLog:
+async def open_log(address: str, settings: LogSettings) -> KafkaLog:
     """Open `kafka://host:9092[,host:9092…]`. Raises Unreachable unless a broker answers in time."""
     try:
         from headrace.log.kafka.log import KafkaLog
@@ -26,4 +25,4 @@ async def open_log(address: str, settings: LogSettings | None = None) -> KafkaLo
         if missing.name != "confluent_kafka":
             raise
         raise MissingExtra("confluent_kafka", "kafka") from missing
-    return await KafkaLog.open(address, KafkaSettings.of(settings.kafka) if settings else KafkaSettings())
+    return await KafkaLog.open(address, settings.kafka)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from headrace.log.kafka.settings import KafkaSettings
+from headrace.config import KafkaLogSettings
 
 __all__ = ["LOGGER", "WHOLE_BATCH_BYTES", "ClientConfigs"]
 
@@ -30,7 +30,7 @@ _FOLLOW_WAIT_MS = 100
 class ClientConfigs:
     """Makes configurations for one cluster."""
 
-    def __init__(self, servers: str, settings: KafkaSettings) -> None:
+    def __init__(self, servers: str, settings: KafkaLogSettings) -> None:
         self._servers = servers
         self._settings = settings
 

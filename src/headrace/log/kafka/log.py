@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+from headrace.config import KafkaLogSettings
 from headrace.errors import Closed
+from headrace.log.kafka.addresses import servers_of
 from headrace.log.kafka.admin import KafkaAdmin
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import ClientConfigs
@@ -17,7 +19,6 @@ from headrace.log.kafka.offsets import Settling, find_offset_at
 from headrace.log.kafka.producers import Producers
 from headrace.log.kafka.reading import Read, Reading
 from headrace.log.kafka.retention import KafkaRetention
-from headrace.log.kafka.settings import KafkaSettings, servers_of
 from headrace.log.kafka.threads import Threads
 from headrace.log.kafka.transactions import KafkaTransactional, take_id
 from headrace.model import Batch, Bounds, NewRecord, Position, TopicPartition
@@ -30,7 +31,7 @@ _THREADS = 4
 class KafkaLog:
     """Kafka's Log."""
 
-    def __init__(self, address: str, settings: KafkaSettings) -> None:
+    def __init__(self, address: str, settings: KafkaLogSettings) -> None:
         configs = ClientConfigs(servers_of(address), settings)
         faults = Faults(address)
         self._address = address
@@ -49,7 +50,7 @@ class KafkaLog:
         self._is_closed = False
 
     @classmethod
-    async def open(cls, address: str, settings: KafkaSettings) -> KafkaLog:
+    async def open(cls, address: str, settings: KafkaLogSettings) -> KafkaLog:
         """Open a log whose brokers answer. Raises Unreachable."""
         log = cls(address, settings)
         try:

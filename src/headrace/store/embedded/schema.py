@@ -7,14 +7,10 @@ a late writer of older rows loses; they go after the time of grace.
 
 from __future__ import annotations
 
-import sqlite3
-from pathlib import Path
-
-from headrace.errors import IncompatibleData
 from headrace.sqlite.leases import SCHEMA as LEASES
 from headrace.store.rows import Place, write_time
 
-__all__ = ["ALL_SLOTS", "BY_HAND", "FORMAT", "MAX_SEQ_NR", "prepare", "written"]
+__all__ = ["ALL_SLOTS", "BY_HAND", "FORMAT", "MAX_SEQ_NR", "TABLES", "written"]
 
 FORMAT = 1
 BY_HAND = -1
@@ -23,7 +19,7 @@ ALL_SLOTS = -1
 
 _FIRST = write_time(Place(0, 0))
 
-_TABLES = f"""
+TABLES = f"""
 CREATE TABLE journals (
     number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, id TEXT NOT NULL, UNIQUE (topic, id)
 );
@@ -63,37 +59,9 @@ CREATE TABLE snapshot_deletions (
 ) WITHOUT ROWID;
 CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 {LEASES};
-PRAGMA user_version = {FORMAT};
 """
-
-
-def prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Create the tables in a new file, or check that the file is one we can read. Safe to run twice at once."""
-    if _format(db) == 0:
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            if _format(db) == 0:
-                _create(db, path)
-            db.execute("COMMIT")
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
-    if _format(db) != FORMAT:
-        raise IncompatibleData(str(path), str(_format(db)), str(FORMAT))
 
 
 def written(place: Place) -> int:
     """Return a place as one number that rises with it, from 0."""
     return write_time(place) - _FIRST
-
-
-def _format(db: sqlite3.Connection) -> int:
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _create(db: sqlite3.Connection, path: Path) -> None:
-    if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        raise IncompatibleData(str(path), "of another program", f"an empty file or format {FORMAT}")
-    for statement in _TABLES.split(";"):
-        if statement.strip():
-            db.execute(statement)

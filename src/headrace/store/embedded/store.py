@@ -6,13 +6,12 @@ import asyncio
 from pathlib import Path
 
 from headrace.config import StoreSettings
-from headrace.errors import Unreachable
 from headrace.runtime import Clock, crash_point
-from headrace.sqlite import GroupCommit, connect
+from headrace.sqlite import GroupCommit, prepare_file
 from headrace.store.embedded.access import Access
 from headrace.store.embedded.housekeeping import Housekeeping
 from headrace.store.embedded.reader import EmbeddedReader
-from headrace.store.embedded.schema import prepare
+from headrace.store.embedded.schema import FORMAT, TABLES
 from headrace.store.embedded.shared import EmbeddedSettings
 from headrace.store.embedded.snapshots import EmbeddedSnapshots
 from headrace.store.embedded.writer import EmbeddedWriter
@@ -56,7 +55,8 @@ class EmbeddedStore:
     @classmethod
     async def open(cls, folder: Path, settings: StoreSettings, clock: Clock) -> EmbeddedStore:
         """Open the folder's store, creating both if need be."""
-        await asyncio.to_thread(_prepare, folder, settings.embedded.fsync)
+        path = folder / FILE_NAME
+        await asyncio.to_thread(prepare_file, path, TABLES, file_format=FORMAT, fsync=settings.embedded.fsync)
         return cls(folder, settings, clock)
 
     @property
@@ -87,16 +87,3 @@ class EmbeddedStore:
         await self.housekeeping.close()
         await self._commits.close()
         await asyncio.to_thread(self._access.close)
-
-
-def _prepare(folder: Path, fsync: bool) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Unreachable(str(folder), f"the folder can't be made: {error.strerror}") from error
-    path = folder / FILE_NAME
-    db = connect(path, fsync=fsync)
-    try:
-        prepare(db, path)
-    finally:
-        db.close()

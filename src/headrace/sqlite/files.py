@@ -1,0 +1,54 @@
+"""A file's tables: made once, checked ever after."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from headrace.errors import IncompatibleData, Unreachable
+from headrace.sqlite.connections import connect
+
+__all__ = ["prepare_file"]
+
+
+def prepare_file(path: Path, tables: str, *, file_format: int, fsync: bool) -> None:
+    """Create the folder, the file and its tables, or check that the file is one we can read.
+
+    Safe to run in several processes at once. Raises IncompatibleData for another program's file or another format.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unreachable(str(path.parent), f"the folder can't be made: {error.strerror}") from error
+    db = connect(path, fsync=fsync)
+    try:
+        _prepare(db, path, tables, file_format)
+    finally:
+        db.close()
+
+
+def _prepare(db: sqlite3.Connection, path: Path, tables: str, file_format: int) -> None:
+    if _format(db) == 0:
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            if _format(db) == 0:
+                _create(db, path, tables, file_format)
+            db.execute("COMMIT")
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+    if _format(db) != file_format:
+        raise IncompatibleData(str(path), str(_format(db)), str(file_format))
+
+
+def _create(db: sqlite3.Connection, path: Path, tables: str, file_format: int) -> None:
+    if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise IncompatibleData(str(path), "of another program", f"an empty file or format {file_format}")
+    for statement in tables.split(";"):
+        if statement.strip():
+            db.execute(statement)
+    db.execute(f"PRAGMA user_version = {file_format}")
+
+
+def _format(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])

@@ -1,0 +1,15 @@
+"""What every tier must do for journals. Each part has its own module; here they come together."""
+
+from __future__ import annotations
+
+from headrace.testing.conformance.journal_clients import Clients
+from headrace.testing.conformance.journal_economy import Economy
+from headrace.testing.conformance.journal_rivals import Rivals
+from headrace.testing.conformance.journal_snapshots import SnapshotRing
+from headrace.testing.conformance.journal_store import EventualStore
+
+__all__ = ["JournalConformance"]
+
+
+class JournalConformance(Clients, Economy, Rivals, EventualStore, SnapshotRing):
+    """The whole exam; `log_address` and `store_address` are what a tier overrides."""

@@ -1,0 +1,321 @@
+"""Writers that meet, outcomes that nobody knows, readers without permission, and what lands in the middle of a read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.errors import (
+    BadArgument,
+    Forbidden,
+    JournalHeld,
+    ReadAgain,
+    RecordTooLarge,
+    Refused,
+    TimedOut,
+    VoidAppend,
+    WrongSeqNr,
+)
+from headrace.journal import HeadCache, Journal
+from headrace.journal.actions import Append
+from headrace.log import Log
+from headrace.model import Event, NewRecord, TopicPartition
+from headrace.store import Store
+from headrace.testing.conformance.journal_faults import StoreOnTop, UncertainLog, WatchedReader
+from headrace.testing.conformance.journal_setting import (
+    JournalSetting,
+    actions_of,
+    numbers,
+    read,
+    records_of,
+    replicate,
+)
+
+__all__ = ["Rivals"]
+
+
+class Rivals(JournalSetting):
+    """The tests of what others do meanwhile."""
+
+    async def test_a_wrong_expectation_is_refused_with_both_numbers(
+        self, log: Log, store: Store, journal: Journal, topic: str
+    ) -> None:
+        """J26: and nothing of it is visible to anyone, ever."""
+        await journal.append("k", [Event(1), Event(2)])
+        for expected, first in ((0, 3), (1, 3), (5, 6)):
+            with pytest.raises(WrongSeqNr) as refused:
+                await journal.append("k", [Event(first, "never")], expected=expected)
+            assert (refused.value.expected, refused.value.actual) == (expected, 2)
+        with pytest.raises(WrongSeqNr):
+            await journal.append("new", [Event(3)], expected=2)
+        for _ in range(2):
+            assert await numbers(journal, "k") == [1, 2]
+            assert await journal.pointer("new") is None
+            await replicate(log, store, topic)
+        await journal.append("k", [Event(3)], expected=2)
+        await journal.append("new", [Event(1)], expected=0)
+        for _ in range(2):
+            assert await numbers(journal, "k") == [1, 2, 3]
+            assert await numbers(journal, "new") == [1]
+            await replicate(log, store, topic)
+
+    @pytest.mark.parametrize("is_cached", [False, True], ids=["no cache", "cache"])
+    async def test_of_two_writers_with_one_expectation_one_wins(
+        self, log: Log, store: Store, topic: str, is_cached: bool
+    ) -> None:
+        """J26: exactly one, and both are told the truth, also while replication runs."""
+        caches = [HeadCache(log, store.reader) if is_cached else None for _ in range(2)]
+        journals = [Journal(log, store, topic, cache=cache) for cache in caches]
+        winners = []
+        for n in range(1, 21):
+            outcomes = await asyncio.gather(
+                *(journal.append("k", [Event(n, w)], expected=n - 1) for w, journal in enumerate(journals)),
+                *([replicate(log, store, topic)] if n % 3 == 0 else []),
+                return_exceptions=True,
+            )
+            won = [w for w, outcome in enumerate(outcomes[:2]) if not isinstance(outcome, BaseException)]
+            lost = [outcome for outcome in outcomes[:2] if isinstance(outcome, WrongSeqNr)]
+            assert (len(won), len(lost)) == (1, 1), outcomes
+            winners += won
+        for _ in range(2):
+            assert [event.payload for event in await read(journals[0], "k")] == winners
+            await replicate(log, store, topic)
+        for cache in caches:
+            if cache is not None:
+                await cache.close()
+
+    async def test_bad_input_is_refused_before_anything_is_written(
+        self, log: Log, journal: Journal, topic: str
+    ) -> None:
+        """J27: with the limit and the offender in the message."""
+        for events, offender in (
+            ([], "at least one event"),
+            ([Event(0)], "seq_nr is 0"),
+            ([Event(-3)], "seq_nr is -3"),
+            ([Event(2), Event(2)], "above 2"),
+            ([Event(2), Event(1)], "seq_nr is 1"),
+            ([Event(1, object())], "event 1"),
+            ([Event(1, None, "vip")], "vip"),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(BadArgument, match=offender):
+                await journal.append("k", events)
+        with pytest.raises(BadArgument, match="id"):
+            await journal.append("", [Event(1)])
+        with pytest.raises(BadArgument, match="id"):
+            await read(journal, "")
+        with pytest.raises(RecordTooLarge) as refused:
+            await journal.append("k", [Event(1, bytes(2_000_000))])
+        assert refused.value.size_bytes > refused.value.limit_bytes > 1_000_000
+        assert str(refused.value.limit_bytes) in str(refused.value)
+        assert await records_of(log, topic) == []
+        assert await journal.pointer("k") is None
+        await journal.append("k", [Event(1)])
+        assert await numbers(journal, "k") == [1]
+
+    @pytest.mark.parametrize("made_it", [True, False], ids=["it made it", "it did not"])
+    @pytest.mark.parametrize("is_replicated", [True, False], ids=["replicated", "not replicated"])
+    async def test_a_retry_writes_once(
+        self, log: Log, store: Store, topic: str, made_it: bool, is_replicated: bool
+    ) -> None:
+        """J28: an unknown outcome says so; the retry makes no duplicate and answers success."""
+        uncertain = UncertainLog(log)
+        journal = Journal(uncertain, store, topic, cache=None)
+        await journal.append("k", [Event(1)])
+        uncertain.outcomes = [made_it]
+        with pytest.raises(TimedOut) as unknown:
+            await journal.append("k", [Event(2, "x")], append_id="a")
+        assert not unknown.value.outcome_known
+        if is_replicated:
+            await replicate(log, store, topic)
+        await journal.append("k", [Event(2, "x")], append_id="a")
+        for _ in range(2):
+            assert [(e.seq_nr, e.payload) for e in await read(journal, "k")] == [(1, None), (2, "x")]
+            await replicate(log, store, topic)
+
+    @pytest.mark.parametrize("made_it", [True, False], ids=["it made it", "it did not"])
+    @pytest.mark.parametrize("is_replicated", [True, False], ids=["replicated", "not replicated"])
+    async def test_a_retry_does_not_undo_a_purge(
+        self, log: Log, store: Store, topic: str, made_it: bool, is_replicated: bool
+    ) -> None:
+        """J28: a purge in between stays; the answer says whether the first attempt had made it."""
+        uncertain = UncertainLog(log)
+        journal = Journal(uncertain, store, topic, cache=None)
+        uncertain.outcomes = [made_it]
+        with pytest.raises(TimedOut):
+            await journal.append("k", [Event(1, "x")], append_id="a", expected=0)
+        await journal.purge("k")
+        if is_replicated:
+            await replicate(log, store, topic)
+        if made_it:
+            await journal.append("k", [Event(1, "x")], append_id="a", expected=0)
+        else:
+            with pytest.raises(VoidAppend):
+                await journal.append("k", [Event(1, "x")], append_id="a", expected=0)
+        for _ in range(2):
+            assert await journal.pointer("k") is None
+            await replicate(log, store, topic)
+        await journal.append("k", [Event(1, "y")])
+        assert [event.payload for event in await read(journal, "k")] == ["y"]
+
+    async def test_an_append_tried_again_and_again_is_one(self, log: Log, store: Store, topic: str) -> None:
+        """J28: several unknown outcomes, some of which made it."""
+        uncertain = UncertainLog(log)
+        journal = Journal(uncertain, store, topic, cache=None)
+        uncertain.outcomes = [False, True, True]
+        for _ in range(3):
+            with pytest.raises(TimedOut):
+                await journal.append("k", [Event(1, "x")], append_id="a", expected=0)
+        await journal.append("k", [Event(1, "x")], append_id="a", expected=0)
+        assert await numbers(journal, "k") == [1]
+        assert len(await actions_of(log, topic, Append)) == 3
+
+    async def test_a_reader_needs_no_permission_to_write(
+        self, log: Log, store: Store, journal: Journal, topic: str
+    ) -> None:
+        """J29: it writes no mark, sees everything, and refuses to write."""
+        await journal.append("k", [Event(1), Event(2)])
+        reader = Journal(log, store, topic, cache=None, read_only=True)
+        written = len(await records_of(log, topic))
+        for _ in range(2):
+            assert await numbers(reader, "k") == [1, 2]
+            assert await reader.pointer("none") is None
+            await replicate(log, store, topic)
+        assert len(await records_of(log, topic)) == written
+        for writing in (reader.append("k", [Event(3)]), reader.delete("k"), reader.purge("k"), reader.mark("k", "x")):
+            with pytest.raises(Forbidden):
+                await writing
+
+    @pytest.mark.parametrize("ends", ["commit", "abort"])
+    @pytest.mark.parametrize("is_reader", [True, False], ids=["read-only", "with a mark"])
+    async def test_reads_while_a_transaction_is_open(
+        self, log: Log, store: Store, journal: Journal, topic: str, ends: str, is_reader: bool
+    ) -> None:
+        """J29: the read waits for its end, and sees what was committed, and nothing that was aborted."""
+        await journal.append("k", [Event(1)])
+        (record,) = await records_of(log, topic)
+        producer = await log.transactional(f"tx-{topic}")
+        await producer.begin()
+        second = NewRecord(topic, b"k", b'{"events":[{"seqNr":2}]}', _renumbered(record.headers), partition=0)
+        await producer.append([second])
+        asked = Journal(log, store, topic, cache=None, read_only=is_reader)
+        reading = asyncio.create_task(numbers(asked, "k"))
+        await asyncio.sleep(0.2)
+        await (producer.commit() if ends == "commit" else producer.abort())
+        async with asyncio.timeout(30):
+            found = await reading
+        assert found in ([1], [1, 2]) if ends == "commit" else found == [1]
+        assert await numbers(asked, "k") == ([1, 2] if ends == "commit" else [1])
+        await producer.close()
+
+    async def test_a_void_append_is_invisible_counted_and_shown(
+        self, log: Log, store: Store, journal: Journal, topic: str
+    ) -> None:
+        """J31: the instance that wrote the higher number refuses it by itself; another's is void."""
+        await journal.append("k", [Event(1), Event(2)])
+        with pytest.raises(WrongSeqNr):
+            await journal.append("k", [Event(2, "low")])
+        other = Journal(log, store, topic, cache=None)
+        await other.append("k", [Event(2, "void"), Event(3, "void")])
+        for _ in range(2):
+            assert [(e.seq_nr, e.payload) for e in await read(journal, "k")] == [(1, None), (2, None)]
+            assert await journal.pointer("k") == 2
+            await replicate(log, store, topic)
+        moments = [moment async for moment in journal.history("k")]
+        assert [moment.effect for moment in moments] == ["appended", "void"]
+        assert "not above" in moments[1].reason
+
+    async def test_a_journal_purged_by_another_can_be_written_again(
+        self, log: Log, store: Store, journal: Journal, topic: str
+    ) -> None:
+        """J31: what an instance remembers is forgotten once it has seen that the journal is gone."""
+        await journal.append("k", [Event(1), Event(2)])
+        await Journal(log, store, topic, cache=None).purge("k")
+        assert await journal.pointer("k") is None
+        await journal.append("k", [Event(1, "new")])
+        assert [event.payload for event in await read(journal, "k")] == ["new"]
+
+    @pytest.mark.parametrize("what", ["delete", "purge", "purge and append", "nothing"])
+    @pytest.mark.parametrize("page", [1, 2, 4, 5])
+    async def test_what_lands_in_a_long_read(
+        self, log: Log, store: Store, topic: str, what: str, page: int
+    ) -> None:
+        """J32: a delete or purge, replicated while pages are read: a typed error, or a state the log had."""
+        reader = WatchedReader(store.reader, page_size=10)
+        journal = Journal(log, StoreOnTop(store, reader), topic, cache=None)
+        await journal.append("k", [Event(n) for n in range(1, 51)])
+        await replicate(log, store, topic)
+
+        async def meanwhile(pages: int) -> None:
+            if pages != page:
+                return
+            if what == "delete":
+                await journal.delete("k", to=35)
+            elif what != "nothing":
+                await journal.purge("k")
+            if what == "purge and append":
+                await journal.append("k", [Event(n, "new") for n in range(1, 51)])
+            await replicate(log, store, topic)
+
+        reader.between = meanwhile
+        states = {
+            "delete": [list(range(1, 51)), list(range(36, 51))],
+            "purge": [list(range(1, 51)), []],
+            "purge and append": [list(range(1, 51))],
+            "nothing": [list(range(1, 51))],
+        }
+        found: list[Event | object] = []
+        try:
+            async for event in journal.read("k"):
+                found.append((event.seq_nr, event.payload))
+        except ReadAgain:
+            assert what != "nothing"
+            assert found, "nothing was handed out: the read starts over by itself"
+        else:
+            payloads = {payload for _, payload in found}  # type: ignore[misc]
+            assert len(payloads) <= 1, "two incarnations were mixed"
+            assert [number for number, _ in found] in states[what]  # type: ignore[misc]
+        reader.between = None
+        after = {"delete": list(range(36, 51)), "purge": []}
+        assert await numbers(journal, "k") == after.get(what, list(range(1, 51)))
+
+    async def test_a_held_journal_says_where(self, log: Log, store: Store, journal: Journal, topic: str) -> None:
+        """A record nobody can decode: reads of its key name the offset, before and after replication; others go on."""
+        await journal.append("k", [Event(1)])
+        (position,) = await log.append([NewRecord(topic, b"k", None, (("journal.action", b"{"),), partition=0)])
+        await journal.append("other", [Event(1)])
+        await journal.purge("k")
+        for _ in range(2):
+            with pytest.raises(JournalHeld) as held:
+                await read(journal, "k")
+            assert held.value.offset == position.offset
+            assert await numbers(journal, "other") == [1]
+            await replicate(log, store, topic)
+
+    async def test_foreign_records_disturb_nobody(self, log: Log, store: Store, journal: Journal, topic: str) -> None:
+        """Records without key, header or a known action, and keys that are no text, are passed over."""
+        await log.append(
+            [
+                NewRecord(topic, None, b"x", partition=0),
+                NewRecord(topic, b"k", b"x", partition=0),
+                NewRecord(topic, b"k", None, (("journal.action", b'{"later":{}}'),), partition=0),
+                NewRecord(topic, b"\xff\xfe", None, (("journal.action", b'{"purge":{}}'),), partition=0),
+            ]
+        )
+        await journal.append("k", [Event(1)])
+        for _ in range(2):
+            assert await numbers(journal, "k") == [1]
+            await replicate(log, store, topic)
+        assert (await store.reader.replicated(TopicPartition(topic, 0))) is not None
+
+    async def test_refusals_leave_nothing_behind(self, journal: Journal) -> None:
+        """J26: a refused append is forgotten: nothing is kept of it."""
+        await journal.append("k", [Event(1)])
+        for n in range(20):
+            with pytest.raises(Refused):
+                await journal.append("k", [Event(2)], expected=n + 5)
+        assert len(journal._writer._attempts) == 0  # noqa: SLF001
+
+
+def _renumbered(headers: tuple[tuple[str, bytes | None], ...]) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((name, (value or b"").replace(b'"from":1,"to":1', b'"from":2,"to":2')) for name, value in headers)
