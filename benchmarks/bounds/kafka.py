@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
@@ -11,8 +12,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.harness import BenchFailed
 from benchmarks.workloads import Event
+from headrace.model import NewRecord
 
-__all__ = ["RawConsumer", "RawProducer", "RawTransactions", "create_topic"]
+__all__ = ["Deliveries", "RawConsumer", "RawProducer", "RawTransactions", "create_topic"]
+
+# What `produce` is called with.
+Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 TIMEOUT_S = 60.0
 POLL_EVERY = 1000
@@ -47,27 +52,48 @@ class Deliveries:
 class RawProducer:
     """Acks from all in-sync replicas, idempotent, a callback for each record."""
 
-    def __init__(self, servers: str) -> None:
-        self._producer = Producer({**_client(servers), "acks": "all", "enable.idempotence": True})
+    def __init__(self, servers: str, *, linger_ms: float = 5.0) -> None:
+        own = {"acks": "all", "enable.idempotence": True, "linger.ms": linger_ms}
+        self._producer = Producer({**_client(servers), **own})
 
     def produce(self, topic: str, events: Sequence[Event]) -> None:
         """Write all events and wait until each is acknowledged."""
+        self._put_all(((topic, event.value, event.key), {}) for event in events)
+
+    def send(self, records: Sequence[NewRecord]) -> None:
+        """Write all records, with their headers and to their partitions, and wait until each is acknowledged."""
+        self._put_all(map(_arguments, records))
+
+    def start(self, record: NewRecord) -> Deliveries:
+        """Queue one record; `wait` for what is returned."""
         deliveries = Deliveries()
-        for nr, event in enumerate(events):
-            self._put(topic, event, deliveries)
-            if nr % POLL_EVERY == 0:
-                self._producer.poll(0)
-        self._producer.flush(TIMEOUT_S)
-        deliveries.check(len(events))
+        self._put(*_arguments(record), deliveries)
+        return deliveries
+
+    def wait(self, deliveries: Deliveries) -> None:
+        """Return when the record of a `start` is acknowledged, after its linger: a flush would cut that short."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not deliveries.count and time.monotonic() < deadline:
+            self._producer.poll(1.0)
+        deliveries.check(1)
 
     def close(self) -> None:
         """Let go of the connection."""
         self._producer.close()
 
-    def _put(self, topic: str, event: Event, deliveries: Deliveries) -> None:
+    def _put_all(self, calls: Iterable[Call]) -> None:
+        deliveries, nr = Deliveries(), 0
+        for nr, (positional, named) in enumerate(calls, 1):
+            self._put(positional, named, deliveries)
+            if nr % POLL_EVERY == 0:
+                self._producer.poll(0)
+        self._producer.flush(TIMEOUT_S)
+        deliveries.check(nr)
+
+    def _put(self, positional: tuple[Any, ...], named: dict[str, Any], deliveries: Deliveries) -> None:
         while True:
             try:
-                self._producer.produce(topic, event.value, event.key, on_delivery=deliveries)
+                self._producer.produce(*positional, on_delivery=deliveries, **named)
                 return
             except BufferError:
                 self._producer.poll(0.01)
@@ -114,7 +140,7 @@ class RawConsumer:
 
     def _take(self, left: dict[int, int]) -> int:
         count = 0
-        for message in self._consumer.consume(1000, 1.0):
+        for message in self._messages():
             is_record = _is_record(message)
             end = left.get(message.partition())
             if end is None:
@@ -124,6 +150,11 @@ class RawConsumer:
             if message.offset() >= end - is_record:
                 del left[message.partition()]
         return count
+
+    def _messages(self) -> list[Message]:
+        # `consume` with a time-out waits for a whole batch: the last one of a range would cost all of the time-out.
+        first = self._consumer.poll(1.0)
+        return [] if first is None else [first, *self._consumer.consume(999, 0)]
 
 
 class RawTransactions:
@@ -146,6 +177,11 @@ class RawTransactions:
     def close(self) -> None:
         """Let go of the connection."""
         self._producer.close()
+
+
+def _arguments(record: NewRecord) -> Call:
+    named = {"headers": list(record.headers), "partition": -1 if record.partition is None else record.partition}
+    return (record.topic, record.value, record.key), named
 
 
 def _is_record(message: Message) -> bool:

@@ -13,7 +13,7 @@ from headrace.journal.folding import exists, pointer_of
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.headers import encode_action
 from headrace.journal.history import Moment, history
-from headrace.journal.metrics import OPERATIONS
+from headrace.journal.operations import Operations
 from headrace.journal.reading import JournalReader
 from headrace.journal.snapshots import JournalSnapshots
 from headrace.journal.stats import PartitionStats, partition_stats
@@ -22,7 +22,7 @@ from headrace.journal.windows import Windows
 from headrace.journal.writing import JournalWriter
 from headrace.log import Log
 from headrace.model import MAX_SEQ_NR, Event, NewRecord, Position, StoredEvent
-from headrace.observe import span, timed
+from headrace.observe import span
 from headrace.store import Store
 
 __all__ = ["Journal"]
@@ -52,6 +52,7 @@ class Journal:
         lease_s: float = LEASE_S,
     ) -> None:
         self.topic = topic
+        self._operations = Operations(topic)
         self._log = log
         self._store = store
         self._origin = origin
@@ -95,7 +96,7 @@ class Journal:
             origin=origin or self._origin,
             version=version,
         )
-        with self._operation("append"), span("journal.append", topic=self.topic, id=id_):
+        with self._operations.begin("append", id_), span("journal.append", topic=self.topic, id=id_):
             if expected is None and append_id is None:
                 return await self._writer.append(id_, events, options)
             return await self._writer.append_checked(id_, events, options, expected=expected, append_id=append_id)
@@ -108,14 +109,16 @@ class Journal:
         check_id(id_)
         if from_seq_nr < 1:
             raise BadArgument("from_seq_nr", from_seq_nr, "numbers start at 1")
-        with self._operation("read"):
-            async for event in self._reader.events(id_, from_seq_nr):
+        with self._operations.begin("read", id_) as operation:
+            async for event in self._reader.events(id_, from_seq_nr, operation):
                 yield event
+            operation.lap("events")
 
     async def pointer(self, id_: str) -> int | None:
         """Return the journal's last seq_nr; None if there is no journal."""
-        with self._operation("pointer"):
-            view = await self._reader.view(check_id(id_))
+        check_id(id_)
+        with self._operations.begin("pointer", id_) as operation, span("journal.pointer", topic=self.topic, id=id_):
+            view = await self._reader.view(id_, operation)
         return pointer_of(view.meta) if exists(view.meta) else None
 
     async def delete(self, id_: str, *, to: int = MAX_SEQ_NR) -> Position | None:
@@ -123,7 +126,7 @@ class Journal:
         self._check_writable("delete")
         if to < 1:
             raise BadArgument("to", to, "numbers start at 1")
-        with self._operation("delete"):
+        with self._operations.begin("delete", id_), span("journal.delete", topic=self.topic, id=id_):
             pointer = await self.pointer(id_)
             if pointer is None:
                 return None
@@ -132,7 +135,7 @@ class Journal:
     async def purge(self, id_: str) -> Position:
         """Remove the whole journal; the next append begins a new one."""
         self._check_writable("purge")
-        with self._operation("purge"):
+        with self._operations.begin("purge", id_), span("journal.purge", topic=self.topic, id=id_):
             position = await self._write(check_id(id_), Purge(origin=self._origin))
             self._writer.forget(id_)
             return position
@@ -157,9 +160,6 @@ class Journal:
     async def stats(self) -> list[PartitionStats]:
         """Say of each partition what the log holds and how far replication has come."""
         return await partition_stats(self._log, self._store.reader, self._topology)
-
-    def _operation(self, name: str) -> timed:
-        return timed(OPERATIONS.labels(self.topic, name))
 
     def _check_writable(self, operation: str) -> None:
         if self._is_read_only:

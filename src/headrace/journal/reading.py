@@ -17,9 +17,11 @@ from headrace.journal.barriers import Barrier
 from headrace.journal.decoding import event_of_row, events_of_record
 from headrace.journal.folding import Effect, Entry, exists, pointer_of, step
 from headrace.journal.layout import Layout, Stay
+from headrace.journal.operations import Operation
 from headrace.journal.topology import Topology
 from headrace.journal.windows import Window, Windows
 from headrace.model import StoredEvent, TopicPartition
+from headrace.observe import span
 from headrace.store import JournalMeta, ReplicatedOffset, StoreReader
 
 __all__ = ["JournalReader", "Known", "View"]
@@ -68,11 +70,11 @@ class JournalReader:
         self._barrier = barrier
         self._settled: set[Stay] = set()
 
-    async def view(self, id_: str) -> View:
+    async def view(self, id_: str, operation: Operation | None = None) -> View:
         """Find out what the journal is now. Raises JournalHeld, RecordsLost."""
         layout = await self._topology.layout()
         for attempt in range(_ATTEMPTS):
-            view = await self._try_view(id_, layout, scan=attempt > 1)
+            view = await self._try_view(id_, layout, operation, scan=attempt > 1)
             if view is not None:
                 return view
             await self._topology.refresh()
@@ -100,7 +102,7 @@ class JournalReader:
             windows.append(window)
         return windows
 
-    async def _try_view(self, id_: str, layout: Layout, *, scan: bool) -> View | None:
+    async def _try_view(self, id_: str, layout: Layout, operation: Operation | None, *, scan: bool) -> View | None:
         """Look once; None if what was looked at moved on meanwhile."""
         asking = asyncio.ensure_future(self._barrier.place(layout.route(id_), id_))
         try:
@@ -108,7 +110,11 @@ class JournalReader:
         except BaseException:
             asking.cancel()
             raise
-        windows = await self.windows(id_, layout, known, await asking, scan=scan)
+        _lap(operation, "store")
+        barrier = await asking
+        _lap(operation, "barrier")
+        windows = await self.windows(id_, layout, known, barrier, scan=scan)
+        _lap(operation, "head")
         return None if windows is None else _view(id_, known.stored, windows)
 
     async def _window(
@@ -129,10 +135,11 @@ class JournalReader:
             self._settled.add(stay)  # replication has passed the boundary: the store has all of it, for good
         return Window(stay.at, [], generation=generation)
 
-    async def events(self, id_: str, first: int) -> AsyncIterator[StoredEvent]:
+    async def events(self, id_: str, first: int, operation: Operation | None = None) -> AsyncIterator[StoredEvent]:
         """Yield the events from seq_nr `first` on."""
         for attempt in range(_ATTEMPTS):
-            view = await self.view(id_)
+            with span("journal.read", topic=self.topic, id=id_):
+                view = await self.view(id_, operation)
             if not exists(view.meta):
                 return
             given = False
@@ -243,6 +250,11 @@ def _fold(stored: JournalMeta | None, entries: list[Entry]) -> tuple[JournalMeta
             appends.clear()
     delete_to = meta.delete_to if meta is not None else 0
     return meta, tuple(entry for entry in appends if _last(entry) > delete_to)
+
+
+def _lap(operation: Operation | None, stage: str) -> None:
+    if operation is not None:
+        operation.lap(stage)
 
 
 def _last(entry: Entry) -> int:

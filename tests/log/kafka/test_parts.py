@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from headrace.config import KafkaLogSettings
-from headrace.errors import BadArgument, UnknownPartition, UnknownTopic
+from headrace.errors import UnknownPartition, UnknownTopic
 from headrace.log.kafka.addresses import servers_of
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import ClientConfigs

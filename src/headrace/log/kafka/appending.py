@@ -1,210 +1,128 @@
-"""One producer, its poller thread, and the count-down of each append.
+"""One producer, the queue of appends before it, and the thread that waits for deliveries.
 
-`produce` is called on the event loop: it only queues. Deliveries come back in the poller thread, which counts
-them and hands all appends that one poll completed to the loop in one call.
+Appends made in one turn of the event loop are produced in one go at its end: a burst makes a few large batches
+instead of many small ones, each of which would cost the brokers a request. What one poll delivers is handed to the
+loop in one call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any, TypeAlias, cast
+from itertools import chain
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from headrace.errors import Closed
 from headrace.log.kafka.clients import LOGGER
+from headrace.log.kafka.deliveries import Append, ManyRecords, OneRecord
 from headrace.log.kafka.faults import error_in
+from headrace.log.kafka.producing import REFRESHES, Placed, is_about_partition, refresh
 from headrace.log.kafka.threads import Threads
 from headrace.log.metrics import APPEND_SECONDS, APPENDED
 from headrace.model import NewRecord, Position
 
-__all__ = ["REFRESHES", "Appender", "DeliveryFailed", "Placed", "is_about_partition", "produce", "refresh"]
-
-Placed: TypeAlias = tuple[NewRecord, int]
+__all__ = ["Appender"]
 
 _SECONDS = APPEND_SECONDS.labels("kafka")
 _POLL_S = 0.1
 _ROOM_S = 0.05
-_REFRESH_S = 5.0
-_APPLY_S = 0.01
-REFRESHES = 20
-
-
-class DeliveryFailed(Exception):
-    """A record of an append was not delivered; `brokers_down` says that no broker was in sight."""
-
-    def __init__(self, record: NewRecord, error: Any, *, brokers_down: bool) -> None:  # noqa: ANN401
-        super().__init__(record.topic, error)
-        self.record = record
-        self.error = error
-        self.brokers_down = brokers_down
-
-
-class Tracker:
-    """Counts the deliveries of one append.
-
-    `delivered` is changed by the poller alone and `expected` by the loop alone; whoever sees them meet completes
-    the append, and completing twice does nothing.
-    """
-
-    __slots__ = ("delivered", "errors", "expected", "future", "positions", "refreshed", "started")
-
-    def __init__(self, count: int, future: asyncio.Future[None]) -> None:
-        self.expected = count
-        self.delivered = 0
-        self.positions: list[Position | None] = [None] * count
-        self.errors: dict[int, Any] | None = None
-        self.future = future
-        self.refreshed = 0
-        self.started = time.perf_counter()
-
-    def settle(self) -> None:
-        """Wake the append, unless it was cancelled."""
-        if not self.future.done():
-            self.future.set_result(None)
-
-    def fail(self, index: int, error: Any) -> None:  # noqa: ANN401
-        """Remember what happened to a record. The dict is made late: nearly no append needs it."""
-        if self.errors is None:
-            self.errors = {}
-        self.errors[index] = error
-
-    def stop_at(self, index: int, error: Any) -> None:  # noqa: ANN401
-        """Expect no more than what was produced before `index`, which was refused."""
-        self.fail(index, error)
-        self.expected = index
-        if self.delivered == index:
-            self.settle()
-
-
-def produce(producer: Any, record: NewRecord, partition: int, on_delivery: Any) -> None:  # noqa: ANN401
-    """Queue one record. Raises BufferError when the queue is full."""
-    if not record.headers and record.timestamp_ms is None:
-        producer.produce(record.topic, record.value, record.key, partition, on_delivery)
-        return
-    producer.produce(
-        record.topic,
-        record.value,
-        record.key,
-        partition,
-        on_delivery,
-        timestamp=record.timestamp_ms or 0,
-        headers=list(record.headers),
-    )
-
-
-def is_about_partition(error: Any) -> bool:  # noqa: ANN401
-    """Say whether a producer refused a partition that, as we know, is there: it was added a moment ago."""
-    return bool(error.code() == KafkaError._UNKNOWN_PARTITION)  # noqa: SLF001
-
-
-def refresh(producer: Any) -> None:  # noqa: ANN401
-    """Let a producer learn about new partitions. Blocking; when it fails the next produce says why."""
-    with contextlib.suppress(KafkaException):
-        producer.list_topics(timeout=_REFRESH_S)
-    time.sleep(_APPLY_S)  # the answer is ours before librdkafka has applied it to its own topics
 
 
 class Appender:
-    """An idempotent producer that many appends share."""
+    """An idempotent producer that many appends share; they are produced in the order in which they came."""
 
     def __init__(self, config: dict[str, Any], address: str, threads: Threads) -> None:
         self._address = address
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._producer = Producer({**config, "error_cb": self._on_error}, logger=LOGGER)
-        self._completed: list[Tracker] = []
-        self._gate = asyncio.Lock()
-        self._in_turn = 0
-        self._room: asyncio.Future[None] | None = None
+        self._waiting: deque[Append] = deque()
+        self._landed: list[Append] = []
+        self._is_held = False
+        self._room: asyncio.TimerHandle | None = None
+        self._refreshes = 0
         self._is_stopped = False
-        self._is_stale = False
         self._brokers_down = False
         self.is_dead = False
         self._poller = threading.Thread(target=self._poll_on, name="headrace-kafka-poller", daemon=True)
         self._poller.start()
 
-    async def append(self, placed: Sequence[Placed]) -> list[Position]:
-        """Produce records in order and wait for all of them. Raises DeliveryFailed."""
-        tracker = Tracker(len(placed), self._loop.create_future())
-        at = 0 if self._in_turn else self._produce_from(0, placed, tracker)
-        if at < tracker.expected:
-            await self._append_in_turn(at, placed, tracker)
-        await tracker.future
-        if tracker.errors:
-            index = min(tracker.errors)
-            raise DeliveryFailed(placed[index][0], tracker.errors[index], brokers_down=self._brokers_down)
-        return cast("list[Position]", tracker.positions)
+    def append_one(self, record: NewRecord, partition: int) -> asyncio.Future[list[Position]]:
+        """Begin to append a record; what is returned raises DeliveryFailed."""
+        future: asyncio.Future[list[Position]] = self._loop.create_future()
+        self._enqueue(OneRecord(record, partition, future, self._landed))
+        return future
+
+    def append(self, placed: Sequence[Placed]) -> asyncio.Future[list[Position]]:
+        """Begin to append records, in their order; what is returned raises DeliveryFailed."""
+        future: asyncio.Future[list[Position]] = self._loop.create_future()
+        self._enqueue(ManyRecords(placed, future, self._landed))
+        return future
 
     async def close(self, timeout_s: float) -> None:
         """Flush, drop what could not be flushed in time, and end the thread."""
+        self._produce_waiting()
         self._is_stopped = True
+        for append in self._waiting:
+            if not append.future.done():
+                append.future.set_exception(self._closed())
+        self._waiting.clear()
         await self._threads.run(self._shut, timeout_s)
 
-    async def _append_in_turn(self, at: int, placed: Sequence[Placed], tracker: Tracker) -> None:
-        """Go on when the queue has room again, in the order in which the appends came."""
-        # Counted, because the lock says that it is free between one holder and the next.
-        self._in_turn += 1
-        try:
-            async with self._gate:
-                while (at := self._produce_from(at, placed, tracker)) < tracker.expected:
-                    await self._make_room()
-        finally:
-            self._in_turn -= 1
-
-    async def _make_room(self) -> None:
-        """Wait for what stands in the way: a full queue, or partitions the producer has not heard of."""
-        if self._is_stale:
-            await self._threads.run(refresh, self._producer)
-            self._is_stale = False
-        else:
-            await self._wait_for_room()
-
-    async def _wait_for_room(self) -> None:
-        """Wait for deliveries. The time-out covers those served before the future was there to be woken."""
-        self._room = self._loop.create_future()
-        await asyncio.wait([self._room], timeout=_ROOM_S)
-
-    def _produce_from(self, at: int, placed: Sequence[Placed], tracker: Tracker) -> int:
-        """Produce to the end, or until the queue is full or refuses; returns how far that was."""
+    def _enqueue(self, append: Append) -> None:
         if self._is_stopped:
-            raise Closed(f"log {self._address}")
-        for index in range(at, len(placed)):
-            record, partition = placed[index]
-            try:
-                produce(self._producer, record, partition, functools.partial(self._delivered, tracker, index))
-            except BufferError:
-                return index
-            except KafkaException as failure:
-                self._refuse(index, error_in(failure), tracker)
-                return index
-        return len(placed)
+            raise self._closed()
+        self._waiting.append(append)
+        if not self._is_held:
+            self._is_held = True
+            self._loop.call_soon(self._produce_waiting)
 
-    def _refuse(self, index: int, error: Any, tracker: Tracker) -> None:  # noqa: ANN401
+    def _produce_waiting(self) -> None:
+        """Produce from the front. Held up by one append, all behind it wait, so that none overtakes."""
+        self._stop_waiting_for_room()
+        waiting = self._waiting
+        while waiting:
+            append = waiting[0]
+            if not append.future.done() and not self._produce(append):
+                return
+            waiting.popleft()
+            self._refreshes = 0
+        self._is_held = False
+
+    def _produce(self, append: Append) -> bool:
+        """Produce an append; returns False when it has to wait, having seen to it that it is tried again."""
+        try:
+            append.produce(self._producer)
+        except BufferError:
+            self._room = self._loop.call_later(_ROOM_S, self._produce_waiting)
+            return False
+        except KafkaException as failure:
+            return self._refuse(append, error_in(failure))
+        except Exception as failure:  # whatever it is, it belongs to the caller of this append
+            append.future.set_exception(failure)
+        return True
+
+    def _refuse(self, append: Append, error: Any) -> bool:  # noqa: ANN401
         """Give up at a record; or, the first times it is about a partition, ask the brokers and try again."""
-        if is_about_partition(error) and tracker.refreshed < REFRESHES:
-            self._is_stale = True
-            tracker.refreshed += 1
-        else:
-            tracker.stop_at(index, error)
+        if is_about_partition(error) and self._refreshes < REFRESHES:
+            self._refreshes += 1
+            asking = self._threads.start(refresh, self._producer)
+            asking.add_done_callback(lambda _: self._produce_waiting())
+            return False
+        if append.refuse(error):
+            append.settle(brokers_down=self._brokers_down)
+        return True
 
-    def _delivered(self, tracker: Tracker, index: int, error: Any, message: Any) -> None:  # noqa: ANN401
-        if error is None:
-            tracker.positions[index] = Position(
-                message.topic(), message.partition(), message.offset(), message.timestamp()[1]
-            )
-        else:
-            tracker.fail(index, error)
-            self.is_dead = self.is_dead or error.fatal()
-        tracker.delivered += 1
-        if tracker.delivered == tracker.expected:
-            self._completed.append(tracker)
+    def _stop_waiting_for_room(self) -> None:
+        if self._room is not None:
+            self._room.cancel()
+            self._room = None
 
     def _on_error(self, error: Any) -> None:  # noqa: ANN401
         if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
@@ -217,21 +135,23 @@ class Appender:
                 self._hand_over()
 
     def _hand_over(self) -> None:
-        completed, self._completed = self._completed, []
-        if any(not tracker.errors for tracker in completed):
-            self._brokers_down = False
-        if completed or self._room is not None:
+        landed = self._landed.copy()
+        self._landed.clear()
+        if landed or self._room is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(self._settle, completed)
+                self._loop.call_soon_threadsafe(self._settle, landed)
 
-    def _settle(self, completed: list[Tracker]) -> None:
-        for tracker in completed:
-            tracker.settle()
-        _count(completed)
+    def _settle(self, landed: list[Append]) -> None:
+        failed = [append.error for append in landed if append.error is not None]
+        if failed:
+            self.is_dead = self.is_dead or any(error.fatal() for error in failed)
+        if len(failed) < len(landed):
+            self._brokers_down = False
+        for append in landed:
+            append.settle(brokers_down=self._brokers_down)
+        _count(landed)
         if self._room is not None:
-            if not self._room.done():
-                self._room.set_result(None)
-            self._room = None
+            self._produce_waiting()
 
     def _shut(self, timeout_s: float) -> None:
         self._poller.join()
@@ -242,13 +162,16 @@ class Appender:
         self._hand_over()
         self._producer = None
 
+    def _closed(self) -> Closed:
+        return Closed(f"log {self._address}")
 
-def _count(completed: list[Tracker]) -> None:
+
+def _count(landed: list[Append]) -> None:
     """Count once for each poll, not for each append: metrics cost as much as a produce."""
-    done = [tracker for tracker in completed if not tracker.errors]
+    done = [append for append in landed if append.error is None]
     if not done:
         return
     _SECONDS.observe(time.perf_counter() - done[0].started)
-    topics = Counter(position.topic for tracker in done for position in tracker.positions if position is not None)
+    topics = Counter(chain.from_iterable(append.topics for append in done))
     for topic, count in topics.items():
         APPENDED.labels("kafka", topic).inc(count)

@@ -15,11 +15,13 @@ from headrace.errors import (
     TimestampTooFarAhead,
     Unreachable,
 )
-from headrace.log.kafka.appending import Appender, DeliveryFailed, Placed
+from headrace.log.kafka.appending import Appender
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import WHOLE_BATCH_BYTES
 from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.deliveries import DeliveryFailed
 from headrace.log.kafka.placing import place
+from headrace.log.kafka.producing import Placed
 from headrace.model import NewRecord, Position, Topic, size_of
 
 __all__ = ["Placing", "Producers", "batch_bytes_of", "refusal_of"]
@@ -58,11 +60,6 @@ class Placing:
         topics = {name: await self._catalogue.get(name) for name in {record.topic for record in records}}
         return topics, [(record, place(record, topics[record.topic])) for record in records]
 
-    async def place_alone(self, record: NewRecord) -> tuple[Topic, list[Placed]]:
-        """Do the same for a single record: the case that must be quick."""
-        topic = self._catalogue.fresh(record.topic) or await self._catalogue.get(record.topic)
-        return topic, [(record, place(record, topic))]
-
 
 class Producers:
     """The log's appenders, one for each size of batch."""
@@ -86,8 +83,9 @@ class Producers:
         """Write records and return where they landed."""
         try:
             if len(records) == 1:
-                topic, alone = await self._placing.place_alone(records[0])
-                return await self._appender(batch_bytes_of(topic)).append(alone)
+                record = records[0]
+                topic = self._catalogue.fresh(record.topic) or await self._catalogue.get(record.topic)
+                return await self._appender(batch_bytes_of(topic)).append_one(record, place(record, topic))
             topics, placed = await self._placing.place(records)
             return await self._spread(topics, placed)
         except DeliveryFailed as failure:

@@ -20,7 +20,6 @@ from headrace.errors import (
     TransactionFailed,
     TransactionMisused,
 )
-from headrace.log.kafka.appending import REFRESHES, Placed, is_about_partition, produce, refresh
 from headrace.log.kafka.attempts import Attempt
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import LOGGER, WHOLE_BATCH_BYTES
@@ -29,6 +28,7 @@ from headrace.log.kafka.faults import FENCED, NOT_OWNER, error_in
 from headrace.log.kafka.members import KafkaMember
 from headrace.log.kafka.offsets import Settling
 from headrace.log.kafka.producers import Placing
+from headrace.log.kafka.producing import REFRESHES, Placed, is_about_partition, produce, refresh
 from headrace.log.kafka.threads import Threads
 from headrace.log.metrics import APPENDED, TRANSACTIONS
 from headrace.log.ports import Member

@@ -6,7 +6,8 @@ class TestMyLog(LogConformance):
         return "mylog://127.0.0.1:1234"
 """
 
+from headrace.testing.conformance.journal import JournalConformance
 from headrace.testing.conformance.log import LogConformance
 from headrace.testing.conformance.store import StoreConformance
 
-__all__ = ["LogConformance", "StoreConformance"]
+__all__ = ["JournalConformance", "LogConformance", "StoreConformance"]

@@ -47,7 +47,9 @@ class Economy(JournalSetting):
         await cache.close()
 
     @pytest.mark.parametrize("is_cached", [False, True], ids=["no cache", "cache"])
-    async def test_a_mark_at_the_beginning_needs_no_log(self, log: Log, store: Store, topic: str, is_cached: bool) -> None:
+    async def test_a_mark_at_the_beginning_needs_no_log(
+        self, log: Log, store: Store, topic: str, is_cached: bool
+    ) -> None:
         """J21: the mark lands at offset 0: the read answers from the store and reads no log."""
         cache = HeadCache(log, store.reader) if is_cached else None
         journal = Journal(log, store, topic, cache=cache)
@@ -192,7 +194,7 @@ class OvertakenLog(LogOnTop):
         self._store = store
         self._topic = topic
 
-    async def read(self, at, start, end=None, **options):  # type: ignore[no-untyped-def, override]  # noqa: ANN001, ANN003, ANN201
+    async def read(self, at, start, end=None, **options):  # type: ignore[no-untyped-def, override]  # noqa: ANN001, ANN003
         if self.is_armed:
             self.is_armed = False
             bounds = await self.log.bounds(at)

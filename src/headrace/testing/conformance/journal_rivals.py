@@ -237,9 +237,7 @@ class Rivals(JournalSetting):
 
     @pytest.mark.parametrize("what", ["delete", "purge", "purge and append", "nothing"])
     @pytest.mark.parametrize("page", [1, 2, 4, 5])
-    async def test_what_lands_in_a_long_read(
-        self, log: Log, store: Store, topic: str, what: str, page: int
-    ) -> None:
+    async def test_what_lands_in_a_long_read(self, log: Log, store: Store, topic: str, what: str, page: int) -> None:
         """J32: a delete or purge, replicated while pages are read: a typed error, or a state the log had."""
         reader = WatchedReader(store.reader, page_size=10)
         journal = Journal(log, StoreOnTop(store, reader), topic, cache=None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -19,7 +20,7 @@ from headrace.journal.headers import decode_action
 from headrace.journal.topology import Topology
 from headrace.log import Log, open_log
 from headrace.model import Record, StoredEvent, TopicConfig, TopicPartition
-from headrace.store import Store, open_store
+from headrace.store import ReplicatedOffset, Store, open_store
 
 __all__ = ["JournalSetting", "actions_of", "new_topic", "numbers", "read", "records_of", "replicate"]
 
@@ -122,13 +123,8 @@ class LaggingWriter:
     def __getattr__(self, name: str) -> object:
         return getattr(self._writer, name)
 
-    async def move_replicated(self, offset: object) -> None:
+    async def move_replicated(self, offset: ReplicatedOffset) -> None:
         """Move it, not beyond."""
-        import msgspec
-
-        from headrace.store import ReplicatedOffset
-
-        assert isinstance(offset, ReplicatedOffset)
         if self._most >= 0:
             moved = msgspec.structs.replace(offset, offset=min(offset.offset, self._most))
             await self._writer.move_replicated(moved)

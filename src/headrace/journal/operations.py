@@ -1,0 +1,64 @@
+"""Watching operations: how long they took, and what of a slow one was slow."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from headrace.journal.metrics import OPERATIONS
+from headrace.observe import get_logger
+
+__all__ = ["SLOW_S", "Operation", "Operations"]
+
+_logger = get_logger(__name__)
+
+SLOW_S = 1.0
+
+
+class Operations:
+    """Makes the operations of one topic's journals."""
+
+    def __init__(self, topic: str, *, slow_s: float = SLOW_S) -> None:
+        self.topic = topic
+        self.slow_s = slow_s
+        self._observers = {
+            name: OPERATIONS.labels(topic, name) for name in ("append", "read", "pointer", "delete", "purge")
+        }
+
+    def begin(self, name: str, id_: str) -> Operation:
+        """Begin an operation; use it in a `with`."""
+        return Operation(self, name, id_)
+
+    def end(self, operation: Operation, took_s: float) -> None:
+        """Count an operation; log a slow one with what was slow."""
+        self._observers[operation.name].observe(took_s)
+        if took_s <= self.slow_s:
+            return
+        stages = {stage: round(seconds, 3) for stage, seconds in operation.stages.items()}
+        about = {"operation": operation.name, "topic": self.topic, "id": operation.id}
+        _logger.warning("slow operation", **about, took_s=round(took_s, 3), stages_s=stages)
+
+
+class Operation:
+    """One operation, timed. `lap` ends a stage; stages of things that ran at once overlap."""
+
+    __slots__ = ("_lap_s", "_operations", "_started_s", "id", "name", "stages")
+
+    def __init__(self, operations: Operations, name: str, id_: str) -> None:
+        self._operations = operations
+        self.name = name
+        self.id = id_
+        self.stages: dict[str, float] = {}
+        self._started_s = self._lap_s = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Say that what was done since the last lap belongs to the stage."""
+        now_s = time.perf_counter()
+        self.stages[stage] = self.stages.get(stage, 0.0) + now_s - self._lap_s
+        self._lap_s = now_s
+
+    def __enter__(self) -> Operation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._operations.end(self, time.perf_counter() - self._started_s)

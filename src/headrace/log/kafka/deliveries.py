@@ -1,0 +1,141 @@
+"""What becomes of an append: one record, which must be cheap, or many, which are counted.
+
+Records are produced on the event loop; the driver reports in the poller's thread; `settle` is on the loop again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any, TypeAlias, cast
+
+from headrace.log.kafka.producing import Placed, produce
+from headrace.model import NewRecord, Position
+
+__all__ = ["Append", "DeliveryFailed", "ManyRecords", "OneRecord"]
+
+
+class DeliveryFailed(Exception):
+    """A record of an append was not delivered; `brokers_down` says that no broker was in sight."""
+
+    def __init__(self, record: NewRecord, error: Any, *, brokers_down: bool) -> None:  # noqa: ANN401
+        super().__init__(record.topic, error)
+        self.record = record
+        self.error = error
+        self.brokers_down = brokers_down
+
+
+class OneRecord:
+    """An append of one record. It is its own delivery callback, and when called puts itself into `landed`."""
+
+    __slots__ = ("error", "future", "landed", "partition", "position", "record", "started")
+
+    def __init__(
+        self, record: NewRecord, partition: int, future: asyncio.Future[list[Position]], landed: list[Append]
+    ) -> None:
+        self.record = record
+        self.partition = partition
+        self.future = future
+        self.landed = landed
+        self.position: Position | None = None
+        self.error: Any = None
+        self.started = time.perf_counter()
+
+    @property
+    def topics(self) -> list[str]:
+        """The topic of each record."""
+        return [self.record.topic]
+
+    def produce(self, producer: Any) -> None:  # noqa: ANN401
+        """Queue the record. Raises BufferError, KafkaException."""
+        produce(producer, self.record, self.partition, self)
+
+    def __call__(self, error: Any, message: Any) -> None:  # noqa: ANN401
+        """Take the driver's report."""
+        if error is None:
+            self.position = Position(self.record.topic, message.partition(), message.offset(), message.timestamp()[1])
+        else:
+            self.error = error
+        self.landed.append(self)
+
+    def refuse(self, error: Any) -> bool:  # noqa: ANN401
+        """Give up; returns whether there is nothing left to wait for."""
+        self.error = error
+        return True
+
+    def settle(self, *, brokers_down: bool) -> None:
+        """Wake the caller, unless it went away."""
+        if self.future.done():
+            return
+        if self.error is None:
+            self.future.set_result([cast("Position", self.position)])
+        else:
+            self.future.set_exception(DeliveryFailed(self.record, self.error, brokers_down=brokers_down))
+
+
+class ManyRecords:
+    """An append of several records: lands with the last of them.
+
+    `_delivered` is changed by the poller alone and `_expected` by the loop alone; whoever sees them meet completes
+    the append, and completing twice does nothing.
+    """
+
+    __slots__ = ("_at", "_delivered", "_errors", "_expected", "_placed", "_positions", "future", "landed", "started")
+
+    def __init__(self, placed: Sequence[Placed], future: asyncio.Future[list[Position]], landed: list[Append]) -> None:
+        self.future = future
+        self.landed = landed
+        self.started = time.perf_counter()
+        self._placed = placed
+        self._at = 0
+        self._expected = len(placed)
+        self._delivered = 0
+        self._positions: list[Position | None] = [None] * len(placed)
+        self._errors: dict[int, Any] = {}
+
+    @property
+    def error(self) -> Any:  # noqa: ANN401
+        """The error of the first record that failed."""
+        return self._errors[min(self._errors)] if self._errors else None
+
+    @property
+    def topics(self) -> list[str]:
+        """The topic of each record."""
+        return [record.topic for record, _ in self._placed]
+
+    def produce(self, producer: Any) -> None:  # noqa: ANN401
+        """Queue what is not queued yet. Raises BufferError, KafkaException; the next call goes on from there."""
+        while self._at < len(self._placed):
+            produce(producer, *self._placed[self._at], functools.partial(self._deliver, self._at))
+            self._at += 1
+
+    def refuse(self, error: Any) -> bool:  # noqa: ANN401
+        """Give up at the record that could not be queued; returns whether there is nothing left to wait for."""
+        self._errors[self._at] = error
+        self._expected = self._at
+        return self._delivered == self._expected
+
+    def settle(self, *, brokers_down: bool) -> None:
+        """Wake the caller, unless it went away."""
+        if self.future.done():
+            return
+        if not self._errors:
+            self.future.set_result(cast("list[Position]", self._positions))
+            return
+        record = self._placed[min(self._errors)][0]
+        self.future.set_exception(DeliveryFailed(record, self.error, brokers_down=brokers_down))
+
+    def _deliver(self, index: int, error: Any, message: Any) -> None:  # noqa: ANN401
+        if error is None:
+            topic = self._placed[index][0].topic
+            self._positions[index] = Position(topic, message.partition(), message.offset(), message.timestamp()[1])
+        else:
+            self._errors[index] = error
+        self._delivered += 1
+        if self._delivered == self._expected:
+            self.landed.append(self)
+
+
+Append: TypeAlias = OneRecord | ManyRecords
