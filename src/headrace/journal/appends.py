@@ -52,8 +52,9 @@ def check_events(events: Sequence[Event]) -> None:
 
 def _check_tags(event: Event) -> None:
     """Refuse what would be written as something else than a list of texts, and hold the journal."""
-    if isinstance(event.tags, str):
-        raise BadArgument("tags", event.tags, "they are a tuple of texts, as in tags=('vip',)")
+    tags: object = event.tags
+    if isinstance(tags, str):
+        raise BadArgument("tags", tags, "they are a tuple of texts, as in tags=('vip',)")
     for tag in event.tags:
         if not isinstance(tag, str) or not is_utf8(tag):
             raise BadArgument(f"tag of event {event.seq_nr}", tag, "a tag is text that UTF-8 can carry")

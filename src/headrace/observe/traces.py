@@ -29,7 +29,7 @@ def span(name: str, *, parent: Context | None = None, **attributes: AttributeVal
 
     Without an SDK it costs next to nothing: hot paths are full of these.
     """
-    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    if isinstance(_tracer, trace.ProxyTracer) and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return _NO_SPAN
     return _tracer.start_as_current_span(name, context=parent, attributes=attributes)
 

@@ -46,7 +46,6 @@ class Appender:
         self._landed: list[Append] = []
         self._is_held = False
         self._room: asyncio.TimerHandle | None = None
-        self._refreshes = 0
         self._is_stopped = False
         self._brokers_down = False
         self.is_dead = False
@@ -89,35 +88,31 @@ class Appender:
         waiting = self._waiting
         while waiting:
             append = waiting[0]
-            if not append.future.done() and not self._produce(append):
-                return
+            if not append.future.done():  # nobody waits for a cancelled one
+                try:
+                    append.produce(self._producer)
+                except Exception as failure:
+                    if self._must_wait(append, failure):
+                        return
             waiting.popleft()
-            self._refreshes = 0
         self._is_held = False
 
-    def _produce(self, append: Append) -> bool:
-        """Produce an append; returns False when it has to wait, having seen to it that it is tried again."""
-        try:
-            append.produce(self._producer)
-        except BufferError:
+    def _must_wait(self, append: Append, failure: Exception) -> bool:
+        """Say whether an append that was not produced is to be tried again, having seen to it; or end it."""
+        if isinstance(failure, BufferError):
             self._room = self._loop.call_later(_ROOM_S, self._produce_waiting)
-            return False
-        except KafkaException as failure:
-            return self._refuse(append, error_in(failure))
-        except Exception as failure:  # whatever it is, it belongs to the caller of this append
+            return True
+        if not isinstance(failure, KafkaException):
             append.future.set_exception(failure)
-        return True
-
-    def _refuse(self, append: Append, error: Any) -> bool:  # noqa: ANN401
-        """Give up at a record; or, the first times it is about a partition, ask the brokers and try again."""
-        if is_about_partition(error) and self._refreshes < REFRESHES:
-            self._refreshes += 1
-            asking = self._threads.start(refresh, self._producer)
-            asking.add_done_callback(lambda _: self._produce_waiting())
             return False
+        error = error_in(failure)
+        if is_about_partition(error) and append.refreshes < REFRESHES:
+            append.refreshes += 1
+            self._threads.start(refresh, self._producer).add_done_callback(lambda _: self._produce_waiting())
+            return True
         if append.refuse(error):
             append.settle(brokers_down=self._brokers_down)
-        return True
+        return False
 
     def _stop_waiting_for_room(self) -> None:
         if self._room is not None:

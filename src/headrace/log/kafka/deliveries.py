@@ -30,7 +30,7 @@ class DeliveryFailed(Exception):
 class OneRecord:
     """An append of one record. It is its own delivery callback, and when called puts itself into `landed`."""
 
-    __slots__ = ("error", "future", "landed", "partition", "position", "record", "started")
+    __slots__ = ("error", "future", "landed", "partition", "position", "record", "refreshes", "started")
 
     def __init__(
         self, record: NewRecord, partition: int, future: asyncio.Future[list[Position]], landed: list[Append]
@@ -41,6 +41,7 @@ class OneRecord:
         self.landed = landed
         self.position: Position | None = None
         self.error: Any = None
+        self.refreshes = 0
         self.started = time.perf_counter()
 
     @property
@@ -50,7 +51,11 @@ class OneRecord:
 
     def produce(self, producer: Any) -> None:  # noqa: ANN401
         """Queue the record. Raises BufferError, KafkaException."""
-        produce(producer, self.record, self.partition, self)
+        record = self.record
+        if record.headers or record.timestamp_ms is not None:
+            produce(producer, record, self.partition, self)
+        else:  # the same, without another call
+            producer.produce(record.topic, record.value, record.key, self.partition, self)
 
     def __call__(self, error: Any, message: Any) -> None:  # noqa: ANN401
         """Take the driver's report."""
@@ -82,11 +87,23 @@ class ManyRecords:
     the append, and completing twice does nothing.
     """
 
-    __slots__ = ("_at", "_delivered", "_errors", "_expected", "_placed", "_positions", "future", "landed", "started")
+    __slots__ = (
+        "_at",
+        "_delivered",
+        "_errors",
+        "_expected",
+        "_placed",
+        "_positions",
+        "future",
+        "landed",
+        "refreshes",
+        "started",
+    )
 
     def __init__(self, placed: Sequence[Placed], future: asyncio.Future[list[Position]], landed: list[Append]) -> None:
         self.future = future
         self.landed = landed
+        self.refreshes = 0
         self.started = time.perf_counter()
         self._placed = placed
         self._at = 0

@@ -13,6 +13,7 @@ from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import ClientConfigs
 from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.consumers import ConsumerPool
+from headrace.log.kafka.deliveries import DeliveryFailed
 from headrace.log.kafka.faults import Faults
 from headrace.log.kafka.groups import KafkaGroups
 from headrace.log.kafka.offsets import Settling, find_offset_at
@@ -78,7 +79,12 @@ class KafkaLog:
     async def append(self, records: Sequence[NewRecord]) -> Sequence[Position]:
         """Write records, acknowledged by all in-sync replicas."""
         self._check_open()
-        return await self._producers.append(records) if records else []
+        if not records:
+            return []
+        try:
+            return await self._producers.append(records)
+        except DeliveryFailed as failure:
+            raise await self._producers.named(failure) from failure
 
     def read(
         self,

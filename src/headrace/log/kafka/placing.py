@@ -20,7 +20,8 @@ def place(record: NewRecord, topic: Topic) -> int:
     whole, and with it the records of others.
     """
     config, key = topic.config, record.key
-    _check_bytes(record, key, record.value)
+    if not (isinstance(key, _BYTES) and isinstance(record.value, _BYTES)):
+        raise _not_bytes(record)
     if key is None and config.cleanup.compacts:
         raise BadArgument("key", None, f"topic {topic.name!r} is compacted, and only a key can be replaced")
     size_bytes = size_of(record)
@@ -33,11 +34,9 @@ def place(record: NewRecord, topic: Topic) -> int:
     return ANY_PARTITION if key is None else partition_of(key, topic.partitions)
 
 
-def _check_bytes(record: NewRecord, key: object, value: object) -> None:
-    if not isinstance(key, _BYTES):
-        raise BadArgument(f"key of a record for topic {record.topic!r}", key, "it must be bytes or None")
-    if not isinstance(value, _BYTES):
-        raise BadArgument(f"value of a record for topic {record.topic!r}", value, "it must be bytes or None")
+def _not_bytes(record: NewRecord) -> BadArgument:
+    name, value = ("value", record.value) if isinstance(record.key, _BYTES) else ("key", record.key)
+    return BadArgument(f"{name} of a record for topic {record.topic!r}", value, "it must be bytes or None")
 
 
 def _check_timestamp(timestamp_ms: int, topic: Topic, now_ms: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 
 from confluent_kafka import KafkaError
 
@@ -79,22 +79,26 @@ class Producers:
         self._appenders: dict[int, Appender] = {}
         self._retired: list[Appender] = []
 
-    async def append(self, records: Sequence[NewRecord]) -> list[Position]:
-        """Write records and return where they landed."""
-        try:
-            if len(records) == 1:
-                record = records[0]
-                topic = self._catalogue.fresh(record.topic) or await self._catalogue.get(record.topic)
-                return await self._appender(batch_bytes_of(topic)).append_one(record, place(record, topic))
-            topics, placed = await self._placing.place(records)
-            return await self._spread(topics, placed)
-        except DeliveryFailed as failure:
-            raise await self._named(failure) from failure
+    def append(self, records: Sequence[NewRecord]) -> Awaitable[list[Position]]:
+        """Write records; what is returned gives their positions or raises DeliveryFailed.
+
+        Not a coroutine: one record for a known topic, the case that must be quick, needs no more than a future.
+        """
+        topic = self._catalogue.fresh(records[0].topic) if len(records) == 1 else None
+        return self._append_one(records[0], topic) if topic is not None else self._append(records)
 
     async def close(self, timeout_s: float) -> None:
         """Flush and let go of all producers."""
         appenders = [*self._appenders.values(), *self._retired]
         await asyncio.gather(*(appender.close(timeout_s) for appender in appenders))
+
+    def _append_one(self, record: NewRecord, topic: Topic) -> Awaitable[list[Position]]:
+        partition = place(record, topic)
+        return self._appender(batch_bytes_of(topic)).append_one(record, partition)
+
+    async def _append(self, records: Sequence[NewRecord]) -> list[Position]:
+        topics, placed = await self._placing.place(records)
+        return await self._spread(topics, placed)
 
     async def _spread(self, topics: Mapping[str, Topic], placed: list[Placed]) -> list[Position]:
         """Give each producer its records; nearly always there is one."""
@@ -122,7 +126,8 @@ class Producers:
             self._appenders[batch_bytes] = appender
         return appender
 
-    async def _named(self, failure: DeliveryFailed) -> HeadraceError:
+    async def named(self, failure: DeliveryFailed) -> HeadraceError:
+        """Return the error to raise for a record that was not delivered."""
         topic = failure.record.topic
         refusal = refusal_of(failure.error, failure.record, self._catalogue.fresh(topic))
         self._catalogue.forget(topic)  # deleted, grown or re-configured by somebody else, perhaps
