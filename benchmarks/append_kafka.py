@@ -10,6 +10,7 @@ from benchmarks.harness import Bench, Contest, Measure, Readings, Stage, at_leas
 from benchmarks.workloads import events
 from benchmarks.workloads.appends import append_all, appends_of
 from benchmarks.workloads.servers import server
+from headrace.config import LogSettings
 from headrace.log import Log, open_log
 
 TOPIC = "events"
@@ -44,8 +45,9 @@ async def setup(stage: Stage) -> AsyncIterator[Contest]:
     with server("kafka", stage) as kafka:
         for topic in (TOPIC, f"raw-{TOPIC}"):
             create_topic(kafka.address, topic, partitions=PARTITIONS)
-        log = await open_log(kafka.url)
-        producer = RawProducer(kafka.address)
+        settings = LogSettings()
+        log = await open_log(kafka.url, settings=settings)
+        producer = RawProducer(kafka.address, linger_ms=settings.kafka.linger_ms)
         try:
             contest = KafkaContest(log, producer, count=stage.count(EVENTS))
             yield Contest(contest.work, contest.bound)
@@ -61,7 +63,7 @@ BENCH = Bench(
         Measure(
             "events_per_s",
             unit="events/s",
-            against="confluent-kafka producing the same bytes, delivery callbacks, acks all, idempotent",
+            against="confluent-kafka producing the same bytes, delivery callbacks, acks all, idempotent, same linger",
             target=at_least(0.25),
         ),
     ),

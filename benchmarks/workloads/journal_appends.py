@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from benchmarks.bounds.kafka import RawProducer, create_topic
 from benchmarks.harness import Contest, Readings, Stage, stopwatch
 from benchmarks.workloads.events import events
-from benchmarks.workloads.journals import JournalAppend, append_to, appends_to, ground
+from benchmarks.workloads.journals import JournalAppend, append_to, appends_to, ground, opened
 from headrace.journal import Journal
 from headrace.journal.appends import AppendOptions, record_of
 from headrace.model import NewRecord, TopicPartition, partition_of
@@ -51,7 +51,7 @@ async def against_producer(stage: Stage, *, full: int, append_size: int) -> Asyn
     """Open a journal and a producer that waits as long for more records as the journal's does."""
     async with ground(stage) as on:
         create_topic(on.kafka.address, RAW_TOPIC, partitions=PARTITIONS)
-        journal = on.hr.journal(TOPIC, partitions=PARTITIONS)
+        journal = await opened(on.hr, TOPIC, partitions=PARTITIONS)
         producer = RawProducer(on.kafka.address, linger_ms=on.hr.settings.log.kafka.linger_ms)
         try:
             count = stage.count(full, least=append_size)

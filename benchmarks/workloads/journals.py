@@ -19,7 +19,18 @@ from headrace.model import Event as JournalEvent
 from headrace.model import TopicPartition
 from headrace.services import RunningService
 
-__all__ = ["KEYSPACE", "Ground", "JournalAppend", "append_to", "appends_to", "ground", "many", "read_all", "replicate"]
+__all__ = [
+    "KEYSPACE",
+    "Ground",
+    "JournalAppend",
+    "append_to",
+    "appends_to",
+    "ground",
+    "many",
+    "opened",
+    "read_all",
+    "replicate",
+]
 
 KEYSPACE = "bench"
 
@@ -65,6 +76,13 @@ def appends_to(events: Sequence[Event], *, size: int, numbers: dict[str, int]) -
         numbers[id_] = some[-1].seq_nr
         appends.append(JournalAppend(id_, some))
     return appends
+
+
+async def opened(hr: Headrace, topic: str, *, partitions: int) -> Journal:
+    """Return the journals of a new topic, which is there when the clock starts."""
+    journal = hr.journal(topic, partitions=partitions)
+    await journal.mark("set-up", "set-up")
+    return journal
 
 
 async def append_to(journal: Journal, appends: Iterable[JournalAppend], *, in_flight: int = IN_FLIGHT) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.journal.folding import Effect, Entry, exists, pointer_of, record_id_of, step
 from headrace.journal.key_writes import KeyFold, deletions_up_to, fold_key
-from headrace.journal.partition_batch import batch_of
+from headrace.journal.partition_batch import batch_of, entry_of
 from headrace.model import Record
 from headrace.store import DEFAULT_SEGMENT_SIZE, JournalMeta, Place, RowDeletion
 from headrace.testing.conformance.journal_histories import random_history
@@ -130,21 +130,11 @@ class TestHead:
         script = Script()
         script.append("k", 1, 3)
         before, _ = stepped(script)
-        marks = Script(offset=1)
-        marks.mark("k")
-        records = [*script.records, *marks.records]
-        assert folded(records).meta == fold_key(None, entries(script)).meta
-        assert before is not None
-        mark_only = [Entry(topic="t", id="k", generation=0, partition=0, offset=9, timestamp_ms=1, action=action)
-                     for action in (decode(marks.records[0]),)]  # fmt: skip
-        assert step(before, mark_only[0]).meta is before
-        assert step(None, mark_only[0]).meta is None
-
-
-def decode(record: Record) -> Any:
-    from headrace.journal.headers import decode_action
-
-    return decode_action(record)
+        mark = entry_of(script.mark("k"), 0)
+        assert mark is not None
+        assert step(before, mark).meta is before
+        assert step(None, mark).meta is None
+        assert folded(script).meta == before
 
 
 class TestVoid:

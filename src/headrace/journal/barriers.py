@@ -29,8 +29,8 @@ class MarkBarrier:
         self._origin = origin
 
     async def place(self, at: TopicPartition, id_: str) -> int:
-        """Write the Mark and return its offset."""
-        return await write_mark(self._log, at, id_, Mark(id=uuid.uuid4().hex, origin=self._origin))
+        """Write the Mark and return the offset before it: the Mark itself has nothing to tell."""
+        return await write_mark(self._log, at, id_, Mark(id=uuid.uuid4().hex, origin=self._origin)) - 1
 
 
 class WatermarkBarrier:

@@ -129,7 +129,7 @@ class HeadCache:
             except OffsetOutOfRange as error:
                 self._give_up(at, followed, error)
                 return
-            except HeadraceError as error:
+            except Exception as error:  # a follower that ended would let every reader wait in vain
                 attempt += 1
                 delay_s = _RESTART.delay_s(attempt)
                 _logger.warning("head follower failed", partition=str(at), error=str(error), retry_in_s=delay_s)
@@ -167,6 +167,7 @@ class HeadCache:
             return
         if replicated is not None:
             followed.head.replicated(replicated.offset, replicated.generation)
+            _wake(followed)
 
 
 def _wake(followed: _Followed) -> None:

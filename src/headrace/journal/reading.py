@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
-from headrace.errors import IntegrityBroken, JournalHeld, ReadAgain
+from headrace.errors import IntegrityBroken, JournalHeld, ReadAgain, RecordsLost
 from headrace.journal.actions import Append
 from headrace.journal.barriers import Barrier
 from headrace.journal.decoding import event_of_row, events_of_record
@@ -22,7 +22,7 @@ from headrace.journal.topology import Topology
 from headrace.journal.windows import Window, Windows
 from headrace.model import StoredEvent, TopicPartition
 from headrace.observe import span
-from headrace.store import JournalMeta, ReplicatedOffset, StoreReader
+from headrace.store import JournalMeta, Place, ReplicatedOffset, StoreReader
 
 __all__ = ["JournalReader", "Known", "View"]
 
@@ -40,6 +40,7 @@ class View:
     meta: JournalMeta | None
     windows: tuple[Window, ...]
     appends: tuple[Entry, ...]
+    barrier: Place
 
     @property
     def is_stored(self) -> bool:
@@ -113,9 +114,21 @@ class JournalReader:
         _lap(operation, "store")
         barrier = await asking
         _lap(operation, "barrier")
-        windows = await self.windows(id_, layout, known, barrier, scan=scan)
+        try:
+            windows = await self.windows(id_, layout, known, barrier, scan=scan)
+        except RecordsLost:
+            if await self._has_moved(known):  # what left the log reached the store first
+                return None
+            raise
         _lap(operation, "head")
-        return None if windows is None else _view(id_, known.stored, windows)
+        return None if windows is None else _view(id_, known.stored, windows, Place(layout.generation, barrier))
+
+    async def _has_moved(self, known: Known) -> bool:
+        """Say whether replication has come further since the store was asked."""
+        for at, replicated in known.replicated.items():
+            if await self._store.replicated(at) != replicated:
+                return True
+        return False
 
     async def _window(
         self, id_: str, layout: Layout, stay: Stay, known: ReplicatedOffset | None, barrier: int, *, scan: bool
@@ -131,6 +144,8 @@ class JournalReader:
             window = await look(stay.at, generation, id_, after=after, up_to=up_to)
             window.entries = [entry for entry in window.entries if entry.offset >= stay.start]
             return window
+        if stay.end is None and up_to < after:
+            await self._windows.check_end(stay.at, after)
         if stay.end is not None:
             self._settled.add(stay)  # replication has passed the boundary: the store has all of it, for good
         return Window(stay.at, [], generation=generation)
@@ -165,7 +180,7 @@ class JournalReader:
                 for event in held_back:
                     yield event
                 held_back = page
-            await self._check_unmoved(id_, view.stored)
+            await self._check_unmoved(id_, view.stored, first)
             for event in held_back:
                 yield event
             first = view.stored.seq_nr + 1
@@ -186,12 +201,12 @@ class JournalReader:
                 events.append(event_of_row(row))
             yield events
 
-    async def _check_unmoved(self, id_: str, stored: JournalMeta) -> None:
-        """Rows may have been removed while they were read: then what was read may have a hole."""
+    async def _check_unmoved(self, id_: str, stored: JournalMeta, first: int) -> None:
+        """Rows from `first` on may have been removed while they were read: then what was read may have a hole."""
         now = await self._store.meta(stored.topic, id_)
         if now is None or now.record_id != stored.record_id:
             raise ReadAgain(id_, "it was purged")
-        if now.delete_to != stored.delete_to:
+        if now.delete_to >= first:
             raise ReadAgain(id_, f"events up to {now.delete_to} were deleted")
 
     async def _tail(self, id_: str, view: View, first: int) -> AsyncIterator[StoredEvent]:
@@ -204,18 +219,30 @@ class JournalReader:
             async for page in self._rows(id_, caught_up, first, last=pointer_of(view.meta)):
                 for event in page:
                     yield event
-            await self._check_unmoved(id_, caught_up)
+            await self._check_unmoved(id_, caught_up, first)
             return
         for window in view.windows:
-            actions = {
-                entry.offset: entry.action
-                for entry in appends
-                if entry in window.entries and isinstance(entry.action, Append)
-            }
+            async for event in self._of_window(id_, window, appends):
+                if event.seq_nr >= first:
+                    yield event
+
+    async def _of_window(self, id_: str, window: Window, appends: list[Entry]) -> AsyncIterator[StoredEvent]:
+        """Yield the events of those appends that the window holds."""
+        held = {entry.offset for entry in window.entries}
+        actions = {
+            entry.offset: entry.action
+            for entry in appends
+            if entry.partition == window.at.partition and entry.offset in held and isinstance(entry.action, Append)
+        }
+        try:
             async for record in self._windows.records(window, list(actions)):
                 for event in events_of_record(id_, record, actions[record.offset]):
-                    if event.seq_nr >= first:
-                        yield event
+                    yield event
+        except RecordsLost as error:
+            replicated = await self._store.replicated(window.at)
+            if replicated is None or replicated.offset < error.last:
+                raise
+            raise ReadAgain(id_, "its records moved from the log to the store") from error
 
     async def _caught_up(self, id_: str, view: View, appends: list[Entry]) -> JournalMeta | None:
         """Return the state in the store if that holds all the appends by now, and reading the log can be spared."""
@@ -228,11 +255,11 @@ class JournalReader:
         return now if now.place >= appends[-1].place else None
 
 
-def _view(id_: str, stored: JournalMeta | None, windows: list[Window]) -> View:
+def _view(id_: str, stored: JournalMeta | None, windows: list[Window], barrier: Place) -> View:
     meta, appends = _fold(stored, [entry for window in windows for entry in window.entries])
     if meta is not None and meta.held_from is not None:
         raise JournalHeld(id_, meta.topic, meta.partition, meta.held_from, "a record can't be decoded")
-    return View(stored, meta, tuple(windows), appends)
+    return View(stored, meta, tuple(windows), appends, barrier)
 
 
 def _fold(stored: JournalMeta | None, entries: list[Entry]) -> tuple[JournalMeta | None, tuple[Entry, ...]]:

@@ -84,7 +84,12 @@ async def _apply(store: Store, topic: str, batch: PartitionBatch) -> list[KeyFol
                 await _write(store.writer, topic, id_, piece)
             return fold
 
-    return await asyncio.gather(*(one(id_) for id_ in batch.by_id))
+    # One key that fails does not stop the others; it stops the replicated offset.
+    done = await asyncio.gather(*(one(id_) for id_ in batch.by_id), return_exceptions=True)
+    for outcome in done:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in done if isinstance(outcome, KeyFold)]
 
 
 async def _start(store: Store, layout: Layout, at: TopicPartition) -> ReplicatedOffset:

@@ -46,13 +46,16 @@ class JournalSnapshots:
         if meta is None or not exists(meta) or meta.record_id is None or not 1 <= seq_nr <= pointer_of(meta):
             reason = f"the journal is at {pointer_of(meta)}, there is no state as of {seq_nr}"
             raise VoidAppend(id_, reason)
+        # All up to the barrier is covered. The journal's own place would not do: what was deleted in a slot at a place
+        # stays deleted there, and nothing could be saved again until the next event.
+        place = max(meta.place, view.barrier)
         (encoded,) = encode_events([Event(seq_nr, payload)])
         rows = await self._snapshots.load(self._reader.topic, id_)
         row = SnapshotRow(
             slot=_slot(rows, self._kept, seq_nr, meta),
             seq_nr=seq_nr,
-            generation=meta.generation,
-            offset=meta.offset,
+            generation=place.generation,
+            offset=place.offset,
             timestamp_ms=timestamp_ms,
             record_id=meta.record_id,
             payload_type=encoded.payload_type,

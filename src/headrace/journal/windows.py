@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from headrace.errors import HeadraceError, OffsetOutOfRange, RecordsLost, TimedOut
 from headrace.journal.actions import Mark
 from headrace.journal.folding import Entry
@@ -61,6 +63,12 @@ class Windows:
         except OffsetOutOfRange as error:
             raise _lost(at, error) from error
 
+    async def check_end(self, at: TopicPartition, replicated: int) -> None:
+        """Raise OffsetOutOfRange if the store has what the log never held: it lost its end, or is another log."""
+        bounds = await self._log.bounds(at)
+        if replicated >= bounds.high_watermark:
+            raise OffsetOutOfRange(at.topic, at.partition, replicated, bounds.start, bounds.high_watermark)
+
     async def records(self, window: Window, offsets: list[int]) -> AsyncIterator[Record]:
         """Yield the records at these offsets, which rise; what the window kept is not read again."""
         kept = [offset for offset in offsets if offset in window.records]
@@ -71,11 +79,16 @@ class Windows:
             return
         missing = iter(wanted)
         following: int | None = next(missing)
-        async for batch in self._log.read(window.at, wanted[0], wanted[-1] + 1, timeout_s=self._timeout_s):
-            for record in batch.records:
-                if record.offset == following:
-                    yield record
-                    following = next(missing, None)
+        try:
+            async for batch in self._log.read(window.at, wanted[0], wanted[-1] + 1, timeout_s=self._timeout_s):
+                for record in batch.records:
+                    if record.offset == following:
+                        yield record
+                        following = next(missing, None)
+        except OffsetOutOfRange as error:
+            raise _lost(window.at, error) from error
+        if following is not None:
+            raise RecordsLost(window.at.topic, window.at.partition, following, following)
 
     async def _ask(self, at: TopicPartition, generation: int, id_: str, *, after: int, up_to: int) -> Window | None:
         if self._cache is None:
@@ -119,7 +132,8 @@ class _Scan:
         if entry is not None and isinstance(entry.action, Mark):
             self.window.generation = next_generation(self.window.generation, entry.action)
         elif entry is not None and record.key == self._key:
-            self.window.entries.append(entry)
+            # The values of a long window would fill the memory: an entry keeps none, `records` only some.
+            self.window.entries.append(msgspec.structs.replace(entry, record=None))
             self._keep(record)
 
     def _keep(self, record: Record) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
 
 import msgspec
 
-from headrace.errors import ReadAgain, Unavailable, VoidAppend, WrongSeqNr
+from headrace.errors import HeadraceError, OperationFailed, ReadAgain, Refused, Unavailable, VoidAppend, WrongSeqNr
 from headrace.journal.actions import Append
 from headrace.journal.appends import AppendOptions, record_of
 from headrace.journal.folding import Effect, Entry, pointer_of, step
@@ -37,13 +38,15 @@ class JournalWriter:
         self._log = log
         self._topology = topology
         self._reader = reader
+        self._in_order = asyncio.Lock()
         self._written: OrderedDict[str, int] = OrderedDict()
         self._attempts: OrderedDict[str, _Attempt] = OrderedDict()
 
     async def append(self, id_: str, events: Sequence[Event], options: AppendOptions) -> Position:
         """Write events without looking; numbers that this instance knows to be taken are refused."""
-        self._refuse_known(id_, events)
-        route = await self._topology.route(id_)
+        await self._refuse_known(id_, events)
+        async with self._in_order:  # appends that were begun one after another reach the log so
+            route = await self._topology.route(id_)
         (position,) = await self._log.append([record_of(route.at, id_, events, options)])
         self._remember(id_, events[-1].seq_nr)
         return position
@@ -65,15 +68,21 @@ class JournalWriter:
         route = await self._topology.route(id_)
         is_retry = append_id in self._attempts
         attempt = self._attempts.get(append_id) or await self._prepare(id_)
-        self._attempts[append_id] = attempt
         record = record_of(route.at, id_, events, options, expected=expected, append_id=append_id, since=attempt.since)
+        self._attempts[append_id] = attempt
         try:
             (position,) = await self._log.append([record])
-        except Unavailable as error:
-            if error.outcome_known and not is_retry:
+        except HeadraceError as error:
+            if not is_retry and not (isinstance(error, Unavailable) and not error.outcome_known):
                 del self._attempts[append_id]
             raise
-        landed = await self._outcome(id_, attempt, position, append_id, expected)
+        try:
+            landed = await self._outcome(id_, attempt, position, append_id, expected)
+        except Unavailable as error:  # the record is in the log: nobody may take this for "nothing was done"
+            raise OperationFailed(f"checking the append to {id_!r}", str(error), outcome_known=False) from error
+        except Refused:
+            del self._attempts[append_id]
+            raise
         del self._attempts[append_id]
         self._remember(id_, events[-1].seq_nr)
         return landed
@@ -82,10 +91,15 @@ class JournalWriter:
         """Forget what was written to a journal: it was purged."""
         self._written.pop(id_, None)
 
-    def _refuse_known(self, id_: str, events: Sequence[Event]) -> None:
-        known = self._written.get(id_, 0)
-        if events[0].seq_nr <= known:
-            raise WrongSeqNr(id_, events[0].seq_nr - 1, known)
+    async def _refuse_known(self, id_: str, events: Sequence[Event]) -> None:
+        """Refuse numbers that were written from here, unless somebody has purged the journal since."""
+        first = events[0].seq_nr
+        if first > self._written.get(id_, 0):
+            return
+        pointer = pointer_of((await self._reader.view(id_)).meta)
+        if first <= pointer:
+            raise WrongSeqNr(id_, first - 1, pointer)
+        self.forget(id_)
 
     def _remember(self, id_: str, seq_nr: int) -> None:
         self._written[id_] = max(seq_nr, self._written.get(id_, 0))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+import time
 
 import pytest
 from confluent_kafka import Producer
@@ -15,7 +17,7 @@ from headrace.log.kafka.log import KafkaLog
 from headrace.log.metrics import APPENDED, FETCHED, FETCHES
 from headrace.model import NewRecord, TopicConfig, TopicPartition
 from headrace.services import RunningService
-from headrace.testing.conformance.log_setting import new_topic, numbered, read_all, values
+from headrace.testing.conformance.log_setting import eventually, new_topic, numbered, read_all, values
 
 pytestmark = pytest.mark.servers
 
@@ -53,11 +55,46 @@ async def test_a_late_append_does_not_slip_into_one_that_waits(kafka: RunningSer
     first = asyncio.create_task(log.append(numbered(topic, 500)))
     later = []
     while not first.done():
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
         later.append(asyncio.create_task(log.append(numbered(topic, 1))))
     landed = [(await task)[0].offset for task in later]
     assert max(position.offset for position in await first) < min(landed)
     assert landed == sorted(landed)
+
+
+async def test_thousands_at_once_land_in_the_order_of_their_appends(log: KafkaLog, topic: str) -> None:
+    """With many on their way the loop serves the deliveries; when they are done the thread does again."""
+    tasks = [asyncio.create_task(log.append(numbered(topic, 1 + n % 2))) for n in range(3_000)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    (appender,) = log._producers._appenders.values()
+    assert not appender._poller._thread_polls.is_set()
+    offsets = [position.offset for landed in await asyncio.gather(*tasks) for position in landed]
+    assert offsets == list(range(4_500))
+
+    async def rested() -> bool:
+        return appender._poller._thread_polls.is_set() and appender._poller._in_flight == 0
+
+    await eventually(rested)
+
+
+async def test_a_thread_that_computes_does_not_stop_the_loop(log: KafkaLog, topic: str) -> None:
+    """While another thread keeps the interpreter busy, deliveries are served in turns with it, not one at a time."""
+    await log.append(numbered(topic, 1))
+    computing = threading.Event()
+    busy = threading.Thread(target=lambda: [sum(range(1_000)) for _ in iter(computing.is_set, True)])
+    busy.start()
+    try:
+        appends = asyncio.gather(*(log.append(numbered(topic, 1)) for _ in range(500)))
+        longest_s, last = 0.0, time.monotonic()
+        while not appends.done():
+            await asyncio.sleep(0.001)
+            longest_s, last = max(longest_s, time.monotonic() - last), time.monotonic()
+    finally:
+        computing.set()
+        busy.join()
+    assert len(await appends) == 500
+    assert longest_s < 1  # 500 deliveries at 5 ms each would be two and a half
 
 
 async def test_a_batch_never_outgrows_a_small_topic(log: KafkaLog) -> None:

@@ -1,15 +1,12 @@
-"""One producer, the queue of appends before it, and the thread that waits for deliveries.
+"""One producer and the queue of appends before it.
 
 Appends made in one turn of the event loop are produced in one go at its end: a burst makes a few large batches
-instead of many small ones, each of which would cost the brokers a request. What one poll delivers is handed to the
-loop in one call.
+instead of many small ones, each of which would cost the brokers a request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -22,6 +19,7 @@ from headrace.errors import Closed
 from headrace.log.kafka.clients import LOGGER
 from headrace.log.kafka.deliveries import Append, ManyRecords, OneRecord
 from headrace.log.kafka.faults import error_in
+from headrace.log.kafka.polling import Landed, Poller
 from headrace.log.kafka.producing import REFRESHES, Placed, is_about_partition, refresh
 from headrace.log.kafka.threads import Threads
 from headrace.log.metrics import APPEND_SECONDS, APPENDED
@@ -30,7 +28,6 @@ from headrace.model import NewRecord, Position
 __all__ = ["Appender"]
 
 _SECONDS = APPEND_SECONDS.labels("kafka")
-_POLL_S = 0.1
 _ROOM_S = 0.05
 
 
@@ -43,14 +40,13 @@ class Appender:
         self._loop = asyncio.get_running_loop()
         self._producer = Producer({**config, "error_cb": self._on_error}, logger=LOGGER)
         self._waiting: deque[Append] = deque()
-        self._landed: list[Append] = []
+        self._landed = Landed()
         self._is_held = False
         self._room: asyncio.TimerHandle | None = None
         self._is_stopped = False
         self._brokers_down = False
         self.is_dead = False
-        self._poller = threading.Thread(target=self._poll_on, name="headrace-kafka-poller", daemon=True)
-        self._poller.start()
+        self._poller = Poller(self._producer, self._landed, self._settle)
 
     def append_one(self, record: NewRecord, partition: int) -> asyncio.Future[list[Position]]:
         """Begin to append a record; what is returned raises DeliveryFailed."""
@@ -68,6 +64,7 @@ class Appender:
         """Flush, drop what could not be flushed in time, and end the thread."""
         self._produce_waiting()
         self._is_stopped = True
+        self._poller.stop()
         for append in self._waiting:
             if not append.future.done():
                 append.future.set_exception(self._closed())
@@ -85,34 +82,47 @@ class Appender:
     def _produce_waiting(self) -> None:
         """Produce from the front. Held up by one append, all behind it wait, so that none overtakes."""
         self._stop_waiting_for_room()
-        waiting = self._waiting
+        waiting, produced = self._waiting, 0
+        self._is_held = True
         while waiting:
             append = waiting[0]
-            if not append.future.done():  # nobody waits for a cancelled one
-                try:
-                    append.produce(self._producer)
-                except Exception as failure:
-                    if self._must_wait(append, failure):
-                        return
+            try:
+                if append.future.done():
+                    pass  # cancelled before its turn
+                elif append.produce(self._producer):
+                    produced += 1
+                else:
+                    self._settle([append])
+            except Exception as failure:
+                if self._must_wait(append, failure):
+                    break
+                produced += self._end(append, failure)
             waiting.popleft()
-        self._is_held = False
+        else:
+            self._is_held = False
+        self._poller.expect(produced)
 
     def _must_wait(self, append: Append, failure: Exception) -> bool:
-        """Say whether an append that was not produced is to be tried again, having seen to it; or end it."""
+        """Say whether an append that was not produced is to be tried again, having seen to it."""
         if isinstance(failure, BufferError):
             self._room = self._loop.call_later(_ROOM_S, self._produce_waiting)
             return True
+        if not isinstance(failure, KafkaException) or not is_about_partition(error_in(failure)):
+            return False
+        append.refreshes += 1
+        if append.refreshes <= REFRESHES:
+            self._threads.start(refresh, self._producer).add_done_callback(lambda _: self._produce_waiting())
+        return append.refreshes <= REFRESHES
+
+    def _end(self, append: Append, failure: Exception) -> bool:
+        """Give up an append at a record; returns whether others of its records are on their way."""
         if not isinstance(failure, KafkaException):
             append.future.set_exception(failure)
             return False
-        error = error_in(failure)
-        if is_about_partition(error) and append.refreshes < REFRESHES:
-            append.refreshes += 1
-            self._threads.start(refresh, self._producer).add_done_callback(lambda _: self._produce_waiting())
-            return True
-        if append.refuse(error):
+        is_on_its_way = append.refuse(error_in(failure))
+        if not is_on_its_way:
             append.settle(brokers_down=self._brokers_down)
-        return False
+        return is_on_its_way
 
     def _stop_waiting_for_room(self) -> None:
         if self._room is not None:
@@ -124,22 +134,9 @@ class Appender:
             self._brokers_down = True
         self.is_dead = self.is_dead or error.fatal()
 
-    def _poll_on(self) -> None:
-        while not self._is_stopped:
-            if self._producer.poll(_POLL_S):
-                self._hand_over()
-
-    def _hand_over(self) -> None:
-        landed = self._landed.copy()
-        self._landed.clear()
-        if landed or self._room is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(self._settle, landed)
-
     def _settle(self, landed: list[Append]) -> None:
         failed = [append.error for append in landed if append.error is not None]
-        if failed:
-            self.is_dead = self.is_dead or any(error.fatal() for error in failed)
+        self.is_dead = self.is_dead or any(error.fatal() for error in failed)
         if len(failed) < len(landed):
             self._brokers_down = False
         for append in landed:
@@ -154,7 +151,7 @@ class Appender:
         if len(self._producer):
             self._producer.purge()
             self._producer.flush(1)
-        self._hand_over()
+        self._poller.hand_over()
         self._producer = None
 
     def _closed(self) -> Closed:

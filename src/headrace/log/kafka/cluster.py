@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -13,7 +14,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource
 from headrace.errors import Unreachable
 from headrace.log.kafka.clients import LOGGER, ClientConfigs
 from headrace.log.kafka.configs import from_kafka
-from headrace.log.kafka.faults import Faults, error_in
+from headrace.log.kafka.faults import STALE_LEADER, Faults, error_in
+from headrace.log.kafka.producing import refresh
 from headrace.log.kafka.threads import Threads
 from headrace.model import Topic
 
@@ -55,17 +57,23 @@ class Cluster:
 
         `outcome_known` says what a time-out leaves behind: False for whatever changes something.
         """
+        deadline = time.monotonic() + self.request_timeout_s
+        while True:
+            try:
+                return await self._answer(request, *args, **options)
+            except KafkaException as failure:
+                error = error_in(failure)
+                if error.code() not in STALE_LEADER or time.monotonic() >= deadline:
+                    raise self.faults.of(
+                        error, operation, timeout_s=self.request_timeout_s, topic=topic, outcome_known=outcome_known
+                    ) from failure
+            # A broker that was frozen or restarted has a new epoch, and the client goes on asking with the old one.
+            await self.threads.run(refresh, self.client)
+
+    async def _answer(self, request: Callable[..., Mapping[Any, Future[Any]]], *args: Any, **options: Any) -> Any:  # noqa: ANN401
         try:
             (answer,) = request(*args, request_timeout=self.request_timeout_s, **options).values()
             return await asyncio.wrap_future(answer)
-        except KafkaException as failure:
-            raise self.faults.of(
-                error_in(failure),
-                operation,
-                timeout_s=self.request_timeout_s,
-                topic=topic,
-                outcome_known=outcome_known,
-            ) from failure
         finally:
             self.client.poll(0)  # lets librdkafka's log lines out, which would pile up otherwise
 

@@ -1,16 +1,19 @@
 """What becomes of an append: one record, which must be cheap, or many, which are counted.
 
-Records are produced on the event loop; the driver reports in the poller's thread; `settle` is on the loop again.
+Records are produced on the event loop, and `settle` is called there; the driver reports wherever it is polled, which
+can be in two threads at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import time
+import itertools
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any, TypeAlias, cast
 
+from headrace.log.kafka.polling import Landed
 from headrace.log.kafka.producing import Placed, produce
 from headrace.model import NewRecord, Position
 
@@ -33,7 +36,7 @@ class OneRecord:
     __slots__ = ("error", "future", "landed", "partition", "position", "record", "refreshes", "started")
 
     def __init__(
-        self, record: NewRecord, partition: int, future: asyncio.Future[list[Position]], landed: list[Append]
+        self, record: NewRecord, partition: int, future: asyncio.Future[list[Position]], landed: Landed
     ) -> None:
         self.record = record
         self.partition = partition
@@ -42,20 +45,21 @@ class OneRecord:
         self.position: Position | None = None
         self.error: Any = None
         self.refreshes = 0
-        self.started = time.perf_counter()
+        self.started = perf_counter()
 
     @property
     def topics(self) -> list[str]:
         """The topic of each record."""
         return [self.record.topic]
 
-    def produce(self, producer: Any) -> None:  # noqa: ANN401
-        """Queue the record. Raises BufferError, KafkaException."""
+    def produce(self, producer: Any) -> bool:  # noqa: ANN401
+        """Queue the record; it is on its way then. Raises BufferError, KafkaException."""
         record = self.record
         if record.headers or record.timestamp_ms is not None:
             produce(producer, record, self.partition, self)
         else:  # the same, without another call
             producer.produce(record.topic, record.value, record.key, self.partition, self)
+        return True
 
     def __call__(self, error: Any, message: Any) -> None:  # noqa: ANN401
         """Take the driver's report."""
@@ -66,9 +70,9 @@ class OneRecord:
         self.landed.append(self)
 
     def refuse(self, error: Any) -> bool:  # noqa: ANN401
-        """Give up; returns whether there is nothing left to wait for."""
+        """Give up; nothing is on its way."""
         self.error = error
-        return True
+        return False
 
     def settle(self, *, brokers_down: bool) -> None:
         """Wake the caller, unless it went away."""
@@ -83,15 +87,15 @@ class OneRecord:
 class ManyRecords:
     """An append of several records: lands with the last of them.
 
-    `_delivered` is changed by the poller alone and `_expected` by the loop alone; whoever sees them meet completes
-    the append, and completing twice does nothing.
+    Each delivery takes a number, and so does the loop when it has produced the last record. Whoever gets the number
+    `_last`, which is set before the loop takes its own, was the last of all: there is one, whatever the threads do.
     """
 
     __slots__ = (
         "_at",
-        "_delivered",
         "_errors",
-        "_expected",
+        "_last",
+        "_numbers",
         "_placed",
         "_positions",
         "future",
@@ -100,15 +104,15 @@ class ManyRecords:
         "started",
     )
 
-    def __init__(self, placed: Sequence[Placed], future: asyncio.Future[list[Position]], landed: list[Append]) -> None:
+    def __init__(self, placed: Sequence[Placed], future: asyncio.Future[list[Position]], landed: Landed) -> None:
         self.future = future
         self.landed = landed
         self.refreshes = 0
-        self.started = time.perf_counter()
+        self.started = perf_counter()
         self._placed = placed
         self._at = 0
-        self._expected = len(placed)
-        self._delivered = 0
+        self._last = -1
+        self._numbers = itertools.count()
         self._positions: list[Position | None] = [None] * len(placed)
         self._errors: dict[int, Any] = {}
 
@@ -122,17 +126,20 @@ class ManyRecords:
         """The topic of each record."""
         return [record.topic for record, _ in self._placed]
 
-    def produce(self, producer: Any) -> None:  # noqa: ANN401
-        """Queue what is not queued yet. Raises BufferError, KafkaException; the next call goes on from there."""
+    def produce(self, producer: Any) -> bool:  # noqa: ANN401
+        """Queue what is not queued yet; returns whether it is still on its way.
+
+        Raises BufferError, KafkaException; the next call goes on from there.
+        """
         while self._at < len(self._placed):
             produce(producer, *self._placed[self._at], functools.partial(self._deliver, self._at))
             self._at += 1
+        return not self._is_last(after=self._at)
 
     def refuse(self, error: Any) -> bool:  # noqa: ANN401
-        """Give up at the record that could not be queued; returns whether there is nothing left to wait for."""
+        """Give up at the record that could not be queued; returns whether others are still on their way."""
         self._errors[self._at] = error
-        self._expected = self._at
-        return self._delivered == self._expected
+        return not self._is_last(after=self._at)
 
     def settle(self, *, brokers_down: bool) -> None:
         """Wake the caller, unless it went away."""
@@ -150,9 +157,13 @@ class ManyRecords:
             self._positions[index] = Position(topic, message.partition(), message.offset(), message.timestamp()[1])
         else:
             self._errors[index] = error
-        self._delivered += 1
-        if self._delivered == self._expected:
+        if next(self._numbers) == self._last:
             self.landed.append(self)
+
+    def _is_last(self, *, after: int) -> bool:
+        """Take the loop's number, having produced so many records."""
+        self._last = after
+        return next(self._numbers) == self._last
 
 
 Append: TypeAlias = OneRecord | ManyRecords

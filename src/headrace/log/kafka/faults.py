@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError
 
 from headrace.errors import Closed, Forbidden, HeadraceError, OperationFailed, TimedOut, UnknownTopic, Unreachable
 
-__all__ = ["FENCED", "NOT_OWNER", "UNKNOWN_TOPIC", "Faults", "error_in"]
+__all__ = ["FENCED", "NOT_OWNER", "STALE_LEADER", "UNKNOWN_TOPIC", "Faults", "error_in"]
 
 UNKNOWN_TOPIC = frozenset(
     {
@@ -36,6 +36,15 @@ NOT_OWNER = frozenset(
         KafkaError.FENCED_MEMBER_EPOCH,
         KafkaError._ASSIGNMENT_LOST,  # noqa: SLF001
         KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001
+    }
+)
+# The client's view of who leads a partition is old; nothing was done, and a look at the metadata mends it.
+STALE_LEADER = frozenset(
+    {
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
     }
 )
 _FORBIDDEN = frozenset(

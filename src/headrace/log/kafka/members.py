@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import functools
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_STORED, Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from headrace.errors import BadArgument, Closed, HeadraceError, NotOwner, OffsetOutOfRange
+from headrace.log.kafka.assignments import Assignment
 from headrace.log.kafka.clients import LOGGER
 from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.consumers import take
@@ -28,13 +28,12 @@ from headrace.model import Record, TopicPartition
 __all__ = ["KafkaMember"]
 
 _POLL_S = 0.1
-_LISTENER_S = 0.5
 
 
 class KafkaMember:
     """Kafka's Member. `member_id` is the client id, with which the brokers' own member id begins.
 
-    Rebalances happen inside of polls, in the member's thread; the listener is called on the event loop meanwhile.
+    Polls run in the member's thread, and rebalances inside of them.
     """
 
     def __init__(
@@ -49,17 +48,11 @@ class KafkaMember:
         self.member_id = f"headrace-{uuid.uuid4().hex}"
         self.on_leave: Callable[[KafkaMember], None] = lambda _: None
         self._cluster = cluster
-        self._listener = listener
-        self._start_at = start_at
         self._session_timeout_s = session_timeout_s
-        self._loop = asyncio.get_running_loop()
         self._threads = Threads("member", count=1)
         config = cluster.configs.member(group, self.member_id, session_timeout_s=session_timeout_s)
         self._consumer = Consumer(config, logger=LOGGER)
-        self._assignment: frozenset[TopicPartition] = frozenset()
-        self._generation = 0
-        self._lost_at: dict[TopicPartition, int] = {}
-        self._problem: BaseException | None = None
+        self._assignment = Assignment(cluster, group, listener, start_at)
         self._turn = asyncio.Lock()
         self._polling: asyncio.Future[list[Record]] | None = None
         self._is_leaving = False
@@ -68,21 +61,21 @@ class KafkaMember:
     @property
     def assignment(self) -> frozenset[TopicPartition]:
         """What this member owns, as of the last poll."""
-        return self._assignment
+        return self._assignment.partitions
 
     @property
     def generation(self) -> int:
         """How often the assignment has changed."""
-        return self._generation
+        return self._assignment.generation
 
     async def subscribe(self, topics: Sequence[str]) -> None:
         """Begin to take part."""
         subscribe = functools.partial(
             self._consumer.subscribe,
             list(topics),
-            on_assign=self._on_assign,
-            on_revoke=self._on_revoke,
-            on_lost=self._on_lost,
+            on_assign=self._assignment.on_assign,
+            on_revoke=self._assignment.on_revoke,
+            on_lost=self._assignment.on_lost,
         )
         await self._threads.run(subscribe)
 
@@ -102,7 +95,7 @@ class KafkaMember:
             records = await asyncio.shield(polling)
             self._polling = None
             self._raise_problem(having=records)
-            return [record for record in records if (record.topic, record.partition) in self._assignment]
+            return [record for record in records if (record.topic, record.partition) in self.assignment]
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Store where to go on."""
@@ -115,7 +108,7 @@ class KafkaMember:
     async def pause(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
         """Stop or go on fetching what is owned of these."""
         self._check_open()
-        owned = [confluent_kafka.TopicPartition(*at) for at in partitions if at in self._assignment]
+        owned = [confluent_kafka.TopicPartition(*at) for at in partitions if at in self.assignment]
         (self._consumer.pause if paused else self._consumer.resume)(owned)
 
     async def leave(self) -> None:
@@ -126,18 +119,18 @@ class KafkaMember:
         async with self._turn:
             try:
                 # Told here and not by the driver's close, in which a commit would wait for itself.
-                if self._listener is not None and self._assignment:
-                    await self._listener.revoked(self._assignment)
+                if self._assignment.listener is not None and self.assignment:
+                    await self._assignment.listener.revoked(self.assignment)
             finally:
                 await asyncio.shield(asyncio.ensure_future(self._end()))
 
     async def stop(self) -> None:
         """Leave without a word to the listener: the log is being closed."""
-        self._listener = None
+        self._assignment.listener = None
         await self.leave()
 
     async def _end(self) -> None:
-        self._listener = None
+        self._assignment.listener = None
         await self._threads.run(self._shut)
         await self._threads.join()
         self._is_closed = True
@@ -148,7 +141,7 @@ class KafkaMember:
         for at, offset in offsets.items():
             if offset < 0:
                 raise BadArgument(f"offset of {at}", offset, "offsets start at 0")
-        foreign = sorted(at for at in offsets if at not in self._assignment)
+        foreign = sorted(at for at in offsets if at not in self.assignment)
         if foreign:
             raise NotOwner(self.group, f"{', '.join(map(str, foreign))} not owned by {self.member_id}")
         return [confluent_kafka.TopicPartition(*at, offset) for at, offset in offsets.items()]
@@ -163,16 +156,16 @@ class KafkaMember:
 
     async def _check_position(self) -> None:
         """Raise for a partition whose committed offset the log does not hold any more, as long as it is ours."""
-        for at, offset in self._lost_at.items():
-            if at in self._assignment:
+        for at, offset in self._assignment.lost_at.items():
+            if at in self.assignment:
                 bounds = await find_bounds(self._cluster, at)
                 raise OffsetOutOfRange(at.topic, at.partition, offset, bounds.start, bounds.high_watermark)
 
     def _raise_problem(self, *, having: Sequence[Record]) -> None:
         """Raise what went wrong in the thread, after the records that came before it."""
-        problem = self._problem
+        problem = self._assignment.problem
         if problem is not None and not having:
-            self._problem = None
+            self._assignment.problem = None
             raise problem
 
     def _poll(self, max_records: int, timeout_s: float) -> list[Record]:
@@ -180,9 +173,12 @@ class KafkaMember:
         while not self._is_leaving:
             wait_s = max(0.0, min(_POLL_S, deadline - time.monotonic()))
             records = self._sort(take(self._consumer, max_records, wait_s))
-            if records or self._problem is not None or self._lost_at or time.monotonic() >= deadline:
+            if records or self._has_news() or time.monotonic() >= deadline:
                 return records
         return []
+
+    def _has_news(self) -> bool:
+        return self._assignment.problem is not None or bool(self._assignment.lost_at)
 
     def _sort(self, messages: list[Any]) -> list[Record]:
         records = []
@@ -202,71 +198,13 @@ class KafkaMember:
         """Keep an error for the end of the poll; what librdkafka mends by itself is left to it."""
         code = error.code()
         if code == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
-            self._lost_at[TopicPartition(message.topic(), message.partition())] = message.offset()
+            self._assignment.lost_at[TopicPartition(message.topic(), message.partition())] = message.offset()
         elif code == KafkaError.INVALID_SESSION_TIMEOUT:
-            self._problem = BadArgument("session_timeout_s", self._session_timeout_s, f"the brokers say: {error.str()}")
+            self._assignment.problem = BadArgument(
+                "session_timeout_s", self._session_timeout_s, f"the brokers say: {error.str()}"
+            )
         elif not error.retriable() and code not in NOT_OWNER:
-            self._problem = self._named(error, "poll", topic=message.topic())
-
-    def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
-        taken = _places(partitions)
-        consumer.incremental_assign(self._starts(consumer, partitions))
-        for at in taken:
-            self._lost_at.pop(at, None)
-        self._change(self._assignment | taken)
-        if self._listener is not None:
-            self._tell(self._listener.assigned, taken)
-
-    def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
-        gone = _places(partitions)
-        if self._listener is not None:
-            self._tell(self._listener.revoked, gone)
-        self._change(self._assignment - gone)
-
-    def _on_lost(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
-        gone = _places(partitions)
-        self._change(self._assignment - gone)
-        if self._listener is not None:
-            self._tell(self._listener.lost, gone)
-
-    def _change(self, assignment: frozenset[TopicPartition]) -> None:
-        if assignment != self._assignment:
-            self._assignment = assignment
-            self._generation += 1
-
-    def _starts(self, consumer: Any, partitions: list[Any]) -> list[Any]:  # noqa: ANN401
-        """Return where to start: at the commits; without one, where `start_at` says."""
-        if not partitions:
-            return []
-        try:
-            found = consumer.committed(partitions, timeout=self._cluster.request_timeout_s)
-            return [self._first(consumer, each) if each.offset < 0 else each for each in found]
-        except KafkaException as failure:
-            self._problem = self._named(error_in(failure), "fetch the commits")
-            return [confluent_kafka.TopicPartition(each.topic, each.partition, OFFSET_STORED) for each in partitions]
-
-    def _first(self, consumer: Any, partition: Any) -> Any:  # noqa: ANN401
-        """Return the start without a commit. The end is asked for now: what is appended from here on is ours."""
-        where = confluent_kafka.TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)
-        if self._start_at == "latest":
-            where.offset = consumer.get_watermark_offsets(where, timeout=self._cluster.request_timeout_s)[1]
-        return where
-
-    def _tell(
-        self, listen: Callable[[frozenset[TopicPartition]], Awaitable[None]], partitions: frozenset[TopicPartition]
-    ) -> None:
-        """Call the listener on the loop and wait for it; what it raises is raised by the poll."""
-        if not partitions:
-            return
-
-        async def call() -> None:
-            await listen(partitions)
-
-        told = asyncio.run_coroutine_threadsafe(call(), self._loop)
-        while not told.done() and not self._loop.is_closed():
-            concurrent.futures.wait([told], _LISTENER_S)
-        if told.done():
-            self._problem = told.exception() or self._problem
+            self._assignment.problem = self._named(error, "poll", topic=message.topic())
 
     def _commit(self, positions: list[Any]) -> None:
         try:
@@ -301,7 +239,3 @@ class KafkaMember:
     def _shut(self) -> None:
         self._consumer.close()
         self._consumer = None
-
-
-def _places(partitions: Iterable[Any]) -> frozenset[TopicPartition]:
-    return frozenset(TopicPartition(each.topic, each.partition) for each in partitions)

@@ -40,8 +40,8 @@ def is_about_partition(error: Any) -> bool:  # noqa: ANN401
     return bool(error.code() == KafkaError._UNKNOWN_PARTITION)  # noqa: SLF001
 
 
-def refresh(producer: Any) -> None:  # noqa: ANN401
-    """Let a producer learn about new partitions. Blocking; when it fails the next produce says why."""
+def refresh(client: Any) -> None:  # noqa: ANN401
+    """Let a client learn about new partitions and leaders. Blocking; when it fails the next request says why."""
     with contextlib.suppress(KafkaException):
-        producer.list_topics(timeout=_REFRESH_S)
+        client.list_topics(timeout=_REFRESH_S)
     time.sleep(_APPLY_S)  # the answer is ours before librdkafka has applied it to its own topics

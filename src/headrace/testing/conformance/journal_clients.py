@@ -106,7 +106,7 @@ class Clients(JournalSetting):
         seen: Log = RepeatingLog(log) if is_repeated else log
         cache = HeadCache(seen, store.reader) if is_cached else None
         journal = Journal(seen, store, topic, cache=cache)
-        await asyncio.gather(*(journal.append("k", [Event(n, n)]) for n in range(1, 1001)))
+        await asyncio.gather(*(journal.append("k", [Event(n, n)]) for n in range(1, 1001)))  # in this order
         assert await numbers(journal, "k") == list(range(1, 1001))
         await replicate(seen, store, topic, up_to=499, batch=100)
         assert await numbers(journal, "k") == list(range(1, 1001))

@@ -147,7 +147,7 @@ class StuckLog(LogOnTop):
         timeout_s: float = 70.0,
     ) -> AsyncIterator[Batch]:
         while self.is_stuck:
-            await asyncio.sleep(min(timeout_s, 0.05) if end is None else timeout_s)
+            await asyncio.sleep(0.05 if end is None else min(timeout_s, 0.3))
             if end is not None:
                 raise TimedOut(f"reading {at} from {start}", timeout_s)
         async for batch in super().read(
@@ -209,7 +209,7 @@ class WatchedReader(ReaderOnTop):
         self.asked.set()
         return await self.reader.replicated(at)
 
-    async def rows(  # type: ignore[override]
+    async def rows(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500
     ) -> AsyncIterator[Sequence[EventRow]]:
         size = min(page_size, self._page_size)

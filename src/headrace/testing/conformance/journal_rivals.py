@@ -262,17 +262,16 @@ class Rivals(JournalSetting):
             "purge and append": [list(range(1, 51))],
             "nothing": [list(range(1, 51))],
         }
-        found: list[Event | object] = []
+        found: list[tuple[int, object]] = []
         try:
             async for event in journal.read("k"):
-                found.append((event.seq_nr, event.payload))
+                found += [(event.seq_nr, event.payload)]
         except ReadAgain:
             assert what != "nothing"
             assert found, "nothing was handed out: the read starts over by itself"
         else:
-            payloads = {payload for _, payload in found}  # type: ignore[misc]
-            assert len(payloads) <= 1, "two incarnations were mixed"
-            assert [number for number, _ in found] in states[what]  # type: ignore[misc]
+            assert len({payload for _, payload in found}) <= 1, "two incarnations were mixed"
+            assert [number for number, _ in found] in states[what]
         reader.between = None
         after = {"delete": list(range(36, 51)), "purge": []}
         assert await numbers(journal, "k") == after.get(what, list(range(1, 51)))

@@ -1,0 +1,108 @@
+"""What a member of a group owns, kept true through rebalances."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_STORED, KafkaException
+
+from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.faults import error_in
+from headrace.log.ports import Listener, StartAt
+from headrace.model import TopicPartition
+
+__all__ = ["Assignment"]
+
+_LISTENER_S = 0.5
+
+
+class Assignment:
+    """The partitions of one member. The driver calls it in the member's thread, from inside of polls.
+
+    The listener is called on the event loop meanwhile. `problem` is what went wrong and was not raised yet;
+    `lost_at` says where a partition's committed offset was that the log does not hold any more.
+    """
+
+    def __init__(self, cluster: Cluster, group: str, listener: Listener | None, start_at: StartAt) -> None:
+        self.partitions: frozenset[TopicPartition] = frozenset()
+        self.generation = 0
+        self.lost_at: dict[TopicPartition, int] = {}
+        self.problem: BaseException | None = None
+        self.listener = listener
+        self._cluster = cluster
+        self._group = group
+        self._start_at = start_at
+        self._loop = asyncio.get_running_loop()
+
+    def on_assign(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
+        """Take partitions over, from where they are to start."""
+        taken = _places(partitions)
+        consumer.incremental_assign(self._starts(consumer, partitions))
+        for at in taken:
+            self.lost_at.pop(at, None)
+        self._change(self.partitions | taken)
+        if self.listener is not None:
+            self._tell(self.listener.assigned, taken)
+
+    def on_revoke(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
+        """Give partitions back, once the listener has been told."""
+        gone = _places(partitions)
+        if self.listener is not None:
+            self._tell(self.listener.revoked, gone)
+        self._change(self.partitions - gone)
+
+    def on_lost(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
+        """Note that partitions are gone already."""
+        gone = _places(partitions)
+        self._change(self.partitions - gone)
+        if self.listener is not None:
+            self._tell(self.listener.lost, gone)
+
+    def _change(self, assignment: frozenset[TopicPartition]) -> None:
+        if assignment != self.partitions:
+            self.partitions = assignment
+            self.generation += 1
+
+    def _starts(self, consumer: Any, partitions: list[Any]) -> list[Any]:  # noqa: ANN401
+        """Return where to start: at the commits; without one, where `start_at` says."""
+        if not partitions:
+            return []
+        try:
+            found = consumer.committed(partitions, timeout=self._cluster.request_timeout_s)
+            return [self._first(consumer, each) if each.offset < 0 else each for each in found]
+        except KafkaException as failure:
+            timeout_s = self._cluster.request_timeout_s
+            what = f"fetch the commits in group {self._group!r}"
+            self.problem = self._cluster.faults.of(error_in(failure), what, timeout_s=timeout_s)
+            return [confluent_kafka.TopicPartition(each.topic, each.partition, OFFSET_STORED) for each in partitions]
+
+    def _first(self, consumer: Any, partition: Any) -> Any:  # noqa: ANN401
+        """Return the start without a commit. The end is asked for now: what is appended from here on is ours."""
+        where = confluent_kafka.TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)
+        if self._start_at == "latest":
+            where.offset = consumer.get_watermark_offsets(where, timeout=self._cluster.request_timeout_s)[1]
+        return where
+
+    def _tell(
+        self, listen: Callable[[frozenset[TopicPartition]], Awaitable[None]], partitions: frozenset[TopicPartition]
+    ) -> None:
+        """Call the listener on the loop and wait for it; what it raises is raised by the poll."""
+        if not partitions:
+            return
+
+        async def call() -> None:
+            await listen(partitions)
+
+        told = asyncio.run_coroutine_threadsafe(call(), self._loop)
+        while not told.done() and not self._loop.is_closed():
+            concurrent.futures.wait([told], _LISTENER_S)
+        if told.done():
+            self.problem = told.exception() or self.problem
+
+
+def _places(partitions: Iterable[Any]) -> frozenset[TopicPartition]:
+    return frozenset(TopicPartition(each.topic, each.partition) for each in partitions)

@@ -1,0 +1,92 @@
+"""Who waits for a producer's deliveries: a thread while few are on their way, the event loop while many are.
+
+The driver takes the interpreter's lock anew for each delivery. A thread gets it at once while the loop sleeps, so
+one append at a time is answered as soon as the broker answers. Against a busy loop the thread would wait up to
+5 ms for its turn, again and again; so then the loop polls by itself, every millisecond, and waits for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Landed", "Poller"]
+
+_POLL_S = 0.1
+_LOOK_EVERY_S = 0.001
+_MANY = 64
+
+
+class Landed(deque[Any]):
+    """Appends whose deliveries are complete, until they are settled. Whoever takes one has it for himself."""
+
+    def take(self) -> list[Any]:
+        """Return what is there and forget it."""
+        taken = []
+        with contextlib.suppress(IndexError):  # the other one took the last
+            while True:
+                taken.append(self.popleft())
+        return taken
+
+
+class Poller:
+    """Polls a producer and calls `settle` on the loop with what has landed."""
+
+    def __init__(self, producer: Any, landed: Landed, settle: Callable[[list[Any]], None]) -> None:  # noqa: ANN401
+        self._producer = producer
+        self._landed = landed
+        self._settle = settle
+        self._loop = asyncio.get_running_loop()
+        self._in_flight = 0
+        self._is_stopped = False
+        self._thread_polls = threading.Event()
+        self._thread_polls.set()
+        self._thread = threading.Thread(target=self._poll_on, name="headrace-kafka-poller", daemon=True)
+        self._thread.start()
+
+    def expect(self, count: int) -> None:
+        """So many appends more are on their way."""
+        self._in_flight += count
+        if self._in_flight >= _MANY and self._thread_polls.is_set():
+            self._thread_polls.clear()
+            self._loop.call_later(_LOOK_EVERY_S, self._look)
+
+    def stop(self) -> None:
+        """Poll no more. The thread ends soon; `join` waits for it."""
+        self._is_stopped = True
+        self._thread_polls.set()
+
+    def join(self) -> None:
+        """Wait for the thread, and let go of the producer. Blocking."""
+        self._thread.join()
+        self._producer = None
+
+    def hand_over(self) -> None:
+        """Settle what has landed, from any thread; also nothing, as a delivery may have made room."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._settle_all, self._landed.take())
+
+    def _settle_all(self, landed: list[Any]) -> None:
+        self._in_flight -= len(landed)
+        self._settle(landed)
+
+    def _poll_on(self) -> None:
+        while not self._is_stopped:
+            if self._producer.poll(_POLL_S):
+                self.hand_over()
+            self._thread_polls.wait()
+
+    def _look(self) -> None:
+        """Serve deliveries on the loop; go on, or leave the last few to the thread."""
+        if self._is_stopped:
+            return
+        self._producer.poll(0)
+        self._settle_all(self._landed.take())
+        if self._in_flight >= _MANY:
+            self._loop.call_later(_LOOK_EVERY_S, self._look)
+        else:
+            self._thread_polls.set()

@@ -1,0 +1,41 @@
+"""Calls that take turns and go to their end whatever happens to their callers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+__all__ = ["Turns"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Turns:
+    """Runs one call at a time, each in a task of its own, so that a cancelled caller leaves no half-done call."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def run(self, call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call and return what it returns."""
+        return await asyncio.shield(self.start(call, *args, **kwargs))
+
+    def start(self, call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> asyncio.Task[T]:
+        """Run a call that nobody waits for, perhaps."""
+
+        async def in_turn() -> T:
+            async with self._turn:
+                return await call(*args, **kwargs)
+
+        task = asyncio.ensure_future(in_turn())
+        self._running.add(task)
+        task.add_done_callback(self._ran)
+        return task
+
+    def _ran(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at, so that asyncio does not report it when the caller is gone
