@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import BadArgument, JournalHeld
@@ -369,6 +369,7 @@ event_lists = st.lists(st.tuples(st.integers(1, 5), payloads, st.lists(texts, ma
 )
 
 
+@settings(deadline=None)
 @given(
     event_lists,
     st.one_of(st.none(), json_values),
@@ -407,6 +408,7 @@ def test_what_is_written_is_read_back(
         assert (duration_of(event.expire_after) if event.expire_after else None) == expire_after
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["json", "binary"]))
 @example(b"\x01\x7f\xff\xff\xff", "binary")
 def test_random_bytes_never_crash_the_decoder(value: bytes, form: Any) -> None:
@@ -415,6 +417,7 @@ def test_random_bytes_never_crash_the_decoder(value: bytes, form: Any) -> None:
         decode_value(form, value)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_damaged_values_never_crash_the_decoder(data: st.DataObject) -> None:
     """A value with bytes changed or cut off decodes to something that can be shown, or is refused."""
@@ -433,6 +436,7 @@ def test_damaged_values_never_crash_the_decoder(data: st.DataObject) -> None:
         msgspec.json.encode(event.tags)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=80))
 def test_random_headers_never_crash_the_decoder(text: bytes) -> None:
     """They are an action, poison, or nobody's."""

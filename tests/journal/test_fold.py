@@ -471,7 +471,7 @@ def check_against(oracle: Oracle, metas: dict[str, JournalMeta | None]) -> None:
 
 
 @given(seeds)
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_the_fold_is_what_a_plain_reading_of_the_log_gives(seed: int) -> None:
     """H1, H2, H3, H5, H6, H7: for random histories, after every record."""
     records = random_history(random.Random(seed), actions=25).records
@@ -483,7 +483,7 @@ def test_the_fold_is_what_a_plain_reading_of_the_log_gives(seed: int) -> None:
 
 
 @given(seeds)
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_batches_cut_anywhere_with_replays_end_in_the_same_state(seed: int) -> None:
     """B7: the same records cut into batches at any place, with replays, end in the same state."""
     rng = random.Random(seed)

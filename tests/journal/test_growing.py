@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -232,3 +232,25 @@ async def test_a_topic_made_anew_begins_a_new_generation(hr: Headrace) -> None:
     assert await numbers(again, "a") == [1, 2, 3, 4, 5]
     with pytest.raises(HeadraceError):
         await again.append("a", [Event(3)], expected=2)
+
+
+async def test_many_who_ask_at_once_cause_one_reading(hr: Headrace) -> None:
+    """A thousand first readers of a topic ask the store for its layout once, and get the same."""
+    asked = 0
+
+    class Counted:
+        async def get(self, key: str) -> str | None:
+            nonlocal asked
+            asked += 1
+            return await hr.store.settings.get(key)
+
+        async def put(self, key: str, value: str, *, expected: str | None) -> bool:
+            return await hr.store.settings.put(key, value, expected=expected)
+
+        async def all(self, prefix: str) -> Mapping[str, str]:
+            return await hr.store.settings.all(prefix)
+
+    topology = Topology(hr.log, Counted(), "t")
+    layouts = await asyncio.gather(*(topology.layout() for _ in range(1000)))
+    assert asked == 1
+    assert all(layout == layouts[0] for layout in layouts)

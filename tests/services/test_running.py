@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import psutil
 import pytest
 
 from headrace.errors import BadArgument, ServiceFailed, UnsupportedPlatform
-from headrace.services import start
+from headrace.services import layouts, start
 from headrace.services.addresses import CHOICE
 from headrace.services.java import find_java
+from headrace.services.kafka import cluster_id
 from headrace.services.processes import ServerProcess
 
 
@@ -241,3 +243,13 @@ def test_chosen_ports_lie_outside_the_range_of_outgoing_connections() -> None:
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
     assert CHOICE.stop <= low
+
+
+@pytest.mark.servers
+def test_kafka_takes_a_cluster_id_that_begins_with_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One random id in 64 does; the tool that formats the data folder must not take it for an option."""
+    identity = uuid.UUID("f8000000-0000-4000-8000-000000000000")
+    assert cluster_id(str(identity)).startswith("-")
+    monkeypatch.setattr(layouts.uuid, "uuid4", lambda: identity)
+    with start("kafka") as service:
+        assert service.is_ready

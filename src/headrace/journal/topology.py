@@ -65,19 +65,28 @@ class Topology:
         self._lease_s = lease_s
         self._layout: Layout | None = None
         self._read_at_s = 0.0
+        self._reading = asyncio.Lock()
 
     async def layout(self) -> Layout:
-        """Return the layout, at most a lease old."""
-        now_s = asyncio.get_running_loop().time()
-        if self._layout is None or now_s - self._read_at_s > self._lease_s:
+        """Return the layout, at most a lease old. Who comes while it is being read waits for that reading."""
+        if (known := self._fresh()) is not None:
+            return known
+        async with self._reading:
+            if (known := self._fresh()) is not None:
+                return known
+            asked_s = asyncio.get_running_loop().time()
             self._layout = await self._load()
-            self._read_at_s = now_s
-        return self._layout
+            self._read_at_s = asked_s
+            return self._layout
 
     async def refresh(self) -> Layout:
         """Look again at once."""
         self._layout = None
         return await self.layout()
+
+    def _fresh(self) -> Layout | None:
+        is_fresh = asyncio.get_running_loop().time() - self._read_at_s <= self._lease_s
+        return self._layout if is_fresh else None
 
     async def route(self, id_: str) -> Route:
         """Return where to write a key's records; waits while the topic is growing."""

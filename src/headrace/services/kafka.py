@@ -79,7 +79,8 @@ class Kafka:
 
     def _format(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> None:
         config = str(node.folder / "server.properties")
-        tool = ["kafka.tools.StorageTool", "format", "-t", cluster_id(layout.identity), "-c", config]
+        # With "=", because one id in 64 begins with "-" and would be taken for an option.
+        tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id(layout.identity)}", "-c", config]
         done = subprocess.run([*self._java(node, files), *tool], capture_output=True, text=True, check=False)
         if done.returncode:
             raise ServiceFailed(node.name, "its data folder could not be formatted", done.stdout + done.stderr)

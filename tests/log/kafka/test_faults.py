@@ -15,9 +15,10 @@ from headrace.config import KafkaLogSettings
 from headrace.errors import BadArgument, Closed, TimedOut, TransactionFailed, Unavailable, Unreachable
 from headrace.log import open_log
 from headrace.log.kafka.log import KafkaLog
+from headrace.log.kafka.members import KafkaMember
 from headrace.model import NewRecord, TopicPartition
 from headrace.services import RunningService
-from headrace.testing.conformance.log_setting import new_topic, numbered, read_all, values
+from headrace.testing.conformance.log_setting import eventually, new_topic, numbered, read_all, values
 
 pytestmark = pytest.mark.servers
 
@@ -197,6 +198,19 @@ async def test_closing_flushes_and_leaves_no_thread(kafka: RunningService) -> No
     ):
         with pytest.raises(Closed):
             await call()
+
+
+async def test_a_member_that_leaves_before_its_first_poll_leaves_at_once(log: KafkaLog, topic: str) -> None:
+    """An assignment that arrives while the member is on its way out is not waited for."""
+    for n in range(5):
+        member = await log.groups.join(f"g-{topic}-{n}", [topic])
+        await eventually(lambda member=member: _is_assigned(member))
+        await asyncio.wait_for(member.leave(), 10)
+
+
+async def _is_assigned(member: KafkaMember) -> bool:
+    """Say whether the brokers know the member: its generation is there before the first poll."""
+    return member._consumer.memberid() != ""
 
 
 async def test_closing_without_brokers_ends_in_time(broker: RunningService, opened: OpenKafka) -> None:

@@ -33,6 +33,7 @@ class Assignment:
         self.lost_at: dict[TopicPartition, int] = {}
         self.problem: BaseException | None = None
         self.listener = listener
+        self.is_ending = False
         self._cluster = cluster
         self._group = group
         self._start_at = start_at
@@ -40,6 +41,8 @@ class Assignment:
 
     def on_assign(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
         """Take partitions over, from where they are to start."""
+        if self.is_ending:
+            return  # an assignment that came too late: in a close no commits can be fetched, and waiting would be long
         taken = _places(partitions)
         consumer.incremental_assign(self._starts(consumer, partitions))
         for at in taken:

@@ -23,7 +23,7 @@ _LARGEST_RECORD_BYTES = 1_000_000_000
 _PROPAGATION_MS = 3_000
 # Waiting at the end of a partition: the broker answers at once when something arrives, so this only bounds
 # how soon the end is reported (bounded reads), and how soon a re-used consumer is free for its next partition.
-_BOUNDED_WAIT_MS = 10
+_BOUNDED_WAIT_MS = 1
 _FOLLOW_WAIT_MS = 100
 
 

@@ -21,6 +21,8 @@ from headrace.model import Topic
 
 __all__ = ["Cluster"]
 
+_STALE_S = 5.0
+
 
 class Cluster:
     """Asks the brokers and names what goes wrong."""
@@ -57,7 +59,7 @@ class Cluster:
 
         `outcome_known` says what a time-out leaves behind: False for whatever changes something.
         """
-        deadline = time.monotonic() + self.request_timeout_s
+        deadline = time.monotonic() + min(_STALE_S, self.request_timeout_s)
         while True:
             try:
                 return await self._answer(request, *args, **options)

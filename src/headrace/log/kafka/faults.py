@@ -41,6 +41,7 @@ NOT_OWNER = frozenset(
 # The client's view of who leads a partition is old; nothing was done, and a look at the metadata mends it.
 STALE_LEADER = frozenset(
     {
+        KafkaError._NOENT,  # noqa: SLF001 - no leader at all: the broker is back, but not in office yet
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.NOT_LEADER_FOR_PARTITION,

@@ -131,6 +131,7 @@ class KafkaMember:
 
     async def _end(self) -> None:
         self._assignment.listener = None
+        self._assignment.is_ending = True
         await self._threads.run(self._shut)
         await self._threads.join()
         self._is_closed = True
