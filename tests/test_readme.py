@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,14 @@ def test_the_python_of_the_readme_runs(code: str, tmp_path: Path) -> None:
 
 @pytest.mark.servers
 @pytest.mark.timeout(300)
-def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
+def test_the_commands_of_the_readme_run() -> None:
     """The block about servers: up, status, down; nothing stays behind."""
     (commands,) = [block for block in blocks("sh") if "services up" in block]
-    for line in commands.replace(".venv/bin/", f"{BIN}/").splitlines():
-        done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=280)
-        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    with tempfile.TemporaryDirectory(prefix="headrace-readme-") as folder:
+        Path(folder).chmod(0o755)  # PostgreSQL, started by root, runs as another user
+        for line in commands.replace(".venv/bin/", f"{BIN}/").splitlines():
+            done = subprocess.run(line, shell=True, cwd=folder, capture_output=True, text=True, timeout=280)
+            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
 
 def test_the_links_of_the_readme_lead_somewhere() -> None:

@@ -63,6 +63,7 @@ async def replicate_batch(
     if up_to > start.offset:
         moved = msgspec.structs.replace(
             start,
+            created_ms=start.created_ms or batch.log_time_ms,
             generation=batch.generation,
             offset=up_to,
             log_time_ms=batch.log_time_ms,
