@@ -66,7 +66,7 @@ def is_gone(process: psutil.Process) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", ["kafka", "postgres", "zookeeper", "mariadb"])
+@pytest.mark.parametrize("name", ["kafka", "cassandra", "zookeeper", "registry", "postgres", "mariadb"])
 def test_a_killed_starter_leaves_no_orphan(name: str, eventually: Any) -> None:
     """After kill -9 of the starter the server, its children, its keeper and its data are gone."""
     with starter(STARTER, name) as (process, server, folder):
