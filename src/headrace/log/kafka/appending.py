@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -164,6 +163,8 @@ def _count(landed: list[Append]) -> None:
     if not done:
         return
     _SECONDS.observe(time.perf_counter() - done[0].started)
-    topics = Counter(chain.from_iterable(append.topics for append in done))
-    for topic, count in topics.items():
+    counts: dict[str, int] = {}
+    for append in done:
+        append.count(counts)
+    for topic, count in counts.items():
         APPENDED.labels("kafka", topic).inc(count)

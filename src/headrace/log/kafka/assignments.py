@@ -42,7 +42,11 @@ class Assignment:
     def on_assign(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
         """Take partitions over, from where they are to start."""
         if self.is_ending:
-            return  # an assignment that came too late: in a close no commits can be fetched, and waiting would be long
+            # Too late: the close waits for this, and could not be told the commits. Any offset spares it the question.
+            consumer.incremental_assign(
+                [confluent_kafka.TopicPartition(each.topic, each.partition, 0) for each in partitions]
+            )
+            return
         taken = _places(partitions)
         consumer.incremental_assign(self._starts(consumer, partitions))
         for at in taken:

@@ -47,10 +47,10 @@ class OneRecord:
         self.refreshes = 0
         self.started = perf_counter()
 
-    @property
-    def topics(self) -> list[str]:
-        """The topic of each record."""
-        return [self.record.topic]
+    def count(self, counts: dict[str, int]) -> None:
+        """Add the record to the count of its topic."""
+        topic = self.record.topic
+        counts[topic] = counts.get(topic, 0) + 1
 
     def produce(self, producer: Any) -> bool:  # noqa: ANN401
         """Queue the record; it is on its way then. Raises BufferError, KafkaException."""
@@ -121,10 +121,10 @@ class ManyRecords:
         """The error of the first record that failed."""
         return self._errors[min(self._errors)] if self._errors else None
 
-    @property
-    def topics(self) -> list[str]:
-        """The topic of each record."""
-        return [record.topic for record, _ in self._placed]
+    def count(self, counts: dict[str, int]) -> None:
+        """Add the records to the counts of their topics."""
+        for record, _ in self._placed:
+            counts[record.topic] = counts.get(record.topic, 0) + 1
 
     def produce(self, producer: Any) -> bool:  # noqa: ANN401
         """Queue what is not queued yet; returns whether it is still on its way.

@@ -26,10 +26,11 @@ class Landed(deque[Any]):
 
     def take(self) -> list[Any]:
         """Return what is there and forget it."""
-        taken = []
-        with contextlib.suppress(IndexError):  # the other one took the last
+        taken: list[Any] = []
+        add, pop = taken.append, self.popleft
+        with contextlib.suppress(IndexError):  # also when the other one took the last
             while True:
-                taken.append(self.popleft())
+                add(pop())
         return taken
 
 
