@@ -42,7 +42,7 @@ class Assignment:
     def on_assign(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
         """Take partitions over, from where they are to start."""
         if self.is_ending:
-            # Too late: the close waits for this, and could not be told the commits. Any offset spares it the question.
+            # Given back at once. Any offset will do, and spares the question for the commits.
             consumer.incremental_assign(
                 [confluent_kafka.TopicPartition(each.topic, each.partition, 0) for each in partitions]
             )

@@ -28,6 +28,7 @@ from headrace.model import Record, TopicPartition
 __all__ = ["KafkaMember"]
 
 _POLL_S = 0.1
+_GIVING_BACK_S = 5.0
 
 
 class KafkaMember:
@@ -238,5 +239,17 @@ class KafkaMember:
         )
 
     def _shut(self) -> None:
-        self._consumer.close()
-        self._consumer = None
+        """Give back what is owned, then close.
+
+        An assignment that the driver's close meets on its way out can freeze the whole process: the callback waits,
+        with the interpreter's lock, for a group that does not answer any more. So it is taken and given back before.
+        """
+        try:
+            self._consumer.unsubscribe()
+            self._consumer.poll(0)
+            deadline = time.monotonic() + _GIVING_BACK_S
+            while self._consumer.assignment() and time.monotonic() < deadline:
+                self._consumer.poll(_POLL_S)
+        finally:
+            self._consumer.close()
+            self._consumer = None
