@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from contextlib import closing
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 
@@ -15,7 +17,12 @@ from headrace.log.metrics import FETCHED, FETCHES
 from headrace.model import Batch, Bounds, Headers, Record, TopicPartition
 from headrace.sqlite import ChangeWatch, Readers
 
-__all__ = ["PartitionReader", "fetch", "find_bounds", "find_offset_at"]
+__all__ = ["BATCH_BYTES", "PartitionReader", "fetch", "find_bounds", "find_offset_at"]
+
+# A batch holds so many bytes of values at most, or one record that is larger: readers keep several in memory.
+BATCH_BYTES = 1024 * 1024
+
+_Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
 
 _decode_headers = msgspec.msgpack.Decoder(Headers).decode
 _SCAN = "FROM records WHERE place >= ? AND place < ? ORDER BY place LIMIT ?"
@@ -60,10 +67,24 @@ def fetch(db: sqlite3.Connection, ask: Fetch) -> tuple[int, Batch]:
         raise OffsetOutOfRange(ask.at.topic, ask.at.partition, ask.start, start, end)
     limit = min(ask.end, end)
     places = (place_of(partition_id, ask.start), place_of(partition_id, limit), ask.max_records)
-    rows = db.execute(_HEADERS_ONLY if ask.headers_only else _WHOLE, places).fetchall()
-    records = [_record(ask.at, row) for row in rows]
-    is_full = len(records) == ask.max_records
+    with closing(db.execute(_HEADERS_ONLY if ask.headers_only else _WHOLE, places)) as rows:
+        records, is_full = _some(ask.at, rows)
+    is_full = is_full or len(records) == ask.max_records
     return partition_id, Batch(records, records[-1].offset + 1 if is_full else max(limit, ask.start))
+
+
+def _some(at: TopicPartition, rows: Iterable[_Row]) -> tuple[list[Record], bool]:
+    """Return records until they take the bytes of a batch, and whether they did."""
+    records: list[Record] = []
+    size_bytes = 0
+    for row in rows:
+        records.append(_record(at, row))
+        value = row[3]
+        if value is not None:
+            size_bytes += len(value)
+            if size_bytes >= BATCH_BYTES:
+                return records, True
+    return records, False
 
 
 class PartitionReader:
@@ -113,7 +134,7 @@ def check_read(start: int, end: int | None, max_records: int) -> None:
         raise BadArgument("max_records", max_records, "a batch holds at least 1 record")
 
 
-def _record(at: TopicPartition, row: tuple[int, int, bytes | None, bytes | None, bytes | None]) -> Record:
+def _record(at: TopicPartition, row: _Row) -> Record:
     place, timestamp_ms, key, value, headers = row
     return Record(
         at.topic, at.partition, offset_of(place), timestamp_ms, key, value, _decode_headers(headers) if headers else ()

@@ -80,11 +80,16 @@ class Reading:
 
     async def _batches(self, consumer: PooledConsumer, wanted: Read) -> AsyncIterator[Batch]:
         loop = asyncio.get_running_loop()
-        position, moved_at = wanted.start, loop.time()
+        position, moved_at, is_sure = wanted.start, loop.time(), False
         while wanted.end is None or position < wanted.end:
             self._pool.check_open()
             fetched = await consumer.threads.run(_fetch, consumer, wanted, position)
             self._pool.check_open()
+            if not is_sure and fetched.batch.next_offset > position:
+                is_sure = True
+                if _begins_with_gap(fetched.batch, position):
+                    await consumer.threads.run(consumer.seek, wanted.at, wanted.start)
+                    continue
             if fetched.batch.next_offset > position:
                 position = fetched.batch.next_offset
                 _count(wanted.at.topic, fetched.batch)
@@ -133,6 +138,8 @@ def gather(messages: Sequence[Any], wanted: Read, position: int) -> Fetched:
     records: list[Record] = []
     for message in messages:
         error = message.error()
+        if _is_of_another(message, error, wanted.at):
+            continue
         if error is None:
             if wanted.end is not None and message.offset() >= wanted.end:
                 return Fetched(Batch(records, max(position, wanted.end)), None)
@@ -143,6 +150,22 @@ def gather(messages: Sequence[Any], wanted: Read, position: int) -> Fetched:
         else:
             return Fetched(Batch(records, position), error)
     return Fetched(Batch(records, position), None)
+
+
+def _is_of_another(message: Any, error: Any, at: TopicPartition) -> bool:  # noqa: ANN401
+    """Say whether a record, or the end, is of the partition that the consumer read before."""
+    is_here = message.partition() == at.partition and message.topic() == at.topic
+    return not is_here and (error is None or error.code() == KafkaError._PARTITION_EOF)  # noqa: SLF001
+
+
+def _begins_with_gap(batch: Batch, start: int) -> bool:
+    """Say whether a read begins with offsets that nobody sees: aborted ones, control records, or compacted ones.
+
+    It is looked at twice, because what a re-used consumer had queued of its last partition, or of another place in
+    this one, would look the same and hide records.
+    """
+    first = batch.records[0].offset if batch.records else batch.next_offset
+    return first > start
 
 
 def _count(topic: str, batch: Batch) -> None:
