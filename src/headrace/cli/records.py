@@ -1,0 +1,181 @@
+"""`headrace topic cat|tail|put`: the records of a topic as JSON lines, Avro decoded by its registry."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import typer
+
+from headrace.app import Headrace
+from headrace.cli.asking import Address, with_headrace
+from headrace.cli.schemas import RegistryAddress, read_schema
+from headrace.errors import BadArgument
+from headrace.log import Log
+from headrace.model import Batch, NewRecord, Record, TopicPartition
+from headrace.serde import GenericCodec, Registry, Serde, Shower, latest_version, open_registry, subject_of
+
+__all__ = ["add_commands"]
+
+Partition = Annotated[int | None, typer.Option(help="Only this partition.")]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", help="Stop after so many records.")]
+
+
+def cat(
+    topic: str,
+    partition: Partition = None,
+    start: Annotated[int | None, typer.Option("--from", help="The first offset; else all there are.")] = None,
+    limit: Limit = None,
+    registry: RegistryAddress = None,
+    address: Address = None,
+) -> None:
+    """Print what a topic holds now, one JSON object a line, partition by partition."""
+
+    async def run(hr: Headrace) -> None:
+        left = limit
+        async with _opened(hr, registry) as opened:
+            shower = Shower(opened)
+            for at in await _partitions(hr.log, topic, partition):
+                bounds = await hr.log.bounds(at)
+                first = bounds.start if start is None else max(start, bounds.start)
+                if first < bounds.end:
+                    left = await _print(hr.log.read(at, first, bounds.end), shower, left)
+
+    with_headrace(address, None, run)
+
+
+def tail(
+    topic: str,
+    partition: Partition = None,
+    last: Annotated[int, typer.Option("--last", help="Begin with so many of each partition's last offsets.")] = 10,
+    limit: Limit = None,
+    registry: RegistryAddress = None,
+    address: Address = None,
+) -> None:
+    """Print the end of a topic and what comes, until interrupted."""
+
+    async def run(hr: Headrace) -> None:
+        queue: asyncio.Queue[Batch] = asyncio.Queue(maxsize=16)
+        places = await _partitions(hr.log, topic, partition)
+        async with _opened(hr, registry) as opened, asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_follow(hr.log, at, last, queue)) for at in places]
+            await _print(_from(queue), Shower(opened), limit)
+            for task in tasks:
+                task.cancel()
+
+    with_headrace(address, None, run)
+
+
+def put(
+    topic: str,
+    schema: Annotated[str | None, typer.Option(help="Register this first: a file, or package.module:Class.")] = None,
+    subject: Annotated[str | None, typer.Option(help="The subject of the values; else TOPIC-value.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="Values go out as they are: text, or JSON, no Avro.")] = False,
+    registry: RegistryAddress = None,
+    address: Address = None,
+) -> None:
+    """Write records from stdin, one JSON object a line: {"key": …, "value": …, "headers": {…}, "partition": …}."""
+    lines = [(nr, line) for nr, line in enumerate(sys.stdin, 1) if line.strip()]
+
+    async def run(hr: Headrace) -> int:
+        async with _opened(hr, registry) as opened:
+            serde = None if text else await _serde(opened, subject or subject_of(topic), schema)
+            records = [await _record(topic, nr, line, serde) for nr, line in lines]
+        return len(await hr.log.append(records)) if records else 0
+
+    count = with_headrace(address, None, run)
+    typer.echo(f"wrote {count} record{'s' if count != 1 else ''} to {topic}")
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Make `cat`, `tail` and `put` commands of `headrace topic`."""
+    for command in (cat, tail, put):
+        app.command(command.__name__)(command)
+
+
+@contextlib.asynccontextmanager
+async def _opened(hr: Headrace, address: str | None) -> AsyncIterator[Registry]:
+    registry = await open_registry(address, log=hr.log, settings=hr.settings.registry)
+    try:
+        yield registry
+    finally:
+        await registry.close()
+
+
+async def _partitions(log: Log, topic: str, only: int | None) -> list[TopicPartition]:
+    count = (await log.admin.describe(topic)).partitions
+    return [TopicPartition(topic, n) for n in ([only] if only is not None else range(count))]
+
+
+async def _follow(log: Log, at: TopicPartition, last: int, queue: asyncio.Queue[Batch]) -> None:
+    bounds = await log.bounds(at)
+    async for batch in log.read(at, max(bounds.start, bounds.end - last)):
+        await queue.put(batch)
+
+
+async def _from(queue: asyncio.Queue[Batch]) -> AsyncIterator[Batch]:
+    while True:
+        yield await queue.get()
+
+
+async def _print(batches: AsyncIterator[Batch], shower: Shower, left: int | None) -> int | None:
+    """Print records until they end, or until none are left to print; returns how many are."""
+    if left == 0:
+        return 0
+    async for batch in batches:
+        for record in batch.records:
+            typer.echo(json.dumps(await _shown(record, shower), ensure_ascii=False))
+            left = None if left is None else left - 1
+            if left == 0:
+                return 0
+    return left
+
+
+async def _shown(record: Record, shower: Shower) -> dict[str, Any]:
+    place = {"partition": record.partition, "offset": record.offset, "timestamp_ms": record.timestamp_ms}
+    parts = {"key": await shower.show(record.key), "value": await shower.show(record.value)}
+    headers = {name: await shower.show(value) for name, value in record.headers}
+    return {**place, **parts, **({"headers": headers} if headers else {})}
+
+
+async def _serde(registry: Registry, subject: str, schema: str | None) -> tuple[GenericCodec, Serde[Any]]:
+    wanted = read_schema(schema) if schema else (await latest_version(registry, subject)).schema
+    serde: Serde[Any] = Serde(registry, subject, wanted)
+    await serde.encoder()
+    return GenericCodec(wanted), serde
+
+
+async def _record(topic: str, nr: int, line: str, serde: tuple[GenericCodec, Serde[Any]] | None) -> NewRecord:
+    given = _line(nr, line)
+    value = given.get("value")
+    if serde is None or value is None:
+        data = _plain(value)
+    else:
+        data = await serde[1].encode(serde[0].from_json(value))
+    headers = tuple((str(name), _plain(each)) for name, each in (given.get("headers") or {}).items())
+    return NewRecord(topic, _plain(given.get("key")), data, headers, given.get("partition"))
+
+
+def _line(nr: int, line: str) -> dict[str, Any]:
+    rule = 'a line is a JSON object: {"key": …, "value": …}'
+    try:
+        given = json.loads(line)
+    except ValueError as error:
+        raise BadArgument(f"line {nr}", line.strip(), rule) from error
+    if not isinstance(given, dict) or not given.keys() <= _KNOWN:
+        raise BadArgument(f"line {nr}", line.strip(), rule)
+    return given
+
+
+# What `cat` prints can be put again; its place in the log is given anew.
+_KNOWN = frozenset({"key", "value", "headers", "partition", "offset", "timestamp_ms"})
+
+
+def _plain(value: Any) -> bytes | None:  # noqa: ANN401
+    if value is None:
+        return None
+    return (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()

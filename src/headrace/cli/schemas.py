@@ -1,0 +1,163 @@
+"""`headrace schema`: look into a registry, check and register schemas."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, TypeAlias, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headrace.cli.asking import Address, AsJson
+from headrace.config import HeadraceSettings
+from headrace.errors import BadArgument, UnknownSubject
+from headrace.log import open_log
+from headrace.serde import Level, Registry, Schema, Version, check_compatible, latest_version, open_registry, schema_of
+
+__all__ = ["RegistryAddress", "Source", "app", "read_schema", "with_registry"]
+
+T = TypeVar("T")
+
+app = typer.Typer(no_args_is_help=True)
+
+RegistryAddress: TypeAlias = Annotated[
+    str | None, typer.Option("--registry", help="log:TOPIC, folder:PATH or http(s)://HOST:PORT; else the settings say.")
+]
+Subject = Annotated[str, typer.Argument(help="The subject, as in orders-value.")]
+Source = Annotated[str, typer.Argument(help="A file with the schema, package.module:Class, or - for stdin.")]
+
+
+@app.command("list")
+def list_subjects(registry: RegistryAddress = None, address: Address = None, as_json: AsJson = False) -> None:
+    """List the subjects, each with its last version."""
+
+    async def run(opened: Registry) -> list[tuple[Version, Level]]:
+        subjects = await opened.subjects()
+        return [(await latest_version(opened, each), await opened.levels.get(each)) for each in subjects]
+
+    found = with_registry(registry, address, run)
+    if as_json:
+        typer.echo(json.dumps([{**_told(version), "level": level} for version, level in found], ensure_ascii=False))
+        return
+    table = Table("subject", "version", "id", "type", "level", box=None)
+    for version, level in found:
+        table.add_row(version.subject, str(version.version), str(version.schema_id), version.schema.name, level)
+    Console().print(table if found else "no schemas yet")
+
+
+@app.command("show")
+def show(
+    subject: Annotated[str | None, typer.Argument(help="The subject; or give --id.")] = None,
+    version: Annotated[int | None, typer.Option(help="Which version; else the last.")] = None,
+    schema_id: Annotated[int | None, typer.Option("--id", help="The schema with this id.")] = None,
+    registry: RegistryAddress = None,
+    address: Address = None,
+) -> None:
+    """Print a schema."""
+    if (subject is None) == (schema_id is None):
+        raise BadArgument("subject", subject, "give a subject, or --id")
+
+    async def run(opened: Registry) -> Schema:
+        if subject is None:
+            return await opened.schema(schema_id or 0)
+        return (await _version_of(opened, subject, version)).schema
+
+    schema = with_registry(registry, address, run)
+    typer.echo(json.dumps(json.loads(schema.text), indent=2, ensure_ascii=False))
+
+
+@app.command("register")
+def register(
+    subject: Subject,
+    source: Source,
+    registry: RegistryAddress = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Register a schema; refused if it breaks the subject's level."""
+    schema = read_schema(source)
+    made = with_registry(registry, address, lambda opened: opened.register(subject, schema))
+    typer.echo(json.dumps(_told(made)) if as_json else f"{subject} version {made.version} has id {made.schema_id}")
+
+
+@app.command("check")
+def check(
+    subject: Subject,
+    source: Source,
+    level: Annotated[Level | None, typer.Option(help="Check at this level; else the subject's own.")] = None,
+    registry: RegistryAddress = None,
+    address: Address = None,
+) -> None:
+    """Say whether a schema could be registered; writes nothing."""
+    schema = read_schema(source)
+
+    async def run(opened: Registry) -> tuple[Level, int]:
+        found = level or await opened.levels.get(subject)
+        try:
+            earlier = await opened.versions(subject)
+        except UnknownSubject:
+            return found, 0
+        check_compatible(schema, earlier, found, subject=subject)
+        return found, len(earlier)
+
+    found, count = with_registry(registry, address, run)
+    against = f"{count} version{'s' if count != 1 else ''} of {subject}" if count else f"{subject} is new"
+    typer.echo(f"compatible ({found}; {against})")
+
+
+def with_registry(registry: str | None, address: str | None, use: Callable[[Registry], Awaitable[T]]) -> T:
+    """Open the registry, and the log if it is in there; do something with it, and close both again."""
+
+    async def run() -> T:
+        settings = HeadraceSettings.load()
+        where = registry or settings.registry.address
+        log = await open_log(address or settings.log.address, settings=settings.log) if where[:4] == "log:" else None
+        try:
+            opened = await open_registry(where, log=log, settings=settings.registry)
+            try:
+                return await use(opened)
+            finally:
+                await opened.close()
+        finally:
+            if log is not None:
+                await log.close()
+
+    return asyncio.run(run())
+
+
+def read_schema(source: str) -> Schema:
+    """Return the schema of a file, a class, or stdin."""
+    if source == "-":
+        return Schema(sys.stdin.read())
+    path, module, name = Path(source), *source.partition(":")[::2]
+    if path.exists() or not name:
+        try:
+            return Schema(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise BadArgument("schema", source, f"it can't be read: {error.strerror}") from error
+    # As `python -m` does, so that the application in the current folder is found.
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return schema_of(getattr(importlib.import_module(module), name))
+    except (ImportError, AttributeError) as error:
+        raise BadArgument("schema", source, f"there is no such class: {error}") from error
+
+
+async def _version_of(registry: Registry, subject: str, number: int | None) -> Version:
+    versions = await registry.versions(subject)
+    if number is None:
+        return versions[-1]
+    if not 1 <= number <= len(versions):
+        raise UnknownSubject(subject, "the registry", number)
+    return versions[number - 1]
+
+
+def _told(version: Version) -> dict[str, object]:
+    named = {"subject": version.subject, "version": version.version, "id": version.schema_id}
+    return {**named, "type": version.schema.name}

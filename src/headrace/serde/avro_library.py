@@ -1,0 +1,52 @@
+"""fastavro, imported when it is first needed; the only place that knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, TypeAlias
+
+from headrace.errors import MissingExtra
+
+__all__ = ["Body", "Read", "Write", "logical_readers", "logical_writers", "prepared", "reader", "writer"]
+
+Body: TypeAlias = Any
+"""A datum as fastavro reads and writes it: dicts, lists, and (name, datum) where a union has named branches."""
+Write: TypeAlias = Callable[[Any, Any, Body], None]
+Read: TypeAlias = Callable[..., Body]
+
+
+@cache
+def _library() -> Any:  # noqa: ANN401
+    try:
+        import fastavro
+        import fastavro.read
+        import fastavro.write
+    except ImportError as error:
+        raise MissingExtra("fastavro", "avro") from error
+    return fastavro
+
+
+def prepared(schema: Any) -> Any:  # noqa: ANN401
+    """Return the schema in the form that reader and writer want."""
+    return _library().parse_schema(schema)
+
+
+def writer() -> Write:
+    """Return the function that writes a datum, without a header, to a file."""
+    return _library().schemaless_writer  # type: ignore[no-any-return]
+
+
+def reader() -> Read:
+    """Return the function that reads a datum, without a header, from a file."""
+    return _library().schemaless_reader  # type: ignore[no-any-return]
+
+
+def logical_readers() -> Mapping[str, Callable[..., Any]]:
+    """Return what turns raw values into logical ones, by type and logical type."""
+    return _library().read.LOGICAL_READERS  # type: ignore[no-any-return]
+
+
+def logical_writers() -> Mapping[str, Callable[..., Any]]:
+    """Return what turns logical values into raw ones, by type and logical type."""
+    return _library().write.LOGICAL_WRITERS  # type: ignore[no-any-return]

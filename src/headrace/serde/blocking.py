@@ -1,0 +1,132 @@
+"""Registries and serdes for code that blocks: confluent-kafka's own producer and consumer, scripts, Spark workers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+from headrace.config import LogSettings, RegistrySettings
+from headrace.errors import BadArgument, Closed
+from headrace.log import Log, open_log
+from headrace.serde.framed import Decoder, Encoder, Serde
+from headrace.serde.ports import Registry
+from headrace.serde.registries import open_registry
+from headrace.serde.subjects import subject_of
+
+__all__ = ["BlockingRegistry", "KafkaDeserializer", "KafkaSerializer"]
+
+T = TypeVar("T")
+
+
+class BlockingRegistry:
+    """A registry, and the log it may be in, in a thread of their own.
+
+    with BlockingRegistry("https://registry:8081") as registry: …
+    with BlockingRegistry("log:headrace-schemas", log_address="kafka://host:9092") as registry: …
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        log_address: str | None = None,
+        settings: RegistrySettings | None = None,
+        log_settings: LogSettings | None = None,
+    ) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-registry", daemon=True)
+        self._thread.start()
+        self._log: Log | None = None
+        try:
+            if log_address is not None:
+                self._log = self.run(open_log(log_address, settings=log_settings))
+            self.registry: Registry = self.run(open_registry(address, log=self._log, settings=settings))
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of the registry to its end."""
+        if self._loop.is_closed():
+            coroutine.close()
+            raise Closed("this registry")
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def close(self) -> None:
+        """Close registry, log and thread."""
+        if self._loop.is_closed():
+            return
+        if hasattr(self, "registry"):
+            self.run(self.registry.close())
+        if self._log is not None:
+            self.run(self._log.close())
+        self.run(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> BlockingRegistry:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Context(Protocol):
+    """What confluent-kafka tells a serializer: the topic, and whether it is a key or a value."""
+
+    topic: str
+    field: str
+
+
+class KafkaSerializer(Generic[T]):
+    """For `key.serializer` and `value.serializer` of confluent-kafka's SerializingProducer.
+
+    Schemas go to `<topic>-value` and `<topic>-key`, or to the subject that is named.
+    """
+
+    def __init__(self, registry: BlockingRegistry, kind: type[T] | Any, *, subject: str | None = None) -> None:  # noqa: ANN401
+        self._registry = registry
+        self._kind = kind
+        self._subject = subject
+        self._encoders: dict[str, Encoder[T]] = {}
+
+    def __call__(self, value: T | None, context: Context | None = None) -> bytes | None:
+        """Return the framed bytes; None for None."""
+        if value is None:
+            return None
+        subject = self._subject or _subject(context)
+        encoder = self._encoders.get(subject)
+        if encoder is None:
+            serde: Serde[T] = Serde(self._registry.registry, subject, self._kind)
+            encoder = self._encoders[subject] = self._registry.run(serde.encoder())
+        return encoder(value)
+
+
+class KafkaDeserializer(Generic[T]):
+    """For `key.deserializer` and `value.deserializer` of confluent-kafka's DeserializingConsumer.
+
+    `kinds` is the class of all records, several that are told apart by name, or none for generic records.
+    """
+
+    def __init__(self, registry: BlockingRegistry, *kinds: Any) -> None:  # noqa: ANN401
+        self._registry = registry
+        self._decoder: Decoder[T] = Decoder(registry.registry, kinds, is_strict=len(kinds) == 1)
+
+    def __call__(self, data: bytes | None, context: Context | None = None) -> T | None:
+        """Return the value; None for None."""
+        if data is None or self._decoder.has_loaded(data):
+            return self._decoder(data)
+        return self._registry.run(self._decoder.decode(data))
+
+
+def _subject(context: Context | None) -> str:
+    if context is None or not context.topic:
+        raise BadArgument("context", context, "without a topic the serializer needs subject=…")
+    parts: Mapping[str, Any] = {"key": "key", "value": "value"}
+    return subject_of(context.topic, parts.get(str(context.field), "value"))

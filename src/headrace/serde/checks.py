@@ -1,0 +1,115 @@
+"""Checks of primitive values before they are written.
+
+The Avro writer is lenient where a mistake would be lost data: 1.5 as a long is 1, any text as a boolean is true, a
+time without a zone is taken for local.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+__all__ = ["CHECKS", "UNTOUCHED"]
+
+_INT_MAX = (1 << 31) - 1
+
+
+def _long(value: Any) -> int:  # noqa: ANN401
+    if type(value) is int:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    raise TypeError(f"a whole number is wanted, not {value!r}")
+
+
+def _int(value: Any) -> int:  # noqa: ANN401
+    if not -_INT_MAX - 1 <= _long(value) <= _INT_MAX:
+        raise ValueError(f"{value} does not fit into 32 bits")
+    return _long(value)
+
+
+def _boolean(value: Any) -> bool:  # noqa: ANN401
+    if value is True or value is False:
+        return value
+    raise TypeError(f"True or False is wanted, not {value!r}")
+
+
+def _double(value: Any) -> float:  # noqa: ANN401
+    if type(value) is float:
+        return value
+    return float(_long(value)) if not isinstance(value, float) else value
+
+
+def _aware(value: Any) -> dt.datetime:  # noqa: ANN401
+    if not isinstance(value, dt.datetime) or value.tzinfo is None:
+        raise ValueError(f"a point in time needs its time zone: {value!r}")
+    return value
+
+
+def _naive(value: Any) -> dt.datetime:  # noqa: ANN401
+    if not isinstance(value, dt.datetime) or value.tzinfo is not None:
+        raise ValueError(f"a local time has no time zone: {value!r}")
+    return value
+
+
+def _date(value: Any) -> dt.date:  # noqa: ANN401
+    # A datetime is a date to Python, and would lose its hours here.
+    if type(value) is not dt.date:
+        raise TypeError(f"a date is wanted, not {value!r}")
+    return value
+
+
+def _local_time(value: Any) -> dt.time:  # noqa: ANN401
+    if not isinstance(value, dt.time) or value.tzinfo is not None:
+        raise TypeError(f"a time without a time zone is wanted, not {value!r}")
+    return value
+
+
+def _null(value: Any) -> None:  # noqa: ANN401
+    if value is not None:
+        raise TypeError(f"None is wanted, not {value!r}")
+
+
+def _uuid(value: Any) -> uuid.UUID:  # noqa: ANN401
+    if not isinstance(value, uuid.UUID):
+        raise TypeError(f"a UUID is wanted, not {value!r}")
+    return value
+
+
+def _decimal(value: Any) -> Decimal:  # noqa: ANN401
+    if not isinstance(value, Decimal) or not value.is_finite():
+        raise TypeError(f"a finite Decimal is wanted, not {value!r}")
+    return value
+
+
+CHECKS: dict[str, Callable[[Any], Any]] = {
+    "null": _null,
+    "boolean": _boolean,
+    "int": _int,
+    "long": _long,
+    "float": _double,
+    "double": _double,
+    "date": _date,
+    "time-millis": _local_time,
+    "time-micros": _local_time,
+    "timestamp-millis": _aware,
+    "timestamp-micros": _aware,
+    "local-timestamp-millis": _naive,
+    "local-timestamp-micros": _naive,
+    "uuid": _uuid,
+    "decimal": _decimal,
+}
+
+UNTOUCHED: dict[str, type] = {
+    "null": type(None),
+    "boolean": bool,
+    "long": int,
+    "float": float,
+    "double": float,
+    "date": dt.date,
+    "uuid": uuid.UUID,
+}
+"""Classes whose very instances pass their check as they are."""

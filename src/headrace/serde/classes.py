@@ -1,0 +1,163 @@
+"""The fields of dataclasses, msgspec Structs and pydantic models, told alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias, cast, get_type_hints
+
+import msgspec
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from headrace.errors import NoSchemaFor
+from headrace.serde.options import options_of
+
+__all__ = ["ClassField", "constructor", "doc_of", "fields_of", "is_record_class", "values_of"]
+
+Values: TypeAlias = Callable[[Any], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClassField:
+    """A field as its class declares it."""
+
+    name: str
+    hint: Any
+    make_default: Callable[[], Any] | None
+    doc: str | None = None
+
+
+def is_record_class(hint: object) -> bool:
+    """Say whether the class is of a kind that becomes a record."""
+    return isinstance(hint, type) and (
+        dataclasses.is_dataclass(hint) or issubclass(hint, msgspec.Struct) or issubclass(hint, BaseModel)
+    )
+
+
+def fields_of(cls: type[Any]) -> list[ClassField]:
+    """Return the fields that make up the class's record, in order."""
+    hints = _hints(cls)
+    if issubclass(cls, BaseModel):
+        return [
+            ClassField(name, hints[name], _pydantic_default(field), field.description)
+            for name, field in cls.model_fields.items()
+        ]
+    if issubclass(cls, msgspec.Struct):
+        return [ClassField(f.name, hints[f.name], _struct_default(f)) for f in msgspec.structs.fields(cls)]
+    _refuse_init_vars(cls)
+    return [ClassField(f.name, hints[f.name], _dataclass_default(f)) for f in dataclasses.fields(cls) if f.init]
+
+
+def values_of(cls: type[Any], names: tuple[str, ...]) -> Values:
+    """Return a function that gives an instance's fields as a new dict."""
+    if issubclass(cls, msgspec.Struct):
+        return msgspec.structs.asdict
+    if _has_dict(cls):
+        return lambda instance: instance.__dict__.copy()
+    return lambda instance: {name: getattr(instance, name) for name in names}
+
+
+def constructor(cls: type[Any], order: tuple[str, ...]) -> Callable[[dict[str, Any]], Any]:
+    """Return a function that makes an instance from its fields, by the class's own rules. They come in that order.
+
+    It takes the dict over.
+    """
+    if issubclass(cls, BaseModel):
+        validate = cls.model_validate
+        return lambda values: validate(values, by_name=True, by_alias=False)
+    if _init_only_assigns(cls):
+        return partial(_filled, cls)
+    if issubclass(cls, msgspec.Struct) and order == _positional(cls):
+        return lambda values: cls(*values.values())
+    return lambda values: cls(**values)
+
+
+def doc_of(cls: type) -> str | None:
+    """Return what the class's author wrote about it; what dataclass and enum put there by themselves is left out."""
+    doc = vars(cls).get("__doc__")
+    if not doc or (dataclasses.is_dataclass(cls) and doc.startswith(f"{cls.__name__}(")):
+        return None
+    return inspect.cleandoc(doc)
+
+
+def _positional(cls: type[Any]) -> tuple[str, ...]:
+    parameters = inspect.signature(cls).parameters.values()
+    return tuple(each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD)
+
+
+def _has_dict(cls: type[Any]) -> bool:
+    return cls.__dictoffset__ != 0
+
+
+def _init_only_assigns(cls: type[Any]) -> bool:
+    """Say whether making an instance is no more than filling its dict, as it is for most dataclasses."""
+    if "__dataclass_params__" not in vars(cls) or hasattr(cls, "__post_init__") or not _has_dict(cls):
+        return False
+    is_plain = getattr(cls, "__new__", None) is object.__new__ and not hasattr(cls, "__pydantic_validator__")
+    slots = any(vars(owner).get("__slots__") for owner in cls.__mro__)
+    generated = cls.__dataclass_params__.init and all(field.init for field in dataclasses.fields(cls))
+    return is_plain and not slots and bool(generated) and not _sets_attributes_itself(cls)
+
+
+def _sets_attributes_itself(cls: type[Any]) -> bool:
+    return not cls.__dataclass_params__.frozen and getattr(cls, "__setattr__", None) is not object.__setattr__
+
+
+def _filled(cls: type[Any], values: dict[str, Any]) -> Any:  # noqa: ANN401
+    made = object.__new__(cls)
+    object.__setattr__(made, "__dict__", values)  # past a frozen class's own
+    return made
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    around = {**(options_of(cls).around or {}), cls.__name__: cls}
+    try:
+        return get_type_hints(cls, localns=around, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise NoSchemaFor(cls.__qualname__, _culprit(cls, around), f"its hint can't be resolved: {error}") from error
+
+
+def _culprit(cls: type, around: Mapping[str, Any]) -> str:
+    """Find the field whose hint does not resolve."""
+    for owner in reversed(cls.__mro__):
+        for name, hint in inspect.get_annotations(owner).items():
+            probe = type("probe", (), {"__annotations__": {name: hint}, "__module__": owner.__module__})
+            try:
+                get_type_hints(probe, localns=dict(around))
+            except (NameError, TypeError):
+                return name
+    return "?"
+
+
+def _dataclass_default(field: dataclasses.Field[Any]) -> Callable[[], Any] | None:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory
+    return None if field.default is dataclasses.MISSING else _constant(field.default)
+
+
+def _struct_default(field: msgspec.structs.FieldInfo) -> Callable[[], Any] | None:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return cast("Callable[[], Any]", field.default_factory)
+    return None if field.default is msgspec.NODEFAULT else _constant(field.default)
+
+
+def _pydantic_default(field: FieldInfo) -> Callable[[], Any] | None:
+    if field.default_factory is not None:
+        return partial(field.get_default, call_default_factory=True, validated_data={})
+    return None if field.default is PydanticUndefined else _constant(field.default)
+
+
+def _constant(value: Any) -> Callable[[], Any]:  # noqa: ANN401
+    return lambda: value
+
+
+def _refuse_init_vars(cls: type[Any]) -> None:
+    known = {field.name for field in dataclasses.fields(cls)}
+    for name, hint in inspect.get_annotations(cls).items():
+        is_init_var = isinstance(hint, dataclasses.InitVar) or "InitVar[" in str(hint)
+        if name not in known and is_init_var and not hasattr(cls, name):
+            raise NoSchemaFor(cls.__qualname__, name, "an InitVar is not kept, so it can't be written")

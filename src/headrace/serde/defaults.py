@@ -1,0 +1,109 @@
+"""Defaults: between the JSON that stands in a schema and the values that Avro's reader and writer use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.serde.logical import logical_value, raw_value
+from headrace.serde.shapes import (
+    NO_DEFAULT,
+    ArrayShape,
+    EnumShape,
+    FixedShape,
+    MapShape,
+    PrimitiveShape,
+    RecordShape,
+    Shape,
+    UnionShape,
+    branch_name,
+)
+
+__all__ = ["datum_of_default", "default_of_datum"]
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "null": (type(None),),
+    "boolean": (bool,),
+    "int": (int,),
+    "long": (int,),
+    "float": (int, float),
+    "double": (int, float),
+    "bytes": (str,),
+    "string": (str,),
+}
+_BITS = {"int": 31, "long": 63}
+
+
+def datum_of_default(shape: Shape, default: Any) -> Any:  # noqa: ANN401
+    """Return the value a default stands for, as the Avro reader would give it. Raises ValueError or TypeError."""
+    match shape:
+        case PrimitiveShape() | FixedShape():
+            return _primitive(shape, default)
+        case EnumShape():
+            if default not in shape.symbols:
+                raise ValueError(f"{default!r} is no symbol of {shape.name}")
+            return default
+        case ArrayShape():
+            return [datum_of_default(shape.items, each) for each in _expect(default, list)]
+        case MapShape():
+            return {key: datum_of_default(shape.values, each) for key, each in _expect(default, dict).items()}
+        case UnionShape():
+            return _of_first_branch(shape, default)
+        case RecordShape():
+            return _record(shape, _expect(default, dict))
+
+
+def default_of_datum(shape: Shape, datum: Any) -> Any:  # noqa: ANN401
+    """Return the JSON for a value that is ready for the Avro writer. A union's branch must be its first."""
+    match shape:
+        case PrimitiveShape() | FixedShape():
+            raw = raw_value(shape, datum)
+            return raw.decode("latin-1") if isinstance(raw, bytes) else raw
+        case EnumShape():
+            return datum
+        case ArrayShape():
+            return [default_of_datum(shape.items, each) for each in datum]
+        case MapShape():
+            return {key: default_of_datum(shape.values, each) for key, each in datum.items()}
+        case RecordShape():
+            return {each.name: default_of_datum(each.shape, datum[each.name]) for each in shape.fields}
+        case UnionShape():
+            return default_of_datum(shape.branches[0], datum[1] if isinstance(datum, tuple) else datum)
+
+
+def _primitive(shape: PrimitiveShape | FixedShape, default: Any) -> Any:  # noqa: ANN401
+    kind = "bytes" if isinstance(shape, FixedShape) else shape.kind
+    _check_type(kind, default)
+    if kind in _BITS and not -(1 << _BITS[kind]) <= default < 1 << _BITS[kind]:
+        raise OverflowError(f"it is out of range for {kind}")
+    raw = default.encode("latin-1") if kind == "bytes" else default
+    if isinstance(shape, FixedShape) and len(raw) != shape.size:
+        raise ValueError(f"{shape.name} has {shape.size} bytes")
+    return logical_value(shape, float(raw) if kind in ("float", "double") else raw)
+
+
+def _check_type(kind: str, default: object) -> None:
+    if not isinstance(default, _TYPES[kind]) or (isinstance(default, bool) and kind != "boolean"):
+        raise TypeError(f"{kind} is wanted")
+
+
+def _of_first_branch(shape: UnionShape, default: Any) -> Any:  # noqa: ANN401
+    datum = datum_of_default(shape.branches[0], default)
+    named = isinstance(shape.branches[0], RecordShape | EnumShape | FixedShape)
+    return (branch_name(shape.branches[0]), datum) if named else datum
+
+
+def _record(shape: RecordShape, default: Mapping[str, Any]) -> dict[str, Any]:
+    values = {}
+    for field in shape.fields:
+        given = default.get(field.name, field.default)
+        if given is NO_DEFAULT:
+            raise ValueError(f"field {field.name!r} of {shape.name} is missing")
+        values[field.name] = datum_of_default(field.shape, given)
+    return values
+
+
+def _expect(default: Any, kind: type) -> Any:  # noqa: ANN401
+    if not isinstance(default, kind):
+        raise TypeError(f"a {kind.__name__} is wanted")
+    return default

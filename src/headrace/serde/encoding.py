@@ -1,0 +1,167 @@
+"""From Python values to what the Avro writer takes: one function for each shape, compiled once."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from headrace.serde.branches import chosen_branch, classes_of
+from headrace.serde.checks import CHECKS, UNTOUCHED
+from headrace.serde.classes import values_of
+from headrace.serde.generic import GenericRecord, Symbol
+from headrace.serde.shapes import (
+    ArrayShape,
+    EnumShape,
+    FixedShape,
+    MapShape,
+    PrimitiveShape,
+    RecordShape,
+    Shape,
+    UnionShape,
+    branch_name,
+    is_optional,
+)
+
+__all__ = ["Convert", "encoder_of"]
+
+Convert: TypeAlias = Callable[[Any], Any]
+
+
+def encoder_of(shape: Shape) -> Convert:
+    """Return the function that makes values ready for the writer. It raises TypeError or ValueError."""
+    return _Encoders().of(shape) or _same
+
+
+class _Encoders:
+    """One compilation. Records are remembered, because they may hold themselves."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, list[Convert]] = {}
+
+    def of(self, shape: Shape) -> Convert | None:
+        """Return the function, or None where the value goes through as it is."""
+        match shape:
+            case PrimitiveShape():
+                return CHECKS.get(shape.logical or shape.kind)
+            case FixedShape():
+                return None
+            case EnumShape():
+                return _symbol_of(shape)
+            case ArrayShape():
+                return self._array(shape)
+            case MapShape():
+                return self._map(shape)
+            case UnionShape():
+                return self._union(shape)
+            case RecordShape():
+                return self._record(shape)
+
+    def _array(self, shape: ArrayShape) -> Convert:
+        each = self.of(shape.items)
+        if each is None:
+            return _list
+        return lambda values: [each(value) for value in _list(values)]
+
+    def _map(self, shape: MapShape) -> Convert | None:
+        each = self.of(shape.values)
+        return None if each is None else lambda values: {key: each(value) for key, value in values.items()}
+
+    def _union(self, shape: UnionShape) -> Convert | None:
+        if is_optional(shape):
+            return self._optional(shape)
+        encoders = {id(branch): (branch_name(branch), self.of(branch) or _same) for branch in shape.branches}
+        by_class = {cls: encoders[id(branch)] for branch in shape.branches for cls in classes_of(branch)}
+        for named_by_value in (GenericRecord, Symbol, dict, str):
+            if sum(named_by_value in classes_of(branch) for branch in shape.branches) > 1:
+                by_class.pop(named_by_value, None)
+
+        def encode(value: Any) -> Any:  # noqa: ANN401
+            name, convert = by_class.get(type(value)) or encoders[id(chosen_branch(shape, value))]
+            return name, convert(value)
+
+        return encode
+
+    def _optional(self, shape: UnionShape) -> Convert | None:
+        (branch,) = [each for each in shape.branches if branch_name(each) != "null"]
+        name, convert = branch_name(branch), self.of(branch) or _same
+        return lambda value: None if value is None else (name, convert(value))
+
+    def _record(self, shape: RecordShape) -> Convert:
+        if id(shape) not in self._records:
+            cell: list[Convert] = []
+            self._records[id(shape)] = cell
+            cell.append(self._compile(shape))
+            return cell[0]
+        cell = self._records[id(shape)]
+        return lambda value: cell[0](value)  # noqa: PLW0108 - the cell is still empty when the record holds itself
+
+    def _compile(self, shape: RecordShape) -> Convert:
+        names = tuple(field.name for field in shape.fields)
+        conversions = [(f.name, _untouched(f.shape), convert) for f in shape.fields if (convert := self.of(f.shape))]
+        values = _fields_of_generic(shape) if shape.bound is None else values_of(shape.bound, names)
+        bound = shape.bound or Mapping
+
+        def encode(value: Any) -> Any:  # noqa: ANN401
+            if not isinstance(value, bound):
+                raise TypeError(f"{shape.name} is wanted, not {type(value).__name__}")
+            datum = values(value)
+            for name, untouched, convert in conversions:
+                part = datum[name]
+                if type(part) is not untouched:
+                    datum[name] = convert(part)
+            return datum
+
+        return encode
+
+
+def _untouched(shape: Shape) -> type | None:
+    """Return the class whose instances need no look: asking for it is cheaper than calling the converter."""
+    match shape:
+        case PrimitiveShape():
+            return UNTOUCHED.get(shape.logical or shape.kind)
+        case ArrayShape() if isinstance(shape.items, PrimitiveShape) and shape.items.kind in ("string", "bytes"):
+            return None if shape.items.logical else list
+        case UnionShape() if any(branch_name(branch) == "null" for branch in shape.branches):
+            return type(None)
+    return None
+
+
+def _fields_of_generic(shape: RecordShape) -> Convert:
+    from headrace.serde.decoding import make_default
+
+    makers = {field.name: make_default(field) for field in shape.fields}
+
+    def values(record: Mapping[str, Any]) -> dict[str, Any]:
+        unknown = record.keys() - makers.keys()
+        if unknown:
+            raise TypeError(f"{shape.name} has no field {min(unknown)!r}")
+        return {name: record[name] if name in record else _made(name, make) for name, make in makers.items()}
+
+    return values
+
+
+def _made(field: str, make: Callable[[], Any] | None) -> Any:  # noqa: ANN401
+    if make is None:
+        raise TypeError(f"field {field!r} is missing and has no default")
+    return make()
+
+
+def _symbol_of(shape: EnumShape) -> Convert:
+    def encode(value: Any) -> str:  # noqa: ANN401
+        symbol = value.name if isinstance(value, enum.Enum) else value
+        if symbol not in shape.symbols or (shape.bound is not None and not isinstance(value, shape.bound)):
+            raise ValueError(f"{value!r} is no symbol of {shape.name}")
+        return str(symbol)
+
+    return encode
+
+
+def _list(values: Any) -> list[Any]:  # noqa: ANN401
+    if isinstance(values, str | bytes | Mapping):
+        raise TypeError(f"a list is wanted, not {type(values).__name__}")
+    return values if type(values) is list else list(values)
+
+
+def _same(value: Any) -> Any:  # noqa: ANN401
+    return value

@@ -1,0 +1,107 @@
+"""Framed values: encoders and decoders that are ready, and the `Serde` that gets them ready from a registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+from headrace.errors import UnknownSchema
+from headrace.serde.codecs import Codec, GenericCodec, codec_for
+from headrace.serde.framing import HEADER_BYTES, frame_header, schema_id_of
+from headrace.serde.matching import is_same_name
+from headrace.serde.ports import Registry
+from headrace.serde.schemas import Schema
+from headrace.serde.shapes import RecordShape
+
+__all__ = ["Decoder", "Encoder", "Serde"]
+
+T = TypeVar("T")
+
+
+class Encoder(Generic[T]):
+    """Values to framed bytes. It has its schema's id, so it never waits: made by `Serde.encoder`."""
+
+    def __init__(self, codec: Codec[T], schema_id: int) -> None:
+        self.schema_id = schema_id
+        self._encode = codec.writer_of(frame_header(schema_id))
+
+    def __call__(self, value: T | None) -> bytes | None:
+        """Return the framed bytes; None for None, which is a tombstone. Raises NotEncodable."""
+        return None if value is None else self._encode(value)
+
+
+class Decoder(Generic[T]):
+    """Framed bytes to values, whatever version they were written with; readers are compiled once for each id.
+
+    `kinds` are the classes that records become, chosen by name where there are several; other records, and all where
+    none are given, become GenericRecords. With `is_strict` a single kind is what every record must be.
+    """
+
+    def __init__(self, registry: Registry, kinds: Iterable[Any] = (), *, is_strict: bool = False) -> None:
+        self._registry = registry
+        self._codecs: list[Codec[Any]] = [codec_for(kind) for kind in kinds]
+        self._is_strict = is_strict
+        self._readers: dict[bytes, Callable[[bytes, int], Any]] = {}
+
+    def __call__(self, data: bytes | None) -> T | None:
+        """Return the value, without waiting. Raises UnknownSchema for an id that was not loaded, NotFramed."""
+        if data is None:
+            return None
+        read = self._readers.get(data[:HEADER_BYTES])
+        if read is None:
+            raise UnknownSchema(schema_id_of(data), "this decoder, which has not loaded it")
+        return read(data, HEADER_BYTES)  # type: ignore[no-any-return]
+
+    async def decode(self, data: bytes | None) -> T | None:
+        """Return the value; its schema is fetched when its id comes first. Raises UnknownSchema, NotDecodable."""
+        if data is not None and not self.has_loaded(data):
+            await self.load(schema_id_of(data))
+        return self(data)
+
+    def has_loaded(self, data: bytes) -> bool:
+        """Say whether the schema of these bytes is there."""
+        return data[:HEADER_BYTES] in self._readers
+
+    async def load(self, schema_id: int) -> None:
+        """Fetch a schema and compile its reader, so that calls need not wait."""
+        schema = await self._registry.schema(schema_id)
+        self._readers[frame_header(schema_id)] = self._codec_of(schema).reader_of(schema)
+
+    def _codec_of(self, schema: Schema) -> Codec[Any]:
+        if self._is_strict:
+            return self._codecs[0]
+        return next((codec for codec in self._codecs if _is_called(schema, codec)), GenericCodec(schema))
+
+
+class Serde(Generic[T]):
+    """Values of one subject. `kind` is a class, a hint such as `Opened | Closed`, or a Schema for generic records."""
+
+    def __init__(self, registry: Registry, subject: str, kind: type[T] | Any) -> None:  # noqa: ANN401
+        self._registry = registry
+        self._subject = subject
+        self._codec: Codec[T] = codec_for(kind)
+        self._encoder: Encoder[T] | None = None
+        self.decoder: Decoder[T] = Decoder(registry, [kind], is_strict=True)
+
+    async def encoder(self) -> Encoder[T]:
+        """Return the encoder, its schema registered. Raises IncompatibleSchema."""
+        if self._encoder is None:
+            version = await self._registry.register(self._subject, self._codec.schema)
+            await self.decoder.load(version.schema_id)
+            self._encoder = Encoder(self._codec, version.schema_id)
+        return self._encoder
+
+    async def encode(self, value: T | None) -> bytes | None:
+        """Return the framed bytes; None for None."""
+        return (self._encoder or await self.encoder())(value)
+
+    async def decode(self, data: bytes | None) -> T | None:
+        """Return the value; None for None."""
+        return await self.decoder.decode(data)
+
+
+def _is_called(schema: Schema, codec: Codec[Any]) -> bool:
+    reader = codec.shape
+    return (
+        isinstance(schema.shape, RecordShape) and isinstance(reader, RecordShape) and is_same_name(schema.shape, reader)
+    )

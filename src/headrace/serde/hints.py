@@ -1,0 +1,216 @@
+"""From type hints to shapes."""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import datetime as dt
+import enum
+import types
+import typing
+import uuid
+from decimal import Decimal
+from functools import lru_cache
+from typing import Annotated, Any, NewType, Union, get_args, get_origin
+
+from headrace.errors import NoSchemaFor
+from headrace.serde.class_defaults import with_default
+from headrace.serde.classes import ClassField, doc_of, fields_of, is_record_class
+from headrace.serde.logical import PYTHON_TYPES
+from headrace.serde.options import AvroField, options_of
+from headrace.serde.parsing import LOGICAL_TYPES, PRIMITIVES, is_name
+from headrace.serde.shapes import (
+    ArrayShape,
+    EnumShape,
+    FieldShape,
+    MapShape,
+    PrimitiveShape,
+    RecordShape,
+    Shape,
+    UnionShape,
+    branch_name,
+)
+
+__all__ = ["infer"]
+
+_SIMPLE: dict[Any, PrimitiveShape] = {
+    None: PrimitiveShape("null"),
+    type(None): PrimitiveShape("null"),
+    bool: PrimitiveShape("boolean"),
+    int: PrimitiveShape("long"),
+    float: PrimitiveShape("double"),
+    bytes: PrimitiveShape("bytes"),
+    str: PrimitiveShape("string"),
+    dt.datetime: PrimitiveShape("long", "timestamp-micros"),
+    dt.date: PrimitiveShape("int", "date"),
+    dt.time: PrimitiveShape("long", "time-micros"),
+    uuid.UUID: PrimitiveShape("string", "uuid"),
+}
+_COLLECTIONS: dict[Any, Any] = {
+    list: list,
+    abc.Sequence: list,
+    abc.Iterable: list,
+    abc.Collection: list,
+    set: set,
+    abc.Set: frozenset,
+    frozenset: frozenset,
+}
+_MAPS = (dict, abc.Mapping, abc.MutableMapping)
+_PLAIN = AvroField()
+
+
+def infer(hint: Any) -> Shape:  # noqa: ANN401
+    """Return the shape of a class, or of any hint that classes may use for a field. Raises NoSchemaFor."""
+    return _infer(hint)
+
+
+@lru_cache(maxsize=4096)
+def _infer(hint: Any) -> Shape:  # noqa: ANN401
+    owner = hint.__qualname__ if isinstance(hint, type) else str(hint)
+    return _Inference().shape(hint, _Place(owner, "itself"))
+
+
+class _Place(typing.NamedTuple):
+    owner: str
+    field: str
+    namespace: str = ""
+
+    def refuse(self, reason: str) -> NoSchemaFor:
+        return NoSchemaFor(self.owner, self.field, reason)
+
+
+class _Inference:
+    """One walk over a class and all it holds."""
+
+    def __init__(self) -> None:
+        self._of_class: dict[type, RecordShape | EnumShape] = {}
+        self._names: dict[str, type] = {}
+
+    def shape(self, hint: Any, place: _Place, said: AvroField = _PLAIN) -> Shape:  # noqa: ANN401
+        if isinstance(hint, NewType):
+            return self.shape(hint.__supertype__, place, said)
+        if get_origin(hint) is Annotated:
+            inner, *extras = get_args(hint)
+            return self.shape(inner, place, next((e for e in extras if isinstance(e, AvroField)), said))
+        if said.type is not None:
+            return _asked_for(hint, said, place)
+        if hint is Decimal:
+            return _decimal(said, place)
+        if isinstance(hint, abc.Hashable) and hint in _SIMPLE:
+            return _SIMPLE[hint]
+        if get_origin(hint) in (Union, types.UnionType):
+            return self._union(hint, place, said)
+        return self._compound(hint, place)
+
+    def _compound(self, hint: Any, place: _Place) -> Shape:  # noqa: ANN401
+        origin, arguments = get_origin(hint), get_args(hint)
+        if origin in _COLLECTIONS:
+            return ArrayShape(self.shape(arguments[0], place), _COLLECTIONS[origin])
+        if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+            return ArrayShape(self.shape(arguments[0], place), tuple)
+        if origin in _MAPS:
+            if arguments[0] is not str:
+                raise place.refuse(f"keys of an Avro map are text, not {_shown(arguments[0])}")
+            return MapShape(self.shape(arguments[1], place))
+        if isinstance(hint, type) and issubclass(hint, enum.Enum):
+            return self._enum(hint, place)
+        if is_record_class(hint):
+            return self._record(hint, place)
+        raise place.refuse(f"Avro has nothing for {_shown(hint)}; {_advice(hint)}")
+
+    def _union(self, hint: Any, place: _Place, said: AvroField) -> Shape:  # noqa: ANN401
+        branches = tuple(self.shape(each, place, _for_branch(said, each)) for each in get_args(hint))
+        # None comes first, as everybody writes it; a default of another branch moves that one to the front.
+        ordered = sorted(branches, key=lambda branch: branch_name(branch) != "null")
+        names = [branch_name(branch) for branch in ordered]
+        if len(set(names)) < len(names):
+            raise place.refuse(f"{_shown(hint)} has two sides that are {_twice(names)} in Avro; wrap one in a class")
+        return UnionShape(tuple(ordered))
+
+    def _enum(self, cls: type[enum.Enum], place: _Place) -> EnumShape:
+        if cls in self._of_class:
+            return typing.cast("EnumShape", self._of_class[cls])
+        options, symbols = options_of(cls), tuple(cls.__members__)
+        bad = [symbol for symbol in symbols if not is_name(symbol)]
+        if bad or not symbols:
+            raise place.refuse(f"{cls.__name__} has members that Avro can't name: {bad}")
+        if options.default is not None and options.default not in symbols:
+            raise place.refuse(f"default {options.default!r} is no member of {cls.__name__}")
+        doc = options.doc or doc_of(cls)
+        name = self._claim(cls, place)
+        shape = EnumShape(name, symbols, options.default, options.aliases_in(_namespace(name)), doc, cls)
+        self._of_class[cls] = shape
+        return shape
+
+    def _record(self, cls: type, place: _Place) -> RecordShape:
+        if cls in self._of_class:
+            return typing.cast("RecordShape", self._of_class[cls])
+        options = options_of(cls)
+        doc = options.doc or doc_of(cls)
+        name = self._claim(cls, place)
+        shape = RecordShape(name, aliases=options.aliases_in(_namespace(name)), doc=doc, bound=cls)
+        self._of_class[cls] = shape
+        for field in fields_of(cls):
+            shape.fields.append(self._field(cls, field, _namespace(name)))
+        return shape
+
+    def _field(self, cls: type, field: ClassField, namespace: str) -> FieldShape:
+        place, said = _Place(cls.__qualname__, field.name, namespace), _said_of(field.hint)
+        if not is_name(field.name):
+            raise place.refuse("Avro's names are ASCII letters, digits and '_'")
+        shape = FieldShape(field.name, self.shape(field.hint, place), said.aliases, said.doc or field.doc)
+        return with_default(shape, field.make_default, said, owner=cls.__qualname__)
+
+    def _claim(self, cls: type, place: _Place) -> str:
+        """Two classes of one name can't be told apart in one schema."""
+        options = options_of(cls)
+        name = options.name or cls.__name__
+        namespace = options.namespace or place.namespace
+        full = f"{namespace}.{name}" if namespace else name
+        if not is_name(full):
+            raise place.refuse(f"{full!r} is no Avro name; give one with @avro(name=…)")
+        if self._names.setdefault(full, cls) is not cls:
+            raise place.refuse(f"two classes are called {full!r}; tell them apart with @avro(name=…) or (namespace=…)")
+        return full
+
+
+def _namespace(full: str) -> str:
+    return full.rpartition(".")[0]
+
+
+def _decimal(said: AvroField, place: _Place) -> PrimitiveShape:
+    if not 0 <= said.scale <= said.precision or said.precision < 1:
+        raise place.refuse(f"precision {said.precision} and scale {said.scale} make no decimal")
+    return PrimitiveShape("bytes", "decimal", said.precision, said.scale)
+
+
+def _asked_for(hint: Any, said: AvroField, place: _Place) -> PrimitiveShape:  # noqa: ANN401
+    asked = str(said.type)
+    if asked not in PRIMITIVES | LOGICAL_TYPES.keys() or PYTHON_TYPES[asked] is not hint:
+        raise place.refuse(f"{asked!r} is no Avro type for {_shown(hint)}")
+    if asked == "decimal":
+        return _decimal(said, place)
+    return PrimitiveShape(asked) if asked in PRIMITIVES else PrimitiveShape(LOGICAL_TYPES[asked], asked)
+
+
+def _for_branch(said: AvroField, hint: Any) -> AvroField:  # noqa: ANN401
+    """In `Annotated[X | None, …]` what is said is said of X."""
+    return _PLAIN if hint is type(None) else said
+
+
+def _said_of(hint: Any) -> AvroField:  # noqa: ANN401
+    extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((extra for extra in extras if isinstance(extra, AvroField)), _PLAIN)
+
+
+def _advice(hint: Any) -> str:  # noqa: ANN401
+    if hint in _COLLECTIONS or hint in _MAPS or hint is tuple:
+        return "say of what"
+    return "use a type listed in docs/avro.md, or keep such values as text or bytes"
+
+
+def _shown(hint: Any) -> str:  # noqa: ANN401
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+
+
+def _twice(names: list[str]) -> str:
+    return next(name for name in names if names.count(name) > 1)

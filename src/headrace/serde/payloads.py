@@ -1,0 +1,69 @@
+"""Typed payloads for journals: objects to framed Avro and back, one subject for each type of event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from headrace.errors import BadArgument
+from headrace.model import Event, StoredEvent
+from headrace.serde.framed import Decoder, Encoder, Serde
+from headrace.serde.framing import is_framed
+from headrace.serde.ports import Registry
+from headrace.serde.schemas import schema_of
+from headrace.serde.subjects import record_subject_of
+
+__all__ = ["Payloads"]
+
+
+class Payloads:
+    """The events of a topic, each a class of its own.
+
+        payloads = Payloads(registry, "accounts", [Opened, Deposited])
+        await accounts.append("acc-1", await payloads.events(1, [Opened("Ann"), Deposited(20)]))
+        async for stored in accounts.read("acc-1"):
+            event = await payloads.decode(stored.payload)
+
+    A journal takes such payloads as binary. Payloads that are no framed Avro (none, text, JSON, other bytes) come back
+    as they are, and records of types not listed come back as GenericRecords.
+    """
+
+    def __init__(self, registry: Registry, topic: str, types: Sequence[type]) -> None:
+        self._serdes = {kind: _serde(registry, topic, kind) for kind in types}
+        self._encoders: dict[type, Encoder[Any]] = {}
+        self._decoder: Decoder[Any] = Decoder(registry, types)
+
+    async def encode(self, value: object) -> bytes:
+        """Return the payload of an event. Its schema is registered when its type comes first."""
+        encoder = self._encoders.get(type(value)) or await self._encoder(type(value))
+        payload = encoder(value)
+        assert payload is not None  # noqa: S101 - only None gives None, and it is none of the types
+        return payload
+
+    async def decode(self, payload: Any) -> Any:  # noqa: ANN401
+        """Return the event of a payload. Raises NotDecodable, UnknownSchema."""
+        if not isinstance(payload, bytes) or not is_framed(payload):
+            return payload
+        return await self._decoder.decode(payload)
+
+    async def events(self, first_seq_nr: int, values: Sequence[object], tags: Sequence[str] = ()) -> list[Event]:
+        """Return events to append, numbered from `first_seq_nr` on."""
+        payloads = [await self.encode(value) for value in values]
+        return [Event(first_seq_nr + nr, payload, tuple(tags)) for nr, payload in enumerate(payloads)]
+
+    async def decoded(self, stored: StoredEvent) -> StoredEvent:
+        """Return the event with its payload decoded."""
+        return msgspec.structs.replace(stored, payload=await self.decode(stored.payload))
+
+    async def _encoder(self, kind: type) -> Encoder[Any]:
+        if kind not in self._serdes:
+            known = ", ".join(each.__name__ for each in self._serdes)
+            raise BadArgument("event", kind.__name__, f"the payloads are of {known}; add its class to them")
+        self._encoders[kind] = await self._serdes[kind].encoder()
+        return self._encoders[kind]
+
+
+def _serde(registry: Registry, topic: str, kind: type) -> Serde[Any]:
+    return Serde(registry, record_subject_of(topic, schema_of(kind).name), kind)

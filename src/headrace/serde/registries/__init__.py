@@ -1,0 +1,8 @@
+"""The registries: in memory, in a folder, in the log itself, and any that speaks Confluent's protocol.
+
+Promises: one port (`headrace.serde.Registry`), the same behaviour from each; `open_registry` finds them by address.
+"""
+
+from headrace.serde.registries.opening import open_registry
+
+__all__ = ["open_registry"]

@@ -1,0 +1,172 @@
+"""Any registry that speaks Confluent's protocol, through confluent-kafka's own client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from headrace.config import HttpRegistrySettings
+from headrace.errors import BadSchema, Forbidden, IncompatibleSchema, OperationFailed, UnknownSchema, UnknownSubject
+from headrace.observe import get_logger
+from headrace.serde.levels import Level, check_compatible
+from headrace.serde.ports import Version
+from headrace.serde.registries.catalogue import check_subject
+from headrace.serde.registries.confluent_client import is_missing, new_client, raised_as_ours
+from headrace.serde.schemas import Schema
+
+__all__ = ["ConfluentRegistry"]
+
+T = TypeVar("T")
+
+ATTEMPTS = 5
+
+_log = get_logger(__name__)
+
+
+class ConfluentRegistry:
+    """Checks with our own rules before it registers, so that errors name field, version and rule.
+
+    A subject's own level on the server counts; without one it is ours, whatever the server's default is. A subject that
+    is made here gets our level on the server too, so that the server holds back clients that don't ask us.
+    """
+
+    def __init__(
+        self, url: str, settings: HttpRegistrySettings | None = None, *, level: Level = Level.FULL_TRANSITIVE
+    ) -> None:
+        self._url = url
+        self._settings = settings or HttpRegistrySettings()
+        self._client = new_client(url, self._settings)
+        self._schemas: dict[int, Schema] = {}
+        self._registered: dict[tuple[str, Schema], Version] = {}
+        self.levels = ConfluentLevels(self, level)
+
+    async def register(self, subject: str, schema: Schema) -> Version:
+        """Find the schema's version, or check it and have the server add it."""
+        check_subject(subject)
+        known = self._registered.get((subject, schema))
+        if known is None:
+            earlier = await self._versions(subject)
+            known = next((each for each in earlier if each.schema == schema), None)
+        if known is None:
+            own_level = await self.levels.own(subject)
+            check_compatible(schema, earlier, own_level or await self.levels.get(None), subject=subject)
+            known = await self._add(subject, schema)
+            if known.version == 1 and own_level is None:
+                await self._protect(subject)
+        self._registered[subject, schema] = known
+        return known
+
+    async def schema(self, schema_id: int) -> Schema:
+        """Ask, once."""
+        if schema_id not in self._schemas:
+            self._schemas[schema_id] = await self._fetch(schema_id)
+        return self._schemas[schema_id]
+
+    async def versions(self, subject: str) -> Sequence[Version]:
+        """Ask for the list, and for each version once."""
+        found = await self._versions(subject)
+        if not found:
+            raise UnknownSubject(subject, self._url)
+        return found
+
+    async def subjects(self) -> Sequence[str]:
+        """Ask."""
+        return sorted(await self.ask("list subjects", self._client.get_subjects))
+
+    async def close(self) -> None:
+        """Close the client's connections."""
+        await asyncio.to_thread(self._client.close)
+
+    async def ask(self, operation: str, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401
+        """Call the client in a thread; what it raises is raised as one of our errors."""
+        with raised_as_ours(operation, self._url, self._settings.timeout_s):
+            return await asyncio.to_thread(call, *arguments)
+
+    @property
+    def client(self) -> Any:  # noqa: ANN401
+        """Confluent's client."""
+        return self._client
+
+    async def _fetch(self, schema_id: int) -> Schema:
+        with is_missing(UnknownSchema(schema_id, self._url)):
+            return _ours(await self.ask("get a schema", self._client.get_schema, schema_id), f"schema {schema_id}")
+
+    async def _versions(self, subject: str) -> list[Version]:
+        try:
+            with is_missing(UnknownSubject(subject, self._url)):
+                numbers = await self.ask("list versions", self._client.get_versions, subject)
+        except UnknownSubject:
+            return []
+        return [await self._version(subject, number) for number in sorted(numbers)]
+
+    async def _version(self, subject: str, number: int) -> Version:
+        # The client remembers versions it has seen: they never change.
+        found = await self.ask("get a version", self._client.get_version, subject, number)
+        schema = _ours(found.schema, f"version {number} of {subject}")
+        return Version(subject, number, found.schema_id, schema)
+
+    async def _add(self, subject: str, schema: Schema) -> Version:
+        from confluent_kafka.schema_registry import Schema as TheirSchema
+
+        theirs = TheirSchema(schema.text, "AVRO")
+        operation = f"register under {subject!r}"
+        try:
+            schema_id = await self.ask(operation, self._client.register_schema, subject, theirs)
+        except IncompatibleSchema:
+            # Somebody was faster. Our own check of what is there now names field and version; the server's may not.
+            check_compatible(schema, await self._versions(subject), await self.levels.get(subject), subject=subject)
+            raise
+        found = await self.ask(operation, self._client.lookup_schema, subject, theirs)
+        self._schemas[schema_id] = schema
+        return Version(subject, found.version, schema_id, schema)
+
+    async def _protect(self, subject: str) -> None:
+        try:
+            await self.levels.put(subject, await self.levels.get(None))
+        except Forbidden:
+            _log.warning("the registry does not let us set a level", subject=subject, exc_info=True)
+
+
+class ConfluentLevels:
+    """Levels of subjects as the server has them. The default is this client's; `put(None, …)` sets the server's too."""
+
+    def __init__(self, registry: ConfluentRegistry, default: Level) -> None:
+        self._registry = registry
+        self._default = default
+
+    async def get(self, subject: str | None) -> Level:
+        """Ask for the subject's own level."""
+        own = None if subject is None else await self.own(subject)
+        return own or self._default
+
+    async def own(self, subject: str) -> Level | None:
+        """Return the level that the server has for this very subject. Some say NONE where none was set."""
+        try:
+            with is_missing(UnknownSubject(subject, "the registry's levels")):
+                return Level(await self._registry.ask("get a level", self._own_level, subject))
+        except UnknownSubject:
+            return None
+
+    async def put(self, subject: str | None, level: Level) -> None:
+        """Have the server keep it."""
+        for _ in range(ATTEMPTS):
+            try:
+                await self._registry.ask("set a level", self._registry.client.set_compatibility, subject, str(level))
+            except IncompatibleSchema as error:
+                # Its 409 means here that somebody set a level at the same moment.
+                conflict = error
+            else:
+                self._default = level if subject is None else self._default
+                return
+        raise OperationFailed("set a level", conflict.problems[0]) from conflict
+
+    def _own_level(self, subject: str) -> str:
+        config = self._registry.client.get_config(subject)
+        return str(config.compatibility_level or config.compatibility)
+
+
+def _ours(theirs: Any, where: str) -> Schema:  # noqa: ANN401
+    if (theirs.schema_type or "AVRO") != "AVRO":
+        raise BadSchema(where, f"it is {theirs.schema_type}, not Avro")
+    return Schema(theirs.schema_str)

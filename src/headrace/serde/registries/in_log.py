@@ -1,0 +1,153 @@
+"""The registry in the log itself: a compacted topic of one partition that every node reads, and no further server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from headrace.errors import OffsetOutOfRange, OperationFailed, TimedOut, Unavailable
+from headrace.log import Log, ensure_topic
+from headrace.model import Cleanup, NewRecord, TopicConfig, TopicPartition
+from headrace.observe import get_logger
+from headrace.serde.levels import Level
+from headrace.serde.ports import Version
+from headrace.serde.registries.catalogue import Catalogue
+from headrace.serde.registries.entries import Entries, Entry, entry_of_level, entry_of_version
+from headrace.serde.schemas import Schema
+
+__all__ = ["LogRegistry"]
+
+ATTEMPTS = 100
+
+_log = get_logger(__name__)
+
+
+class LogRegistry:
+    """What this node has read of the topic so far; it reads on whenever it is asked for something it lacks."""
+
+    def __init__(self, log: Log, topic: str, *, level: Level = Level.FULL_TRANSITIVE, timeout_s: float = 30.0) -> None:
+        self._log = log
+        self._at = TopicPartition(topic, 0)
+        self._timeout_s = timeout_s
+        self._catalogue = Catalogue(f"topic {topic!r}", level)
+        self._entries = Entries(self._catalogue)
+        self._position = 0
+        self._reading = asyncio.Lock()
+        self._writing = asyncio.Lock()
+        self._is_made = False
+        self.levels = LogLevels(self)
+
+    async def register(self, subject: str, schema: Schema) -> Version:
+        """Find the schema's version, or write it."""
+        known = self._catalogue.find(subject, schema)
+        if known is not None:
+            return known
+
+        def decide() -> Entry | None:
+            if self._catalogue.find(subject, schema) is not None:
+                return None
+            return entry_of_version(self._entries.next_nr, self._catalogue.next_version(subject, schema))
+
+        await self.write(decide)
+        found = self._catalogue.find(subject, schema)
+        if found is None:
+            raise OperationFailed(f"registering under {subject!r}", "the topic lost what was just written")
+        return found
+
+    async def schema(self, schema_id: int) -> Schema:
+        """Look it up; read on if it is not known yet."""
+        if not self._catalogue.holds(schema_id):
+            await self.read_on()
+        return self._catalogue.schema(schema_id)
+
+    async def versions(self, subject: str) -> Sequence[Version]:
+        """Look them up, after reading on."""
+        await self.read_on()
+        return self._catalogue.versions(subject)
+
+    async def subjects(self) -> Sequence[str]:
+        """List them, after reading on."""
+        await self.read_on()
+        return self._catalogue.subjects()
+
+    async def close(self) -> None:
+        """The log belongs to whoever opened it."""
+
+    async def level(self, subject: str | None) -> Level:
+        """Look the level up, after reading on."""
+        await self.read_on()
+        return self._catalogue.level(subject)
+
+    async def set_level(self, subject: str | None, level: Level) -> None:
+        """Write the level."""
+
+        def decide() -> Entry | None:
+            return entry_of_level(self._entries.next_nr, subject, level)
+
+        await self.write(decide)
+
+    async def write(self, decide: Callable[[], Entry | None]) -> None:
+        """Decide on what the log holds, write, and see whether it counts; if somebody was faster, decide again."""
+        async with self._writing:
+            for _ in range(ATTEMPTS):
+                await self.read_on()
+                entry = decide()
+                if entry is None or await self._append(entry):
+                    return
+        raise TimedOut("writing to the schema registry", self._timeout_s)
+
+    async def _append(self, entry: Entry) -> bool:
+        record = NewRecord(self._at.topic, entry.key, entry.value, partition=0)
+        try:
+            (position,) = await self._log.append([record])
+        except Unavailable as error:
+            if error.outcome_known:
+                raise
+            # It may be there. Reading on tells; a second entry of the same number would be void, never harmful.
+            return False
+        await self.read_on(past=position.offset)
+        if self._entries.counts(entry.key):
+            return True
+        await self._give_back(entry.key)
+        return False
+
+    async def _give_back(self, key: bytes) -> None:
+        """Let compaction remove what is void; if this fails, it just stays."""
+        try:
+            await self._log.append([NewRecord(self._at.topic, key, None, partition=0)])
+        except Unavailable:
+            _log.warning("a void registry entry stays in the topic", topic=self._at.topic, exc_info=True)
+
+    async def read_on(self, *, past: int = -1) -> None:
+        """Take in what was written since, up to the end as it is now."""
+        async with self._reading:
+            await self._make_topic()
+            bounds = await self._log.bounds(self._at)
+            start, end = max(self._position, bounds.start), max(bounds.end, past + 1)
+            if end < self._position:
+                raise OffsetOutOfRange(*self._at, self._position, bounds.start, bounds.end)
+            async for batch in self._log.read(self._at, start, end, timeout_s=self._timeout_s):
+                for record in batch.records:
+                    self._entries.apply(record)
+                self._position = batch.next_offset
+
+    async def _make_topic(self) -> None:
+        if not self._is_made:
+            config = TopicConfig(cleanup=Cleanup.COMPACT, retention_ms=None)
+            await ensure_topic(self._log.admin, self._at.topic, partitions=1, config=config)
+            self._is_made = True
+
+
+class LogLevels:
+    """Levels as entries of the same topic."""
+
+    def __init__(self, registry: LogRegistry) -> None:
+        self._registry = registry
+
+    async def get(self, subject: str | None) -> Level:
+        """Look it up."""
+        return await self._registry.level(subject)
+
+    async def put(self, subject: str | None, level: Level) -> None:
+        """Write it."""
+        await self._registry.set_level(subject, level)

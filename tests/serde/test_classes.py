@@ -1,0 +1,274 @@
+"""Python classes to Avro and back: what is inferred, what comes back, what fails and how it says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+import io
+import json
+import pickle
+import typing
+import uuid
+from decimal import Decimal
+from typing import Annotated, Any
+
+import fastavro
+import msgspec
+import pydantic
+import pytest
+from tests.serde.classes import Customer, FrozenOrder, ModelOrder, Place, StructOrder, Suit, customer
+
+from headrace.errors import NoSchemaFor, NotDecodable, NotEncodable
+from headrace.serde import AvroField, Codec, GenericCodec, GenericRecord, Symbol, avro, schema_of
+
+
+def fields(hint: Any) -> dict[str, Any]:
+    return {field["name"]: field for field in json.loads(schema_of(hint).text)["fields"]}
+
+
+def test_the_schema_says_what_the_hints_say() -> None:
+    """V2: primitives, logical types, collections, unions, nested records, defaults, aliases and docs are inferred."""
+    schema = json.loads(schema_of(Customer).text)
+    assert (schema["name"], schema["namespace"], schema["aliases"]) == ("Customer", "shop", ["shop.Client"])
+    assert schema["doc"] == "Somebody who buys."
+    found = fields(Customer)
+    assert found["id"]["type"] == {"type": "string", "logicalType": "uuid"}
+    assert found["name"] == {"name": "name", "doc": "as on the door", "aliases": ["label"], "type": "string"}
+    assert found["born"]["type"] == {"type": "int", "logicalType": "date"}
+    assert found["seen"]["type"] == {"type": "long", "logicalType": "timestamp-micros"}
+    assert found["wakes"]["type"] == {"type": "long", "logicalType": "time-micros"}
+    assert found["credit"]["type"] == {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}
+    assert (found["photo"]["type"], found["height"]["type"], found["is_vip"]["type"]) == ("bytes", "double", "boolean")
+    assert found["suit"]["type"]["symbols"] == ["UNKNOWN", "HEARTS", "SPADES"]
+    assert found["suit"]["type"]["default"] == "UNKNOWN"
+    assert found["home"]["type"][0] == "null"
+    assert "default" not in found["home"]
+    assert found["places"]["default"] == {"x": {"street": "y", "number": 2}}
+    assert found["contact"]["type"][:2] == ["long", "null"]
+    assert found["contact"]["default"] == 5
+    assert found["friends"]["type"]["items"] == "shop.Customer"
+    assert found["small"]["type"] == "int"
+
+
+def test_structs_and_models_are_told_alike() -> None:
+    """V2: a msgspec Struct and a pydantic model give the schema that a dataclass of the same fields gives."""
+    assert fields(StructOrder)["place"]["default"] is None
+    assert fields(StructOrder)["count"] == {"name": "count", "type": "long", "default": 1}
+    assert fields(ModelOrder)["sku"] == {"name": "sku", "doc": "what is bought", "type": "string"}
+    assert fields(ModelOrder)["places"]["default"] == []
+    assert json.loads(schema_of(FrozenOrder).text).get("doc") is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        customer(),
+        customer(home=None, contact=None, tags=("a", "b"), places={}, visits=frozenset()),
+        *[customer(contact=contact) for contact in ("text", -1, Place("x"), Suit.HEARTS, [1, 2])],
+        customer(friends=[customer(name="Bob", friends=[customer()])]),
+        StructOrder("a", 3, Place("x")),
+        ModelOrder(sku="a", places=[Place("x")]),
+        FrozenOrder("a", 2),
+    ],
+)
+def test_what_was_written_comes_back(value: Any) -> None:
+    """V2: dataclasses, Structs and models round-trip, nested, recursive and in unions."""
+    codec: Codec[Any] = Codec(type(value))
+    data = codec.encode(value)
+    again = codec.decode(data)
+    assert again == value
+    assert type(again) is type(value)
+
+
+def test_another_library_reads_the_bytes_by_the_schema_alone() -> None:
+    """V2: the bytes are plain Avro."""
+    codec = Codec(Customer)
+    schema = fastavro.parse_schema(json.loads(codec.schema.text))
+    datum = fastavro.schemaless_reader(io.BytesIO(codec.encode(customer())), schema)
+    assert (datum["name"], datum["suit"], datum["home"]) == ("Ann", "SPADES", {"street": "Main", "number": 5})
+
+
+def test_unknown_types_are_generic_records() -> None:
+    """V2: without a class a record is a mapping that knows its name, and is written again byte for byte."""
+    codec = Codec(Customer)
+    generic = GenericCodec(codec.schema)
+    for value in (customer(), customer(contact=Suit.HEARTS), customer(contact=Place("x")), customer(contact="SPADES")):
+        data = codec.encode(value)
+        found = generic.decode(data)
+        assert isinstance(found, GenericRecord)
+        assert (found.name, found["home"].name, found["name"]) == ("shop.Customer", "shop.Place", "Ann")
+        assert generic.encode(found) == data
+    changed = generic.encode(found.with_fields(name="Eve"))
+    assert codec.decode(changed).name == "Eve"
+    assert isinstance(found["suit"], Symbol)
+    assert pickle.loads(pickle.dumps(found["suit"])).enum == "shop.Suit"
+
+
+def test_a_generic_record_may_leave_out_what_has_a_default() -> None:
+    """V2: and nothing else; fields that are not there are named."""
+    generic = GenericCodec(schema_of(StructOrder))
+    assert Codec(StructOrder).decode(generic.encode({"sku": "a"})) == StructOrder("a")
+    with pytest.raises(NotEncodable, match="sku"):
+        generic.encode({"count": 1})
+    with pytest.raises(NotEncodable, match="no field 'colour'"):
+        generic.encode({"sku": "a", "colour": 1})
+
+
+class NotForAvro:
+    """A class of no known kind."""
+
+
+class Numbers(enum.Enum):
+    """Its members have names that Avro can't spell."""
+
+    ÄPFEL = 1
+
+
+SameName = dataclasses.make_dataclass("Place", [("x", int)])
+
+
+def bad_class(kind: str, hint: Any) -> type:
+    """Return a class whose field `odd` has the hint."""
+    if kind == "dataclass":
+        return dataclasses.make_dataclass("Bad", [("fine", int), ("odd", hint)])
+    if kind == "struct":
+        return msgspec.defstruct("Bad", [("fine", int), ("odd", hint)])
+    config = pydantic.ConfigDict(arbitrary_types_allowed=True)
+    return pydantic.create_model("Bad", __config__=config, fine=(int, ...), odd=(hint, ...))
+
+
+@pytest.mark.parametrize(
+    ("hint", "reason"),
+    [
+        (Any, "Avro has nothing for"),
+        (NotForAvro, "NotForAvro"),
+        (list, "say of what"),
+        (tuple[int, str], "Avro has nothing for"),
+        (dict[int, str], "keys of an Avro map are text"),
+        (list[int] | list[str], "two sides that are array"),
+        (uuid.UUID | str, "two sides that are string"),
+        (Numbers, "can't name"),
+        (complex, "complex"),
+        (dt.timedelta, "timedelta"),
+        (typing.TypeVar("T"), "T"),  # type: ignore[misc]
+        (Annotated[int, AvroField(type="string")], "no Avro type for int"),
+        (Annotated[Decimal, AvroField(precision=2, scale=3)], "make no decimal"),
+        (dict[str, Place] | SameName | Place, "two classes are called 'Place'"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["dataclass", "struct", "model"])
+def test_what_can_not_be_inferred_fails_at_the_definition(hint: Any, reason: str, kind: str) -> None:
+    """V2: naming class and field, for each kind of class."""
+    with pytest.raises(NoSchemaFor) as refused:
+        avro(bad_class(kind, hint))
+    assert (refused.value.owner, refused.value.field) == ("Bad", "odd")
+    assert reason in str(refused.value)
+
+
+def test_names_that_do_not_resolve_are_named() -> None:
+    """V2: a hint that refers to nothing says which field has it."""
+    with pytest.raises(NoSchemaFor, match=r"field 'later' of .*Early.*Missing"):
+
+        @avro
+        @dataclasses.dataclass
+        class Early:
+            now: int
+            later: Missing  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_classes_inside_functions_see_each_other() -> None:
+    """V2: hints are resolved where the class is defined."""
+
+    @dataclasses.dataclass
+    class Inner:
+        x: int
+
+    @avro
+    @dataclasses.dataclass
+    class Outer:
+        inner: Inner
+        next: Outer | None = None
+
+    value = Outer(Inner(1), Outer(Inner(2)))
+    assert Codec(Outer).decode(Codec(Outer).encode(value)) == value
+
+
+def test_a_default_that_changes_is_refused() -> None:
+    """V2: a schema must be the same in every process, so its defaults must be too."""
+    with pytest.raises(NoSchemaFor, match="'id' of Fresh: its default is another at each call"):
+        avro(dataclasses.make_dataclass("Fresh", [("id", uuid.UUID, dataclasses.field(default_factory=uuid.uuid4))]))
+    given = Annotated[uuid.UUID, AvroField(default=uuid.UUID(int=0))]
+    fresh = dataclasses.make_dataclass("Fresh2", [("id", given, dataclasses.field(default_factory=uuid.uuid4))])
+    assert fields(fresh)["id"]["default"] == str(uuid.UUID(int=0))
+
+
+def test_a_default_must_be_a_value_of_its_field() -> None:
+    """V2: one that is not fails at the definition."""
+    with pytest.raises(NoSchemaFor, match="'count' of Wrong: its default can't be written"):
+        avro(dataclasses.make_dataclass("Wrong", [("count", int, "three")]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"height": "tall"}, "height"),
+        ({"is_vip": "yes"}, "is_vip"),
+        ({"small": 1 << 40}, "small"),
+        ({"small": 1.5}, "small"),
+        ({"seen": dt.datetime(2026, 1, 1)}, "seen"),  # noqa: DTZ001
+        ({"born": dt.datetime(2026, 1, 1, tzinfo=dt.UTC)}, "born"),
+        ({"credit": Decimal("1.234")}, "credit"),
+        ({"credit": Decimal("NaN")}, "credit"),
+        ({"credit": Decimal("12345678901234")}, "credit"),
+        ({"id": "not a uuid"}, "id"),
+        ({"suit": "SPADES"}, "suit"),
+        ({"home": Place(5)}, "home.street"),  # type: ignore[arg-type]
+        ({"places": {"x": Place("y", 1.5)}}, "places.['x'].number"),  # type: ignore[arg-type]
+        ({"contact": 1.5}, "contact"),
+        ({"contact": [1, "2"]}, "contact.[1]"),
+        ({"tags": "text"}, "tags"),
+        ({"visits": {1 << 63}}, "visits.[0]"),
+        ({"home": customer()}, "home"),
+        ({"friends": [customer(), customer(name=None)]}, "friends.[1].name"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named(changes: dict[str, Any], field: str) -> None:
+    """V2: nothing is rounded, cut or guessed on its way out; the error names the innermost field."""
+    with pytest.raises(NotEncodable) as refused:
+        Codec(Customer).encode(customer(**changes))
+    assert refused.value.field == field
+    assert refused.value.schema == "shop.Customer"
+
+
+def test_a_class_checks_what_comes_in() -> None:
+    """V2: __post_init__ and pydantic's validation run on what was read, and their complaint is ours."""
+    written = Codec(dataclasses.make_dataclass("FrozenOrder", [("sku", str), ("count", int)]))
+    data = written.encode(written.decode(b"\x02a\x01"))
+    with pytest.raises(NotDecodable, match="count is negative"):
+        Codec(FrozenOrder).decode(data)
+    model = Codec(dataclasses.make_dataclass("ModelOrder", [("sku", str), ("count", int)]))
+    with pytest.raises(NotDecodable, match="greater than or equal to 0"):
+        Codec(ModelOrder).decode(data, written_as=model.schema)
+
+
+def test_damaged_bodies_are_refused() -> None:
+    """V1: bytes that end too early, or too late, or are something else, raise a typed error and nothing else."""
+    codec = Codec(Customer)
+    data = codec.encode(customer())
+    for cut in range(len(data)):
+        with pytest.raises(NotDecodable):
+            codec.decode(data[:cut])
+    with pytest.raises(NotDecodable, match="1 bytes follow its end"):
+        codec.decode(data + b"\x00")
+
+
+def test_schemas_and_codecs_need_the_extra_only_when_used() -> None:
+    """V2: importing the room imports no driver."""
+    import subprocess
+    import sys
+
+    probe = (
+        "import sys, headrace.serde; sys.exit(any(m in sys.modules for m in ('fastavro', 'confluent_kafka', 'httpx')))"
+    )
+    assert subprocess.run([sys.executable, "-c", probe], timeout=60, check=False).returncode == 0
