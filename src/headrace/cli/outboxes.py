@@ -1,0 +1,191 @@
+"""`headrace outbox`: make the tables, run a relay, look at what waits and what is dead."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import json
+import logging
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headrace.cli.asking import Address, AsJson
+from headrace.config import HeadraceSettings
+from headrace.errors import BadArgument, MissingExtra
+
+if TYPE_CHECKING:
+    from headrace.outbox.dead import DeadMessage
+    from headrace.outbox.stats import PlaceStatus
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+dead = typer.Typer(no_args_is_help=True)
+app.add_typer(dead, name="dead", help="Messages that could not be sent.")
+
+DatabaseUrl = Annotated[
+    str | None, typer.Option("--database", help="postgresql://…, mysql://… or sqlite:///file; else the settings say.")
+]
+TopicName = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
+Ids = Annotated[list[int] | None, typer.Argument(help="Only these messages.")]
+
+
+@app.command("migrate")
+def migrate_tables(
+    database: DatabaseUrl = None,
+    to: Annotated[str, typer.Option(help="A version; 'base' removes the tables.")] = "head",
+    as_json: AsJson = False,
+) -> None:
+    """Make the tables, or bring them to the newest version."""
+    version = _operating().make_tables(_url(database), to=to)
+    typer.echo(json.dumps({"version": version}) if as_json else f"the outbox's tables are at version {version}")
+
+
+@app.command("relay")
+def run_relay(
+    database: DatabaseUrl = None,
+    address: Address = None,
+    threads: Annotated[int | None, typer.Option(help="How many workers.")] = None,
+    delivery: Annotated[str | None, typer.Option(help="at_least_once or exactly_once.")] = None,
+    source: Annotated[str | None, typer.Option(help="This database's name among all outboxes of the log.")] = None,
+) -> None:
+    """Send messages until told to stop; SIGTERM and Ctrl-C finish what is in hand, a second one does not wait."""
+    settings = HeadraceSettings.load()
+    given = {"threads": threads, "delivery": delivery, "source": source}
+    changed = {name: value for name, value in given.items() if value is not None}
+    outbox = type(settings.outbox).model_validate({**settings.outbox.model_dump(), **changed})
+    operating, url = _operating(), _url(database)
+    operating.check(outbox)
+    operating.need_tables(url)
+    settings = settings.model_copy(update={"outbox": outbox})
+    asyncio.run(_relay(url, address or settings.log.address, settings))
+
+
+async def _relay(url: str, address: str, settings: HeadraceSettings) -> None:
+    await _operating().relay_until_told(url, address, settings, tell=typer.echo)
+    # A log whose brokers are away would go on flushing; what it holds is in the table, and is sent again.
+    os._exit(0)
+
+
+@app.command("status")
+def show_status(database: DatabaseUrl = None, as_json: AsJson = False) -> None:
+    """Show what waits, for how long, who sends it and what went wrong."""
+    operating = _operating()
+    found = operating.ask(_url(database), operating.status)
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(place) for place in found]))
+        return
+    table = Table("topic", "bucket", "pending", "oldest", "dead", "held by", "retries", "error", box=None)
+    for place in found:
+        table.add_row(*_status_row(place))
+    Console().print(table if found else "nothing was ever published")
+
+
+@dead.command("list")
+def list_dead(
+    database: DatabaseUrl = None,
+    topic: TopicName = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most messages shown.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List the messages that could not be sent, and why."""
+    operating = _operating()
+    found = operating.ask(_url(database), lambda db: operating.dead_messages(db, topic=topic, limit=limit))
+    if as_json:
+        typer.echo(json.dumps([_dead_as_json(message) for message in found]))
+        return
+    table = Table("id", "topic", "key", "bytes", "error", box=None)
+    for message in found:
+        size = "tombstone" if message.message is None else str(len(message.message))
+        table.add_row(str(message.id), message.topic, _text(message.key), size, message.error)
+    Console().print(table if found else "no message is dead")
+
+
+@dead.command("replay")
+def replay_dead(
+    ids: Ids = None,
+    topic: TopicName = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    database: DatabaseUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put dead messages back among those to send, at their old place in the order."""
+    _check_choice(ids, topic, everything)
+    operating = _operating()
+    count = operating.change(_url(database), lambda db: operating.replay(db, topic=topic, ids=ids or None))
+    typer.echo(json.dumps({"replayed": count}) if as_json else f"{count} messages will be sent again")
+
+
+@dead.command("purge")
+def purge_dead(
+    ids: Ids = None,
+    topic: TopicName = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    database: DatabaseUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Throw dead messages away, and let go what they hold back."""
+    _check_choice(ids, topic, everything)
+    if not yes:
+        typer.confirm("throw these messages away for good?", abort=True)
+    operating = _operating()
+    count = operating.change(_url(database), lambda db: operating.purge(db, topic=topic, ids=ids or None))
+    typer.echo(json.dumps({"purged": count}) if as_json else f"{count} messages are gone")
+
+
+def _check_choice(ids: list[int] | None, topic: str | None, everything: bool) -> None:
+    if not ids and topic is None and not everything:
+        raise BadArgument("messages", ids, "say which: some ids, --topic, or --all")
+
+
+def _url(database: str | None) -> str:
+    found = HeadraceSettings.load().outbox.database
+    if database is None and found is None:
+        raise BadArgument("database", None, "say which: --database, or outbox.database in the settings")
+    return database or (found.get_secret_value() if found is not None else "")
+
+
+def _operating() -> Any:  # noqa: ANN401 - a module
+    """The outbox needs SQLAlchemy, the other commands don't: it is imported when it is used."""
+    try:
+        from headrace.outbox import operating
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("sqlalchemy", "alembic"):
+            raise
+        raise MissingExtra(missing.name, "outbox") from missing
+    # Alembic tells of every step it takes; what it did is said at the end.
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    return operating
+
+
+def _status_row(place: PlaceStatus) -> tuple[str, ...]:
+    held = "" if place.locked_by is None else f"{place.locked_by[:8]} ({place.locked_for_s or 0:.0f} s)"
+    error = place.last_error or ""
+    return (
+        place.topic,
+        str(place.bucket),
+        str(place.pending),
+        f"{place.max_wait_s:.1f} s" if place.pending else "",
+        str(place.dead),
+        held,
+        str(place.retries),
+        error,
+    )
+
+
+def _dead_as_json(message: DeadMessage) -> dict[str, Any]:
+    shown = message._asdict()
+    for name in ("key", "message"):
+        value = shown[name]
+        shown[name] = None if value is None else {"base64": base64.b64encode(value).decode()}
+    return shown
+
+
+def _text(key: bytes | None) -> str:
+    return "" if key is None else key.decode(errors="backslashreplace")

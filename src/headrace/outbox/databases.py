@@ -1,0 +1,85 @@
+"""The relay's database: short transactions in threads, seen from the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeAlias, TypeVar
+
+from sqlalchemy import CursorResult, Engine, text
+from sqlalchemy.engine import Connection
+
+from headrace.outbox.dialects import Speech, speech_of
+from headrace.outbox.engines import READS, DatabaseAddress, engine_for
+
+__all__ = ["Database", "execute"]
+
+T = TypeVar("T")
+Rows: TypeAlias = CursorResult[*tuple[Any, ...]]
+
+
+def execute(connection: Connection, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
+    """Run one statement, its parameters written :name."""
+    return connection.execute(text(sql), dict(parameters or {}))
+
+
+class Database:
+    """Connections to one database, and the threads that use them.
+
+    `write` waits for the disk at its commit; `write_relaxed` does not where the server lets a session choose.
+    """
+
+    def __init__(self, database: DatabaseAddress, *, threads: int = 4) -> None:
+        self._engine = engine_for(database, pool_size=threads)
+        self._is_postgresql = self._engine.dialect.name == "postgresql"
+        self._relaxed = engine_for(database, pool_size=threads, relaxed=True) if self._is_postgresql else self._engine
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="headrace-outbox-sql")
+        self.speech: Speech = speech_of(self._engine.dialect.name)
+
+    async def read(self, question: Callable[[Connection], T]) -> T:
+        """Ask something, outside of any transaction."""
+        return await self._in_thread(self._reading, question)
+
+    async def write(self, change: Callable[[Connection], T]) -> T:
+        """Change something in one transaction."""
+        return await self._in_thread(self._writing, self._engine, change)
+
+    async def write_relaxed(self, change: Callable[[Connection], T]) -> T:
+        """Change something that may be forgotten when the server crashes right after."""
+        return await self._in_thread(self._writing, self._relaxed, change)
+
+    async def close(self) -> None:
+        """Let go of connections and threads; what runs comes to its end."""
+        await asyncio.to_thread(self._close)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection for reads, for blocking callers."""
+        level = {"isolation_level": "AUTOCOMMIT"} if self._is_postgresql else {}
+        with self._engine.connect().execution_options(**{READS: True}, **level) as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction, for blocking callers."""
+        with self._engine.begin() as connection:
+            yield connection
+
+    def _reading(self, question: Callable[[Connection], T]) -> T:
+        with self.reading() as connection:
+            return question(connection)
+
+    def _writing(self, engine: Engine, change: Callable[[Connection], T]) -> T:
+        with engine.begin() as connection:
+            return change(connection)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        # Shielded: a cancelled caller must not take the outcome of a statement that runs for one that never ran.
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments))
+
+    def _close(self) -> None:
+        self._threads.shutdown(wait=True)
+        self._engine.dispose()
+        self._relaxed.dispose()

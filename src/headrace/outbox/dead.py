@@ -1,0 +1,99 @@
+"""Dead letters: looking, sending again, throwing away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy.engine import Connection
+
+from headrace.outbox.databases import execute
+from headrace.outbox.dialects import speech_of
+from headrace.outbox.rows import message_columns
+
+__all__ = ["DeadMessage", "dead_messages", "purge", "replay"]
+
+
+class DeadMessage(NamedTuple):
+    """A message that could not be sent, and why."""
+
+    id: int
+    topic: str
+    bucket: int
+    key: bytes | None
+    message: bytes | None
+    event_id: str
+    error: str
+    attempts: int
+    created_at: int
+    dead_at: int
+
+
+def dead_messages(db: Connection, *, topic: str | None = None, limit: int = 1000) -> list[DeadMessage]:
+    """Return dead messages in id order."""
+    key = speech_of(db.dialect.name).key
+    where, asked = _chosen(db, topic, None)
+    rows = execute(
+        db,
+        f"SELECT id, topic, bucket, {key}, message, event_id, error, attempts, created_at, dead_at "  # noqa: S608
+        f"FROM kafka_dead_messages WHERE {where} ORDER BY id LIMIT :most",
+        {**asked, "most": limit},
+    )
+    return [DeadMessage._make(row) for row in rows]
+
+
+def replay(db: Connection, *, topic: str | None = None, ids: Sequence[int] | None = None) -> int:
+    """Put dead messages back among those to send, in one transaction; returns how many.
+
+    They keep their ids, so that what was held back behind them stays behind them.
+    """
+    speech = speech_of(db.dialect.name)
+    where, asked = _chosen(db, topic, ids)
+    places = _lock_places(db, where, asked)
+    columns = ", ".join(message_columns(speech))
+    execute(
+        db,
+        f"INSERT INTO kafka_messages ({columns}) SELECT {columns} FROM kafka_dead_messages WHERE {where} "  # noqa: S608
+        "ORDER BY id",
+        asked,
+    )
+    count = execute(db, f"DELETE FROM kafka_dead_messages WHERE {where}", asked).rowcount  # noqa: S608
+    _let_try_now(db, places)
+    return count
+
+
+def purge(db: Connection, *, topic: str | None = None, ids: Sequence[int] | None = None) -> int:
+    """Throw dead messages away, and let go what they held back; returns how many."""
+    where, asked = _chosen(db, topic, ids)
+    places = _lock_places(db, where, asked)
+    count = execute(db, f"DELETE FROM kafka_dead_messages WHERE {where}", asked).rowcount  # noqa: S608
+    _let_try_now(db, places)
+    return count
+
+
+def _chosen(db: Connection, topic: str | None, ids: Sequence[int] | None) -> tuple[str, dict[str, Any]]:
+    conditions, asked = ["1 = 1"], {}
+    if topic is not None:
+        conditions.append("topic = :topic")
+        asked["topic"] = topic
+    if ids is not None:
+        condition, parameters = speech_of(db.dialect.name).with_ids(list(ids) or [-1])
+        conditions.append(condition)
+        asked.update(parameters)
+    return " AND ".join(conditions), asked
+
+
+def _lock_places(db: Connection, where: str, asked: dict[str, Any]) -> list[tuple[str, int]]:
+    """Lock the rows, so that two operators don't bring the same message back."""
+    lock = speech_of(db.dialect.name).lock_rows
+    rows = execute(db, f"SELECT topic, bucket FROM kafka_dead_messages WHERE {where} {lock}", asked)  # noqa: S608
+    return sorted({(topic, bucket) for topic, bucket in rows})
+
+
+def _let_try_now(db: Connection, places: list[tuple[str, int]]) -> None:
+    for topic, bucket in places:
+        execute(
+            db,
+            "UPDATE kafka_topic_info SET retry_at = NULL WHERE topic = :topic AND bucket = :bucket",
+            {"topic": topic, "bucket": bucket},
+        )

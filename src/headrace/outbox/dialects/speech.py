@@ -1,0 +1,38 @@
+"""One database's way to say what the outbox needs said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+__all__ = ["Condition", "Speech"]
+
+Condition: TypeAlias = tuple[str, dict[str, Any]]
+"""A piece of SQL and its parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """SQL in pieces.
+
+    `now_ms` is the server's clock, `key` the column of that name, which some take for a word of their own.
+    `pending_places` selects topic and bucket of what waits, each once, without reading every row where the database
+    can be made to skip. `delete_messages` ends before the condition on the ids.
+    """
+
+    name: str
+    placeholder: str
+    key: str
+    now_ms: str
+    insert_or_ignore: tuple[str, str]
+    pending_places: str
+    delete_messages: str
+    lock_rows: str
+    with_ids: Callable[[Sequence[int]], Condition]
+
+    def insert_ignoring(self, table: str, columns: Sequence[str]) -> str:
+        """Return an insert of one row that does nothing when the row is there already."""
+        before, after = self.insert_or_ignore
+        names, values = ", ".join(columns), ", ".join(f":{column}" for column in columns)
+        return f"{before} INTO {table} ({names}) VALUES ({values}) {after}"

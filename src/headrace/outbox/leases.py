@@ -1,0 +1,120 @@
+"""Leases on places: one sender at a time, fenced by an epoch, timed by the database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy.engine import Connection
+
+from headrace.outbox.databases import Database, execute
+from headrace.outbox.dialects import Speech
+from headrace.outbox.messages import Place
+
+__all__ = ["Lease", "LeaseLost", "Leases", "confirm"]
+
+_FENCE = "topic = :topic AND bucket = :bucket AND locked_by = :owner AND epoch = :epoch"
+_LAST_ERROR_CHARACTERS = 2000
+
+
+class LeaseLost(Exception):
+    """Somebody else has the place now; whoever sees this writes nothing more there."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """A place that is ours, as of `confirmed_s` on this process' own clock."""
+
+    place: Place
+    owner: str
+    epoch: int
+    retries: int
+    progress_offset: int | None
+    confirmed_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def fence(self) -> dict[str, object]:
+        """The parameters of a condition that holds only while the lease is ours."""
+        return {"topic": self.place.topic, "bucket": self.place.bucket, "owner": self.owner, "epoch": self.epoch}
+
+
+class Leases:
+    """Takes, renews and gives back leases.
+
+    Promises: a place has one holder whose writes count. Time is the database's. A row that nobody holds, whatever
+    else it says, can be taken once its retry time has passed.
+    """
+
+    def __init__(self, database: Database, *, lease_s: float, owners: Sequence[str] = ()) -> None:
+        self._database = database
+        self._owners = {f"owner_{n}": owner for n, owner in enumerate(owners)}
+        self._speech = database.speech
+        self._lease_ms = int(lease_s * 1000)
+
+    async def acquire(self, place: Place, owner: str) -> Lease | None:
+        """Take the place if it is free; what one of our own `owners` left behind when it crashed is free to us."""
+        return await self._database.write_relaxed(lambda db: self._acquire(db, place, owner))
+
+    async def renew(self, lease: Lease) -> None:
+        """Say that we are still here. Raises LeaseLost."""
+        started_s = time.monotonic()
+        sql = f"UPDATE kafka_topic_info SET locked_at = {self._speech.now_ms} WHERE {_FENCE}"  # noqa: S608
+        if await self._database.write_relaxed(lambda db: execute(db, sql, lease.fence).rowcount) != 1:
+            raise LeaseLost(lease.place)
+        lease.confirmed_s = started_s
+
+    async def release(self, lease: Lease, *, pause_ms: int = 0) -> None:
+        """Give it back, to be taken again after `pause_ms`. Does nothing if it was lost."""
+        retry_at = f"{self._speech.now_ms} + {pause_ms}" if pause_ms else "NULL"
+        changes = f"error = FALSE, retries = 0, last_error = NULL, retry_at = {retry_at}"
+        await self._let_go(lease, changes, {})
+
+    async def hold(self, lease: Lease, error: str, *, delay_s: float) -> None:
+        """Give it back with an error: nobody takes it before the delay is over. Does nothing if it was lost."""
+        changes = (
+            f"error = TRUE, retries = retries + 1, last_error = :error, retry_at = {self._speech.now_ms} + :delay_ms"
+        )
+        await self._let_go(lease, changes, {"error": error[:_LAST_ERROR_CHARACTERS], "delay_ms": int(delay_s * 1000)})
+
+    async def abandon(self, lease: Lease) -> None:
+        """Give it back as it was found."""
+        await self._let_go(lease, "epoch = epoch", {})
+
+    async def _let_go(self, lease: Lease, changes: str, parameters: dict[str, object]) -> None:
+        sql = f"UPDATE kafka_topic_info SET locked_by = NULL, locked_at = NULL, {changes} WHERE {_FENCE}"  # noqa: S608
+        await self._database.write_relaxed(lambda db: execute(db, sql, {**parameters, **lease.fence}))
+
+    def _acquire(self, db: Connection, place: Place, owner: str) -> Lease | None:
+        confirmed_s = time.monotonic()
+        asked = {"topic": place.topic, "bucket": place.bucket, "owner": owner, "lease_ms": self._lease_ms}
+        now = self._speech.now_ms
+        ours = ", ".join([":owner", *(f":{name}" for name in self._owners)])
+        taken = execute(
+            db,
+            f"UPDATE kafka_topic_info SET locked_by = :owner, locked_at = {now}, epoch = epoch + 1 "  # noqa: S608
+            f"WHERE topic = :topic AND bucket = :bucket AND (retry_at IS NULL OR retry_at <= {now}) "
+            f"AND (locked_by IS NULL OR locked_by IN ({ours}) OR locked_at IS NULL "
+            f"OR locked_at < {now} - :lease_ms)",
+            {**asked, **self._owners},
+        )
+        if taken.rowcount != 1:
+            return None
+        where = "topic = :topic AND bucket = :bucket"
+        epoch, retries, progress = execute(
+            db,
+            f"SELECT epoch, retries, progress_offset FROM kafka_topic_info WHERE {where}",  # noqa: S608
+            {"topic": place.topic, "bucket": place.bucket},
+        ).one()
+        return Lease(place, owner, epoch, retries, progress, confirmed_s)
+
+
+def confirm(db: Connection, speech: Speech, lease: Lease, *, progress_offset: int | None = None) -> None:
+    """Lock the lease's row inside a transaction: until it ends nobody can take the place. Raises LeaseLost."""
+    now = speech.now_ms
+    sql = (
+        f"UPDATE kafka_topic_info SET locked_at = {now}, last_processed_at = {now}, error = FALSE, retries = 0, "  # noqa: S608
+        f"retry_at = NULL, last_error = NULL, progress_offset = COALESCE(:progress, progress_offset) WHERE {_FENCE}"
+    )
+    if execute(db, sql, {**lease.fence, "progress": progress_offset}).rowcount != 1:
+        raise LeaseLost(lease.place)

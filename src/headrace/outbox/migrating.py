@@ -1,0 +1,94 @@
+"""Making and changing the tables, by Alembic, from the migrations shipped in the package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Engine, inspect, text
+from sqlalchemy.engine import Connection
+
+from headrace.errors import IncompatibleData, MissingExtra
+from headrace.outbox.engines import DatabaseAddress, engine_for
+
+__all__ = ["VERSION_TABLE", "migrate", "schema_version"]
+
+VERSION_TABLE = "headrace_outbox_version"
+"""Where Alembic keeps our version: a table of its own, beside the application's."""
+
+_FOLDER = Path(__file__).parent / "migrations"
+_LOCK_NUMBER = 0x6865616472
+_LOCK_S = 60
+
+
+def migrate(database: DatabaseAddress | Connection, *, to: str = "head") -> str | None:
+    """Bring the tables to a version, `head` being the newest and `base` none at all; returns the version then.
+
+    Any number of processes may do this at once. With a Connection it happens in the caller's transaction, as in a
+    migration of the application's own.
+    """
+    if isinstance(database, Connection):
+        _run(database, to)
+        return _version(database)
+    engine = engine_for(database, pool_size=2)
+    try:
+        with _one_at_a_time(engine), engine.begin() as connection:
+            _run(connection, to)
+        return schema_version(engine)
+    finally:
+        engine.dispose()
+
+
+def schema_version(database: DatabaseAddress) -> str | None:
+    """Return the version of the tables; None when they were never made."""
+    engine = engine_for(database, pool_size=1)
+    try:
+        with engine.connect() as connection:
+            return _version(connection)
+    finally:
+        engine.dispose()
+
+
+def _run(connection: Connection, to: str) -> None:
+    try:
+        from alembic import command
+        from alembic.config import Config
+        from alembic.util import CommandError
+    except ModuleNotFoundError as missing:
+        raise MissingExtra("alembic", "outbox") from missing
+    config = Config()
+    config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    try:
+        (command.downgrade if to == "base" else command.upgrade)(config, to)
+    except CommandError as error:
+        raise IncompatibleData(f"the outbox in {connection.engine.url.render_as_string()}", str(error), to) from error
+
+
+def _version(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    version = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608
+    return None if version is None else str(version)
+
+
+@contextmanager
+def _one_at_a_time(engine: Engine) -> Iterator[None]:
+    """Keep others out. SQLite's own write lock does that already."""
+    asks = {
+        "postgresql": (f"SELECT pg_advisory_lock({_LOCK_NUMBER})", f"SELECT pg_advisory_unlock({_LOCK_NUMBER})"),
+        "mysql": (f"SELECT GET_LOCK('{VERSION_TABLE}', {_LOCK_S})", f"SELECT RELEASE_LOCK('{VERSION_TABLE}')"),
+    }
+    asks["mariadb"] = asks["mysql"]
+    lock = asks.get(engine.dialect.name)
+    if lock is None:
+        yield
+        return
+    with engine.connect() as holder:
+        holder.execute(text(lock[0]))
+        try:
+            yield
+        finally:
+            holder.execute(text(lock[1]))
+            holder.rollback()

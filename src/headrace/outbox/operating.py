@@ -1,0 +1,105 @@
+"""What an operator does with an outbox: look, change, run a relay. Drivers' errors get names here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
+
+from sqlalchemy import make_url
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
+
+from headrace.config import HeadraceSettings
+from headrace.errors import MissingTables, Unreachable
+from headrace.observe import serve
+from headrace.outbox.databases import Database
+from headrace.outbox.dead import dead_messages, purge, replay
+from headrace.outbox.migrating import migrate, schema_version
+from headrace.outbox.relay import checked_threads
+from headrace.outbox.running import opened_relay
+from headrace.outbox.settings import OutboxSettings
+from headrace.outbox.stats import status
+from headrace.runtime import shutdown_on_signals
+
+__all__ = [
+    "ask",
+    "change",
+    "check",
+    "dead_messages",
+    "make_tables",
+    "need_tables",
+    "purge",
+    "relay_until_told",
+    "replay",
+    "status",
+]
+
+T = TypeVar("T")
+
+
+def check(settings: OutboxSettings) -> None:
+    """Raise BadArgument unless a relay could work with the settings."""
+    checked_threads(settings)
+
+
+def make_tables(url: str, *, to: str) -> str | None:
+    """Bring the tables to a version; returns it."""
+    with _named_errors(url):
+        return migrate(url, to=to)
+
+
+def ask(url: str, question: Callable[[Connection], T]) -> T:
+    """Ask the database something."""
+    return _use(url, Database.reading, question)
+
+
+def change(url: str, do: Callable[[Connection], T]) -> T:
+    """Change something, in one transaction."""
+    return _use(url, Database.writing, do)
+
+
+def need_tables(url: str) -> None:
+    """Raise MissingTables, with what to run, unless the tables are there."""
+    with _named_errors(url):
+        version = schema_version(url)
+    if version is None:
+        raise MissingTables(_shown(url))
+
+
+async def relay_until_told(
+    url: str, log_address: str, settings: HeadraceSettings, *, tell: Callable[[str], None]
+) -> None:
+    """Run a relay until the first signal; the second ends the process."""
+    port = settings.observe.metrics_port
+    async with shutdown_on_signals() as stop:
+        with nullcontext() if port is None else serve(port):
+            async with opened_relay(url, log_address, settings=settings.outbox, log_settings=settings.log) as relay:
+                tell(f"relaying with {len(relay.workers)} worker{'s' if len(relay.workers) != 1 else ''}")
+                await stop.wait()
+        tell("stopped")
+
+
+def _use(
+    url: str, enter: Callable[[Database], AbstractContextManager[Connection]], use: Callable[[Connection], T]
+) -> T:
+    need_tables(url)
+    opened = Database(url, threads=1)
+    try:
+        with _named_errors(url), enter(opened) as connection:
+            return use(connection)
+    finally:
+        asyncio.run(opened.close())
+
+
+@contextmanager
+def _named_errors(url: str) -> Iterator[None]:
+    try:
+        yield
+    except DBAPIError as error:
+        raise Unreachable(_shown(url), str(error.orig).strip()) from error
+
+
+def _shown(url: str) -> str:
+    return make_url(url).render_as_string(hide_password=True)

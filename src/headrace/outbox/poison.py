@@ -1,0 +1,36 @@
+"""Telling a message that can never be sent from a log that can't take it now; and what such a message holds back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from headrace.errors import BadArgument, RecordTooLarge, TimestampTooFarAhead
+from headrace.outbox.messages import PendingMessage
+from headrace.outbox.ports import PoisonPolicy
+
+__all__ = ["is_about_a_record", "not_behind"]
+
+# What a log says to one record and not to the batch. Everything else may pass by itself or by an operator's hand:
+# a broker that is away, a topic that is missing, a permission that was taken.
+_ABOUT_A_RECORD = (BadArgument, RecordTooLarge, TimestampTooFarAhead)
+
+
+def is_about_a_record(error: Exception) -> bool:
+    """Say whether one of the records is at fault, whatever the state of the log."""
+    return isinstance(error, _ABOUT_A_RECORD)
+
+
+def not_behind(
+    refused: Mapping[int, str], rows: Sequence[PendingMessage], policy: PoisonPolicy
+) -> Callable[[PendingMessage], bool]:
+    """Return the claim that a message is not held back by one of the refused ones."""
+    if not refused or policy == "skip":
+        return lambda row: True
+    if policy == "block_topic":
+        first = min(refused)
+        return lambda row: row.id < first
+    blocked: dict[bytes, int] = {}
+    for row in rows:
+        if row.id in refused and row.order_key is not None:
+            blocked.setdefault(row.order_key, row.id)
+    return lambda row: row.order_key is None or row.id < blocked.get(row.order_key, row.id + 1)

@@ -1,0 +1,164 @@
+"""The relay: workers that send what applications have committed."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from types import TracebackType
+
+from headrace.errors import BadArgument, TimedOut
+from headrace.log import Log
+from headrace.observe import Health, get_logger
+from headrace.outbox.databases import Database
+from headrace.outbox.dispatching import Dispatcher
+from headrace.outbox.engines import DatabaseAddress, url_of
+from headrace.outbox.exactly_once import ExactlyOnce
+from headrace.outbox.leases import Leases
+from headrace.outbox.listening import listen
+from headrace.outbox.places import Places
+from headrace.outbox.ports import Decoder
+from headrace.outbox.rows import Rows
+from headrace.outbox.sending import AtLeastOnce, Sender
+from headrace.outbox.settings import OutboxSettings
+from headrace.outbox.showing import Showing
+from headrace.outbox.stats import is_empty, pending, show_pending
+from headrace.outbox.turns import Parts, Turn
+from headrace.outbox.waking import listening, listening_url, stop_listening
+from headrace.runtime import Backoff, Supervisor
+
+__all__ = ["Relay", "checked_threads"]
+
+_logger = get_logger(__name__)
+
+_RESTARTS = Backoff(first_s=0.1, limit_s=5.0)
+
+
+class Relay:
+    """Sends the messages of one database to one log, while it runs.
+
+    Promises: a committed message reaches the log at least once (exactly once, for readers of committed records, where
+    the settings say so), those of one key in the order of their ids; nothing is deleted that was not acknowledged.
+    A crash, of a worker or of the process, and a database or a log that is away are followed by going on.
+    Does not promise: an order between keys.
+    """
+
+    def __init__(
+        self,
+        database: DatabaseAddress,
+        log: Log,
+        *,
+        settings: OutboxSettings | None = None,
+        decoder: Decoder | None = None,
+        health: Health | None = None,
+    ) -> None:
+        self.settings = settings = settings or OutboxSettings()
+        self._threads = checked_threads(settings)
+        self._url = url_of(database)
+        self._database = Database(database, threads=2 * self._threads + 2)
+        self._is_stopping = False
+        self.workers = tuple(str(uuid.uuid4()) for _ in range(self._threads))
+        self._parts = Parts(
+            Leases(self._database, lease_s=settings.lease_s, owners=self.workers),
+            Rows(self._database, batch_size=settings.batch_size),
+            _sender(log, settings),
+            settings,
+            Showing(settings.log_topics, decoder),
+            lambda: self._is_stopping,
+        )
+        self._dispatcher = Dispatcher(
+            Places(self._database),
+            poll_interval_s=settings.poll_interval_s,
+            lease_s=settings.lease_s,
+            owners=self.workers,
+        )
+        self.health = health or Health("outbox")
+        self._working = Supervisor("outbox-workers", health=self.health)
+        self._helping = Supervisor("outbox-helpers", health=self.health)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self) -> None:
+        """Begin to send. Does not wait for the database: when it is away the relay waits for it."""
+        self._loop = asyncio.get_running_loop()
+        for worker in self.workers:
+            turn = Turn(self._parts, worker)
+            self._working.add(f"outbox-{worker[:8]}", lambda turn=turn: self._work(turn), backoff=_RESTARTS)  # type: ignore[misc]
+        self._helping.add("outbox-dispatcher", self._dispatcher.run, backoff=_RESTARTS)
+        self._helping.add("outbox-metrics", self._measure, backoff=_RESTARTS)
+        if self._url.get_backend_name() == "postgresql":
+            self._helping.add("outbox-listener", lambda: listen(self._url, self._dispatcher.wake), backoff=_RESTARTS)
+        listening(listening_url(self._url), self.wake)
+        await self._working.start()
+        await self._helping.start()
+
+    def wake(self) -> None:
+        """Look for messages now; from any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._dispatcher.wake)
+
+    async def stop(self, timeout_s: float = 3.0) -> None:
+        """Finish the batches in hand, or abandon them when time is up; give the leases back."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        stop_listening(listening_url(self._url), self.wake)
+        await self._helping.stop()
+        await self._dispatcher.close()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._working.wait()
+        except TimeoutError:
+            _logger.warning("batches in hand are abandoned", after_s=timeout_s)
+        await self._working.stop()
+        await self._parts.sender.close()
+        await self._database.close()
+
+    async def drain(self, timeout_s: float = 30.0) -> None:
+        """Wait until nothing is pending. Raises TimedOut. For tests, scripts and shutdowns."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await self._database.read(is_empty):
+                    self.wake()
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise TimedOut("draining the outbox", timeout_s) from None
+
+    async def __aenter__(self) -> Relay:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _work(self, turn: Turn) -> None:
+        while (place := await self._dispatcher.next()) is not None:
+            more = False
+            try:
+                more = await turn.run(place)
+            finally:
+                await self._dispatcher.done(place, more=more)
+
+    async def _measure(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.metrics_interval_s)
+            show_pending(await self._database.read(pending))
+
+
+def checked_threads(settings: OutboxSettings) -> int:
+    """Return how many workers a relay has, if it could work with these settings. Raises BadArgument."""
+    if not settings.threads or settings.threads < 1:
+        raise BadArgument("threads", settings.threads, "a relay needs at least 1; set outbox.threads or --threads")
+    if settings.backend != "db":
+        rule = "a relay sends what the backend 'db' stored; set outbox.backend to db, or start no relay"
+        raise BadArgument("backend", settings.backend, rule)
+    if settings.delivery == "exactly_once" and not settings.source:
+        rule = "exactly_once needs a name for this database that no other outbox of the log has; set outbox.source"
+        raise BadArgument("source", settings.source, rule)
+    return settings.threads
+
+
+def _sender(log: Log, settings: OutboxSettings) -> Sender:
+    if settings.delivery == "exactly_once":
+        return ExactlyOnce(log, source=settings.source)
+    return AtLeastOnce(log, timeout_s=settings.send_timeout_s)

@@ -1,0 +1,155 @@
+"""The tables, for SQLAlchemy: what the migrations make, and what applications can put into their own metadata.
+
+Times are milliseconds since 1970, UTC, and those set here come from the database's clock.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import DDLElement
+from sqlalchemy.sql import expression
+from sqlalchemy.types import TypeEngine
+
+__all__ = [
+    "DEAD_MESSAGES",
+    "INBOX",
+    "MESSAGES",
+    "TOPIC_INFO",
+    "kafka_dead_messages",
+    "kafka_inbox",
+    "kafka_messages",
+    "kafka_topic_info",
+    "metadata",
+    "now_ms",
+]
+
+MESSAGES = "kafka_messages"
+TOPIC_INFO = "kafka_topic_info"
+DEAD_MESSAGES = "kafka_dead_messages"
+INBOX = "kafka_inbox"
+
+metadata = MetaData()
+
+
+class now_ms(expression.FunctionElement[int]):  # noqa: N801 - reads like SQL
+    """The database's clock in milliseconds, at this very moment and not at the transaction's start."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(now_ms)
+def _default(element: DDLElement, compiler: object, **kw: object) -> str:
+    # Not UNIX_TIMESTAMP(NOW()): that goes through the session's time zone, which has an hour twice a year.
+    return "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000 AS SIGNED)"
+
+
+@compiles(now_ms, "postgresql")
+def _postgresql(element: DDLElement, compiler: object, **kw: object) -> str:
+    return "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
+
+
+@compiles(now_ms, "sqlite")
+def _sqlite(element: DDLElement, compiler: object, **kw: object) -> str:
+    return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+
+
+def _id() -> TypeEngine[int]:
+    # SQLite numbers rows, and never again with the same number, only in a column of exactly this type.
+    return BigInteger().with_variant(Integer, "sqlite")
+
+
+def _name(length: int) -> TypeEngine[str]:
+    # MySQL's default collations take "Orders" and "orders" for one topic.
+    exact = mysql.VARCHAR(length, charset="ascii", collation="ascii_bin")
+    return String(length).with_variant(exact, "mysql", "mariadb")
+
+
+def _bytes() -> TypeEngine[bytes]:
+    return LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+
+def _text() -> TypeEngine[str]:
+    return Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), "mysql", "mariadb")
+
+
+def _message_columns() -> list[Column[object]]:
+    return [
+        Column("topic", _name(249), nullable=False),
+        Column("message", _bytes()),
+        Column("key", _bytes()),
+        Column("partition_key", _bytes()),
+        Column("headers", _text()),
+        Column("event_id", _name(64), nullable=False),
+        Column("bucket", Integer, nullable=False),
+        Column("event_time", BigInteger),
+    ]
+
+
+kafka_messages = Table(
+    MESSAGES,
+    metadata,
+    Column("id", _id(), primary_key=True, autoincrement=True),
+    *_message_columns(),
+    Column("created_at", BigInteger, nullable=False, server_default=now_ms()),
+    Index("kafka_messages_topic_bucket_id", "topic", "bucket", "id"),
+    sqlite_autoincrement=True,
+    mysql_engine="InnoDB",
+)
+
+kafka_topic_info = Table(
+    TOPIC_INFO,
+    metadata,
+    Column("topic", _name(249), nullable=False),
+    Column("bucket", Integer, nullable=False),
+    Column("locked_by", _name(36)),
+    Column("locked_at", BigInteger),
+    Column("epoch", BigInteger, nullable=False, server_default=text("0")),
+    Column("error", Boolean, nullable=False, server_default=expression.false()),
+    Column("retries", Integer, nullable=False, server_default=text("0")),
+    Column("retry_at", BigInteger),
+    Column("last_error", _text()),
+    Column("last_processed_at", BigInteger),
+    Column("progress_offset", BigInteger),
+    PrimaryKeyConstraint("topic", "bucket"),
+    mysql_engine="InnoDB",
+)
+
+kafka_dead_messages = Table(
+    DEAD_MESSAGES,
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    *_message_columns(),
+    Column("created_at", BigInteger, nullable=False),
+    Column("error", _text(), nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("dead_at", BigInteger, nullable=False, server_default=now_ms()),
+    Index("kafka_dead_messages_topic_bucket_id", "topic", "bucket", "id"),
+    mysql_engine="InnoDB",
+)
+
+kafka_inbox = Table(
+    INBOX,
+    metadata,
+    Column("consumer", _name(100), nullable=False),
+    Column("event_id", _name(400), nullable=False),
+    Column("received_at", BigInteger, nullable=False, server_default=now_ms()),
+    PrimaryKeyConstraint("consumer", "event_id"),
+    Index("kafka_inbox_received_at", "received_at"),
+    mysql_engine="InnoDB",
+)

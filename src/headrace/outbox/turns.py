@@ -1,0 +1,179 @@
+"""One turn of one place: take the lease, send batch after batch, delete what was acknowledged, give the lease back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from headrace.errors import Fenced
+from headrace.observe import get_logger
+from headrace.outbox.compacting import Compacted, compact, keep_all
+from headrace.outbox.flows import Flow
+from headrace.outbox.leases import Lease, LeaseLost, Leases
+from headrace.outbox.messages import PendingMessage, Place
+from headrace.outbox.metrics import DEAD, LEASES_LOST, PROCESSED, SEND_ERRORS, SUPERSEDED
+from headrace.outbox.rows import Rows
+from headrace.outbox.sending import Sender, Sent
+from headrace.outbox.settings import OutboxSettings
+from headrace.outbox.showing import Showing
+from headrace.runtime import Backoff, crash_point
+
+__all__ = ["Parts", "Turn"]
+
+_logger = get_logger(__name__)
+
+# A place whose messages are all held back is looked at again after this.
+_BLOCKED_PAUSE_MS = 1000
+
+
+@dataclass(slots=True)
+class Parts:
+    """What all workers of a relay share.
+
+    `unsettled` holds ids that are in the log but, after an error of the database, perhaps still in the table.
+    """
+
+    leases: Leases
+    rows: Rows
+    sender: Sender
+    settings: OutboxSettings
+    showing: Showing
+    is_stopping: Callable[[], bool]
+    unsettled: dict[Place, Sent] = field(default_factory=dict)
+
+
+class Turn:
+    """Turns of one worker, known by its uuid."""
+
+    def __init__(self, parts: Parts, owner: str) -> None:
+        self._parts = parts
+        self._owner = owner
+        settings = parts.settings
+        self._backoff = Backoff(settings.first_retry_s, 2.0, max(settings.first_retry_s, settings.max_retry_s))
+        self._overlaps = settings.delivery == "at_least_once"
+
+    async def run(self, place: Place) -> bool:
+        """Do the turn; returns whether more is waiting. Raises what the database raises."""
+        lease = await self._parts.leases.acquire(place, self._owner)
+        if lease is None:
+            return False
+        try:
+            return await self._while_kept(lease)
+        except LeaseLost:
+            LEASES_LOST.labels(place.topic).inc()
+            _logger.warning("lease lost, its new holder goes on", topic=place.topic, bucket=place.bucket)
+            return False
+        except asyncio.CancelledError:
+            await asyncio.shield(self._parts.leases.abandon(lease))
+            raise
+        except SQLAlchemyError:
+            raise
+        except Exception as error:
+            await self._hold(lease, error)
+            return False
+
+    async def _hold(self, lease: Lease, error: Exception) -> None:
+        topic = lease.place.topic
+        (LEASES_LOST if isinstance(error, Fenced) else SEND_ERRORS).labels(topic).inc()
+        delay_s = self._backoff.delay_s(lease.retries + 1)
+        story = f"{type(error).__name__}: {error}"
+        _logger.warning("sending failed", topic=topic, bucket=lease.place.bucket, error=story, next_try_s=delay_s)
+        await self._parts.leases.hold(lease, story, delay_s=delay_s)
+
+    async def _while_kept(self, lease: Lease) -> bool:
+        """Work while another task renews the lease; when that finds it lost, the work stops where it stands."""
+        work = asyncio.create_task(self._work(lease))
+        keeping = asyncio.create_task(self._keep(lease))
+        try:
+            await asyncio.wait({work, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            if keeping.done() and not work.done():
+                keeping.result()
+            return await work
+        finally:
+            for task in (work, keeping):
+                task.cancel()
+            await asyncio.gather(work, keeping, return_exceptions=True)
+
+    async def _keep(self, lease: Lease) -> None:
+        while True:
+            await asyncio.sleep(self._parts.settings.lease_s / 3)
+            try:
+                await self._parts.leases.renew(lease)
+            except SQLAlchemyError as error:
+                _logger.warning("lease not renewed, will try again", topic=lease.place.topic, error=str(error))
+
+    async def _work(self, lease: Lease) -> bool:
+        await self._settle_earlier(lease)
+        more, is_blocked = await self._batches(lease)
+        await self._parts.leases.release(lease, pause_ms=_BLOCKED_PAUSE_MS if is_blocked else 0)
+        return more
+
+    async def _settle_earlier(self, lease: Lease) -> None:
+        """Delete what is in the log from before: sending it again would be a duplicate that we know of."""
+        recovered = await self._parts.sender.recover(lease)
+        known = self._parts.unsettled.get(lease.place, Sent())
+        sent = Sent([*known.ids, *recovered.ids], known.refused, known.progress_offset)
+        if sent.ids or sent.refused:
+            await self._settle(lease, sent)
+
+    async def _batches(self, lease: Lease) -> tuple[bool, bool]:
+        """Send batches while they are full; returns whether more is waiting, and whether all of it is held back."""
+        settings, place = self._parts.settings, lease.place
+        policy = settings.poison_policy_of(place.topic)
+        rows = await self._parts.rows.read(place, policy)
+        is_blocked = not rows and policy != "skip"
+        flow = Flow()
+        try:
+            for nr in range(1, settings.turn_batches + 1):
+                is_full = len(rows) == settings.batch_size
+                if not rows:
+                    break
+                if is_full and nr < settings.turn_batches:
+                    flow.read_ahead(partial(self._parts.rows.read, place, policy, after=rows[-1].id))
+                is_whole = await self._send(lease, rows, flow)
+                if not is_full or not is_whole or self._parts.is_stopping() or flow.reading is None:
+                    return is_full or not is_whole, False
+                rows = await flow.reading
+            return False, is_blocked
+        finally:
+            await flow.end()
+
+    async def _send(self, lease: Lease, rows: Sequence[PendingMessage], flow: Flow) -> bool:
+        """Send one batch and begin to settle it; returns whether all of it is done."""
+        settings, topic = self._parts.settings, lease.place.topic
+        if time.monotonic() - lease.confirmed_s > settings.lease_s * 2 / 3:
+            await self._parts.leases.renew(lease)  # this process stood still, perhaps for longer than the lease
+        batch = compact(rows) if topic in settings.compact_topics else keep_all(rows)
+        try:
+            sent = await self._parts.sender.send(lease, batch.kept, settings.poison_policy_of(topic))
+        except Exception as error:
+            self._parts.showing.failed(topic, batch.kept, error)
+            raise
+        crash_point("outbox.after-send")
+        await flow.settled()
+        done = self._remember(lease.place, batch, sent)
+        self._parts.showing.sent(topic, batch.kept)
+        flow.settle(self._settle(lease, done))
+        if not self._overlaps:
+            await flow.settled()
+        return len(done.ids) == len(rows)
+
+    def _remember(self, place: Place, batch: Compacted, sent: Sent) -> Sent:
+        done = Sent(batch.ids_done(sent.ids), sent.refused, sent.progress_offset)
+        SUPERSEDED.labels(place.topic).inc(len(done.ids) - len(sent.ids))
+        self._parts.unsettled[place] = done
+        return done
+
+    async def _settle(self, lease: Lease, sent: Sent) -> None:
+        place = lease.place
+        await self._parts.rows.settle(lease, sent.ids, sent.refused, progress_offset=sent.progress_offset)
+        self._parts.unsettled.pop(place, None)
+        PROCESSED.labels(place.topic).inc(len(sent.ids))
+        for id_, reason in sent.refused.items():
+            DEAD.labels(place.topic).inc()
+            _logger.error("message is dead", topic=place.topic, id=id_, reason=reason)

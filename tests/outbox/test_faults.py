@@ -1,0 +1,300 @@
+"""Processes that die and freeze, brokers and databases that go away, clocks that are wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from tests.outbox import children
+from tests.outbox.conftest import EVERY_GROUND
+from tests.outbox.setting import Ground, count, numbered, publish, rows
+
+from headrace.model import Record
+from headrace.outbox import OutboxSettings, Relay, event_id_of
+from headrace.outbox.messages import Message
+from headrace.services import RunningService
+from headrace.testing import ChildProcess, running, running_function
+from headrace.testing.conformance.log_setting import eventually
+from headrace.testing.plugin import Size
+from headrace.testing.proxy import TcpProxy
+
+CHILDREN = "tests.outbox.children"
+ROOT = Path(__file__).parents[2]
+NAMES = ["a", "b", "c", "d", "e"]
+
+
+@pytest.fixture(autouse=True)
+def _children_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child has this process' sys.path, on which pytest does not put the tests."""
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def shown(ground: Ground) -> str:
+    return ground.url.render_as_string(hide_password=False)
+
+
+def make_counters(ground: Ground) -> None:
+    with ground.engine.begin() as db:
+        db.execute(text(children.COUNTERS))
+        db.execute(text("DELETE FROM test_counters"))
+        for name in NAMES:
+            db.execute(text("INSERT INTO test_counters (name, n) VALUES (:name, 0)"), {"name": name})
+
+
+def counters(ground: Ground) -> dict[bytes, int]:
+    with ground.engine.connect() as db:
+        return {name.encode(): n for name, n in db.execute(text("SELECT name, n FROM test_counters"))}
+
+
+def first_times(records: Sequence[Record]) -> list[Record]:
+    """Drop what a consumer with an inbox would drop."""
+    seen: set[str | None] = set()
+    return [r for r in records if (id_ := event_id_of(r.headers)) not in seen and not seen.add(id_)]  # type: ignore[func-returns-value]
+
+
+def sequences(records: Sequence[Record]) -> dict[bytes, list[int]]:
+    found: dict[bytes, list[int]] = {}
+    for record in records:
+        found.setdefault(record.key or b"", []).append(int(record.value or b""))
+    return found
+
+
+async def die_while_writing(ground: Ground, rounds: int, settings: dict[str, Any]) -> list[Record]:
+    """Let two writers share keys while relays are killed over and over; returns what reached the log."""
+    topic = await ground.topic(partitions=2)
+    make_counters(ground)
+    writing = (f"{CHILDREN}:write_until_told", shown(ground), topic, NAMES, 2)
+    with running_function(*writing) as one, running_function(*writing) as other:
+        for writer in (one, other):
+            await asyncio.to_thread(writer.wait_for_line, "ready", 60)
+        dying = (f"{CHILDREN}:die_again_and_again", shown(ground), ground.address, topic, rounds, settings)
+        with running_function(*dying) as relays:
+            for nr in range(rounds):
+                await asyncio.to_thread(relays.wait_for_line, f"round {nr}$", 60)
+        for writer in (one, other):
+            writer.send_line("stop")
+            assert await asyncio.to_thread(writer.wait, 60) == 0, writer.stderr
+    async with ground.relay(**settings) as relay:
+        await relay.drain(60)
+    return await ground.records(topic)
+
+
+KILLED = {"batch_size": 5, "lease_s": 0.5, "poll_interval_s": 0.1, "max_retry_s": 0.2, "threads": 2}
+
+
+@pytest.mark.timeout(600)
+async def test_kill_9_in_a_loop_loses_and_reorders_nothing(ground: Ground, size: Size) -> None:
+    """L16: same keys, two writers, two relays that die: per key the de-duplicated sequence is 1, 2, 3 … without end."""
+    records = await die_while_writing(ground, size(10, 100), KILLED)
+
+    assert len(records) > len(first_times(records)), "no kill fell between a send and its delete"
+    assert sequences(first_times(records)) == {name: list(range(1, n + 1)) for name, n in counters(ground).items()}
+    assert min(counters(ground).values()) > 0
+
+
+@pytest.mark.timeout(600)
+async def test_exactly_once_shows_no_duplicate_after_kills(ground: Ground, size: Size) -> None:
+    """L22: a reader of committed records sees every message once, in order, however often relays are killed."""
+    settings = {**KILLED, "delivery": "exactly_once", "source": f"s{time.time_ns()}"}
+    records = await die_while_writing(ground, size(10, 100), settings)
+
+    assert sequences(records) == {name: list(range(1, n + 1)) for name, n in counters(ground).items()}
+    assert len({event_id_of(record.headers) for record in records}) == len(records)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+async def test_a_frozen_worker_finds_its_lease_gone(ground: Ground, delivery: str) -> None:
+    """L11, L22: frozen between send and delete it is replaced; thawed it deletes and releases nothing, and stops."""
+    topic = await ground.topic()
+    publish(ground.engine, topic, numbered(1, 5))
+    settings = {"lease_s": 1.0, "delivery": delivery, "source": topic}
+    freezing = (f"{CHILDREN}:relay_and_freeze", shown(ground), ground.address, topic, settings)
+    with running_function(*freezing) as frozen:
+        await eventually(lambda: _is_stopped(frozen), within_s=60)
+        async with ground.relay(**settings) as relay:
+            await relay.drain()
+            publish(ground.engine, topic, numbered(6, 8))
+            await relay.drain()
+        publish(ground.engine, topic, [Message(b"9", "k0")])
+        before = rows(ground.engine, "kafka_topic_info", "topic")[0]
+        frozen.send_signal(signal.SIGCONT)
+        await asyncio.to_thread(frozen.wait_for_line, "lost 1", 30)
+        assert before["epoch"] >= 3
+    records = await ground.records(topic)
+
+    assert [record.value for record in first_times(records)][:8] == [b"%d" % n for n in range(1, 9)]
+    if delivery == "exactly_once":
+        assert len(records) == len(first_times(records))
+
+
+async def _is_stopped(child: ChildProcess) -> bool:
+    wait = os.waitid  # does not block: WNOHANG
+    return wait(os.P_PID, child.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("ground", EVERY_GROUND[1:], indirect=True)
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+async def test_a_broker_that_is_away_costs_nothing_but_time(
+    ground: Ground, kafka: RunningService, delivery: str
+) -> None:
+    """L9: held back with the error on record, nothing dead, and all of it arrives in order when the broker is back."""
+    topic = await ground.topic()
+    settings = {"send_timeout_s": 1.0, "max_retry_s": 0.5, "delivery": delivery, "source": topic}
+    async with ground.relay(**settings) as relay:
+        publish(ground.engine, topic, numbered(1, 10))
+        await relay.drain()
+        await asyncio.to_thread(kafka.pause)
+        try:
+            publish(ground.engine, topic, numbered(11, 30))
+            if delivery == "at_least_once":
+                await eventually(lambda: _has_error(ground, topic))
+            else:
+                await asyncio.sleep(2)  # a commit waits for the log's own time-out, which is longer
+            assert count(ground.engine) == 20
+        finally:
+            await asyncio.to_thread(kafka.resume)
+        publish(ground.engine, topic, numbered(31, 35))
+        await relay.drain(60)
+    records = await ground.records(topic)
+
+    assert [record.value for record in first_times(records)] == [b"%d" % n for n in range(1, 36)]
+    assert count(ground.engine, "kafka_dead_messages") == 0
+    if delivery == "exactly_once":
+        assert len(records) == 35
+
+
+async def _has_error(ground: Ground, topic: str) -> bool:
+    return any(row["error"] and row["topic"] == topic for row in rows(ground.engine, "kafka_topic_info", "topic"))
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("ground", EVERY_GROUND[1:3], indirect=True)
+async def test_a_database_that_goes_away_needs_no_restart(ground: Ground) -> None:
+    """L19: workers crash, are started again, for ever; when the database is back they go on."""
+    topic = await ground.topic()
+    with TcpProxy(ground.url.host or "", ground.url.port or 0) as proxy:
+        through = ground.url.set(host=proxy.host, port=proxy.port)
+        async with Relay(through, ground.log, settings=OutboxSettings(lease_s=1.0, threads=2)) as relay:
+            publish(ground.engine, topic, numbered(1, 10))
+            await relay.drain()
+            proxy.cut()
+            publish(ground.engine, topic, numbered(11, 20))
+            await eventually(lambda: _is_down(relay))
+            proxy.restore()
+            await eventually(lambda: _is_empty(ground), within_s=60)
+
+    assert [record.value for record in first_times(await ground.records(topic))] == [b"%d" % n for n in range(1, 21)]
+
+
+async def _is_down(relay: Relay) -> bool:
+    return not relay.health.is_up
+
+
+async def _is_empty(ground: Ground) -> bool:
+    return count(ground.engine) == 0
+
+
+async def test_wrong_clocks_change_nothing(ground: Ground) -> None:
+    """L24: relays five minutes ahead and behind share the work; no lease is stolen, so nothing is sent twice."""
+    topic = await ground.topic(partitions=2)
+    settings = {"batch_size": 5, "turn_batches": 1, "lease_s": 30.0}
+    relaying = (f"{CHILDREN}:relay", shown(ground), ground.address, settings)
+    with running_function(*relaying, 300) as ahead, running_function(*relaying, -300) as behind:
+        for child in (ahead, behind):
+            await asyncio.to_thread(child.wait_for_line, "relaying", 60)
+        for first in range(1, 200, 20):
+            publish(ground.engine, topic, numbered(first, first + 19, keys=5), buckets=2)
+        await eventually(lambda: _is_empty(ground), within_s=60)
+    found = sequences(await ground.records(topic))
+
+    assert sorted(n for values in found.values() for n in values) == list(range(1, 201))
+    assert all(values == sorted(values) for values in found.values())
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("ground", EVERY_GROUND[1:2], indirect=True)
+async def test_notify_wakes_a_relay_in_another_process(ground: Ground) -> None:
+    """L15: on PostgreSQL a commit elsewhere is told after the commit; the relay does not wait for its next look."""
+    topic = await ground.topic()
+    with running_function(f"{CHILDREN}:publish_when_told", shown(ground), topic) as child:
+        await asyncio.to_thread(child.wait_for_line, "ready", 60)
+        async with ground.relay(poll_interval_s=60) as relay:
+            await asyncio.sleep(1.5)
+            relay._dispatcher._something_new.set()
+            await eventually(lambda: _is_listening(relay))
+            waits = []
+            for _ in range(5):
+                started = time.monotonic()
+                child.send_line("")
+                await asyncio.to_thread(child.wait_for_line, "published", 10)
+                await eventually(lambda: _is_empty(ground), within_s=10, every_s=0.005)
+                waits.append(time.monotonic() - started)
+    assert sorted(waits)[2] < 2, waits
+
+
+async def _is_listening(relay: Relay) -> bool:
+    return relay.health.child("outbox-listener").is_up
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+@pytest.mark.parametrize("ground", [EVERY_GROUND[0], EVERY_GROUND[1]], indirect=True)
+async def test_a_signal_ends_the_relay_in_good_order(ground: Ground, number: signal.Signals, size: Size) -> None:
+    """L18: within 5 s under a backlog, with the batch in hand finished, all leases given back and nothing lost."""
+    topic, total = await ground.topic(), size(10_000, 100_000)
+    publish(ground.engine, topic, [Message(b"%d" % n, key="k") for n in range(1, total + 1)])
+    command = ("-m", "headrace.cli", "outbox", "relay", "--database", shown(ground), "--log", ground.address)
+    with running(*command, environ={"HEADRACE__OUTBOX__BATCH_SIZE": "100"}) as child:
+        await asyncio.to_thread(child.wait_for_line, "relaying", 60)
+        await eventually(lambda: _is_below(ground, total), within_s=30)
+        started = time.monotonic()
+        child.send_signal(number)
+        assert await asyncio.to_thread(child.wait, 10) == 0, child.stderr
+        took_s = time.monotonic() - started
+    left = count(ground.engine)
+
+    assert took_s < 5
+    assert {row["locked_by"] for row in rows(ground.engine, "kafka_topic_info", "topic")} == {None}
+    assert len(await ground.values(topic)) == total - left
+    assert "Traceback" not in child.stderr
+
+
+async def _is_below(ground: Ground, total: int) -> bool:
+    return count(ground.engine) < total
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("ground", EVERY_GROUND[1:2], indirect=True)
+async def test_a_second_signal_ends_the_relay_at_once(ground: Ground, kafka: RunningService) -> None:
+    """L18: even while the broker is away and the first one waits."""
+    topic = await ground.topic()
+    command = ("-m", "headrace.cli", "outbox", "relay", "--database", shown(ground), "--log", ground.address)
+    with running(*command) as child:
+        await asyncio.to_thread(child.wait_for_line, "relaying", 60)
+        publish(ground.engine, topic, numbered(1, 1))
+        await eventually(lambda: _is_empty(ground))
+        await asyncio.to_thread(kafka.pause)
+        try:
+            publish(ground.engine, topic, numbered(2, 10))
+            await eventually(lambda: _is_locked(ground))
+            child.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.3)
+            started = time.monotonic()
+            child.send_signal(signal.SIGTERM)
+            code = await asyncio.to_thread(child.wait, 10)
+            took_s = time.monotonic() - started
+        finally:
+            await asyncio.to_thread(kafka.resume)
+
+    assert (code, took_s < 1) == (128 + signal.SIGTERM, True)
+
+
+async def _is_locked(ground: Ground) -> bool:
+    return any(row["locked_by"] for row in rows(ground.engine, "kafka_topic_info", "topic"))

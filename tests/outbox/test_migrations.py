@@ -1,0 +1,63 @@
+"""The tables: made by migrations, by several at once, beside the application's own."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import URL, Engine, inspect, text
+from tests.outbox.setting import TABLES
+
+from headrace.errors import BadArgument, IncompatibleData, UnknownBackend
+from headrace.outbox import migrate, schema_version
+from headrace.outbox.engines import url_of
+from headrace.outbox.tables import metadata
+
+
+def test_migrations_make_what_the_metadata_describes(engine: Engine) -> None:
+    """Every table, column, index and key of `headrace.outbox.tables`, which applications may use in their own."""
+    found = inspect(engine)
+    for name in TABLES:
+        table = metadata.tables[name]
+        assert {column["name"] for column in found.get_columns(name)} == set(table.columns.keys())
+        assert found.get_pk_constraint(name)["constrained_columns"] == [column.name for column in table.primary_key]
+        indexes = {index["name"]: index["column_names"] for index in found.get_indexes(name)}
+        assert indexes == {index.name: [column.name for column in index.columns] for index in table.indexes}
+
+
+def test_several_may_migrate_at_once_and_again(database: URL) -> None:
+    """Whoever comes second finds the work done; base takes the tables away, head brings them back."""
+    migrate(database, to="base")
+    assert schema_version(database) is None
+    versions: list[str | None] = []
+    threads = [threading.Thread(target=lambda: versions.append(migrate(database))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert versions == ["0001"] * 4
+    assert schema_version(database) == "0001"
+
+
+def test_an_application_migrates_in_a_transaction_of_its_own(tmp_path: Path) -> None:
+    """With a connection the tables come, and go, with the application's transaction; its version table is its own."""
+    from headrace.outbox.engines import engine_for
+
+    engine = engine_for(f"sqlite:///{tmp_path / 'app.db'}")
+    with engine.begin() as db:
+        db.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32))"))
+        assert migrate(db) == "0001"
+    with engine.connect() as db:
+        assert db.execute(text("SELECT COUNT(*) FROM alembic_version")).scalar_one() == 0
+    engine.dispose()
+
+
+def test_what_is_no_outbox_database_is_refused(tmp_path: Path) -> None:
+    """Another dialect, a database in memory, a version that is not ours: each says so."""
+    with pytest.raises(UnknownBackend, match="oracle"):
+        url_of("oracle://host/x")
+    with pytest.raises(BadArgument, match="in memory"):
+        url_of("sqlite://")
+    with pytest.raises(IncompatibleData, match="9999"):
+        migrate(f"sqlite:///{tmp_path / 'app.db'}", to="9999")

@@ -1,0 +1,167 @@
+"""Decisions without I/O: keys, headers, compaction, poison, who may be taken."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import BadArgument, RecordTooLarge, TimedOut, UnknownTopic, Unreachable
+from headrace.model import Record
+from headrace.outbox.compacting import compact, keep_all
+from headrace.outbox.headers import EVENT_ID, as_headers, dump_headers, event_id_of, load_headers, with_event_id
+from headrace.outbox.keys import bucket_of, encode_key
+from headrace.outbox.messages import PendingMessage, Place, event_time_ms, record_of
+from headrace.outbox.places import WaitingPlace, free_places, soonest_s
+from headrace.outbox.poison import is_about_a_record, not_behind
+
+MINUTE_MS = 60_000
+
+
+def pending(id_: int, key: bytes | None = None, partition_key: bytes | None = None) -> PendingMessage:
+    return PendingMessage(id_, b"m", key, partition_key, None, f"e{id_}", None, 1)
+
+
+def waiting(**changes: object) -> WaitingPlace:
+    found = WaitingPlace(Place("t", 0), is_known=True, locked_by=None, locked_at=None, retry_at=None, now=1_000_000)
+    return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass
+class Customer:
+    name: str
+    id: int
+
+
+@pytest.mark.parametrize(
+    ("key", "encoded"),
+    [
+        (None, None),
+        (b"\x00", b"\x00"),
+        ("ü", "ü".encode()),
+        (7, b"7"),
+        (uuid.UUID(int=1), b"00000000-0000-0000-0000-000000000001"),
+        ({"b": 1, "a": [2, {"d": 1, "c": None}]}, b'{"a":[2,{"c":null,"d":1}],"b":1}'),
+        (("x", 1), b'["x",1]'),
+    ],
+)
+def test_a_key_has_one_encoding(key: object, encoded: bytes | None) -> None:
+    """O5: bytes as they are, text and numbers as text, structures as JSON with sorted names."""
+    assert encode_key(key) == encoded
+
+
+@given(st.dictionaries(st.text(), st.integers() | st.text(), min_size=1))
+def test_a_structured_key_does_not_depend_on_its_order(key: dict[str, int | str]) -> None:
+    """O5: the same fields in any order are the same key."""
+    assert encode_key(key) == encode_key(dict(reversed(list(key.items()))))
+
+
+def test_an_object_is_a_key_by_its_fields() -> None:
+    """O5: a dataclass has the encoding of its fields; what has no form, or two, is refused."""
+    assert encode_key(Customer("Ada", 1)) == encode_key({"id": 1, "name": "Ada"})
+    for bad in (1.0, True, object()):
+        with pytest.raises(BadArgument):
+            encode_key(bad)
+
+
+@given(st.binary(max_size=8) | st.none(), st.uuids(), st.integers(1, 64))
+def test_a_bucket_is_in_range_and_stable(key: bytes | None, event_id: uuid.UUID, buckets: int) -> None:
+    """O5: a key is always in the same bucket; messages without one are spread by their event id."""
+    found = bucket_of(key, str(event_id), buckets)
+    assert 0 <= found < buckets
+    if key is not None:
+        assert found == bucket_of(key, str(uuid.uuid4()), buckets)
+
+
+@given(st.lists(st.tuples(st.text(min_size=1), st.binary() | st.none() | st.text())))
+def test_headers_come_back_as_they_were(given_headers: list[tuple[str, bytes | str | None]]) -> None:
+    """O3: text, bytes and None survive the table, repeated names and their order too."""
+    headers = as_headers(given_headers)
+    assert load_headers(dump_headers(headers)) == headers
+
+
+def test_a_record_carries_its_event_id() -> None:
+    """L21: as the last header, where consumers find it."""
+    headers = with_event_id(dump_headers((("a", b"1"),)), "id-1")
+    assert headers == (("a", b"1"), (EVENT_ID, b"id-1"))
+    assert event_id_of(headers) == "id-1"
+    assert event_id_of(()) is None
+
+
+def test_a_records_time_is_never_ahead_of_its_sender() -> None:
+    """L24: the database's clock, or the application's, may be ahead; the log would refuse the record."""
+    row = pending(1)._replace(event_time=5_000, created_at=9_000)
+    assert record_of("t", row, partition=None, now_ms=7_000).timestamp_ms == 5_000
+    assert record_of("t", row._replace(event_time=None), partition=None, now_ms=7_000).timestamp_ms == 7_000
+    for bad in (0, -5):
+        with pytest.raises(BadArgument):
+            event_time_ms(bad)
+
+
+def test_compaction_keeps_the_last_of_each_key() -> None:
+    """L13: keys 1, 2, 1 send rows 2 and 3 in order, and stand for all three; keyless messages are untouched."""
+    batch = compact([pending(1, b"1"), pending(2, b"2"), pending(3, b"1"), pending(4), pending(5)])
+    assert [row.id for row in batch.kept] == [2, 3, 4, 5]
+    assert sorted(batch.ids_done([2, 3, 4, 5])) == [1, 2, 3, 4, 5]
+    assert sorted(batch.ids_done([2, 4])) == [2, 4]
+
+
+@given(st.lists(st.sampled_from([None, b"a", b"b", b"c"]), max_size=30))
+def test_compaction_loses_and_reorders_nothing(keys: list[bytes | None]) -> None:
+    """L13: what is kept rises in id, has each key once, and stands for every row."""
+    found = [pending(n, key) for n, key in enumerate(keys, 1)]
+    batch = compact(found)
+    ids = [row.id for row in batch.kept]
+    assert ids == sorted(ids)
+    kept_keys = [row.key for row in batch.kept if row.key is not None]
+    assert len(kept_keys) == len(set(kept_keys))
+    assert sorted(batch.ids_done(ids)) == [row.id for row in found]
+    assert sorted(keep_all(found).ids_done(row.id for row in found)) == [row.id for row in found]
+
+
+def test_a_row_with_an_error_and_no_lock_can_be_taken() -> None:
+    """L10: so can one whose lock has no time, one whose lease is over, one whose retry is due; others can't."""
+    assert waiting().is_free(MINUTE_MS)
+    assert waiting(locked_by="a", locked_at=None).is_free(MINUTE_MS)
+    assert waiting(locked_by="a", locked_at=1_000_000 - MINUTE_MS - 1).is_free(MINUTE_MS)
+    assert waiting(retry_at=1_000_000).is_free(MINUTE_MS)
+    assert not waiting(retry_at=1_000_001).is_free(MINUTE_MS)
+    assert not waiting(locked_by="a", locked_at=1_000_000 - MINUTE_MS).is_free(MINUTE_MS)
+    assert free_places([waiting(), waiting(retry_at=2_000_000)], MINUTE_MS) == [Place("t", 0)]
+
+
+def test_the_next_look_comes_when_the_first_hold_ends() -> None:
+    """L9: no later than asked, no earlier than needed."""
+    assert soonest_s([waiting(retry_at=1_000_100), waiting(retry_at=1_000_300)], 0.5) == 0.1
+    assert soonest_s([waiting(), waiting(retry_at=999_000)], 0.5) == 0.5
+
+
+def test_only_a_record_can_be_poison() -> None:
+    """L12: size and form are the record's own; a broker that is away and a missing topic are not."""
+    assert is_about_a_record(RecordTooLarge("t", 2, 1))
+    assert is_about_a_record(BadArgument("key", None, "needed"))
+    for other in (Unreachable("a", "b"), TimedOut("x", 1), UnknownTopic("t"), RuntimeError()):
+        assert not is_about_a_record(other)
+
+
+def test_what_poison_holds_back() -> None:
+    """L12: nothing, what comes behind it in its key, or what comes behind it."""
+    found = [pending(1, b"a"), pending(2, b"b"), pending(3, b"a"), pending(4), pending(5, b"x", b"a")]
+    held = {
+        policy: [row.id for row in found if not not_behind({1: "bad"}, found, policy)(row)]
+        for policy in ("skip", "block_key", "block_topic")
+    }
+    assert held["skip"] == []
+    assert held["block_key"] == [1, 3, 5]
+    assert held["block_topic"] == [1, 2, 3, 4, 5]
+    assert [row.id for row in found if not_behind({3: "bad"}, found, "block_key")(row)] == [1, 2, 4]
+
+
+def test_a_foreign_record_is_known_by_its_place() -> None:
+    """L21: the inbox takes events that have no id by topic, partition and offset."""
+    from headrace.outbox import Inbox
+
+    assert Inbox("c")._row(Record("t", 2, 7, 0))["event_id"] == "t[2]@7"
