@@ -6,7 +6,7 @@ Does not promise: to be up to date. Journals merge it with the head of the log.
 """
 
 from headrace.store.opening import open_store
-from headrace.store.ports import Settings, Snapshots, Store, StoreReader, StoreWriter
+from headrace.store.ports import Settings, Snapshots, Store, StoreReader, StoreWriter, TagNumbers, Tags, TagViews
 from headrace.store.rows import (
     DEFAULT_SEGMENT_SIZE,
     EventRow,
@@ -20,6 +20,7 @@ from headrace.store.rows import (
     segment_of,
     write_time,
 )
+from headrace.store.tag_rows import TagNumber, TagRow, TagTime, tag_time_of, timeuuid
 
 __all__ = [
     "DEFAULT_SEGMENT_SIZE",
@@ -34,9 +35,17 @@ __all__ = [
     "Store",
     "StoreReader",
     "StoreWriter",
+    "TagNumber",
+    "TagNumbers",
+    "TagRow",
+    "TagTime",
+    "TagViews",
+    "Tags",
     "java_hash",
     "meta_segment",
     "open_store",
     "segment_of",
+    "tag_time_of",
+    "timeuuid",
     "write_time",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Histogram
 
-__all__ = ["PAGES", "REQUESTS", "REQUEST_SECONDS", "RETRIES", "ROWS_WRITTEN"]
+__all__ = ["PAGES", "REQUESTS", "REQUEST_SECONDS", "RETRIES", "ROWS_WRITTEN", "TAG_ROWS_WRITTEN"]
 
 PAGES = Counter(
     "headrace_store_pages_total",
@@ -17,6 +17,11 @@ PAGES = Counter(
 ROWS_WRITTEN = Counter(
     "headrace_store_rows_written_total",
     "Events handed to the store and acknowledged, those that lost to a later place included.",
+    ["backend"],
+)
+TAG_ROWS_WRITTEN = Counter(
+    "headrace_store_tag_rows_written_total",
+    "Rows of views by tag handed to the store and acknowledged, repetitions included.",
     ["backend"],
 )
 REQUESTS = Counter(

@@ -10,8 +10,9 @@ from typing import Protocol
 
 from headrace.model import TopicPartition
 from headrace.store.rows import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion, SnapshotRow
+from headrace.store.tag_rows import TagNumber, TagRow, TagTime
 
-__all__ = ["Settings", "Snapshots", "Store", "StoreReader", "StoreWriter"]
+__all__ = ["Settings", "Snapshots", "Store", "StoreReader", "StoreWriter", "TagNumbers", "TagViews", "Tags"]
 
 
 class StoreReader(Protocol):
@@ -42,8 +43,13 @@ class StoreReader(Protocol):
         """List the topics that have a replicated offset, sorted."""
         ...
 
-    def metas(self, topic: str, *, page_size: int = 500) -> AsyncIterator[Sequence[JournalMeta]]:
-        """Yield pages of all heads of a topic, purge markers included, in no order."""
+    def metas(
+        self, topic: str, *, partition: int | None = None, page_size: int = 500
+    ) -> AsyncIterator[Sequence[JournalMeta]]:
+        """Yield pages of all heads of a topic, purge markers included, in no order.
+
+        With `partition` only those whose last record lies there.
+        """
         ...
 
 
@@ -108,6 +114,87 @@ class Settings(Protocol):
         ...
 
 
+class TagViews(Protocol):
+    """Events by tag, in buckets of time, sorted by their timeuuids.
+
+    Promises: what `buckets` does not list holds nothing; writes converge by place, as those of journals do.
+    """
+
+    async def write(self, rows: Sequence[TagRow], *, at: Place | None = None) -> None:
+        """Write rows, each at its own place, or all at `at`: a repair that must win over a deletion."""
+        ...
+
+    def read(
+        self,
+        tag: str,
+        bucket_ms: int,
+        *,
+        first: TagTime | None = None,
+        last: TagTime | None = None,
+        page_size: int = 500,
+    ) -> AsyncIterator[Sequence[TagRow]]:
+        """Yield pages of a bucket's rows from `first` to `last` (inclusive), rising, each fetched when asked for."""
+        ...
+
+    async def buckets(self, tag: str, *, first_ms: int = 0, last_ms: int | None = None) -> Sequence[int]:
+        """List the buckets of a tag that may hold rows, rising, from those that start at `first_ms` to `last_ms`."""
+        ...
+
+    async def tags(self) -> Sequence[str]:
+        """List all tags that have rows, sorted."""
+        ...
+
+    async def redact(self, rows: Sequence[TagRow], *, at: Place) -> None:
+        """Remove payload, metadata and headers of rows for good, at the place of the delete or purge; rows stay."""
+        ...
+
+    async def delete(self, rows: Sequence[TagRow], *, at: Place) -> None:
+        """Remove rows, at a place above theirs."""
+        ...
+
+
+class TagNumbers(Protocol):
+    """How far the numbering of each (pid, tag) has come; the highest place wins."""
+
+    async def of(self, topic: str, pid: str) -> Mapping[str, TagNumber]:
+        """Return the numbers of all tags of a pid."""
+        ...
+
+    async def write(self, numbers: Sequence[TagNumber], *, at: Place | None = None) -> None:
+        """Write numbers, each at its own place, or all at `at`."""
+        ...
+
+    async def delete(self, topic: str, pid: str, tag: str, *, at: Place) -> None:
+        """Forget the number of a pid's tag, at a place above its own."""
+        ...
+
+
+class Tags(Protocol):
+    """The tables of events by tag. They are made by `prepare`, so that who uses no tags has none."""
+
+    @property
+    def views(self) -> TagViews:
+        """The events."""
+        ...
+
+    @property
+    def numbers(self) -> TagNumbers:
+        """The numbering."""
+        ...
+
+    async def prepare(self) -> None:
+        """Make the tables where they are missing; to be called before any other use."""
+        ...
+
+    async def epochs(self) -> Mapping[str, str | None]:
+        """Return, by table, the epoch it carries; None for a table that was emptied behind our back."""
+        ...
+
+    async def put_epoch(self, epoch: str) -> None:
+        """Write the epoch into every table."""
+        ...
+
+
 class Store(Protocol):
     """An open store."""
 
@@ -129,6 +216,11 @@ class Store(Protocol):
     @property
     def settings(self) -> Settings:
         """Shared facts."""
+        ...
+
+    @property
+    def tags(self) -> Tags:
+        """Events by tag."""
         ...
 
     async def close(self) -> None:

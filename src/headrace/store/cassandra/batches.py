@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
+from typing import Any, TypeVar
 
 from headrace.store.rows import EventRow
 
-__all__ = ["cut", "size_of"]
+__all__ = ["cut", "cut_groups", "size_of"]
+
+R = TypeVar("R")
 
 _OVERHEAD_BYTES = 150
 
 
 def cut(rows: Sequence[EventRow], *, max_rows: int, max_bytes: int) -> Iterator[list[EventRow]]:
     """Yield the rows by segment, in batches; a row above the limit goes by itself."""
-    by_segment = attrgetter("segment")
-    for _, group in groupby(sorted(rows, key=by_segment), by_segment):
-        batch: list[EventRow] = []
+    return cut_groups(rows, key=attrgetter("segment"), size_of=size_of, max_rows=max_rows, max_bytes=max_bytes)
+
+
+def cut_groups(
+    rows: Sequence[R], *, key: Callable[[R], Any], size_of: Callable[[R], int], max_rows: int, max_bytes: int
+) -> Iterator[list[R]]:
+    """Yield rows of one key in batches; a row above the limit goes by itself."""
+    for _, group in groupby(sorted(rows, key=key), key):
+        batch: list[R] = []
         batch_bytes = 0
         for row in group:
             row_bytes = size_of(row)

@@ -33,6 +33,7 @@ __all__ = [
     "selected",
     "snapshot_of",
     "snapshot_values",
+    "split_payload",
 ]
 
 EVENT = (
@@ -65,7 +66,7 @@ def event_values(row: EventRow) -> tuple[Any, ...]:
 
     What is absent is left unset and not written as null: a null is a tombstone in each row, which readers pay for.
     """
-    text, binary = _split(row.payload_type, row.payload)
+    text, binary = split_payload(row.payload_type, row.payload)
     return (
         row.seq_nr,
         row.timestamp_ms,
@@ -186,7 +187,7 @@ def pointer_of(values: Row) -> ReplicatedOffset:
 
 def snapshot_values(row: SnapshotRow) -> tuple[Any, ...]:
     """Return a snapshot's columns, in the order of SNAPSHOT, then its write time."""
-    text, binary = _split(row.payload_type, row.payload)
+    text, binary = split_payload(row.payload_type, row.payload)
     return (
         row.slot,
         row.seq_nr,
@@ -223,7 +224,7 @@ def snapshot_of(values: Row) -> SnapshotRow:
     )
 
 
-def _split(payload_type: str | None, payload: bytes | None) -> tuple[str | None, bytes | None]:
+def split_payload(payload_type: str | None, payload: bytes | None) -> tuple[str | None, bytes | None]:
     """Return the payload as text or as bytes; what claims to be text and is none is kept as bytes."""
     if payload is None or payload_type not in _TEXTS:
         return None, payload

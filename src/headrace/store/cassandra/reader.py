@@ -18,6 +18,8 @@ _TOPICS = "SELECT DISTINCT topic, partition FROM {keyspace}.pointer2"
 _META = f"SELECT {selected(META)} FROM {{keyspace}}.metajournal WHERE topic = ? AND segment = ? AND id = ?"  # noqa: S608
 _META_SEGMENTS = "SELECT DISTINCT topic, segment FROM {keyspace}.metajournal"
 _METAS = f"SELECT {selected(META)} FROM {{keyspace}}.metajournal WHERE topic = ? AND segment IN ?"  # noqa: S608
+# The partitions of the table are read all the same, but what is not wanted stays on the node.
+_METAS_OF_PARTITION = f"{_METAS} AND partition = ? ALLOW FILTERING"
 _EVENTS = (
     f"SELECT {selected(EVENT)} FROM {{keyspace}}.journal "  # noqa: S608
     "WHERE id = ? AND topic = ? AND segment = ? AND seq_nr >= ? AND seq_nr <= ?"
@@ -25,7 +27,7 @@ _EVENTS = (
 _EVENT_SEGMENTS = (
     "SELECT DISTINCT id, topic, segment FROM {keyspace}.journal WHERE id = ? AND topic = ? AND segment IN ?"
 )
-QUERIES = (_POINTER, _TOPICS, _META, _META_SEGMENTS, _METAS, _EVENTS, _EVENT_SEGMENTS)
+QUERIES = (_POINTER, _TOPICS, _META, _META_SEGMENTS, _METAS, _METAS_OF_PARTITION, _EVENTS, _EVENT_SEGMENTS)
 
 # How many partitions one question names: more would burden the node that answers it.
 _PROBED = 50
@@ -65,11 +67,13 @@ class CassandraReader:
         pages = self._session.pages("pointer2", _TOPICS, (), page_size=_KEYS_PAGE)
         return sorted({topic async for rows in pages for topic, _ in rows})
 
-    async def metas(self, topic: str, *, page_size: int = 500) -> AsyncIterator[Sequence[JournalMeta]]:
+    async def metas(
+        self, topic: str, *, partition: int | None = None, page_size: int = 500
+    ) -> AsyncIterator[Sequence[JournalMeta]]:
         """Yield pages of heads, one fetched ahead."""
         check_paging(segment_size=1, page_size=page_size)
         self._session.check()
-        async for page in one_ahead(self._scan(topic, page_size)):
+        async for page in one_ahead(self._scan(topic, partition, page_size)):
             yield page
 
     async def _walk(
@@ -97,11 +101,14 @@ class CassandraReader:
             start = asked[-1] + 1
         return start
 
-    async def _scan(self, topic: str, page_size: int) -> AsyncGenerator[Sequence[JournalMeta], None]:
+    async def _scan(
+        self, topic: str, partition: int | None, page_size: int
+    ) -> AsyncGenerator[Sequence[JournalMeta], None]:
         """List the partitions that hold heads, then read those of the topic, a few at a time."""
+        query, filtered = (_METAS, ()) if partition is None else (_METAS_OF_PARTITION, (partition,))
         async for keys in self._session.pages("metajournal", _META_SEGMENTS, (), page_size=_KEYS_PAGE):
             segments = [segment for found, segment in keys if found == topic]
             for start in range(0, len(segments), _SCANNED):
-                asked = (topic, segments[start : start + _SCANNED])
-                async for rows in self._session.pages("metajournal", _METAS, asked, page_size=page_size):
+                asked = (topic, segments[start : start + _SCANNED], *filtered)
+                async for rows in self._session.pages("metajournal", query, asked, page_size=page_size):
                     yield [meta_of(topic, row) for row in rows]

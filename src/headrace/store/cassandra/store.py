@@ -9,6 +9,7 @@ from headrace.store.cassandra.migrations import migrate, settle_meta_segments
 from headrace.store.cassandra.session import Session
 from headrace.store.cassandra.shared import CassandraSettings
 from headrace.store.cassandra.tables import schema
+from headrace.store.cassandra.tags import CassandraTags
 
 __all__ = ["CassandraStore"]
 
@@ -24,6 +25,7 @@ class CassandraStore:
         )
         self._snapshots = snapshots.CassandraSnapshots(session)
         self._settings = CassandraSettings(session)
+        self._tags = CassandraTags(session, gc_grace_s=settings.gc_grace_s)
 
     @classmethod
     async def open(cls, address: ClusterAddress, settings: StoreSettings) -> CassandraStore:
@@ -57,6 +59,11 @@ class CassandraStore:
     def settings(self) -> CassandraSettings:
         """Shared facts."""
         return self._settings
+
+    @property
+    def tags(self) -> CassandraTags:
+        """Events by tag."""
+        return self._tags
 
     async def close(self) -> None:
         """Wait for the answers still due, then disconnect."""

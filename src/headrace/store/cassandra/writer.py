@@ -23,7 +23,7 @@ from headrace.store.rows import (
     write_time,
 )
 
-__all__ = ["QUERIES", "CassandraWriter"]
+__all__ = ["ABOVE_CLOCKS", "QUERIES", "CassandraWriter", "all_of"]
 
 _INSERT_EVENT = (
     f"INSERT INTO {{keyspace}}.journal (id, topic, segment, {', '.join(EVENT)}) "  # noqa: S608 - names of our own
@@ -45,7 +45,7 @@ QUERIES = (_INSERT_EVENT, _DELETE_SEGMENT, _DELETE_RANGE, _PUT_META, _PUT_MARKER
 
 # Below every place and above every wall clock: a deletion at this time removes what was written by hand, in columns
 # that the row itself leaves unset too, and nothing else. A whole partition's deletion costs readers nothing.
-_ABOVE_CLOCKS = write_time(Place(0, 0)) - 1
+ABOVE_CLOCKS = write_time(Place(0, 0)) - 1
 
 
 class CassandraWriter:
@@ -69,7 +69,7 @@ class CassandraWriter:
         """Write rows of one journal, in batches of one partition."""
         self._session.check()
         batches = cut(rows, max_rows=self._max_rows, max_bytes=self._max_bytes)
-        await _all(self._write_batch(topic, id_, batch) for batch in batches)
+        await all_of(self._write_batch(topic, id_, batch) for batch in batches)
         self._rows_written.inc(len(rows))
 
     async def write_meta(self, meta: JournalMeta) -> None:
@@ -84,7 +84,7 @@ class CassandraWriter:
     async def delete_rows(self, topic: str, id_: str, deletions: Sequence[RowDeletion], *, at: Place) -> None:
         """Remove rows of one journal."""
         self._session.check()
-        await _all(self._delete(topic, id_, deletion, write_time(at)) for deletion in deletions)
+        await all_of(self._delete(topic, id_, deletion, write_time(at)) for deletion in deletions)
 
     async def delete_snapshots(self, topic: str, id_: str, *, at: Place) -> None:
         """Remove the snapshots at or below the place."""
@@ -103,7 +103,7 @@ class CassandraWriter:
         bind = self._session.bind
         batch = BatchStatement(BatchType.UNLOGGED)
         batch.is_idempotent = True
-        batch.add(bind(_DELETE_SEGMENT, (_ABOVE_CLOCKS, *where)))
+        batch.add(bind(_DELETE_SEGMENT, (ABOVE_CLOCKS, *where)))
         for row in rows:
             batch.add(bind(_INSERT_EVENT, where + event_values(row)))
         return batch
@@ -120,7 +120,7 @@ class CassandraWriter:
         await self._session.write(operation, self._session.bind(query, values))
 
 
-async def _all(writes: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def all_of(writes: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Do them at once; the first failure is raised after all have ended."""
     outcomes = await asyncio.gather(*writes, return_exceptions=True)
     for outcome in outcomes:

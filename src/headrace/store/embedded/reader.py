@@ -25,7 +25,7 @@ _HEADS = (
     "WHERE topic = ? AND (expires_ms IS NULL OR expires_ms > ?)"
 )
 _HEAD = f"{_HEADS} AND id = ?"
-_HEADS_PAGE = f"{_HEADS} AND id > ? ORDER BY id LIMIT ?"
+_HEADS_PAGE = f"{_HEADS} AND id > ? AND partition = ifnull(?, partition) ORDER BY id LIMIT ?"
 _EVENTS_PAGE = (
     f"SELECT {', '.join(EVENT)} FROM events "  # noqa: S608
     "WHERE journal = ? AND (segment, seq_nr, timestamp_ms) > (?, ?, ?) AND segment <= ? "
@@ -78,12 +78,14 @@ class EmbeddedReader:
         rows = await self._access.ask("read topics", lambda db: db.execute(query).fetchall())
         return [topic for (topic,) in rows]
 
-    async def metas(self, topic: str, *, page_size: int = 500) -> AsyncIterator[Sequence[JournalMeta]]:
+    async def metas(
+        self, topic: str, *, partition: int | None = None, page_size: int = 500
+    ) -> AsyncIterator[Sequence[JournalMeta]]:
         """Yield pages of heads."""
         check_paging(segment_size=1, page_size=page_size)
         after = ""
         while True:
-            asked = (topic, self._clock.now_ms(), after, page_size)
+            asked = (topic, self._clock.now_ms(), after, partition, page_size)
             found = await self._access.ask("read metas", partial(_heads, asked=asked))
             PAGES.labels("embedded", "metajournal").inc()
             if found:
@@ -98,5 +100,5 @@ def _events(db: sqlite3.Connection, topic: str, id_: str, asked: tuple[int, ...]
     return [] if number is None else [event_of(row) for row in db.execute(_EVENTS_PAGE, (number, *asked))]
 
 
-def _heads(db: sqlite3.Connection, asked: tuple[str, int, str, int]) -> list[Values]:
+def _heads(db: sqlite3.Connection, asked: tuple[str, int, str, int | None, int]) -> list[Values]:
     return db.execute(_HEADS_PAGE, asked).fetchall()

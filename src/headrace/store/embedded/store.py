@@ -14,6 +14,7 @@ from headrace.store.embedded.reader import EmbeddedReader
 from headrace.store.embedded.schema import FORMAT, TABLES
 from headrace.store.embedded.shared import EmbeddedSettings
 from headrace.store.embedded.snapshots import EmbeddedSnapshots
+from headrace.store.embedded.tags import EmbeddedTags
 from headrace.store.embedded.writer import EmbeddedWriter
 from headrace.store.embedded.writing import EventWriter, Work
 from headrace.store.metrics import REQUEST_SECONDS
@@ -45,6 +46,7 @@ class EmbeddedStore:
         self._writer = EmbeddedWriter(self._commits, clock, marker_ttl_s=settings.marker_ttl_s)
         self._snapshots = EmbeddedSnapshots(self._commits, self._access, clock)
         self._settings = EmbeddedSettings(self._commits, self._access)
+        self._tags = EmbeddedTags(self._commits, self._access)
         self.housekeeping = Housekeeping(
             self._commits,
             clock,
@@ -78,6 +80,11 @@ class EmbeddedStore:
     def settings(self) -> EmbeddedSettings:
         """Shared facts."""
         return self._settings
+
+    @property
+    def tags(self) -> EmbeddedTags:
+        """Events by tag."""
+        return self._tags
 
     async def close(self) -> None:
         """Write what was handed over, let go of the file."""

@@ -1,0 +1,136 @@
+"""`headrace tags`: look at events by tag, follow them, and repair their views."""
+
+from __future__ import annotations
+
+import base64
+import json
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from headrace.app import Headrace
+from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.errors import BadArgument
+from headrace.observe import progress_on
+from headrace.tags import After, TaggedEvent, TagRepair
+
+__all__ = ["after_of_text", "app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+Tag = Annotated[str, typer.Argument(help="The tag.")]
+Topic = Annotated[str | None, typer.Option("--topic", help="The topic of the journal.")]
+Id = Annotated[str | None, typer.Option("--id", help="The journal's id.")]
+
+
+@app.command("list")
+def list_tags(
+    topic: Topic = None, id_: Id = None, address: Address = None, store: StoreAddress = None, as_json: AsJson = False
+) -> None:
+    """List all tags that replication has met; or, with --topic and --id, those of one journal and their counts."""
+    if (topic is None) != (id_ is None):
+        raise BadArgument("--topic and --id", (topic, id_), "both are needed to list the tags of one journal")
+
+    async def run(hr: Headrace) -> list[str] | dict[str, int]:
+        return await (hr.tags.tags() if topic is None or id_ is None else hr.tags.tags_of(topic, id_))
+
+    found = with_headrace(address, store, run)
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False))
+        return
+    lines = [f"{tag}  {count}" for tag, count in found.items()] if isinstance(found, dict) else found
+    typer.echo("\n".join(lines) or "no tags yet")
+
+
+@app.command("follow")
+def follow(
+    tag: Tag,
+    after: Annotated[
+        str | None, typer.Option(help="An offset as printed by --json, or a time: 2026-01-31T12:00Z.")
+    ] = None,
+    current: Annotated[bool, typer.Option("--current", help="Stop after what is there now.")] = False,
+    limit: Annotated[int | None, typer.Option(help="Stop after so many events.")] = None,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a tag's events, one a line, and go on with those that come, until interrupted."""
+
+    async def run(hr: Headrace) -> None:
+        count = 0
+        async with aclosing(hr.events_by_tag(tag, after=after_of_text(after), live=not current)) as events:
+            async for event in events:
+                _print(event, as_json=as_json)
+                count += 1
+                if count == limit:
+                    return
+
+    with_headrace(address, store, run)
+
+
+@app.command("rebuild")
+def rebuild(
+    tag: Annotated[str | None, typer.Argument(help="The tag; with --topic and --id.")] = None,
+    topic: Topic = None,
+    id_: Id = None,
+    everything: Annotated[bool, typer.Option("--all", help="All tags of all journals.")] = False,
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Write views by tag again from the journals: those of one journal under one tag, or all."""
+
+    async def run(hr: Headrace) -> int:
+        repair = TagRepair(hr.log, hr.store, hr.settings.tags)
+        if everything:
+            return await repair.rebuild_all(progress_on())
+        if tag is None or topic is None or id_ is None:
+            raise BadArgument("what to rebuild", (tag, topic, id_), "name a tag, --topic and --id, or say --all")
+        return await repair.rebuild(topic, id_, tag)
+
+    typer.echo(f"rows written: {with_headrace(address, store, run)}")
+
+
+@app.command("delete")
+def delete(
+    tag: Tag,
+    topic: Annotated[str, typer.Option("--topic", help="The topic of the journal.")],
+    id_: Annotated[str, typer.Option("--id", help="The journal's id.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Remove a journal's rows and numbers under a tag; `rebuild` brings them back."""
+    if not yes:
+        typer.confirm(f"remove the rows of {id_} in {topic} under {tag}?", abort=True)
+
+    async def run(hr: Headrace) -> int:
+        return await TagRepair(hr.log, hr.store, hr.settings.tags).delete(topic, id_, tag)
+
+    typer.echo(f"rows removed: {with_headrace(address, store, run)}")
+
+
+def after_of_text(text: str | None) -> After:
+    """Return where to start: an offset, or a time (UTC where it names no zone)."""
+    if text is None or text.count(":") == 4:
+        return text
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise BadArgument("--after", text, "it is neither an offset nor a time, as 2026-01-31T12:00Z") from error
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _print(event: TaggedEvent, *, as_json: bool) -> None:
+    payload = event.payload
+    if isinstance(payload, bytes):
+        payload = {"base64": base64.b64encode(payload).decode()}
+    if as_json:
+        where = {"topic": event.topic, "id": event.id, "seq_nr": event.seq_nr, "number": event.number}
+        rest = {"payload": payload, "timestamp_ms": event.timestamp_ms, "offset": str(event.tag_offset)}
+        typer.echo(json.dumps({**where, **rest}, ensure_ascii=False))
+        return
+    shown = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False)
+    time = datetime.fromtimestamp(event.timestamp_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    typer.echo(f"{time}  {event.topic}/{event.id} #{event.seq_nr}  {'(redacted)' if event.is_redacted else shown}")

@@ -1,0 +1,30 @@
+"""Finding where a projection keeps its offsets: in its database, or in the store."""
+
+from __future__ import annotations
+
+from headrace.errors import MissingExtra
+from headrace.projection.beside import BesideTarget
+from headrace.projection.definitions import Projection
+from headrace.projection.ports import Target
+from headrace.store import Settings
+
+__all__ = ["open_target"]
+
+
+def open_target(projection: Projection, settings: Settings) -> Target:
+    """Return what the projection writes to. Raises MissingExtra where SQLAlchemy is needed and not there."""
+    if projection.database is None:
+        return BesideTarget(settings, projection)
+    try:
+        from sqlalchemy import Engine, create_engine, make_url
+        from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+        from headrace.projection.sql import SqlTarget
+    except ModuleNotFoundError as missing:
+        raise MissingExtra("sqlalchemy", "projection") from missing
+    database = projection.database
+    if isinstance(database, Engine | AsyncEngine):
+        return SqlTarget(database, projection, is_ours=False)
+    url = make_url(database)
+    make = create_async_engine if url.get_dialect().is_async else create_engine
+    return SqlTarget(make(url), projection, is_ours=True)

@@ -1,0 +1,210 @@
+"""Events by tag in the embedded store."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from headrace.sqlite import GroupCommit
+from headrace.store.arguments import check_paging
+from headrace.store.embedded.access import Access
+from headrace.store.embedded.columns import Values, upsert
+from headrace.store.embedded.schema import written
+from headrace.store.embedded.tag_columns import (
+    NUMBER,
+    ROW,
+    TABLES,
+    number_of,
+    number_values,
+    order_of,
+    row_of,
+    row_values,
+)
+from headrace.store.embedded.writing import Call, Work
+from headrace.store.metrics import PAGES, TAG_ROWS_WRITTEN
+from headrace.store.rows import Place
+from headrace.store.tag_rows import EPOCH_TAG, FIRST_TAG_TIME, LAST_TAG_TIME, TagNumber, TagRow, TagTime, tag_time_of
+
+__all__ = ["EmbeddedTags"]
+
+_ROW_KEY = ("tag", "bucket_ms", "place_in_order", "pid", "number")
+_PUT_ROW = upsert("tag_views", _ROW_KEY, ROW)
+_PUT_NUMBER = upsert("tag_views_progress", ("topic", "pid", "tag"), NUMBER)
+_PUT_BUCKET = "INSERT OR IGNORE INTO tag_views_buckets (tag, bucket_ms) VALUES (?, ?)"
+_THE_ROW = "tag = ? AND bucket_ms = ? AND place_in_order = ? AND pid = ? AND number = ? AND written <= ?"
+_REDACT = (
+    "UPDATE tag_views SET written = ?, is_redacted = 1, payload_type = NULL, payload = NULL, metadata = NULL, "  # noqa: S608
+    f"headers = NULL WHERE {_THE_ROW}"
+)
+_DELETE = (
+    "UPDATE tag_views SET written = ?, is_deleted = 1, payload_type = NULL, payload = NULL, metadata = NULL, "  # noqa: S608
+    f"headers = NULL WHERE {_THE_ROW}"
+)
+_DELETE_NUMBER = (
+    "INSERT INTO tag_views_progress (topic, pid, tag, written, is_deleted) VALUES (?, ?, ?, ?, 1) "
+    "ON CONFLICT (topic, pid, tag) DO UPDATE SET written = excluded.written, is_deleted = 1 "
+    "WHERE excluded.written >= tag_views_progress.written"
+)
+_PAGE = (
+    f"SELECT {', '.join(ROW)} FROM tag_views "  # noqa: S608
+    "WHERE tag = ? AND bucket_ms = ? AND (place_in_order, pid, number) > (?, ?, ?) AND place_in_order <= ? "
+    "AND is_deleted = 0 ORDER BY place_in_order, pid, number LIMIT ?"
+)
+_BUCKETS = "SELECT bucket_ms FROM tag_views_buckets WHERE tag = ? AND bucket_ms BETWEEN ? AND ? ORDER BY bucket_ms"
+_TAGS = "SELECT DISTINCT tag FROM tag_views_buckets WHERE tag <> ? ORDER BY tag"
+_NUMBERS = (
+    f"SELECT {', '.join(NUMBER)} FROM tag_views_progress "  # noqa: S608
+    "WHERE topic = ? AND pid = ? AND is_deleted = 0 AND number IS NOT NULL"
+)
+_EPOCHS = {
+    "tag_views": "SELECT metadata FROM tag_views WHERE tag = ?",
+    "tag_views_buckets": "SELECT epoch FROM tag_views_buckets WHERE tag = ?",
+    "tag_views_progress": "SELECT epoch FROM tag_views_progress WHERE topic = '' AND pid = ?",
+}
+_PUT_EPOCHS = (
+    """INSERT OR REPLACE INTO tag_views (tag, metadata, bucket_ms, place_in_order, pid, number)
+    VALUES (?, ?, 0, '', '', 0)""",
+    "INSERT OR REPLACE INTO tag_views_buckets (tag, bucket_ms, epoch) VALUES (?, 0, ?)",
+    "INSERT OR REPLACE INTO tag_views_progress (topic, pid, tag, epoch) VALUES ('', ?, '', ?)",
+)
+_LAST_MS = (1 << 62) - 1
+
+
+class _Written:
+    """What the parts share: changes as pieces of work of the group commit."""
+
+    def __init__(self, commits: GroupCommit[Work], access: Access) -> None:
+        self._commits = commits
+        self._access = access
+
+    async def _change(self, function: Callable[[sqlite3.Connection], Any]) -> None:
+        await self._commits.submit(Call(lambda db, _: function(db)))
+
+
+class EmbeddedTagViews(_Written):
+    """The embedded store's TagViews."""
+
+    async def write(self, rows: Sequence[TagRow], *, at: Place | None = None) -> None:
+        """Write rows, and their buckets with them."""
+        buckets = {(row.tag, row.bucket_ms) for row in rows}
+        values = [row_values(row, at) for row in rows]
+        await self._change(lambda db: _write(db, buckets, values))
+        TAG_ROWS_WRITTEN.labels("embedded").inc(len(rows))
+
+    async def read(
+        self,
+        tag: str,
+        bucket_ms: int,
+        *,
+        first: TagTime | None = None,
+        last: TagTime | None = None,
+        page_size: int = 500,
+    ) -> AsyncIterator[Sequence[TagRow]]:
+        """Yield pages of a bucket's rows."""
+        check_paging(segment_size=1, page_size=page_size)
+        after: tuple[Any, ...] = (order_of(first or FIRST_TAG_TIME), "", -1)
+        end = order_of(last or LAST_TAG_TIME)
+        while True:
+            asked = (tag, bucket_ms, *after, end, page_size)
+            page = await self._access.ask("read tag views", partial(_rows, asked=asked))
+            PAGES.labels("embedded", "tag_views").inc()
+            if page:
+                yield page
+            if len(page) < page_size:
+                return
+            after = (order_of(tag_time_of(page[-1].timestamp)), page[-1].pid, page[-1].number)
+
+    async def buckets(self, tag: str, *, first_ms: int = 0, last_ms: int | None = None) -> Sequence[int]:
+        """List the buckets of a tag."""
+        asked = (tag, first_ms, _LAST_MS if last_ms is None else last_ms)
+        rows = await self._access.ask("read tag buckets", lambda db: db.execute(_BUCKETS, asked).fetchall())
+        return [start_ms for (start_ms,) in rows]
+
+    async def tags(self) -> Sequence[str]:
+        """List all tags."""
+        rows = await self._access.ask("read tags", lambda db: db.execute(_TAGS, (EPOCH_TAG,)).fetchall())
+        return [tag for (tag,) in rows]
+
+    async def redact(self, rows: Sequence[TagRow], *, at: Place) -> None:
+        """Remove what rows say."""
+        values = [(written(at), *_key(row), written(at)) for row in rows]
+        await self._change(lambda db: db.executemany(_REDACT, values))
+
+    async def delete(self, rows: Sequence[TagRow], *, at: Place) -> None:
+        """Remove rows."""
+        values = [(written(at), *_key(row), written(at)) for row in rows]
+        await self._change(lambda db: db.executemany(_DELETE, values))
+
+
+class EmbeddedTagNumbers(_Written):
+    """The embedded store's TagNumbers."""
+
+    async def of(self, topic: str, pid: str) -> Mapping[str, TagNumber]:
+        """Return the numbers of all tags of a pid."""
+        rows = await self._access.ask("read tag numbers", lambda db: db.execute(_NUMBERS, (topic, pid)).fetchall())
+        return {number.tag: number for number in map(number_of, rows)}
+
+    async def write(self, numbers: Sequence[TagNumber], *, at: Place | None = None) -> None:
+        """Write numbers."""
+        values = [number_values(number, at) for number in numbers]
+        await self._change(lambda db: db.executemany(_PUT_NUMBER, values))
+
+    async def delete(self, topic: str, pid: str, tag: str, *, at: Place) -> None:
+        """Forget a number."""
+        await self._change(lambda db: db.execute(_DELETE_NUMBER, (topic, pid, tag, written(at))))
+
+
+class EmbeddedTags(_Written):
+    """The embedded store's Tags."""
+
+    def __init__(self, commits: GroupCommit[Work], access: Access) -> None:
+        super().__init__(commits, access)
+        self._views = EmbeddedTagViews(commits, access)
+        self._numbers = EmbeddedTagNumbers(commits, access)
+
+    @property
+    def views(self) -> EmbeddedTagViews:
+        """The events."""
+        return self._views
+
+    @property
+    def numbers(self) -> EmbeddedTagNumbers:
+        """The numbering."""
+        return self._numbers
+
+    async def prepare(self) -> None:
+        """Make the tables."""
+        await self._change(_make)
+
+    async def epochs(self) -> Mapping[str, str | None]:
+        """Return the epoch of each table."""
+        return await self._access.ask("read tag epochs", _epochs)
+
+    async def put_epoch(self, epoch: str) -> None:
+        """Write the epoch into every table."""
+        await self._change(lambda db: [db.execute(statement, (EPOCH_TAG, epoch)) for statement in _PUT_EPOCHS])
+
+
+def _make(db: sqlite3.Connection) -> None:
+    for statement in TABLES:
+        db.execute(statement)
+
+
+def _write(db: sqlite3.Connection, buckets: set[tuple[str, int]], values: Sequence[Values]) -> None:
+    db.executemany(_PUT_BUCKET, buckets)
+    db.executemany(_PUT_ROW, values)
+
+
+def _rows(db: sqlite3.Connection, asked: tuple[Any, ...]) -> list[TagRow]:
+    return [row_of(row) for row in db.execute(_PAGE, asked)]
+
+
+def _key(row: TagRow) -> Values:
+    return row.tag, row.bucket_ms, order_of(tag_time_of(row.timestamp)), row.pid, row.number
+
+
+def _epochs(db: sqlite3.Connection) -> dict[str, str | None]:
+    found = {table: db.execute(query, (EPOCH_TAG,)).fetchone() for table, query in _EPOCHS.items()}
+    return {table: row[0] if row is not None else None for table, row in found.items()}

@@ -1,0 +1,135 @@
+"""Where log times begin: of a topic that joins the others, and of a generation after a topic has grown.
+
+A topic is announced first, then takes the maximum of the log times there are, then opens. Whoever looked at the heads
+and saw no announcement afterwards has delivered nothing above that maximum. A generation begins above the log times at
+all its boundaries, so that a key's events keep their order when it moves.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.errors import BadArgument, UnknownTopic
+from headrace.journal import Layout
+from headrace.journal.topology import layout_key
+from headrace.log import Log
+from headrace.model import TopicPartition
+from headrace.store import ReplicatedOffset, Store
+from headrace.tags.registry import Registry, TagRegistry, TopicEntry
+
+__all__ = ["Floors", "read_layout"]
+
+_decode_layout = msgspec.json.Decoder(Layout).decode
+
+
+async def read_layout(store: Store, topic: str) -> Layout | None:
+    """Return a topic's published layout; None before its first use."""
+    stored = await store.settings.get(layout_key(topic))
+    return None if stored is None else _decode_layout(stored)
+
+
+class Floors:
+    """Settles the log times that topics and generations begin at. Without a log only what others settled is known."""
+
+    def __init__(self, store: Store, registry: TagRegistry, log: Log | None) -> None:
+        self._store = store
+        self._registry = registry
+        self._log = log
+
+    async def open_topic(self, topic: str) -> Registry:
+        """Return the facts with the topic in them, opened if it was not."""
+        registry = await self._registry.change(lambda known: _announced(known, topic))
+        if registry.topics[topic].floor_ms is not None:
+            return registry
+        floor_ms = await self._highest(registry)
+        return await self._registry.change(lambda known: _opened(known, topic, floor_ms))
+
+    async def generation(self, registry: Registry, layout: Layout, generation: int) -> tuple[Registry, int]:
+        """Return the least log time of a generation's records, settled if it was not; and the facts."""
+        topic = layout.topic
+        if registry.floor_ms(topic, 0) is None:
+            registry = await self.open_topic(topic)
+        before_ms = registry.floor_ms(topic, 0) or 0
+        for number in range(1, generation + 1):
+            known = registry.floor_ms(topic, number)
+            if known is None:
+                registry = await self._registry.read()
+                known = registry.floor_ms(topic, number)
+            if known is None:
+                floor_ms = await self._boundary_time(layout, number, before_ms) + 1
+                registry = await self._registry.change(
+                    lambda facts, n=number, ms=floor_ms: _begun(facts, topic, n, ms)  # type: ignore[misc]
+                )
+                known = registry.floor_ms(topic, number) or floor_ms
+            before_ms = max(before_ms, known)
+        return registry, before_ms
+
+    async def _highest(self, registry: Registry) -> int:
+        """Return the highest log time that any partition of an open topic has come to."""
+        highest_ms = 0
+        for topic, entry in registry.topics.items():
+            layout = await read_layout(self._store, topic)
+            if entry.floor_ms is None or layout is None:
+                continue
+            highest_ms = max(highest_ms, entry.floor_ms, *entry.generations.values(), 0)
+            for partition in range(layout.partitions):
+                head_ms = await self._time_at(TopicPartition(topic, partition), None)
+                highest_ms = max(highest_ms, head_ms)
+        return highest_ms
+
+    async def _boundary_time(self, layout: Layout, generation: int, before_ms: int) -> int:
+        """Return the highest log time at a generation's boundaries; of all there was if the topic was made anew."""
+        began = layout.generations[generation]
+        if began.boundaries:
+            times = [
+                await self._time_at(TopicPartition(layout.topic, partition), boundary)
+                for partition, boundary in began.boundaries.items()
+            ]
+        else:
+            old = range(layout.generations[generation - 1].partitions)
+            found = [await self._store.reader.replicated(TopicPartition(layout.topic, p)) for p in old]
+            times = [known.log_time_ms for known in found if known is not None]
+        return max(before_ms, *times, 0)
+
+    async def _time_at(self, at: TopicPartition, offset: int | None) -> int:
+        """Return the highest timestamp up to an offset (inclusive), or to the end, or what replication knows."""
+        known = await self._store.reader.replicated(at)
+        start, highest_ms = (known.offset + 1, known.log_time_ms) if known is not None else (0, 0)
+        if self._log is None:
+            rule = f"the log is needed to settle where {at.topic!r} begins; open the topic where the log is at hand"
+            raise BadArgument("log", None, rule)
+        try:
+            bounds = await self._log.bounds(at)
+        except UnknownTopic:
+            return highest_ms
+        end = bounds.end if offset is None else min(offset + 1, bounds.end)
+        start = max(start, bounds.start)
+        if start >= end:
+            return highest_ms
+        async for batch in self._log.read(at, start, end, headers_only=True):
+            highest_ms = max([highest_ms, *(record.timestamp_ms for record in batch.records)])
+        return highest_ms
+
+    async def log_time_ms(self, registry: Registry, layout: Layout, start: ReplicatedOffset) -> tuple[Registry, int]:
+        """Return the log time that a partition goes on from after `start`; and the facts."""
+        registry, floor_ms = await self.generation(registry, layout, start.generation)
+        return registry, max(floor_ms, start.log_time_ms)
+
+
+def _announced(registry: Registry, topic: str) -> Registry:
+    if topic in registry.topics:
+        return registry
+    return registry.with_topic(topic, TopicEntry(len(registry.topics)))
+
+
+def _opened(registry: Registry, topic: str, floor_ms: int) -> Registry:
+    entry = registry.topics[topic]
+    if entry.floor_ms is not None:
+        return registry
+    return registry.with_topic(topic, msgspec.structs.replace(entry, floor_ms=floor_ms))
+
+
+def _begun(registry: Registry, topic: str, generation: int, floor_ms: int) -> Registry:
+    entry = registry.topics[topic]
+    generations = {str(generation): floor_ms, **entry.generations}
+    return registry.with_topic(topic, msgspec.structs.replace(entry, generations=generations))

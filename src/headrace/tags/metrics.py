@@ -1,0 +1,12 @@
+"""What events by tag count."""
+
+from __future__ import annotations
+
+from headrace.observe import counter
+
+__all__ = ["DELIVERED", "GAPS", "MARKS", "ROWS"]
+
+ROWS = counter("tags", "rows", "Rows given to views by tag, replays included.", ["topic"])
+DELIVERED = counter("tags", "delivered", "Events that queries by tag delivered.", ["source"])
+MARKS = counter("tags", "marks", "Marks written because tagged events waited for idle partitions.", ["topic"])
+GAPS = counter("tags", "gaps", "Missing numbers that queries by tag looked for.", ["outcome"])

@@ -1,0 +1,172 @@
+"""Events by tag: each once, in order, from any place on, and if wanted for ever."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+from headrace.config import TagSettings
+from headrace.errors import OffsetOutOfRange
+from headrace.log import Log
+from headrace.model import TopicPartition
+from headrace.observe import get_logger
+from headrace.store import Store
+from headrace.tags.events import TaggedEvent
+from headrace.tags.floors import Floors
+from headrace.tags.gaps import GapSearch, lowest_numbers
+from headrace.tags.head_context import HeadContext
+from headrace.tags.marking import Marker
+from headrace.tags.merging import Merge
+from headrace.tags.metrics import DELIVERED
+from headrace.tags.offsets import After, TagOffset, after_of
+from headrace.tags.registry import TagRegistry
+from headrace.tags.seams import Seam, SeamReader
+from headrace.tags.sequences import Sequences
+from headrace.tags.view_rows import ViewRows
+
+__all__ = ["TagQueries"]
+
+_logger = get_logger(__name__)
+
+
+class TagQueries:
+    """Queries of one process; they share what Marks they write.
+
+    Promises: every event that counts, once, in the order (log time, topic, partition, offset); a query that goes on
+    from an event's offset gets what comes after it, whatever was replicated, written or restarted meanwhile.
+    Does not promise: anything above what every partition has been read up to.
+    """
+
+    def __init__(self, log: Log, store: Store, settings: TagSettings, *, read_only: bool = False) -> None:
+        self._log = log
+        self._store = store
+        self._settings = settings
+        self._registry = TagRegistry(store, settings)
+        self._floors = Floors(store, self._registry, log)
+        self._seams = SeamReader(log, store, self._registry, self._floors)
+        self._marker = Marker(log, is_reader=read_only)
+
+    def events(self, tag: str, *, after: After = None, live: bool = False) -> AsyncGenerator[TaggedEvent, None]:
+        """Yield a tag's events after an offset: those there are now, or with `live` all that come too.
+
+        `after` is an event's `tag_offset`, its text, or a time (whose events are included); None: all. Nothing is
+        fetched before it is asked for, apart from a page. Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap.
+        """
+        return _Query(self, tag, after_of(after), is_live=live).events()
+
+    async def tags(self) -> list[str]:
+        """List all tags that replication has met."""
+        await self._registry.open()
+        return list(await self._store.tags.views.tags())
+
+    async def tags_of(self, topic: str, id_: str) -> dict[str, int]:
+        """Return the tags of a journal's replicated events, and how many events each has."""
+        await self._registry.open()
+        numbers = await self._store.tags.numbers.of(topic, id_)
+        return {tag: numbers[tag].number for tag in sorted(numbers)}
+
+
+class _Query:
+    """One query: where it is, and what it has seen."""
+
+    def __init__(self, queries: TagQueries, tag: str, after: TagOffset | None, *, is_live: bool) -> None:
+        self._log = queries._log  # noqa: SLF001 - a part of it
+        self._store = queries._store  # noqa: SLF001
+        self._settings = queries._settings  # noqa: SLF001
+        self._floors = queries._floors  # noqa: SLF001
+        self._seams = queries._seams  # noqa: SLF001
+        self._marker = queries._marker  # noqa: SLF001
+        self._bucket = queries._registry.bucket  # noqa: SLF001
+        self._tag = tag
+        self._after = after
+        self._is_live = is_live
+        self._sequences = Sequences(from_start=after is None)
+        self._gaps = GapSearch(self._store.tags.views, self._bucket, tag, self._settings, self._sequences)
+        self._until: dict[TopicPartition, int] | None = None
+
+    async def events(self) -> AsyncGenerator[TaggedEvent, None]:
+        """Yield events: from the views as long as there are many, then from views and log together."""
+        async with contextlib.aclosing(self._batches()) as batches:
+            async for batch in batches:
+                for event in batch:
+                    if self._sequences.follows(event):
+                        self._after = event.tag_offset
+                        yield event
+                        continue
+                    async for each in self._gaps.in_sequence(event):
+                        yield each
+                    self._after = event.tag_offset
+
+    async def _batches(self) -> AsyncGenerator[list[TaggedEvent], None]:
+        seam = await self._begin()
+        while True:
+            rows = self._rows(seam)
+            async with contextlib.aclosing(rows):
+                count = 0
+                while batch := await rows.take(seam.horizon):
+                    count += len(batch)
+                    DELIVERED.labels("views").inc(len(batch))
+                    yield batch
+                if self._is_complete(seam) and await rows.peek() is None:
+                    return
+                if count <= self._settings.page_size:  # else the seam has moved on meanwhile
+                    try:
+                        async with contextlib.aclosing(self._merge(seam, rows).batches()) as merged:
+                            async for batch in merged:
+                                DELIVERED.labels("merged").inc(len(batch))
+                                yield batch
+                        return
+                    except OffsetOutOfRange as error:
+                        if error.offset >= error.start:
+                            raise
+                        _logger.info("retention overtook a query by tag; back to the views", tag=self._tag)
+            seam = await self._seams.read()
+
+    async def _begin(self) -> Seam:
+        """Read the seam, and for a query that ends where it ends; scan if the offset is in the current bucket."""
+        seam = await self._seams.read()
+        if not self._is_live:
+            self._until = {known.at: (await self._log.bounds(known.at)).end for known in seam.live}
+        after, now_ms = self._after, seam.highest_ms
+        if after is not None and self._bucket.start_of(after.log_time_ms) >= self._bucket.start_of(now_ms):
+            lowest = await lowest_numbers(
+                self._store.tags.views,
+                self._bucket,
+                self._tag,
+                after,
+                last_ms=now_ms,
+                page_size=self._settings.page_size,
+            )
+            self._sequences.expect(lowest)
+        return seam
+
+    def _rows(self, seam: Seam) -> ViewRows:
+        return ViewRows(
+            self._store.tags.views,
+            self._bucket,
+            self._tag,
+            seam,
+            after=self._after,
+            until=self._until or {},
+            page_size=self._settings.page_size,
+        )
+
+    def _is_complete(self, seam: Seam) -> bool:
+        """Say whether the views hold all that a query which ends should give."""
+        if self._until is None:
+            return False
+        return all(known.place.offset + 1 >= self._until.get(known.at, 0) for known in seam.live)
+
+    def _merge(self, seam: Seam, rows: ViewRows) -> Merge:
+        context = HeadContext(
+            self._log,
+            self._store,
+            self._floors,
+            seam.registry,
+            self._bucket,
+            self._tag,
+            page_size=self._settings.page_size,
+        )
+        context.after = self._after
+        until = None if self._until is None else {known.at: self._until.get(known.at, 0) for known in seam.live}
+        return Merge(context, self._seams, seam, rows, self._marker, self._settings, until=until)

@@ -1,0 +1,135 @@
+"""What all processes must agree on about tags, kept as one setting of the store and changed atomically.
+
+The size of the buckets, the epoch of the tables, a number for each topic, and the log times that topics and
+generations begin at.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from headrace.config import TagSettings
+from headrace.errors import TagsDisabled, TagViewsLost, WrongBucketSize
+from headrace.store import Store
+from headrace.tags.buckets import Bucket
+
+__all__ = ["REGISTRY_KEY", "Registry", "TagRegistry", "TopicEntry"]
+
+REGISTRY_KEY = "tags"
+
+
+class TopicEntry(msgspec.Struct, frozen=True):
+    """A topic in the order of tagged events. It was announced; with a `floor_ms` it is open.
+
+    No record of it has a log time below the floor. `generations` has the floors of later generations, by number.
+    """
+
+    number: int
+    floor_ms: int | None = None
+    generations: Mapping[str, int] = {}
+
+
+class Registry(msgspec.Struct, frozen=True):
+    """The shared facts."""
+
+    bucket: str
+    epoch: str
+    is_ready: bool = False
+    topics: Mapping[str, TopicEntry] = {}
+
+    def with_topic(self, topic: str, entry: TopicEntry) -> Registry:
+        """Return the facts with a topic's entry changed."""
+        return msgspec.structs.replace(self, topics={**self.topics, topic: entry})
+
+    def floor_ms(self, topic: str, generation: int) -> int | None:
+        """Return the least log time of a generation's records; None if that was not settled yet."""
+        entry = self.topics.get(topic)
+        if entry is None or entry.floor_ms is None:
+            return None
+        return entry.floor_ms if generation == 0 else entry.generations.get(str(generation))
+
+
+_decode = msgspec.json.Decoder(Registry).decode
+
+
+class TagRegistry:
+    """Reads and changes the shared facts; makes the tables when they are first needed."""
+
+    def __init__(self, store: Store, settings: TagSettings) -> None:
+        self._store = store
+        self._settings = settings
+        self._prepared_epoch = ""
+
+    @property
+    def bucket(self) -> Bucket:
+        """The size of the buckets."""
+        return Bucket[self._settings.bucket]
+
+    async def open(self) -> Registry:
+        """Return the facts, with the tables made and looked at. Raises WrongBucketSize, TagViewsLost."""
+        if not self._settings.enabled:
+            raise TagsDisabled("use events by tag")
+        registry = await self._read() or await self._make()
+        if registry.bucket != self._settings.bucket:
+            raise WrongBucketSize(registry.bucket, self._settings.bucket)
+        if not registry.is_ready:
+            return await self._finish(registry)
+        if registry.epoch != self._prepared_epoch:
+            await self._store.tags.prepare()
+            self._prepared_epoch = registry.epoch
+        await self.check(registry)
+        return registry
+
+    async def read(self) -> Registry:
+        """Return the facts as they are now; `open` must have been called before."""
+        return await self._read() or await self.open()
+
+    async def check(self, registry: Registry) -> None:
+        """Raise TagViewsLost if a table does not carry the epoch: it was emptied, or is another one."""
+        epochs = await self._store.tags.epochs()
+        if lost := tuple(table for table, epoch in epochs.items() if epoch != registry.epoch):
+            raise TagViewsLost(lost)
+
+    async def change(self, edit: Callable[[Registry], Registry]) -> Registry:
+        """Change the facts; `edit` is called again when somebody else was quicker."""
+        while True:
+            stored = await self._store.settings.get(REGISTRY_KEY)
+            if stored is None:
+                await self.open()
+                continue
+            registry = _decode(stored)
+            changed = edit(registry)
+            if changed == registry:
+                return registry
+            if await self._store.settings.put(REGISTRY_KEY, _encode(changed), expected=stored):
+                return changed
+
+    async def begin_epoch(self) -> Registry:
+        """Give the tables a new epoch, after they were emptied; for those who fill them again."""
+        await self._store.tags.prepare()
+        epoch = uuid.uuid4().hex
+        await self._store.tags.put_epoch(epoch)
+        return await self.change(lambda registry: msgspec.structs.replace(registry, epoch=epoch, is_ready=True))
+
+    async def _read(self) -> Registry | None:
+        stored = await self._store.settings.get(REGISTRY_KEY)
+        return None if stored is None else _decode(stored)
+
+    async def _make(self) -> Registry:
+        made = Registry(self._settings.bucket, uuid.uuid4().hex)
+        await self._store.settings.put(REGISTRY_KEY, _encode(made), expected=None)
+        return await self._read() or made
+
+    async def _finish(self, registry: Registry) -> Registry:
+        """Make the tables and write the epoch, before anybody relies on it; whoever comes may do it."""
+        await self._store.tags.prepare()
+        await self._store.tags.put_epoch(registry.epoch)
+        self._prepared_epoch = registry.epoch
+        return await self.change(lambda found: msgspec.structs.replace(found, is_ready=True))
+
+
+def _encode(registry: Registry) -> str:
+    return msgspec.json.encode(registry).decode()

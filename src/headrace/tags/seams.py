@@ -1,0 +1,136 @@
+"""The seam between views and log: how far replication has come in every partition of every topic, read in one go.
+
+At or below it the views give events, above it the log does. Topics and layouts are looked at after the offsets; if they
+are not what was asked about, all is read again, so that no partition is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from headrace.journal import Layout
+from headrace.journal.topology import layout_key
+from headrace.log import Log
+from headrace.model import TopicPartition
+from headrace.store import Place, Store, TagRow, TagTime
+from headrace.tags.floors import Floors, read_layout
+from headrace.tags.registry import Registry, TagRegistry
+
+__all__ = ["Known", "Seam", "SeamReader"]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the views hold of a partition: all up to `place` (offset -1: nothing yet), which has that log time."""
+
+    at: TopicPartition
+    topic_number: int
+    place: Place
+    log_time_ms: int
+
+    @property
+    def next(self) -> TagTime:
+        """The lowest place that an event which the views don't hold can have."""
+        return TagTime(self.log_time_ms, self.topic_number, self.at.partition, self.place.offset + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """What the views hold, and the layouts of the topics. Topics that are gone from the log get no more events."""
+
+    partitions: Mapping[TopicPartition, Known]
+    layouts: Mapping[str, Layout]
+    registry: Registry
+    gone: frozenset[str] = frozenset()
+
+    @property
+    def live(self) -> list[Known]:
+        """The partitions that the log goes on with."""
+        return [known for known in self.partitions.values() if known.at.topic not in self.gone]
+
+    @property
+    def horizon(self) -> TagTime | None:
+        """Below it nothing can be added any more; None: there is no partition that could."""
+        return min((known.next for known in self.live), default=None)
+
+    @property
+    def highest_ms(self) -> int:
+        """The highest log time that the views hold."""
+        return max((known.log_time_ms for known in self.partitions.values()), default=0)
+
+    def covers(self, row: TagRow) -> bool:
+        """Say whether the row lies at or below the seam: others are the log's to give."""
+        # Plain tuples equal the named ones, and are made for every row.
+        known = self.partitions.get((row.topic, row.partition))  # type: ignore[call-overload]
+        return known is not None and (row.generation, row.offset) <= known.place
+
+
+class SeamReader:
+    """Reads seams, and opens topics that journals use and nobody has opened yet."""
+
+    def __init__(self, log: Log, store: Store, registry: TagRegistry, floors: Floors) -> None:
+        self._log = log
+        self._store = store
+        self._registry = registry
+        self._floors = floors
+
+    async def read(self) -> Seam:
+        """Return the seam as of now."""
+        await self._registry.open()
+        registry = await self.discover()
+        while True:
+            layouts = await self._layouts(registry)
+            found = await asyncio.gather(*(self._known(registry, layout) for layout in layouts.values()))
+            partitions = [known for of_topic in found for known in of_topic]
+            again = await self._registry.read()
+            if again.topics == registry.topics and await self._layouts(again) == layouts:
+                there = set(await self._log.admin.topics())
+                gone = frozenset(topic for topic in layouts if topic not in there)
+                return Seam({known.at: known for known in partitions}, layouts, again, gone)
+            registry = again
+
+    async def discover(self) -> Registry:
+        """Open all topics that have journals; returns the facts."""
+        registry = await self._registry.read()
+        prefix = layout_key("")
+        topics = [key.removeprefix(prefix) for key in await self._store.settings.all(prefix)]
+        return await self.opened(registry, topics)
+
+    async def announced(self) -> Registry:
+        """Return the facts, with all that is announced in them opened."""
+        return await self.opened(await self._registry.read(), ())
+
+    async def layout(self, topic: str) -> Layout | None:
+        """Return a topic's layout."""
+        return await read_layout(self._store, topic)
+
+    async def opened(self, registry: Registry, topics: Iterable[str]) -> Registry:
+        """Open what is announced and what is named here; returns the facts."""
+        for topic in {*topics, *registry.topics}:
+            entry = registry.topics.get(topic)
+            if entry is None or entry.floor_ms is None:
+                registry = await self._floors.open_topic(topic)
+        return registry
+
+    async def known(self, registry: Registry, layout: Layout, at: TopicPartition) -> Known:
+        """Return what the views hold of a partition."""
+        generation = layout.first_generation(at.partition)
+        replicated = await self._store.reader.replicated(at)
+        number = registry.topics[layout.topic].number
+        if replicated is None or replicated.generation < generation:
+            _, floor_ms = await self._floors.generation(registry, layout, generation)
+            return Known(at, number, Place(generation, -1), floor_ms)
+        if replicated.generation > layout.generation:  # it grew after the layout was read
+            layout = await read_layout(self._store, layout.topic) or layout
+        _, log_time_ms = await self._floors.log_time_ms(registry, layout, replicated)
+        return Known(at, number, Place(replicated.generation, replicated.offset), log_time_ms)
+
+    async def _known(self, registry: Registry, layout: Layout) -> list[Known]:
+        places = [TopicPartition(layout.topic, partition) for partition in range(layout.partitions)]
+        return list(await asyncio.gather(*(self.known(registry, layout, at) for at in places)))
+
+    async def _layouts(self, registry: Registry) -> dict[str, Layout]:
+        layouts = await asyncio.gather(*(read_layout(self._store, topic) for topic in registry.topics))
+        return {topic: layout for topic, layout in zip(registry.topics, layouts, strict=True) if layout is not None}

@@ -1,0 +1,107 @@
+"""A tag's events out of the views, in order, from bucket to bucket; buckets that do not exist are not asked."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+
+from headrace.model import TopicPartition
+from headrace.store import TagRow, TagTime, TagViews
+from headrace.tags.buckets import Bucket
+from headrace.tags.events import TaggedEvent, tagged_row
+from headrace.tags.offsets import TagOffset
+from headrace.tags.seams import Seam
+
+__all__ = ["ViewRows", "rows_between"]
+
+
+async def rows_between(
+    views: TagViews, bucket: Bucket, tag: str, *, after: TagOffset | None, last_ms: int, page_size: int
+) -> AsyncIterator[list[TaggedEvent]]:
+    """Yield pages of all events after an offset up to the bucket of a log time, whatever the seam."""
+    first_ms = bucket.start_of(after.log_time_ms) if after is not None else 0
+    for start_ms in await views.buckets(tag, first_ms=first_ms, last_ms=bucket.start_of(last_ms)):
+        first = after.time if after is not None and start_ms == first_ms else None
+        async for page in views.read(tag, start_ms, first=first, page_size=page_size):
+            yield [event for event in map(tagged_row, page) if after is None or event.tag_offset > after]
+
+
+class ViewRows:
+    """The events of a tag that lie below a seam, a page at a time: `peek` the next one, then `pop` it.
+
+    `until` has the offsets (exclusive) at which a query ends that ends.
+    """
+
+    def __init__(
+        self,
+        views: TagViews,
+        bucket: Bucket,
+        tag: str,
+        seam: Seam,
+        *,
+        after: TagOffset | None,
+        until: Mapping[TopicPartition, int],
+        page_size: int,
+    ) -> None:
+        self._views = views
+        self._tag = tag
+        self._seam = seam
+        self._bucket = bucket
+        self._after = after
+        self._until = until
+        self._page_size = page_size
+        self._pages: AsyncIterator[list[TaggedEvent]] | None = None
+        self._events: deque[TaggedEvent] = deque()
+        self._is_exhausted = False
+
+    async def peek(self) -> TaggedEvent | None:
+        """Return the next event, fetched if need be; None after the last."""
+        while not self._events and not self._is_exhausted:
+            page = await anext(self._reading(), None)
+            if page is None:
+                self._is_exhausted = True
+            else:
+                self._events.extend(page)
+        return self._events[0] if self._events else None
+
+    async def take(self, below: TagTime | None) -> list[TaggedEvent]:
+        """Take the events at hand that lie below a place (None: all); none if the next one does not."""
+        await self.peek()
+        taken = []
+        while self._events and (below is None or self._events[0].tag_offset < below):
+            taken.append(self._events.popleft())
+        return taken
+
+    def pop(self) -> TaggedEvent:
+        """Take the event that was peeked at."""
+        return self._events.popleft()
+
+    @property
+    def waiting(self) -> TagTime | None:
+        """The place of the last event that was fetched and not taken."""
+        return self._events[-1].tag_offset.time if self._events else None
+
+    async def aclose(self) -> None:
+        """Let go of what is being fetched."""
+        self._is_exhausted = True
+        close = getattr(self._pages, "aclose", None)
+        if close is not None:
+            await close()
+
+    def _reading(self) -> AsyncIterator[list[TaggedEvent]]:
+        if self._pages is None:
+            self._pages = self._read()
+        return self._pages
+
+    def _is_wanted(self, row: TagRow) -> bool:
+        end = self._until.get((row.topic, row.partition))  # type: ignore[call-overload]
+        return end is None or row.offset < end
+
+    async def _read(self) -> AsyncIterator[list[TaggedEvent]]:
+        first_ms = self._bucket.start_of(self._after.log_time_ms) if self._after is not None else 0
+        last_ms = self._bucket.start_of(self._seam.highest_ms)
+        for start_ms in await self._views.buckets(self._tag, first_ms=first_ms, last_ms=last_ms):
+            first = self._after.time if self._after is not None and start_ms == first_ms else None
+            async for page in self._views.read(self._tag, start_ms, first=first, page_size=self._page_size):
+                events = [tagged_row(row) for row in page if self._seam.covers(row) and self._is_wanted(row)]
+                yield [event for event in events if self._after is None or event.tag_offset > self._after]

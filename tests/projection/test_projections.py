@@ -1,0 +1,139 @@
+"""Projections on SQLite, PostgreSQL and MariaDB, fed from the embedded tier."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from headrace.errors import BadArgument
+from headrace.projection import Projection, ProjectionRunner, open_target
+from headrace.projection.slots import earliest, owned, slot_of
+from headrace.services import RunningService
+from headrace.tags import TaggedEvent, TagOffset
+from headrace.testing.conformance.projections import ProjectionConformance
+from headrace.testing.conformance.tags_setting import Scene, TagSetting
+
+
+class Embedded:
+    """A folder for the log and the store."""
+
+    @pytest.fixture
+    def log_address(self, tmp_path: Path) -> str:
+        """Return a fresh folder."""
+        return f"embedded:{tmp_path}"
+
+    @pytest.fixture
+    def store_address(self, log_address: str) -> str:
+        """Return the same folder."""
+        return log_address
+
+
+class TestOnSqlite(Embedded, ProjectionConformance):
+    """A file beside the log."""
+
+    @pytest.fixture
+    def database(self, tmp_path: Path) -> str:
+        """Return a file."""
+        return f"sqlite:///{tmp_path / 'projection.db'}"
+
+
+@pytest.mark.servers
+class TestOnPostgres(Embedded, ProjectionConformance):
+    """A real server."""
+
+    @pytest.fixture
+    def database(self, postgres: RunningService) -> str:
+        """Return a database of its own."""
+        server = create_engine(_driver(postgres.url), isolation_level="AUTOCOMMIT")
+        name = f"p{uuid.uuid4().hex[:12]}"
+        with server.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        server.dispose()
+        return server.url.set(database=name).render_as_string(hide_password=False)
+
+
+@pytest.mark.servers
+class TestOnMariadb(Embedded, ProjectionConformance):
+    """A real server."""
+
+    @pytest.fixture
+    def database(self, mariadb: RunningService) -> str:
+        """Return a database of its own."""
+        base = f"mariadb+pymysql://root@{mariadb.address}"
+        name = f"p{uuid.uuid4().hex[:12]}"
+        server = create_engine(f"{base}/mysql")
+        with server.begin() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        server.dispose()
+        return f"{base}/{name}"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestAsynchronous(Embedded, TagSetting):
+    """Engines and handlers of the asynchronous kind."""
+
+    async def test_an_asynchronous_handler_shares_its_transaction(self, scene: Scene, tmp_path: Path) -> None:
+        """T34: with an AsyncEngine the handler is awaited, and the offset is in its transaction."""
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'async.db'}")
+        async with engine.begin() as connection:
+            await connection.execute(text("CREATE TABLE seen (number INTEGER)"))
+        failing = [True]
+
+        async def handle(connection: AsyncConnection, event: TaggedEvent) -> None:
+            await connection.execute(text("INSERT INTO seen VALUES (:n)"), {"n": event.number})
+            if event.number == 3 and failing.pop():
+                raise ConnectionError("somewhere else")
+
+        for n in range(1, 6):
+            await scene.append("a", n)
+        projection = Projection("async", scene.tag, handle, database=engine)
+        target = open_target(projection, scene.store.settings)
+        runner = ProjectionRunner(projection, scene.queries, target)
+        with pytest.raises(ConnectionError):
+            await runner.catch_up()
+        failing.append(False)
+        assert await runner.catch_up() == 5
+        async with engine.connect() as connection:
+            assert [n for (n,) in await connection.execute(text("SELECT number FROM seen"))] == [1, 2, 3, 4, 5]
+        await engine.dispose()
+
+    async def test_a_database_can_be_named_by_its_url(self, scene: Scene, tmp_path: Path) -> None:
+        """The engine is made and let go of."""
+        await scene.append("a", 1)
+        seen: list[str] = []
+        url = f"sqlite:///{tmp_path / 'named.db'}"
+        projection = Projection("named", scene.tag, lambda _, event: seen.append(event.id), database=url)
+        target = open_target(projection, scene.store.settings)
+        assert await ProjectionRunner(projection, scene.queries, target).catch_up() == 1
+        await target.close()
+        assert seen == ["a"]
+
+
+def test_slots_are_shared_by_all_workers() -> None:
+    """T34: every slot has one worker, whatever their number; a journal's slot never changes."""
+    for workers in (1, 2, 3, 5, 32):
+        shares = [slot for worker in range(workers) for slot in owned(worker, workers, 32)]
+        assert sorted(shares) == list(range(32))
+    assert slot_of("accounts", "acc-1", 32) == slot_of("accounts", "acc-1", 32) == 26
+
+
+@pytest.mark.parametrize(("worker", "workers"), [(2, 2), (-1, 2), (0, 33)])
+def test_impossible_workers_are_refused(worker: int, workers: int) -> None:
+    """The error names the argument."""
+    with pytest.raises(BadArgument, match="worker"):
+        owned(worker, workers, 32)
+
+
+def test_a_slot_that_has_not_begun_starts_all_over() -> None:
+    """X4: the earliest of several places is where reading starts; a slot without one means the start of time."""
+    one, two = TagOffset.at(1), TagOffset.at(2)
+    assert earliest({0: two, 1: one}) == one
+    assert earliest({0: two, 1: None}) is None
+
+
+def _driver(url: str) -> str:
+    return url.replace("postgresql://", "postgresql+psycopg://")

@@ -1,0 +1,69 @@
+"""Bounded memory: writing and reading many tagged events takes no more than writing and reading some."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from headrace.config import EmbeddedLogSettings, EmbeddedStoreSettings, LogSettings, StoreSettings
+from headrace.journal import replicate_batch
+from headrace.log import open_log
+from headrace.model import TopicPartition
+from headrace.store import open_store
+from headrace.testing.conformance.tags_setting import Scene
+from headrace.testing.plugin import Size
+
+MB = 1024 * 1024
+AN_APPEND = 50
+
+
+@pytest_asyncio.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    """Open a folder with a topic of one partition."""
+    log = await open_log(f"embedded:{tmp_path}", settings=LogSettings(embedded=EmbeddedLogSettings(fsync=False)))
+    store = await open_store(
+        f"embedded:{tmp_path}", settings=StoreSettings(embedded=EmbeddedStoreSettings(fsync=False))
+    )
+    scene = Scene(log, store)
+    await scene.new_topic(partitions=1)
+    yield scene
+    await store.close()
+    await log.close()
+
+
+@pytest.mark.timeout(3600)
+async def test_many_tagged_events_take_bounded_memory(scene: Scene, size: Size) -> None:
+    """W13: a million (in `make test` ten thousand) events: the last batches take what the first ones took."""
+    many = size(10_000, 1_000_000)
+    for first in range(0, many, AN_APPEND):
+        id_ = f"k{first // AN_APPEND % 100}"
+        start = first // (AN_APPEND * 100) * AN_APPEND + 1
+        await scene.append(id_, range(start, start + AN_APPEND))
+    peaks = await _replicate(scene)
+    quarter = max(len(peaks) // 4, 1)
+    assert max(peaks[-quarter:]) < max(peaks[:quarter]) * 1.5 + MB
+    tracemalloc.start()
+    count = 0
+    async for _ in scene.queries.events(scene.tag):
+        count += 1
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count == many
+    assert peak < 20 * MB
+
+
+async def _replicate(scene: Scene) -> list[int]:
+    """Apply the log in batches; returns the peak of each."""
+    at, layout = TopicPartition(scene.topic, 0), await scene.layout()
+    peaks = []
+    tracemalloc.start()
+    async for batch in scene.log.read(at, 0, (await scene.log.bounds(at)).end, max_records=20):
+        tracemalloc.reset_peak()
+        await replicate_batch(scene.store, layout, at, batch.records, up_to=batch.next_offset - 1, views=scene.writer)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+    tracemalloc.stop()
+    return peaks

@@ -1,0 +1,97 @@
+"""Events by tag on real Kafka and Cassandra."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from cassandra.cluster import Cluster
+
+from headrace.log import Log, open_log
+from headrace.services import RunningService
+from headrace.store import Store, open_store
+from headrace.testing.conformance.tags_queries import TagQueryConformance
+from headrace.testing.conformance.tags_simulation import TagSimulation
+from headrace.testing.conformance.tags_views import TagLossConformance, TagRepairConformance, TagViewConformance
+from headrace.testing.plugin import Size
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_log(kafka: RunningService) -> AsyncIterator[Log]:
+    """Open the log once."""
+    log = await open_log(f"kafka://{kafka.address}")
+    yield log
+    await log.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_store(cassandra: RunningService) -> AsyncIterator[Store]:
+    """Open the store once: connecting takes longer than most tests."""
+    store = await open_store(f"cassandra://{cassandra.address}/tag_tests")
+    yield store
+    await store.close()
+
+
+class Servers:
+    """One broker, one node, one keyspace; every test has topics and a tag of its own."""
+
+    @pytest.fixture
+    def log(self, shared_log: Log) -> Log:
+        """Return the broker's log."""
+        return shared_log
+
+    @pytest.fixture
+    def store(self, shared_store: Store) -> Store:
+        """Return the keyspace."""
+        return shared_store
+
+
+class TestServedQueries(Servers, TagQueryConformance):
+    """All that queries promise."""
+
+
+class TestServedViews(Servers, TagViewConformance):
+    """All that writing the views promises."""
+
+
+class TestServedRepair(Servers, TagRepairConformance):
+    """Repairs."""
+
+
+class TestServedSimulation(Servers, TagSimulation):
+    """Everything at once."""
+
+    @pytest.fixture
+    def writes(self, size: Size) -> int:
+        """Return how many records are written."""
+        return size(120, 2500)
+
+
+class TestServedLoss(Servers, TagLossConformance):
+    """Tables emptied with cqlsh, in a keyspace of their own."""
+
+    @pytest_asyncio.fixture(loop_scope="module")
+    async def store(self, cassandra: RunningService) -> AsyncIterator[Store]:  # type: ignore[override]
+        """Open another keyspace: nobody else is to find its tables empty."""
+        self._cassandra = cassandra
+        store = await open_store(f"cassandra://{cassandra.address}/tag_loss_tests")
+        yield store
+        await store.close()
+
+    async def truncate(self, store: Store) -> None:
+        """Empty the tables."""
+        await asyncio.to_thread(_truncate, self._cassandra)
+
+
+def _truncate(cassandra: RunningService) -> None:
+    cluster = Cluster([cassandra.host], port=cassandra.port, protocol_version=4)
+    try:
+        session = cluster.connect()
+        for table in ("tag_views", "tag_views_buckets", "tag_views_progress"):
+            session.execute(f"TRUNCATE tag_loss_tests.{table}", timeout=60)
+    finally:
+        cluster.shutdown()
