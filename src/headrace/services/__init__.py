@@ -12,6 +12,7 @@ from headrace.services.layouts import Wishes
 from headrace.services.logs import follow
 from headrace.services.nodes import Node
 from headrace.services.running import RunningService
+from headrace.services.spark import spark_jars
 from headrace.services.starting import start, start_with
 from headrace.services.watcher import Quiet, Terminal, Watcher
 
@@ -26,6 +27,7 @@ __all__ = [
     "Wishes",
     "follow",
     "hold",
+    "spark_jars",
     "start",
     "start_with",
     "told_to_end",

@@ -13,6 +13,8 @@ import typer
 from headrace.app import connect
 from headrace.cli.demo.journal_part import show_journal
 from headrace.cli.demo.log_part import show_log
+from headrace.cli.demo.outbox import show_outbox
+from headrace.cli.demo.pipeline_part import show_pipeline
 from headrace.cli.demo.telling import console
 
 __all__ = ["demo"]
@@ -23,13 +25,17 @@ def demo(
         str | None, typer.Option("--log", help="Where to run; else a new folder, thrown away at the end.")
     ] = None,
     store: Annotated[str | None, typer.Option("--store", help="The store of a log that is not embedded.")] = None,
+    spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Show the pipeline too; it starts Spark.")] = True,
 ) -> None:
-    """See the log and its journals at work, with a transaction, a live reader and a process that is killed."""
+    """See the log, its journals and the pipeline at work, with a live reader and a process that is killed."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder:
         # On somebody's own log the demo keeps to topics of its own.
         suffix = f"-demo-{os.getpid()}" if address else ""
-        asyncio.run(_run(address or f"embedded:{folder}/log", store, suffix))
+        place = address or f"embedded:{folder}/log"
+        asyncio.run(_run(place, store, suffix))
+        if spark and (store is not None or place.startswith("embedded:")):
+            show_pipeline(place, store, suffix)
     console.print(f"\nAll of it took {time.monotonic() - started:.1f} s.")
 
 
@@ -38,3 +44,4 @@ async def _run(address: str, store: str | None, suffix: str) -> None:
         await show_log(hr.log, address, suffix)
         if store is not None or address.startswith("embedded:"):
             await show_journal(hr, suffix)
+        await show_outbox(hr.log, suffix)

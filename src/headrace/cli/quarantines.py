@@ -1,0 +1,78 @@
+"""`headrace pipeline quarantine`: journals with a record that can't be decoded, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headrace.app import Headrace
+from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.journal import Held, held_journals, pass_verdict
+from headrace.pipeline import Selection, topics_of
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+Topic = Annotated[str, typer.Argument(help="The topic of the journals.")]
+Id = Annotated[str, typer.Argument(help="The journal's id.")]
+
+
+@app.command("list")
+def show(
+    topic: Annotated[str | None, typer.Argument(help="The topic; else all journals the store knows of.")] = None,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the journals that are held, since when, and why."""
+
+    async def find(hr: Headrace) -> list[Held]:
+        topics = [topic] if topic is not None else await topics_of(hr.log, hr.store, Selection())
+        return [held for name in topics async for held in held_journals(hr.store, name)]
+
+    found = with_headrace(address, store, find)
+    if as_json:
+        for held in found:
+            typer.echo(json.dumps(asdict(held)))
+        return
+    if not found:
+        typer.echo("no journal is held")
+        return
+    table = Table("topic", "journal", "partition", "offset", "since", "records", "why", box=None)
+    for held in found:
+        since = datetime.fromtimestamp(held.since_ms / 1000, UTC).isoformat(timespec="seconds")
+        where = (held.topic, held.id, str(held.partition), str(held.offset))
+        table.add_row(*where, since, str(held.records), held.reason)
+    Console().print(table)
+
+
+@app.command("release")
+def release(topic: Topic, id_: Id, address: Address = None, store: StoreAddress = None) -> None:
+    """Try the held records again, in this version; the verdict is a record in the log."""
+    _pass(topic, id_, address, store, skip=False)
+
+
+@app.command("skip")
+def skip(
+    topic: Topic,
+    id_: Id,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Pass over the record that can't be decoded, for good, and go on behind it."""
+    if not yes:
+        typer.confirm(f"What that record of {id_} holds is lost to all readers. Skip it?", abort=True)
+    _pass(topic, id_, address, store, skip=True)
+
+
+def _pass(topic: str, id_: str, address: str | None, store: str | None, *, skip: bool) -> None:
+    written = with_headrace(address, store, lambda hr: pass_verdict(hr.log, hr.store, topic, id_, skip=skip))
+    typer.echo(f"written at partition {written.partition}, offset {written.offset}; replication carries it out")

@@ -1,0 +1,148 @@
+"""`headrace sql`: a query over journals and topics, on either tier, by Spark."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headrace.cli.asking import Address, AsJson, StoreAddress
+from headrace.config import HeadraceSettings
+from headrace.errors import BadArgument
+from headrace.pipeline import Places, Selection, query, spark_session
+from headrace.pipeline.sql_views import told_by_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["sql"]
+
+_FORMATS = ("parquet", "csv")
+_SHOWN = 100
+_WIDE = 60
+
+
+def sql(
+    statement: Annotated[
+        str, typer.Argument(help="As in: select key, count(*) from journal group by key. See docs/spark.md.")
+    ],
+    topics: Annotated[
+        list[str] | None, typer.Option("--topics", help="Only these journals; may be given again.")
+    ] = None,
+    prefix: Annotated[str | None, typer.Option(help="Only journals whose topic begins so.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the rows to FILE.parquet or FILE.csv.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most rows to print.")] = _SHOWN,
+    skip_held: Annotated[bool, typer.Option("--skip-held", help="Leave quarantined journals out.")] = False,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask journals, heads, offsets and topics by SQL; tables: journal, meta, pointers, topic_NAME, compact_NAME."""
+    if out is not None and out.suffix.lstrip(".") not in _FORMATS:
+        raise BadArgument("--out", str(out), "the file's name must end with .parquet or .csv")
+    settings = HeadraceSettings.load()
+    places = Places.of(address, store=store, settings=settings)
+    selection = Selection(tuple(topics or ()), prefix)
+    with _session(settings) as spark:
+        frame = query(spark, places, statement, selection, held="skip" if skip_held else "raise")
+        try:
+            _answer(frame, out, limit, as_json=as_json)
+        except Exception as error:
+            if type(error).__module__.startswith(("pyspark", "py4j")):
+                raise told_by_spark(error) from error
+            raise
+
+
+@contextmanager
+def _session(settings: HeadraceSettings) -> Iterator[SparkSession]:
+    """Use the session that is there, or one for the time of the command."""
+    from pyspark.logger import PySparkLogger
+    from pyspark.sql import SparkSession
+
+    # It logs, with the JVM's traceback, what our error says in one sentence.
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    is_ours = SparkSession.getActiveSession() is None
+    spark = spark_session(settings.pipeline, name="headrace sql")
+    try:
+        yield spark
+    finally:
+        if is_ours:
+            spark.stop()
+
+
+def _answer(frame: DataFrame, out: Path | None, limit: int, *, as_json: bool) -> None:
+    if out is not None:
+        _write(frame, out)
+        typer.echo(f"wrote {out}")
+    elif as_json:
+        for row in frame.limit(limit).toLocalIterator():
+            typer.echo(json.dumps(_plain(row.asDict(recursive=True)), ensure_ascii=False))
+    else:
+        _print(frame, limit)
+
+
+def _print(frame: DataFrame, limit: int) -> None:
+    rows = frame.limit(limit + 1).collect()
+    table = Table(*frame.columns, box=None)
+    for row in rows[:limit]:
+        table.add_row(*(_shown(value) for value in row))
+    console = Console()
+    console.print(table if rows else "no rows")
+    if len(rows) > limit:
+        console.print(f"… there are more than {limit}; --limit N shows more of them, --out FILE writes all")
+
+
+def _write(frame: DataFrame, out: Path) -> None:
+    """Write one file, by one task: what it holds never passes through the driver."""
+    if out.suffix == ".csv":
+        frame = frame.selectExpr(*(_csv_column(name, kind) for name, kind in frame.dtypes))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".headrace-sql-", dir=out.parent))
+    try:
+        writer = frame.repartition(1).write.mode("overwrite").option("header", "true")
+        writer.format(out.suffix.lstrip(".")).save((folder / "rows").resolve().as_uri())
+        (written,) = (folder / "rows").glob("part-*")
+        written.replace(out)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _csv_column(name: str, kind: str) -> str:
+    quoted = f"`{name}`"
+    if kind == "binary":
+        return f"base64({quoted}) AS {quoted}"
+    if kind.startswith(("array", "map", "struct")):
+        return f"to_json({quoted}) AS {quoted}"
+    return quoted
+
+
+def _shown(value: object) -> str:
+    plain = _plain(value)
+    if plain is None:
+        return ""
+    text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+    return text if len(text) <= _WIDE else f"{text[: _WIDE - 1]}…"
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a column holds
+    """Return a value as JSON can carry it; bytes as base64."""
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="milliseconds")
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

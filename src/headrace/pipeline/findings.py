@@ -1,0 +1,73 @@
+"""What an audit finds: rows and heads that are missing, changed or added, by key and seq_nr."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["CHECKED", "FINDING_COLUMNS", "Finding", "FindingKind", "checked_batch", "findings_batch"]
+
+FINDING_COLUMNS = (
+    "topic string, partition int, id string, kind string, seq_nr bigint, offset bigint, detail string, mended boolean"
+)
+# The kind of the row that a task ends with; its detail is the task's report.
+CHECKED = "checked"
+
+
+class FindingKind(StrEnum):
+    """What is wrong."""
+
+    ROW_MISSING = "row missing"
+    ROW_CHANGED = "row changed"
+    ROW_ADDED = "row added"
+    META_MISSING = "meta missing"
+    META_CHANGED = "meta changed"
+    META_ADDED = "meta added"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that the store has otherwise than the log says.
+
+    `seq_nr` is None for a head; `offset` is that of the record that tells what is right, or that the row claims.
+    `mended` is None where no repair was asked for.
+    """
+
+    topic: str
+    partition: int
+    id: str
+    kind: FindingKind
+    seq_nr: int | None = None
+    offset: int | None = None
+    detail: str = ""
+    mended: bool | None = None
+
+    def __str__(self) -> str:
+        what = self.kind.value if self.seq_nr is None else f"{self.kind.value}, seq_nr {self.seq_nr}"
+        return f"{self.topic}[{self.partition}] {self.id!r}: {what}" + (f" ({self.detail})" if self.detail else "")
+
+
+def findings_batch(findings: Sequence[Finding]) -> pa.RecordBatch:
+    """Return findings as rows."""
+    return _batch([msgspec.structs.astuple(finding) for finding in findings])
+
+
+def checked_batch(topic: str, partition: int, report: bytes) -> pa.RecordBatch:
+    """Return the row that a task ends with."""
+    return _batch([(topic, partition, None, CHECKED, None, None, report.decode(), None)])
+
+
+def _batch(rows: Sequence[tuple[object, ...]]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    types = (pa.string(), pa.int32(), pa.string(), pa.string(), pa.int64(), pa.int64(), pa.string(), pa.bool_())
+    names = Finding.__struct_fields__
+    columns = zip(*rows, strict=True)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)], names=list(names)
+    )

@@ -1,0 +1,206 @@
+"""What of the log can be compared with the store: the records that it still has and that replication has passed.
+
+A task judges the journals whose home is its partition. A journal that moved when its topic grew has older records in
+another partition, below the boundary: those are read too. Where the log has lost a part, a journal's window begins
+behind the loss, and its state before that is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headrace.journal import Layout
+from headrace.journal.actions import Mark
+from headrace.journal.folding import Entry
+from headrace.journal.partition_batch import entry_of, next_generation
+from headrace.log import Log
+from headrace.model import TopicPartition
+from headrace.store import DEFAULT_SEGMENT_SIZE, Place, ReplicatedOffset, Store
+from headrace.tags.registry import REGISTRY_KEY, Registry
+
+__all__ = ["KeyWindow", "Stretch", "Window", "generation_at", "open_window", "read_entries"]
+
+_decode_registry = msgspec.json.Decoder(Registry).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Records of one partition: from `start` up to `last` (inclusive), which is replicated; the log ends at `end`."""
+
+    at: TopicPartition
+    start: int
+    last: int
+    end: int
+    generation: int
+    replicated: ReplicatedOffset | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyWindow:
+    """A journal's part of the window: places from `first` to `last`. `is_whole`: nothing was before."""
+
+    first: Place
+    last: Place
+    is_whole: bool
+
+    def is_before(self, place: Place) -> bool:
+        """Say whether a place lies below the window."""
+        return place < self.first
+
+    def is_ahead(self, place: Place) -> bool:
+        """Say whether a place lies above it: replication is there, or somebody wrote it by hand."""
+        return place > self.last and place >= self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a task reads. `log_times_ms` are the floors of log times, by generation, where views by tag set them."""
+
+    layout: Layout
+    at: TopicPartition
+    stretches: dict[int, Stretch]
+    log_times_ms: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def home(self) -> Stretch:
+        """The task's own partition."""
+        return self.stretches[self.at.partition]
+
+    @property
+    def is_log_time_exact(self) -> bool:
+        """Whether the log times of rows can be computed from what the log still has."""
+        return not self.log_times_ms and all(stretch.start == 0 for stretch in self.stretches.values())
+
+    @property
+    def highest_log_time_ms(self) -> int:
+        """The highest log time that a row can have."""
+        known = [stretch.replicated.log_time_ms for stretch in self.stretches.values() if stretch.replicated]
+        return max([*known, *self.log_times_ms.values(), 0])
+
+    def of_key(self, id_: str) -> KeyWindow:
+        """Return a journal's window; while nothing of it is replicated it holds nothing."""
+        if self.layout.generation == 0:
+            home = self.home
+            return KeyWindow(Place(home.generation, home.start), Place(home.generation, home.last), home.start == 0)
+        return self._of_moved(id_)
+
+    def _of_moved(self, id_: str) -> KeyWindow:
+        """Go through the partitions that a journal was in; what lies before the last loss is unknown."""
+        found: KeyWindow | None = None
+        for stay in self.layout.stays(id_):
+            stretch = self.stretches[stay.at.partition]
+            start = max(stay.start, stretch.start)
+            end = stretch.last if stay.end is None else min(stretch.last, stay.end - 1)
+            if found is not None and end < stay.start:
+                break
+            last = Place(generation_at(self.layout, stay.at, end), end)
+            if found is None or start > stay.start:
+                is_whole = start == stay.start and not _was_made_anew(self.layout)
+                found = KeyWindow(Place(generation_at(self.layout, stay.at, start), start), last, is_whole)
+            else:
+                found = KeyWindow(found.first, last, found.is_whole)
+        if found is None:
+            raise AssertionError("every key is somewhere")
+        return found
+
+
+def generation_at(layout: Layout, at: TopicPartition, offset: int) -> int:
+    """Return the generation of a record; a boundary itself belongs to the generation before it."""
+    found = layout.first_generation(at.partition)
+    for number in range(found + 1, len(layout.generations)):
+        boundary = layout.generations[number].boundaries.get(at.partition)
+        if boundary is not None and boundary < offset:
+            found = number
+    return found
+
+
+async def open_window(log: Log, store: Store, layout: Layout, at: TopicPartition) -> Window:
+    """Look at the log's bounds and at how far replication has come, of all partitions that matter."""
+    floors = await _floors(store, at.topic)
+    partitions = {at.partition}
+    if layout.generation > 0:
+        partitions |= set(range(layout.partitions))
+    stretches = {
+        partition: await _stretch(log, store, layout, TopicPartition(at.topic, partition)) for partition in partitions
+    }
+    return Window(layout, at, stretches, floors)
+
+
+async def _stretch(log: Log, store: Store, layout: Layout, at: TopicPartition) -> Stretch:
+    # The replicated offset first: what lies at or below it is in the log's bounds read after it, or gone from there.
+    replicated = await store.reader.replicated(at)
+    bounds = await log.bounds(at)
+    is_begun = replicated is not None and replicated.generation >= layout.first_generation(at.partition)
+    last = min(replicated.offset, bounds.end - 1) if replicated is not None and is_begun else bounds.start - 1
+    generation = generation_at(layout, at, bounds.start)
+    return Stretch(at, bounds.start, last, bounds.end, generation, replicated if is_begun else None)
+
+
+async def _floors(store: Store, topic: str) -> dict[int, int]:
+    stored = await store.settings.get(REGISTRY_KEY)
+    entry = _decode_registry(stored).topics.get(topic) if stored is not None else None
+    if entry is None or entry.floor_ms is None:
+        return {}
+    return {0: entry.floor_ms, **{int(number): floor_ms for number, floor_ms in entry.generations.items()}}
+
+
+async def read_entries(
+    log: Log,
+    window: Window,
+    wanted: Callable[[bytes], bool],
+    *,
+    headers_only: bool = False,
+    is_beyond: bool = False,
+) -> AsyncIterator[Entry]:
+    """Yield the entries of the task's journals whose keys are `wanted`, marks left out, partition by partition.
+
+    `is_beyond`: those that are not replicated yet, too. A segment size of 0 is one that the log does not tell any more.
+    """
+    for stretch in window.stretches.values():
+        end = _end(window, stretch, is_beyond=is_beyond)
+        if end <= stretch.start:
+            continue
+        async for entry in _read(log, window, stretch, end, wanted, headers_only=headers_only):
+            yield entry
+
+
+def _end(window: Window, stretch: Stretch, *, is_beyond: bool) -> int:
+    end = stretch.end if is_beyond else stretch.last + 1
+    if stretch.at == window.at:
+        return end
+    boundary = window.layout.generations[-1].boundaries.get(stretch.at.partition)
+    return stretch.start if boundary is None else min(end, boundary)
+
+
+async def _read(
+    log: Log, window: Window, stretch: Stretch, end: int, wanted: Callable[[bytes], bool], *, headers_only: bool
+) -> AsyncIterator[Entry]:
+    layout = window.layout
+    generation, log_time_ms = stretch.generation, window.log_times_ms.get(stretch.generation, 0)
+    segment_size = DEFAULT_SEGMENT_SIZE if stretch.start == 0 else 0
+    async for batch in log.read(stretch.at, stretch.start, end, headers_only=headers_only):
+        for record in batch.records:
+            log_time_ms = max(log_time_ms, record.timestamp_ms)
+            entry = entry_of(record, generation, log_time_ms=log_time_ms, segment_size=segment_size)
+            if entry is None:
+                continue
+            if isinstance(entry.action, Mark):
+                generation = next_generation(generation, entry.action)
+                log_time_ms = max(log_time_ms, window.log_times_ms.get(generation, 0))
+                segment_size = entry.action.segment_size or segment_size
+            elif wanted(record.key or b"") and _is_ours(layout, window.at, stretch.at, entry):
+                yield entry
+
+
+def _is_ours(layout: Layout, home: TopicPartition, at: TopicPartition, entry: Entry) -> bool:
+    """Say whether the record counts, and its journal lives in the task's partition now."""
+    if layout.generation == 0:
+        return True
+    return layout.is_home(entry.id, entry.generation, at) and layout.route(entry.id) == home
+
+
+def _was_made_anew(layout: Layout) -> bool:
+    return any(not generation.boundaries for generation in layout.generations[1:])

@@ -1,0 +1,100 @@
+"""Where replication begins: which topics, which partitions, and from which offsets.
+
+The stored offsets are the only truth: there is no checkpoint that could disagree with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from headrace.errors import OffsetOutOfRange, RecordsLost, UnknownTopic, WrongPartitionCount
+from headrace.journal import Layout, Topology
+from headrace.log import Log
+from headrace.model import Bounds, TopicPartition
+from headrace.store import ReplicatedOffset, Store
+
+__all__ = ["Plan", "Selection", "plan_of", "topics_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which journals: those named; those whose topic begins so; or all that the store knows of."""
+
+    topics: tuple[str, ...] = ()
+    prefix: str | None = None
+
+    def __str__(self) -> str:
+        if self.topics:
+            return ", ".join(self.topics)
+        return "all journals" if self.prefix is None else f"topics {self.prefix}…"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The layouts of the topics, and what each partition still has to give: from `starts` up to `ends` (exclusive)."""
+
+    layouts: Mapping[str, Layout]
+    starts: Mapping[TopicPartition, int]
+    ends: Mapping[TopicPartition, int]
+
+    @property
+    def lag(self) -> int:
+        """How many offsets are to be replicated."""
+        return sum(self.ends[at] - start for at, start in self.starts.items())
+
+    def shape(self) -> dict[str, tuple[int, int, bool]]:
+        """Return what a running query depends on: when it changes, another query is needed."""
+        return {
+            topic: (layout.generation, layout.partitions, layout.growing_to is not None)
+            for topic, layout in self.layouts.items()
+        }
+
+
+async def topics_of(log: Log, store: Store, selection: Selection) -> Sequence[str]:
+    """Return the topics that are there and are selected. Raises UnknownTopic for a name that is not there."""
+    names = await log.admin.topics()
+    if selection.topics:
+        for topic in selection.topics:
+            if topic not in names:
+                raise UnknownTopic(topic)
+        return sorted(selection.topics)
+    if selection.prefix is not None:
+        return [name for name in names if name.startswith(selection.prefix)]
+    known = {key.removeprefix("topic/") for key in await store.settings.all("topic/")}
+    return [name for name in names if name in known]
+
+
+async def plan_of(log: Log, store: Store, selection: Selection) -> Plan:
+    """Look at log and store. Raises RecordsLost, OffsetOutOfRange, WrongPartitionCount."""
+    layouts = {}
+    starts: dict[TopicPartition, int] = {}
+    ends: dict[TopicPartition, int] = {}
+    for topic in await topics_of(log, store, selection):
+        layout = layouts[topic] = await _layout(log, store, topic)
+        for partition in range(layout.partitions):
+            at = TopicPartition(topic, partition)
+            bounds = await log.bounds(at)
+            starts[at] = start_of(layout, at, bounds, await store.reader.replicated(at))
+            ends[at] = bounds.end
+    return Plan(layouts, starts, ends)
+
+
+async def _layout(log: Log, store: Store, topic: str) -> Layout:
+    layout = await Topology(log, store.settings, topic).layout()
+    actual = (await log.admin.describe(topic)).partitions
+    if actual > layout.partitions and layout.growing_to is None:
+        raise WrongPartitionCount(topic, actual, layout.partitions)
+    return layout
+
+
+def start_of(layout: Layout, at: TopicPartition, bounds: Bounds, replicated: ReplicatedOffset | None) -> int:
+    """Return the first offset that the store does not have. Raises RecordsLost, OffsetOutOfRange."""
+    start = 0
+    if replicated is not None and replicated.generation >= layout.first_generation(at.partition):
+        start = replicated.offset + 1
+    if start < bounds.start:
+        raise RecordsLost(at.topic, at.partition, start, bounds.start - 1)
+    if start > bounds.high_watermark:
+        raise OffsetOutOfRange(at.topic, at.partition, start - 1, bounds.start, bounds.high_watermark)
+    return min(start, bounds.end)

@@ -1,0 +1,88 @@
+"""The one place that builds a Spark session."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from headrace.config import PipelineSettings
+from headrace.errors import MissingExtra
+from headrace.services import Quiet, Watcher, spark_jars
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["spark_session"]
+
+_LOOPBACK = "127.0.0.1"
+# What a person should not find in a log or in a plan: passwords, SASL lines, and places, which may hold them.
+_SECRETS = "(?i)secret|password|token|access[.]?key|credential|jaas|sasl|ssl"
+
+_SESSION = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.speculation": "false",  # two attempts of a task would write at the same time
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.streaming.numRecentProgressUpdates": "1000",
+    "spark.sql.streaming.noDataProgressEventInterval": "2000",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.authenticate.socketTimeout": "60s",  # a worker on a busy machine takes its time
+    "spark.redaction.regex": _SECRETS,
+    "spark.sql.redaction.options.regex": _SECRETS,
+}
+
+
+def spark_session(
+    settings: PipelineSettings | None = None, *, name: str = "headrace", watcher: Watcher | None = None
+) -> SparkSession:
+    """Return the session of this process, started if there is none.
+
+    Inside spark-submit the master and all else that was submitted stay as they are. Jars are fetched once, checked by
+    SHA-256, and kept.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise MissingExtra("pyspark", "pipeline") from error
+    settings = settings or PipelineSettings()
+    if (active := SparkSession.getActiveSession()) is not None:
+        return active
+    builder = SparkSession.builder.appName(name)
+    is_submitted = "SPARK_ENV_LOADED" in os.environ
+    for key, value in {**_SESSION, **({} if is_submitted else _local(settings, watcher)), **settings.spark}.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _local(settings: PipelineSettings, watcher: Watcher | None) -> dict[str, str]:
+    """Return what a session that we start ourselves needs; a submitted one has it from its command line."""
+    jars = spark_jars(watcher or Quiet())
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the property alone is not heard when sources are planned
+    config = {
+        "spark.master": settings.master,
+        "spark.jars": ",".join(str(jar) for jar in jars),
+        "spark.pyspark.python": sys.executable,
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.driver.memory": settings.driver_memory,
+        "spark.driver.extraJavaOptions": _java_options(),
+        "spark.ui.enabled": str(settings.ui).lower(),
+    }
+    if settings.master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+        config |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+    return config
+
+
+def _java_options() -> str:
+    """Return options that keep the JVM quiet: people came to see their data."""
+    logging = resources.files(__package__).joinpath("log4j2.properties")
+    return f"-Dlog4j2.configurationFile={logging} -XX:+UseParallelGC -XX:TieredStopAtLevel=4"

@@ -1,0 +1,141 @@
+"""What a query wants of a table, told from the filters that Spark hands down. Pure.
+
+It only ever leaves out what the query can't want; Spark looks at every row again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+__all__ = ["EVERYTHING", "Span", "Wanted", "wanted_of"]
+
+
+class Span(NamedTuple):
+    """Whole numbers from `low` to `high`, both included; None is no bound."""
+
+    low: int | None = None
+    high: int | None = None
+
+    def __contains__(self, number: object) -> bool:
+        return (
+            isinstance(number, int)
+            and (self.low is None or number >= self.low)
+            and (self.high is None or number <= self.high)
+        )
+
+    def narrowed(self, low: int | None, high: int | None) -> Span:
+        """Return what lies in both."""
+        lows = [bound for bound in (self.low, low) if bound is not None]
+        highs = [bound for bound in (self.high, high) if bound is not None]
+        return Span(max(lows, default=None), min(highs, default=None))
+
+
+_ANY = Span()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Names are None for all. `time_ms` is of the records' timestamps."""
+
+    topics: frozenset[str] | None = None
+    keys: frozenset[str] | None = None
+    partitions: frozenset[int] | None = None
+    seq_nr: Span = _ANY
+    offset: Span = _ANY
+    time_ms: Span = _ANY
+
+    def has(self, *, seq_nr: int, offset: int, timestamp_ms: int) -> bool:
+        """Say whether an event may be wanted."""
+        return seq_nr in self.seq_nr and offset in self.offset and timestamp_ms in self.time_ms
+
+
+EVERYTHING = Wanted()
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# By column: the field of Wanted, and how its values are told.
+_NAMES = {"topic": ("topics", str), "key": ("keys", str), "partition": ("partitions", int)}
+_SPANS = {"seq_nr": "seq_nr", "offset": "offset", "timestamp": "time_ms"}
+
+
+def wanted_of(filters: Iterable[Filter]) -> Wanted:
+    """Return what all these filters together leave."""
+    wanted = EVERYTHING
+    for each in filters:
+        path: tuple[str, ...] = getattr(each, "attribute", ())
+        if len(path) == 1 and path[0] in _NAMES:
+            wanted = _named(wanted, path[0], each)
+        elif len(path) == 1 and path[0] in _SPANS:
+            wanted = _spanned(wanted, path[0], each)
+    return wanted
+
+
+def _named(wanted: Wanted, column: str, each: Filter) -> Wanted:
+    field, kind = _NAMES[column]
+    match type(each).__name__, getattr(each, "value", None):
+        case (("EqualTo" | "EqualNullSafe"), value) if isinstance(value, kind):
+            values: frozenset[Any] = frozenset({value})
+        case "In", (tuple() | list()) as listed:
+            values = frozenset(value for value in listed if isinstance(value, kind))
+        case _:
+            return wanted
+    known: frozenset[Any] | None = getattr(wanted, field)
+    changed: dict[str, Any] = {field: values if known is None else known & values}
+    return replace(wanted, **changed)
+
+
+def _spanned(wanted: Wanted, column: str, each: Filter) -> Wanted:
+    bounds = _bounds(type(each).__name__, getattr(each, "value", None))
+    if bounds is None:
+        return wanted
+    field = _SPANS[column]
+    span: Span = getattr(wanted, field)
+    changed: dict[str, Any] = {field: span.narrowed(*bounds)}
+    return replace(wanted, **changed)
+
+
+def _bounds(kind: str, value: Any) -> tuple[int | None, int | None] | None:  # noqa: ANN401 - any literal
+    """Return the bounds that a filter sets on whole numbers."""
+    low, high = _down(value), _up(value)
+    match kind:
+        case "In" if isinstance(value, tuple | list):
+            lows = [low for each in value if (low := _down(each)) is not None]
+            highs = [high for each in value if (high := _up(each)) is not None]
+            return (min(lows), max(highs)) if len(lows) == len(value) > 0 else None
+        case _ if low is None or high is None:
+            return None
+        case "EqualTo" | "EqualNullSafe":
+            return low, high
+        case "GreaterThan":
+            return low + 1, None
+        case "GreaterThanOrEqual":
+            return high, None
+        case "LessThan":
+            return None, high - 1
+        case "LessThanOrEqual":
+            return None, low
+    return None
+
+
+def _down(value: object) -> int | None:
+    """Return the greatest whole number that is not above a literal; times count in milliseconds."""
+    if isinstance(value, datetime):
+        return _micros(value) // 1000
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _up(value: object) -> int | None:
+    """Return the least whole number that is not below a literal."""
+    return -(-_micros(value) // 1000) if isinstance(value, datetime) else _down(value)
+
+
+def _micros(time: datetime) -> int:
+    """Return a time as Spark keeps it; without a zone it is the session's, which is UTC."""
+    aware = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    return (aware - _EPOCH) // timedelta(microseconds=1)

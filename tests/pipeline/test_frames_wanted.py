@@ -1,0 +1,120 @@
+"""What a query wants, told from its filters: pure, and never too little."""
+
+from __future__ import annotations
+
+import operator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
+
+from headrace.pipeline.wanted import EVERYTHING, Span, Wanted, wanted_of
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+COMPARISONS: dict[type[Any], Any] = {
+    EqualTo: operator.eq,
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+    In: lambda value, listed: value in listed,
+}
+
+numbers = st.integers(0, 6)
+names = st.sampled_from(["a", "b", "c"])
+times = st.integers(0, 6000).map(lambda micros: EPOCH + timedelta(microseconds=micros))
+
+
+def comparisons(column: str, values: st.SearchStrategy[Any]) -> st.SearchStrategy[Filter]:
+    single = st.builds(
+        lambda kind, value: kind((column,), value),
+        st.sampled_from([EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual]),
+        values,
+    )
+    # Spark says that it hands over tuples, and hands over lists.
+    listed = st.builds(
+        lambda kind, found: In((column,), kind(found)),
+        st.sampled_from([tuple, list]),
+        st.lists(values, min_size=1, max_size=3),
+    )
+    return st.one_of(single, listed)
+
+
+filters = st.one_of(
+    comparisons("seq_nr", numbers),
+    comparisons("offset", numbers),
+    comparisons("partition", numbers),
+    comparisons("timestamp", times),
+    comparisons("key", names),
+    comparisons("topic", names),
+    comparisons("origin", names),
+    st.just(IsNotNull(("key",))),
+    names.map(lambda name: Not(EqualTo(("key",), name))),
+)
+rows = st.fixed_dictionaries(
+    {"seq_nr": numbers, "offset": numbers, "partition": numbers, "timestamp": numbers, "key": names, "topic": names}
+)
+
+
+def holds(each: Filter, row: dict[str, Any]) -> bool:
+    if isinstance(each, Not):
+        return not holds(each.child, row)
+    if isinstance(each, IsNotNull) or each.attribute == ("origin",):  # type: ignore[attr-defined]
+        return True
+    (column,) = each.attribute  # type: ignore[attr-defined]
+    value = row[column]
+    if column == "timestamp":
+        value = EPOCH + timedelta(milliseconds=value)
+    return bool(COMPARISONS[type(each)](value, each.value))  # type: ignore[attr-defined]
+
+
+def may_be(wanted: Wanted, row: dict[str, Any]) -> bool:
+    return (
+        (wanted.topics is None or row["topic"] in wanted.topics)
+        and (wanted.keys is None or row["key"] in wanted.keys)
+        and (wanted.partitions is None or row["partition"] in wanted.partitions)
+        and wanted.has(seq_nr=row["seq_nr"], offset=row["offset"], timestamp_ms=row["timestamp"])
+    )
+
+
+@given(given_filters=st.lists(filters, max_size=5), row=rows)
+def test_what_the_filters_let_through_is_wanted(given_filters: list[Filter], row: dict[str, Any]) -> None:
+    """K5: whatever filters are pushed down, no row that passes all of them is left out."""
+    if all(holds(each, row) for each in given_filters):
+        assert may_be(wanted_of(given_filters), row)
+
+
+def test_filters_leave_little() -> None:
+    """K5: equalities and ranges are taken over as they are, and the narrowest counts."""
+    wanted = wanted_of(
+        [
+            EqualTo(("topic",), "t"),
+            In(("key",), ["a", "b"]),  # type: ignore[arg-type]
+            EqualTo(("key",), "b"),
+            GreaterThanOrEqual(("offset",), 5),
+            GreaterThan(("offset",), 3),
+            LessThan(("timestamp",), datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)),
+        ]
+    )
+    assert wanted.topics == {"t"}
+    assert wanted.keys == {"b"}
+    assert wanted.offset == Span(5, None)
+    assert wanted.time_ms == Span(None, 999)
+
+
+def test_what_is_not_understood_limits_nothing() -> None:
+    """K5: a column without a meaning here, a negation and an odd literal leave everything wanted."""
+    odd = [EqualTo(("offset",), "five"), Not(EqualTo(("key",), "a")), EqualTo(("payload", "x"), 1)]
+    assert wanted_of(odd) == EVERYTHING

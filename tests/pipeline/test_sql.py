@@ -1,0 +1,121 @@
+"""`headrace sql` as a person uses it, on both tiers."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from tests.pipeline.tier import Tier, append_all
+from typer.testing import CliRunner
+
+from headrace.cli.main import app
+from headrace.errors import BadArgument, HeadraceError, OperationFailed
+from headrace.model import NewRecord, TopicConfig
+from headrace.pipeline import Selection, query
+from headrace.pipeline.sql_views import view_name
+from headrace.testing.conformance.journal_setting import replicate
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def asked(tier: Tier, *arguments: str, is_good: bool = True) -> str:
+    """Run the command in this process, so that it uses the session that is there."""
+    places = ["--log", tier.places.log, *([] if tier.is_embedded else ["--store", tier.places.store])]
+    done = CliRunner().invoke(app, ["sql", *arguments, *places], env={"COLUMNS": "200"})
+    if is_good and done.exception is not None:
+        raise done.exception
+    return done.output if is_good else str(done.exception)
+
+
+@pytest.fixture
+def journals(tier: Tier, topic: str) -> str:
+    tier.with_journal(topic, lambda journal: append_all(journal, 3, 2), partitions=2)
+    tier.on(lambda log, store: replicate(log, store, topic))
+    tier.with_journal(topic, lambda journal: append_all(journal, 3, 1, first=3))
+    return topic
+
+
+def test_a_query_prints_a_table(tier: Tier, journals: str) -> None:
+    """K5: journals, heads and offsets answer to SQL; printed as a table or as lines of JSON."""
+    statement = "select key, count(*) as events, max(seq_nr) as last from journal group by key order by key"
+    printed = asked(tier, statement, "--topics", journals)
+    lines = [line.split() for line in printed.splitlines()]
+    assert lines == [["key", "events", "last"], *([f"k{n}", "3", "3"] for n in range(3))]
+    told = [json.loads(line) for line in asked(tier, statement, "--prefix", journals, "--json").splitlines()]
+    assert told == [{"key": f"k{n}", "events": 3, "last": 3} for n in range(3)]
+    joined = "select m.key, m.seq_nr, p.lag > 0 from meta m join pointers p on m.partition = p.partition order by m.key"
+    lines = asked(tier, joined, "--topics", journals, "--json").splitlines()
+    assert [list(json.loads(line).values()) for line in lines] == [[f"k{n}", 2, True] for n in range(3)]
+    few = asked(tier, "select seq_nr from journal", "--topics", journals, "--limit", "2")
+    assert "there are more than 2" in few
+    assert asked(tier, "select * from journal where key = 'x'", "--topics", journals).strip() == "no rows"
+
+
+def test_rows_go_to_a_file(tier: Tier, journals: str, tmp_path: Path) -> None:
+    """K5: --out writes one Parquet file with the types, or one CSV file."""
+    statement = "select key, seq_nr, payload, tags, timestamp from journal"
+    parquet, text = tmp_path / "rows.parquet", tmp_path / "new" / "rows.csv"
+    assert "wrote" in asked(tier, statement, "--topics", journals, "--out", str(parquet))
+    table = pq.read_table(parquet)
+    assert sorted((row["key"], row["seq_nr"]) for row in table.to_pylist()) == [
+        (f"k{n}", seq_nr) for n in range(3) for seq_nr in (1, 2, 3)
+    ]
+    asked(tier, statement, "--topics", journals, "--out", str(text))
+    rows = list(csv.DictReader(text.open()))
+    assert (len(rows), set(rows[0])) == (9, {"key", "seq_nr", "payload", "tags", "timestamp"})
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.parquet", "new"}
+    assert "must end with .parquet or .csv" in asked(tier, "select 1", "--out", "rows.xls", is_good=False)
+
+
+def test_topics_are_tables_by_name(tier: Tier, topic: str) -> None:
+    """K3: topic_NAME has a topic's records, compact_NAME the newest of each key; only what is named is made."""
+
+    async def fill(log: Any, _: Any) -> None:
+        await log.admin.create(topic, partitions=2, config=TopicConfig())
+        pairs = [(b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"b", None)]
+        await log.append([NewRecord(topic, key, value, (("h", b"v"),)) for key, value in pairs])
+
+    tier.on(fill)
+    everything, newest = view_name("topic", topic), view_name("compact", topic)
+    told = asked(tier, f"select count(*) as n, min(headers['h']) as h from {everything}", "--json")
+    assert json.loads(told) == {"n": 4, "h": "v"}
+    told = asked(tier, f"SELECT key, value FROM {newest.upper()}", "--json")
+    assert json.loads(told) == {"key": "a", "value": "3"}
+
+
+def test_what_is_wrong_is_said(tier: Tier, journals: str) -> None:
+    """K5: a wrong column, table or word is refused with what would be right, and no traceback."""
+
+    def refused(statement: str) -> str:
+        with pytest.raises(BadArgument) as error:
+            query(tier.spark, tier.places, statement, Selection((journals,)))
+        return str(error.value)
+
+    said = refused("select keyy from journal")
+    assert "there is no column `keyy`" in said
+    assert "`key`" in said
+    said = refused("select * from topic_nobody_knows")
+    assert "there is no table `topic_nobody_knows`" in said
+    assert view_name("topic", journals) in said
+    assert "[PARSE_SYNTAX_ERROR]" in refused("selekt 1")
+    other = journals.replace("-", ".")
+    tier.on(lambda log, _: log.admin.create(other, partitions=1, config=TopicConfig()))
+    assert "could be any of the topics" in refused(f"select * from {view_name('topic', journals)}")
+
+
+def test_a_held_journal_is_said_in_one_line(tier: Tier, topic: str) -> None:
+    """K5: what fails in a worker comes out as one sentence; --skip-held leaves the journal out."""
+    tier.with_journal(topic, lambda journal: append_all(journal, 2, 1), partitions=1)
+    poison = NewRecord(topic, b"k0", b"?", (("journal.action", b"?"),), partition=0)
+    tier.on(lambda log, _: log.append([poison]))
+    with pytest.raises(HeadraceError) as error:
+        asked(tier, "select key from journal", "--topics", topic)
+    assert isinstance(error.value, OperationFailed)
+    assert "journal 'k0' is held from offset 2" in str(error.value)
+    assert "Traceback" not in str(error.value)
+    told = asked(tier, "select key from journal", "--topics", topic, "--skip-held", "--json")
+    assert json.loads(told) == {"key": "k1"}
