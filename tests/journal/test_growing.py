@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,10 @@ from headrace.journal.actions import Append
 from headrace.journal.headers import encode_action
 from headrace.journal.layout import Generation
 from headrace.journal.metrics import STRAY_RECORDS
-from headrace.model import Event, NewRecord, TopicConfig, TopicPartition, partition_of
+from headrace.log import Log
+from headrace.model import Event, NewRecord, Position, TopicConfig, TopicPartition, partition_of
 from headrace.testing import SimulatedCrash, crash_at
+from headrace.testing.conformance.log_on_top import LogOnTop
 
 LEASE_S = 0.3
 
@@ -213,6 +216,51 @@ async def test_a_stray_record_of_a_moved_key_counts_for_nothing_and_is_named(hr:
         await replicate(hr)
     assert STRAY_RECORDS.labels("t")._value.get() == before + 1
     assert [event.payload async for event in accounts.read(id_)] == ["right"]
+
+
+class Gate(LogOnTop):
+    """Holds up appends on their way into the log."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(log)
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self.is_reached = asyncio.Event()
+
+    async def append(self, records: Sequence[NewRecord]) -> Sequence[Position]:
+        self.is_reached.set()
+        await self.is_open.wait()
+        return await self.log.append(records)
+
+
+@pytest.mark.parametrize("kind", ["append", "expected", "delete", "purge"])
+async def test_what_outlasts_the_lease_on_its_way_is_written_where_its_key_went(hr: Headrace, kind: str) -> None:
+    """Acknowledged, but behind the boundary of a topic that grew meanwhile: it would count for nothing there."""
+    gate = Gate(hr.log)
+    accounts = Journal(gate, hr.store, "t", cache=None, lease_s=LEASE_S)
+    moved = (f"k{n}" for n in range(100))
+    id_ = next(k for k in moved if partition_of(k.encode(), 4) != partition_of(k.encode(), 8))
+    await accounts.append(id_, [Event(1), Event(2)])
+    write: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
+        "append": lambda: accounts.append(id_, [Event(3)]),
+        "expected": lambda: accounts.append(id_, [Event(3)], expected=2),
+        "delete": lambda: accounts.delete(id_, to=1),
+        "purge": lambda: accounts.purge(id_),
+    }
+    if kind == "delete":  # its own read comes first, and writes a mark
+        accounts.pointer = lambda _: asyncio.sleep(0, 2)  # type: ignore[method-assign,assignment]
+    gate.is_open.clear()
+    gate.is_reached.clear()
+    writing = asyncio.ensure_future(write[kind]())
+    await asyncio.wait_for(gate.is_reached.wait(), 10)
+    await grow(hr, 8)
+    gate.is_open.set()
+    await asyncio.wait_for(writing, 10)
+    expected = {"append": [1, 2, 3], "expected": [1, 2, 3], "delete": [2], "purge": []}[kind]
+    other = journal(hr, None)
+    for _ in range(3):
+        assert await numbers(other, id_) == expected
+        await replicate(hr)
 
 
 async def test_a_topic_made_anew_begins_a_new_generation(hr: Headrace) -> None:

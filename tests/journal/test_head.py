@@ -22,6 +22,7 @@ from headrace.store import ReplicatedOffset
 from headrace.testing.conformance.journal_memory import MemoryStore
 from headrace.testing.conformance.journal_script import Script
 from headrace.testing.conformance.journal_script_log import ScriptLog
+from headrace.testing.conformance.log_on_top import Reading
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.plugin import Size
 
@@ -310,7 +311,9 @@ class TestWaiting:
         assert offsets(await cached.ask(up_to=0)) == [0]
         await cached.cache.close()
 
-    async def test_a_stale_reader_is_sent_back_to_the_store(self, cached: Cached) -> None:
+    async def test_a_stale_reader_is_sent_back_to_the_store(
+        self, cached: Cached, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """P11: a reader with an older replicated offset reads that and the head again, and asks again."""
         await cached.reach(5)
         assert offsets(await cached.ask(up_to=4)) == [0, 1, 2, 3, 4]
@@ -323,7 +326,35 @@ class TestWaiting:
         stale = Stale(cached.store, times=2)
         journal = Journal(cached.log, stale, "t", cache=cached.cache, read_only=True)
         assert [event.seq_nr async for event in journal.read("k")] == [1, 2, 3, 4, 5]
+        assert stale.asked == 0, "the cache knows a newer one"
+        monkeypatch.setattr(cached.cache, "replicated", lambda at: None)
+        assert [event.seq_nr async for event in journal.read("k")] == [1, 2, 3, 4, 5]
         assert stale.asked >= 3
+
+    async def test_a_head_of_a_topic_that_was_made_anew_is_not_believed(self, cached: Cached) -> None:
+        """P11: its records are those of another topic; who knows of the new one's generation is not told of them."""
+        await cached.reach(5)
+        assert offsets(await cached.ask(up_to=4)) == [0, 1, 2, 3, 4]
+        waiting = cached.ask(up_to=7)
+        assert await is_waiting(waiting)
+        anew = cached.cache.ask(AT, 1, "k", after=-1, up_to=4, timeout_s=10)
+        assert (await anew).kind is HeadKind.UNKNOWN
+        with pytest.raises(TimedOut):
+            await waiting
+        again = await cached.cache.ask(AT, 1, "k", after=-1, up_to=4, timeout_s=10)
+        assert [entry.generation for entry in again.entries] == [1] * 5
+
+    async def test_the_newest_records_are_kept_within_their_bytes(self, cached: Cached) -> None:
+        """P10: what does not fit is dropped, oldest first, and read from the log; actions stay."""
+        cache = HeadCache(cached.log, cached.store, max_record_bytes=1500)
+        await cached.reach(5)
+        answer = await cache.ask(AT, 0, "k", after=-1, up_to=4, timeout_s=10)
+        assert offsets(answer) == [0, 1, 2, 3, 4]
+        assert list(answer.records) == [3, 4]
+        assert cache.record_bytes <= 1500
+        journal = Journal(cached.log, cached.store, "t", cache=cache, read_only=True)
+        assert [event.seq_nr async for event in journal.read("k")] == [1, 2, 3, 4, 5]
+        await cache.close()
 
     async def test_a_head_that_retention_overtook_begins_anew(self, cached: Cached) -> None:
         """J25, P8: what is gone is named; once the store has it, reads go on."""
@@ -359,12 +390,10 @@ class OnTop(ScriptLog):
 class Slow(OnTop):
     """Followers get nothing; bounded reads are answered."""
 
-    async def read(  # type: ignore[override]
-        self, at: TopicPartition, start: int, end: int | None = None, **options: object
-    ) -> AsyncIterator[Batch]:
-        if end is None:
+    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+        if reading.end is None:
             await asyncio.Event().wait()
-        async for batch in super().read(at, start, end):
+        async for batch in super().batches(reading):
             yield batch
 
 
@@ -376,14 +405,12 @@ class Failing(OnTop):
         self.starts: list[int] = []
         self.error = error
 
-    async def read(  # type: ignore[override]
-        self, at: TopicPartition, start: int, end: int | None = None, **options: object
-    ) -> AsyncIterator[Batch]:
-        self.starts.append(start)
+    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+        self.starts.append(reading.start)
         if len(self.starts) == 1:
             yield Batch(list(self.records[:1]), 1)
             raise self.error
-        async for batch in super().read(at, start, end):
+        async for batch in super().batches(reading):
             yield batch
 
 

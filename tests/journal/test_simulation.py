@@ -14,8 +14,12 @@ import pytest
 
 from headrace.errors import HeadraceError, ReadAgain
 from headrace.journal import HeadCache, Journal, replicate_batch
+from headrace.journal.folding import Effect, step
+from headrace.journal.journal_state import fold, last_of
 from headrace.journal.layout import Generation, Layout
+from headrace.journal.partition_batch import batch_of
 from headrace.model import Record, TopicPartition
+from headrace.store import JournalMeta
 from headrace.testing import SimulatedCrash
 from headrace.testing.conformance.journal_histories import IDS, random_history
 from headrace.testing.conformance.journal_memory import MemoryStore, Tables
@@ -158,6 +162,35 @@ class Watcher:
         return [tuple(event for event in events if event.seq_nr >= first) for events in states]
 
 
+async def test_a_fold_of_many_equals_one_step_after_another(size: Size) -> None:
+    """H1: what a read folds in one go, from any state on, is what step by step gives: the state, and who is alive."""
+    runs = 0
+    for seed in range(size(600, 10_000)):
+        rng = random.Random(seed)
+        history = random_history(rng, actions=rng.randint(3, 40))
+        batch = batch_of(history.records, 0)
+        for entries in batch.by_id.values():
+            cut = rng.randint(0, len(entries))
+            meta: JournalMeta | None = None
+            for entry in entries[:cut]:
+                meta = step(meta, entry).meta
+            expected, alive = meta, list[int]()
+            for entry in entries:
+                if meta is not None and entry.place <= meta.place:
+                    continue
+                done = step(expected, entry)
+                expected = done.meta
+                alive = [] if done.effect is Effect.PURGED else alive
+                alive += [entry.offset] if done.effect is Effect.APPENDED else []
+            delete_to = expected.delete_to if expected is not None else 0
+            found, appends = fold(meta, entries)
+            assert found == expected, f"seed {seed}"
+            last = {entry.offset: last_of(entry) for entry in entries}
+            assert [entry.offset for entry in appends] == [o for o in alive if last[o] > delete_to], f"seed {seed}"
+            runs += len(appends) > 2
+    assert runs > 50
+
+
 @pytest.mark.filterwarnings("ignore:.*never retrieved")
 @pytest.mark.parametrize("cached", [False, True], ids=["no cache", "tiny cache"])
 async def test_a_reader_in_the_middle_sees_a_state_the_log_had(size: Size, cached: bool) -> None:
@@ -168,7 +201,9 @@ async def test_a_reader_in_the_middle_sees_a_state_the_log_had(size: Size, cache
         records = random_history(rng, actions=rng.randint(5, 30)).records
         tables, log = Tables(), ScriptLog("t", records, rng)
         store = MemoryStore(tables, before=Client(rng, None))
-        cache = HeadCache(log, store, max_actions=rng.choice((1, 3, 1000)), trim_every_s=0.0005) if cached else None
+        kept_bytes, actions = rng.choice((0, 1500, 1 << 20)), rng.choice((1, 3, 1000))
+        bounds = {"max_actions": actions, "max_record_bytes": kept_bytes}
+        cache = HeadCache(log, store, **bounds, trim_every_s=0.0005) if cached else None
         journal = Journal(log, store, "t", cache=cache, read_only=True)
         watchers = [Watcher(seed, log, journal, rng) for _ in range(2)]
         try:

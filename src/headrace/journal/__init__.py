@@ -10,6 +10,7 @@ from headrace.journal.head_cache import HeadCache
 from headrace.journal.history import Moment
 from headrace.journal.journal import Journal
 from headrace.journal.layout import Layout
+from headrace.journal.quarantine import Held, held_journals, pass_verdict
 from headrace.journal.replicating import Replicated, replicate_batch
 from headrace.journal.snapshots import JournalSnapshots, Snapshot
 from headrace.journal.stats import PartitionStats
@@ -17,6 +18,7 @@ from headrace.journal.topology import Topology
 
 __all__ = [
     "HeadCache",
+    "Held",
     "Journal",
     "JournalSnapshots",
     "Layout",
@@ -26,5 +28,7 @@ __all__ = [
     "Snapshot",
     "Topology",
     "grow_topic",
+    "held_journals",
+    "pass_verdict",
     "replicate_batch",
 ]

@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.store import Place
 
-__all__ = ["Action", "Append", "Delete", "Mark", "PayloadFormat", "Poison", "Purge"]
+__all__ = ["Action", "Append", "Delete", "Mark", "PayloadFormat", "Poison", "Purge", "Verdict"]
 
 PayloadFormat: TypeAlias = Literal["json", "binary"]
 
@@ -66,4 +66,18 @@ class Poison(msgspec.Struct, frozen=True):
     reason: str
 
 
-Action: TypeAlias = Append | Mark | Delete | Purge | Poison
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Ends the hold of a journal whose record at offset `held_from` can't be decoded.
+
+    That record is passed over (`is_skip`), or tried again, by a version that may be able to; those held behind it
+    follow. To readers that don't know it, a Mark. Void for a journal that is not held there.
+    """
+
+    id: str
+    held_from: int
+    is_skip: bool
+    origin: str | None = None
+    version: str | None = None
+
+
+Action: TypeAlias = Append | Mark | Delete | Purge | Poison | Verdict

@@ -8,10 +8,10 @@ from datetime import timedelta
 import msgspec
 
 from headrace.errors import BadArgument
-from headrace.journal.actions import Append
+from headrace.journal.actions import Append, PayloadFormat
 from headrace.journal.durations import duration_of, duration_text
-from headrace.journal.headers import encode_action, is_utf8
-from headrace.journal.payloads import Payloads, checked_json, encode_events, encode_value
+from headrace.journal.headers import append_headers, encode_action, is_utf8
+from headrace.journal.payloads import Payloads, checked_json, encode_binary_events, encode_events, encode_value
 from headrace.model import MAX_SEQ_NR, Event, NewRecord, TopicPartition
 from headrace.store import Place
 
@@ -42,12 +42,18 @@ def check_events(events: Sequence[Event]) -> None:
         raise BadArgument("events", list(events), "an append holds at least one event")
     before = 0
     for event in events:
-        if type(event.seq_nr) is not int or not 1 <= event.seq_nr <= MAX_SEQ_NR:
-            raise BadArgument("seq_nr", event.seq_nr, f"numbers go from 1 to {MAX_SEQ_NR}")
-        if event.seq_nr <= before:
-            raise BadArgument("seq_nr", event.seq_nr, f"it must be above {before}, the number before it in the append")
-        before = event.seq_nr
-        _check_tags(event)
+        seq_nr = event.seq_nr
+        if type(seq_nr) is not int or not before < seq_nr <= MAX_SEQ_NR:
+            raise _bad_number(seq_nr, before)
+        before = seq_nr
+        if event.tags != ():
+            _check_tags(event)
+
+
+def _bad_number(seq_nr: object, before: int) -> BadArgument:
+    if type(seq_nr) is not int or not 1 <= seq_nr <= MAX_SEQ_NR:
+        return BadArgument("seq_nr", seq_nr, f"numbers go from 1 to {MAX_SEQ_NR}")
+    return BadArgument("seq_nr", seq_nr, f"it must be above {before}, the number before it in the append")
 
 
 def _check_tags(event: Event) -> None:
@@ -71,22 +77,33 @@ def record_of(
     since: Place | None = None,
 ) -> NewRecord:
     """Return the record of an append."""
-    payloads = Payloads(
-        encode_events(events), _expiry(options.expire_after), _json("payload_metadata", options.payload_metadata)
-    )
-    payload_format, value = encode_value(payloads)
-    action = Append(
-        first=events[0].seq_nr,
-        last=events[-1].seq_nr,
-        payload_format=payload_format,
-        metadata=_json("metadata", options.metadata),
-        origin=options.origin,
-        version=options.version,
-        expected=expected,
-        append_id=append_id,
-        since=since,
-    )
-    return NewRecord(at.topic, id_.encode(), value, encode_action(action, options.headers), partition=at.partition)
+    payload_format, value = _value(events, options)
+    first, last = events[0].seq_nr, events[-1].seq_nr
+    if append_id is None and expected is None and options.metadata is None and not options.headers:
+        headers = append_headers(first, last, payload_format, options.origin, options.version)
+    else:
+        action = Append(
+            first=first,
+            last=last,
+            payload_format=payload_format,
+            metadata=_json("metadata", options.metadata),
+            origin=options.origin,
+            version=options.version,
+            expected=expected,
+            append_id=append_id,
+            since=since,
+        )
+        headers = encode_action(action, options.headers)
+    return NewRecord(at.topic, id_.encode(), value, headers, at.partition)
+
+
+def _value(events: Sequence[Event], options: AppendOptions) -> tuple[PayloadFormat, bytes]:
+    if options.expire_after is None and options.payload_metadata is None:
+        value = encode_binary_events(events)
+        if value is not None:
+            return "binary", value
+    metadata = _json("payload_metadata", options.payload_metadata)
+    return encode_value(Payloads(encode_events(events), _expiry(options.expire_after), metadata))
 
 
 def _expiry(expire_after: timedelta | str | None) -> str | None:

@@ -10,7 +10,7 @@ from headrace.errors import BadArgument, JournalHeld
 from headrace.journal.actions import Append
 from headrace.journal.durations import duration_of
 from headrace.journal.headers import user_headers
-from headrace.journal.payloads import Payloads, decode_payload, decode_value
+from headrace.journal.payloads import Payloads, binary_event, decode_payload, decode_value
 from headrace.model import Record, StoredEvent
 from headrace.store import EventRow
 
@@ -49,10 +49,11 @@ def event_of_row(row: EventRow) -> StoredEvent:
 def decode_append(append: Append, value: bytes | None) -> Payloads:
     """Return what an append's record holds. Raises ValueError for what can't be, or contradicts the header."""
     decoded = decode_value(append.payload_format, value)
-    numbers = [event.seq_nr for event in decoded.events]
-    if not numbers or numbers[0] != append.first or numbers[-1] != append.last:
-        raise ValueError(f"the header says events {append.first} to {append.last}, the value holds {numbers[:3]}…")
-    if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
+    events = decoded.events
+    if not events or events[0].seq_nr != append.first or events[-1].seq_nr != append.last:
+        numbers = [event.seq_nr for event in events[:3]]
+        raise ValueError(f"the header says events {append.first} to {append.last}, the value holds {numbers}…")
+    if len(events) > 1 and any(later.seq_nr <= earlier.seq_nr for earlier, later in itertools.pairwise(events)):
         raise ValueError("the numbers of its events do not rise")
     if decoded.expire_after is not None:
         _check_duration(decoded.expire_after)
@@ -61,6 +62,9 @@ def decode_append(append: Append, value: bytes | None) -> Payloads:
 
 def events_of_record(id_: str, record: Record, action: Append) -> list[StoredEvent]:
     """Return the events that a record of the log holds. Raises JournalHeld for what can't be decoded."""
+    plain = binary_event(record.value) if record.value is not None and action.payload_format == "binary" else None
+    if plain is not None and plain[0] == action.first == action.last:
+        return [_plain_event(record, action, *plain)]
     try:
         decoded = decode_append(action, record.value)
     except ValueError as error:
@@ -85,6 +89,23 @@ def events_of_record(id_: str, record: Record, action: Append) -> list[StoredEve
         )
         for event in decoded.events
     ]
+
+
+def _plain_event(record: Record, action: Append, seq_nr: int, payload: bytes) -> StoredEvent:
+    return StoredEvent(
+        seq_nr,
+        payload,
+        (),
+        record.partition,
+        record.offset,
+        record.timestamp_ms,
+        msgspec.json.decode(action.metadata) if action.metadata else None,
+        None,
+        None,
+        user_headers(record),
+        action.origin,
+        action.version,
+    )
 
 
 def _check_duration(text: str) -> None:

@@ -6,16 +6,17 @@ collapsed across kinds, because append 2–4, delete 6, append 5–6 must end wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from uuid import UUID, uuid5
 
 import msgspec
 
-from headrace.journal.actions import Action, Append, Delete, Mark, Poison, Purge
+from headrace.journal.actions import Action, Append, Delete, Mark, Poison, Purge, Verdict
 from headrace.model import Record
 from headrace.store import DEFAULT_SEGMENT_SIZE, JournalMeta, Place
 
-__all__ = ["Effect", "Entry", "Step", "exists", "pointer_of", "record_id_of", "step"]
+__all__ = ["Effect", "Entry", "Step", "exists", "pointer_of", "record_id_of", "reopened", "step"]
 
 _NAMESPACE = UUID("6f6b2f0e-5d0c-5a86-9d0e-4f1f2f3c9a01")
 
@@ -81,7 +82,7 @@ def step(meta: JournalMeta | None, entry: Entry, *, expire_after: str | None = N
     if meta is not None and meta.held_from is not None:
         return Step(meta, Effect.HELD, f"behind offset {meta.held_from}")
     match entry.action:
-        case Mark():
+        case Mark() | Verdict():
             return Step(meta, Effect.NOTHING)
         case Append():
             return _append(meta, entry, entry.action, expire_after)
@@ -91,6 +92,22 @@ def step(meta: JournalMeta | None, entry: Entry, *, expire_after: str | None = N
             return _purge(meta, entry, entry.action)
         case Poison():
             return Step(_held(meta, entry), Effect.HELD, entry.action.reason)
+
+
+def reopened(meta: JournalMeta | None, verdict: Entry, held: Sequence[Entry]) -> tuple[JournalMeta, list[Entry]] | None:
+    """Return the state without its hold, and the held entries that are to be applied on it, in order.
+
+    None if the verdict is not about this hold. `held` begins with the record that could not be decoded.
+    """
+    action = verdict.action
+    if not isinstance(action, Verdict) or meta is None or meta.held_from != action.held_from:
+        return None
+    by_place = {entry.place: entry for entry in held if entry.offset >= action.held_from}
+    again = [by_place[place] for place in sorted(by_place)]
+    if action.is_skip:
+        again = [entry for entry in again if entry.offset != action.held_from]
+        return msgspec.structs.replace(meta, held_from=None), again
+    return msgspec.structs.replace(meta, held_from=None, offset=action.held_from - 1), again
 
 
 def _append(meta: JournalMeta | None, entry: Entry, append: Append, expire_after: str | None) -> Step:

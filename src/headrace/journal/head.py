@@ -1,13 +1,14 @@
 """What the un-replicated head of one partition holds, by key: pure, without the consumer that feeds it.
 
 Knowledge is exact or said to be missing. `start` is the first offset it knows about; a key that was evicted, or that is
-absent after an eviction, is unknown up to the eviction's offset.
+absent after an eviction, is unknown up to the eviction's offset. The records of appends are kept as well, the newest
+ones, as far as their bytes are allowed: what is not kept is read from the log.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -16,8 +17,12 @@ import msgspec
 from headrace.journal.actions import Mark, Poison, Purge
 from headrace.journal.folding import Entry
 from headrace.journal.partition_batch import next_generation
+from headrace.model import Record
 
 __all__ = ["Head", "HeadAnswer", "HeadKind"]
+
+
+_RECORD_BYTES = 500
 
 
 class HeadKind(Enum):
@@ -33,12 +38,13 @@ class HeadAnswer:
     """KNOWN: the key's actions in the window, all of them. UNKNOWN: look into the log.
 
     BEHIND: the window begins before what is kept; read the replicated offset and the state again, they have moved.
-    `generation` is the partition's as of the last record seen.
+    `generation` is the partition's as of the last record seen; `records` are those that are kept, by offset.
     """
 
     kind: HeadKind
     entries: Sequence[Entry] = ()
     generation: int = 0
+    records: Mapping[int, Record] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -59,10 +65,15 @@ class Head:
         self.position = start
         self._evicted_to = -1
         self._keys: OrderedDict[str, _Key] = OrderedDict()
+        self._records: OrderedDict[int, Record] = OrderedDict()
         self.actions = 0
+        self.record_bytes = 0
 
-    def take(self, entries: Sequence[Entry], position: int) -> None:
-        """Add what the log holds from the old position to the new one. Repetitions change nothing."""
+    def take(self, entries: Sequence[Entry], position: int, records: Mapping[int, Record] = {}) -> None:
+        """Add what the log holds from the old position to the new one. Repetitions change nothing.
+
+        `records` are those to be kept, by offset.
+        """
         for entry in entries:
             if entry.offset < self.position:
                 continue
@@ -70,6 +81,7 @@ class Head:
                 self.generation = next_generation(self.generation, entry.action)
             else:
                 self._add(entry)
+                self._keep(records.get(entry.offset))
             self.position = entry.offset + 1
         self.position = max(self.position, position)
 
@@ -81,10 +93,12 @@ class Head:
         complete_from = known.complete_from if known is not None else self._evicted_to + 1
         if after + 1 < complete_from or (known is not None and up_to < known.cleared_at):
             return HeadAnswer(HeadKind.UNKNOWN)
-        entries = known.entries if known is not None else ()
-        return HeadAnswer(
-            HeadKind.KNOWN, [entry for entry in entries if after < entry.offset <= up_to], self.generation
-        )
+        if known is None:
+            return HeadAnswer(HeadKind.KNOWN, (), self.generation)
+        entries = [entry for entry in known.entries if after < entry.offset <= up_to]
+        get = self._records.get
+        records = {entry.offset: record for entry in entries if (record := get(entry.offset)) is not None}
+        return HeadAnswer(HeadKind.KNOWN, entries, self.generation, records)
 
     def replicated(self, offset: int, generation: int = 0) -> None:
         """Drop what the store has: all at or below the offset, where the partition was in that generation."""
@@ -96,7 +110,11 @@ class Head:
         self.position = max(self.position, self.start)
         if self._evicted_to <= offset:
             self._evicted_to = -1
+        while self._records and next(iter(self._records)) <= offset:
+            self._drop_record()
         for id_, key in list(self._keys.items()):
+            if key.entries[0].offset > offset:
+                continue
             kept = [entry for entry in key.entries if entry.offset > offset]
             self.actions -= len(key.entries) - len(kept)
             key.entries = kept
@@ -108,10 +126,15 @@ class Head:
         evicted = 0
         while self.actions > most and self._keys:
             _, key = self._keys.popitem(last=False)
-            self.actions -= len(key.entries)
+            self._forget(key)
             self._evicted_to = self.position - 1
             evicted += 1
         return evicted
+
+    def drop_records(self, most_bytes: int) -> None:
+        """Drop the oldest records until at most so many bytes of them are kept."""
+        while self.record_bytes > most_bytes and self._records:
+            self._drop_record()
 
     def _add(self, entry: Entry) -> None:
         key = self._keys.get(entry.id)
@@ -119,11 +142,34 @@ class Head:
             key = self._keys[entry.id] = _Key(self._evicted_to + 1)
         self._keys.move_to_end(entry.id)
         if _clears(entry, key):
-            self.actions -= len(key.entries)
-            key.entries.clear()
+            self._forget(key)
             key.cleared_at = entry.offset
-        key.entries.append(msgspec.structs.replace(entry, record=None, generation=self.generation))
+        if entry.record is not None or entry.generation != self.generation:
+            entry = msgspec.structs.replace(entry, record=None, generation=self.generation)
+        key.entries.append(entry)
         self.actions += 1
+
+    def _keep(self, record: Record | None) -> None:
+        if record is not None and record.value is not None:
+            self._records[record.offset] = record
+            self.record_bytes += _size(record)
+
+    def _forget(self, key: _Key) -> None:
+        self.actions -= len(key.entries)
+        for entry in key.entries:
+            record = self._records.pop(entry.offset, None)
+            if record is not None:
+                self.record_bytes -= _size(record)
+        key.entries.clear()
+
+    def _drop_record(self) -> None:
+        _, record = self._records.popitem(last=False)
+        self.record_bytes -= _size(record)
+
+
+def _size(record: Record) -> int:
+    """Return about what a record takes in memory."""
+    return _RECORD_BYTES + len(record.value or b"") + len(record.key or b"")
 
 
 def _clears(entry: Entry, key: _Key) -> bool:

@@ -1,4 +1,4 @@
-"""The head cache: one follower per partition somebody asks about, headers only, shared by all reads of a process."""
+"""The head cache: one follower per partition somebody asks about, shared by all reads of a process."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import contextlib
 from dataclasses import dataclass, field
 
 from headrace.errors import Closed, HeadraceError, OffsetOutOfRange, TimedOut
-from headrace.journal.head import Head, HeadAnswer
+from headrace.journal.folding import Entry
+from headrace.journal.head import Head, HeadAnswer, HeadKind
+from headrace.journal.headers import decode_action
 from headrace.journal.metrics import HEAD_ANSWERS, HEAD_ENTRIES_DROPPED
-from headrace.journal.partition_batch import entry_of
 from headrace.log import Log
-from headrace.model import TopicPartition
+from headrace.model import Batch, Record, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import Backoff
-from headrace.store import StoreReader
+from headrace.store import ReplicatedOffset, StoreReader
 
 __all__ = ["HeadCache"]
 
@@ -30,13 +31,16 @@ class _Followed:
     head: Head
     task: asyncio.Task[None] | None = None
     asked_s: float = 0.0
-    waiters: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
+    waiters: dict[asyncio.Future[None], int] = field(default_factory=dict)
+    replicated: ReplicatedOffset | None = None
 
 
 class HeadCache:
     """Answers what the head of the log holds for a key.
 
-    The bound is on actions, over all partitions. A partition that nobody asked about for `idle_s` is dropped.
+    The bounds are over all partitions: on actions, without which a key is unknown, and on the bytes of the newest
+    records, without which a reader gets them from the log (0: only headers are followed). A partition that nobody
+    asked about for `idle_s` is dropped.
     """
 
     def __init__(
@@ -45,12 +49,14 @@ class HeadCache:
         store: StoreReader,
         *,
         max_actions: int = 100_000,
+        max_record_bytes: int = 32 * 1024 * 1024,
         idle_s: float = 300.0,
         trim_every_s: float = 1.0,
     ) -> None:
         self._log = log
         self._store = store
         self._max_actions = max_actions
+        self._max_record_bytes = max_record_bytes
         self._idle_s = idle_s
         self._trim_every_s = trim_every_s
         self._followed: dict[TopicPartition, _Followed] = {}
@@ -69,14 +75,30 @@ class HeadCache:
         followed = self._follow(at, generation, after + 1)
         followed.asked_s = asyncio.get_running_loop().time()
         await self._reach(at, followed, up_to, timeout_s)
+        if followed.head.generation < generation:  # else it would have passed the boundary by now
+            self._drop(at, followed, TimedOut(f"following {at} of a topic that was made anew", timeout_s))
+            return HeadAnswer(HeadKind.UNKNOWN)
         answer = followed.head.ask(id_, after=after, up_to=up_to)
         HEAD_ANSWERS.labels(at.topic, answer.kind.value).inc()
         return answer
+
+    def replicated(self, at: TopicPartition) -> ReplicatedOffset | None:
+        """Return a replicated offset that the store had a moment ago; None if the partition is not followed.
+
+        As good as asking: it never goes back, and this one was read before all that the reader will read.
+        """
+        followed = self._followed.get(at)
+        return followed.replicated if followed is not None else None
 
     @property
     def actions(self) -> int:
         """How many actions are kept."""
         return sum(followed.head.actions for followed in self._followed.values())
+
+    @property
+    def record_bytes(self) -> int:
+        """How many bytes of records are kept."""
+        return sum(followed.head.record_bytes for followed in self._followed.values())
 
     async def close(self) -> None:
         """Stop following; those who wait get Closed."""
@@ -88,7 +110,7 @@ class HeadCache:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         for followed in self._followed.values():
-            for _, waiter in followed.waiters:
+            for waiter in followed.waiters:
                 if not waiter.done():
                     waiter.set_exception(Closed("the head cache"))
         self._followed.clear()
@@ -106,28 +128,28 @@ class HeadCache:
         if followed.head.position > offset:
             return
         waiter = asyncio.get_running_loop().create_future()
-        followed.waiters.append((offset, waiter))
+        followed.waiters[waiter] = offset
         try:
             async with asyncio.timeout(timeout_s):
                 await waiter
         except TimeoutError as error:
             raise TimedOut(f"following the head of {at} up to offset {offset}", timeout_s) from error
         finally:
-            followed.waiters = [(o, w) for o, w in followed.waiters if w is not waiter]
+            followed.waiters.pop(waiter, None)
 
     async def _run(self, at: TopicPartition, followed: _Followed) -> None:
         """Follow the partition for ever; a reader that fails is opened again where it was."""
         attempt = 0
         while True:
             try:
-                async for batch in self._log.read(at, followed.head.position, headers_only=True):
+                headers_only = self._max_record_bytes <= 0
+                async for batch in self._log.read(at, followed.head.position, headers_only=headers_only):
                     attempt = 0
-                    entries = [entry_of(record, followed.head.generation) for record in batch.records]
-                    followed.head.take([entry for entry in entries if entry is not None], batch.next_offset)
-                    self._bound(at)
+                    _take(followed.head, batch)
+                    self._bound(at.topic, followed.head)
                     _wake(followed)
-            except OffsetOutOfRange as error:
-                self._give_up(at, followed, error)
+            except OffsetOutOfRange as error:  # whoever asks next begins where the store is by then
+                self._drop(at, followed, error)
                 return
             except Exception as error:  # a follower that ended would let every reader wait in vain
                 attempt += 1
@@ -135,18 +157,23 @@ class HeadCache:
                 _logger.warning("head follower failed", partition=str(at), error=str(error), retry_in_s=delay_s)
                 await asyncio.sleep(delay_s)
 
-    def _give_up(self, at: TopicPartition, followed: _Followed, error: HeadraceError) -> None:
-        """Forget a head that retention has overtaken; whoever asks next begins where the store is by then."""
-        self._followed.pop(at, None)
-        for _, waiter in followed.waiters:
-            if not waiter.done():
+    def _drop(self, at: TopicPartition, followed: _Followed, error: HeadraceError | None = None) -> None:
+        """Forget a head. Those who wait for it get the error."""
+        if self._followed.get(at) is followed:
+            del self._followed[at]
+        if followed.task is not None and followed.task is not asyncio.current_task():
+            followed.task.cancel()
+        for waiter in followed.waiters:
+            if error is not None and not waiter.done():
                 waiter.set_exception(error)
 
-    def _bound(self, at: TopicPartition) -> None:
+    def _bound(self, topic: str, head: Head) -> None:
+        excess_bytes = self.record_bytes - self._max_record_bytes
+        if excess_bytes > 0:
+            head.drop_records(max(head.record_bytes - excess_bytes, 0))
         excess = self.actions - self._max_actions
         if excess > 0:
-            head = self._followed[at].head
-            HEAD_ENTRIES_DROPPED.labels(at.topic).inc(head.evict(max(head.actions - excess, 0)))
+            HEAD_ENTRIES_DROPPED.labels(topic).inc(head.evict(max(head.actions - excess, 0)))
 
     async def _trim_on(self) -> None:
         while self._followed:
@@ -156,9 +183,7 @@ class HeadCache:
 
     async def _trim(self, at: TopicPartition, followed: _Followed) -> None:
         if asyncio.get_running_loop().time() - followed.asked_s > self._idle_s and not followed.waiters:
-            self._followed.pop(at, None)
-            if followed.task is not None:
-                followed.task.cancel()
+            self._drop(at, followed)
             return
         try:
             replicated = await self._store.replicated(at)
@@ -167,10 +192,32 @@ class HeadCache:
             return
         if replicated is not None:
             followed.head.replicated(replicated.offset, replicated.generation)
+            followed.replicated = replicated
             _wake(followed)
 
 
+def _take(head: Head, batch: Batch) -> None:
+    entries = [entry for record in batch.records if (entry := _bare_entry(record, head.generation)) is not None]
+    head.take(entries, batch.next_offset, {record.offset: record for record in batch.records})
+
+
+def _bare_entry(record: Record, generation: int) -> Entry | None:
+    """Return the entry a record stands for, without the record."""
+    action = decode_action(record)
+    if action is None or record.key is None:
+        return None
+    return Entry(
+        topic=record.topic,
+        id=record.key.decode(),
+        generation=generation,
+        partition=record.partition,
+        offset=record.offset,
+        timestamp_ms=record.timestamp_ms,
+        action=action,
+    )
+
+
 def _wake(followed: _Followed) -> None:
-    for offset, waiter in followed.waiters:
+    for waiter, offset in followed.waiters.items():
         if followed.head.position > offset and not waiter.done():
             waiter.set_result(None)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import msgspec
 
 from headrace.errors import BadArgument
-from headrace.journal.actions import Action, Append, Delete, Mark, Poison, Purge
+from headrace.journal.actions import Action, Append, Delete, Mark, PayloadFormat, Poison, Purge, Verdict
 from headrace.journal.raw_json import raw_json
 from headrace.model import MAX_SEQ_NR, Headers, Record
 from headrace.store import Place
 
-__all__ = ["ACTION_HEADER", "OWN_PREFIX", "decode_action", "encode_action", "is_utf8", "user_headers"]
+__all__ = [
+    "ACTION_HEADER",
+    "OWN_PREFIX",
+    "append_headers",
+    "decode_action",
+    "encode_action",
+    "is_utf8",
+    "user_headers",
+]
 
 ACTION_HEADER = "journal.action"
 OWN_PREFIX = "headrace."
@@ -24,6 +34,11 @@ _SINCE = "headrace.since"
 _GENERATION = "headrace.generation"
 _SEGMENT_SIZE = "headrace.segment-size"
 _LAST_APPEND = "headrace.last-append"
+_VERDICT = "headrace.verdict"
+_HELD_FROM = "headrace.held-from"
+_VERDICTS = {b"skip": True, b"release": False}
+
+Written: TypeAlias = Append | Mark | Delete | Purge | Verdict
 
 _MAX_SEGMENT_SIZE = (1 << 31) - 1  # the store keeps it as an int
 
@@ -74,8 +89,30 @@ class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Header).decode
 
+# The appends of one writer differ in their range alone: what stands around it is encoded and decoded once.
+_RANGE = b'{"append":{"range":{"from":%d,"to":%d}'
+_RANGED = re.compile(rb'\{"append":\{"range":\{"from":([1-9]\d{0,17}),"to":([1-9]\d{0,17})\}(.{0,300})', re.DOTALL)
+_AROUND_AT_MOST = 1024
 
-def encode_action(action: Append | Mark | Delete | Purge, user: Mapping[str, str] | None = None) -> Headers:
+
+def append_headers(
+    first: int, last: int, payload_format: PayloadFormat, origin: str | None, version: str | None
+) -> Headers:
+    """Return what `encode_action` would of an append that has no more than this."""
+    try:
+        around = _encoded_around(payload_format, origin, version)
+    except TypeError as error:  # no hash: no text
+        raise BadArgument("origin or version", (origin, version), "it must be text that UTF-8 can carry") from error
+    return ((ACTION_HEADER, _RANGE % (first, last) + around),)
+
+
+@lru_cache(maxsize=_AROUND_AT_MOST)
+def _encoded_around(payload_format: PayloadFormat, origin: str | None, version: str | None) -> bytes:
+    append = Append(first=1, last=1, payload_format=payload_format, origin=origin, version=version)
+    return _encode(_header(append))[len(_RANGE % (1, 1)) :]
+
+
+def encode_action(action: Written, user: Mapping[str, str] | None = None) -> Headers:
     """Return the headers of a record: the action, what Headrace adds to it, and the user's own."""
     own: list[tuple[str, bytes | None]] = [(ACTION_HEADER, _encode(_header(action)))]
     own += [(name, str(value).encode()) for name, value in _extras(action) if value is not None]
@@ -90,11 +127,13 @@ def decode_action(record: Record) -> Action | None:
     """Return the record's action; None for a record that isn't ours or of a kind nobody knows yet."""
     if record.key is None:
         return None
-    headers = {name: value for name, value in record.headers if name.startswith((ACTION_HEADER, OWN_PREFIX))}
+    headers = _own_headers(record.headers)
     written = headers.get(ACTION_HEADER)
     if written is None or not _is_text(record.key):
         return None
     try:
+        if len(headers) == 1 and (append := _plain_append(written)) is not None:
+            return append
         written.decode()  # what is carried as it is must be text as well
         return _action(_decode(written), headers)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -103,6 +142,8 @@ def decode_action(record: Record) -> Action | None:
 
 def user_headers(record: Record) -> dict[str, str]:
     """Return the headers that the application gave."""
+    if len(record.headers) == 1:  # the action's
+        return {}
     return {
         name: (value or b"").decode(errors="replace")
         for name, value in record.headers
@@ -110,14 +151,53 @@ def user_headers(record: Record) -> dict[str, str]:
     }
 
 
-def _header(action: Append | Mark | Delete | Purge) -> _Header:
+def _own_headers(headers: Headers) -> Mapping[str, bytes | None]:
+    if len(headers) == 1:
+        return dict(headers)
+    return {name: value for name, value in headers if name.startswith((ACTION_HEADER, OWN_PREFIX))}
+
+
+def _plain_append(written: bytes) -> Append | None:
+    """Return the append of a header that is written as we do and differs from a known one in its range alone."""
+    match = _RANGED.fullmatch(written)
+    around = _decoded_around(match[3]) if match is not None else None
+    if match is None or around is None:
+        return None
+    first, last = int(match[1]), int(match[2])
+    if first > last:
+        return None
+    return Append(
+        first=first,
+        last=last,
+        payload_format=around.payload_format,
+        metadata=around.metadata,
+        origin=around.origin,
+        version=around.version,
+    )
+
+
+@lru_cache(maxsize=_AROUND_AT_MOST)
+def _decoded_around(around: bytes) -> Append | None:
+    """Return an append with what stands around the range; None if it may hold another range, or is malformed."""
+    if any(part in around for part in (b"range", b"append", b"\\")):
+        return None
+    written = _RANGE % (1, 1) + around
+    try:
+        written.decode()
+        action = _action(_decode(written), {})
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return action if isinstance(action, Append) else None
+
+
+def _header(action: Written) -> _Header:
     origin, version = _option("origin", action.origin), _option("version", action.version)
     match action:
         case Append():
             data = _Metadata(msgspec.Raw(action.metadata)) if action.metadata else _Metadata()
             written = _Append(_Range(action.first, action.last), origin, version, action.payload_format, data)
             return _Header(append=written)
-        case Mark():
+        case Mark() | Verdict():
             return _Header(mark=_Mark(action.id, origin, version))
         case Delete():
             return _Header(delete=_Delete(action.to, origin, version))
@@ -125,7 +205,7 @@ def _header(action: Append | Mark | Delete | Purge) -> _Header:
             return _Header(purge=_Purge(origin, version))
 
 
-def _extras(action: Append | Mark | Delete | Purge) -> list[tuple[str, object]]:
+def _extras(action: Written) -> list[tuple[str, object]]:
     match action:
         case Append():
             return [(_EXPECTED, action.expected), (_APPEND_ID, action.append_id), (_SINCE, _written(action.since))]
@@ -133,6 +213,8 @@ def _extras(action: Append | Mark | Delete | Purge) -> list[tuple[str, object]]:
             return [(_GENERATION, action.generation), (_SEGMENT_SIZE, action.segment_size)]
         case Purge():
             return [(_LAST_APPEND, _written(action.last_append))]
+        case Verdict():
+            return [(_VERDICT, "skip" if action.is_skip else "release"), (_HELD_FROM, action.held_from)]
     return []
 
 
@@ -141,6 +223,8 @@ def _action(header: _Header, headers: Mapping[str, bytes | None]) -> Action | No
         return _append(header.append, headers)
     if header.mark is not None:
         mark = header.mark
+        if (verdict := headers.get(_VERDICT)) is not None:
+            return _verdict(mark, verdict, _number(headers, _HELD_FROM))
         generation, segment_size = _number(headers, _GENERATION), _number(headers, _SEGMENT_SIZE)
         if segment_size is not None and not 1 <= segment_size <= _MAX_SEGMENT_SIZE:
             raise ValueError(f"no journal has segments of {segment_size}")
@@ -152,6 +236,12 @@ def _action(header: _Header, headers: Mapping[str, bytes | None]) -> Action | No
     if header.purge is not None:
         return Purge(**_by(header.purge), last_append=_place(headers.get(_LAST_APPEND)))
     return None
+
+
+def _verdict(mark: _Mark, verdict: bytes, held_from: int | None) -> Verdict:
+    if verdict not in _VERDICTS or held_from is None:
+        raise ValueError(f"unknown verdict {verdict!r}")
+    return Verdict(id=mark.id, held_from=held_from, is_skip=_VERDICTS[verdict], **_by(mark))
 
 
 def _append(append: _Append, headers: Mapping[str, bytes | None]) -> Append:

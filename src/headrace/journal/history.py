@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from headrace.journal.actions import Append, Delete, Mark, Poison, Purge
+from headrace.journal.actions import Append, Delete, Mark, Poison, Purge, Verdict
 from headrace.journal.folding import Entry, step
 from headrace.journal.partition_batch import entry_of
 from headrace.journal.topology import Topology
@@ -62,6 +62,10 @@ def describe(entry: Entry) -> str:
             return f"mark {mark_id}"
         case Poison():
             return "a record that can't be decoded"
+        case Verdict(is_skip=True, held_from=held_from):
+            return f"skip the record at offset {held_from}"
+        case Verdict(held_from=held_from):
+            return f"release what is held from offset {held_from}"
 
 
 async def _before(store: StoreReader, at: TopicPartition, id_: str, start: int) -> JournalMeta | None:

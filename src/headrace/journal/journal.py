@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
+from time import perf_counter
 
 from headrace.errors import BadArgument, Forbidden
 from headrace.journal.actions import Delete, Mark, Purge
 from headrace.journal.appends import AppendOptions, check_events, check_id
+from headrace.journal.attempts import AppendAttempt
 from headrace.journal.barriers import Barrier, MarkBarrier, WatermarkBarrier, write_mark
 from headrace.journal.folding import exists, pointer_of
 from headrace.journal.head_cache import HeadCache
-from headrace.journal.headers import encode_action
 from headrace.journal.history import Moment, history
-from headrace.journal.operations import Operations
+from headrace.journal.operations import SLOW_S, Operations
 from headrace.journal.reading import JournalReader
 from headrace.journal.snapshots import JournalSnapshots
 from headrace.journal.stats import PartitionStats, partition_stats
@@ -21,7 +22,7 @@ from headrace.journal.topology import LEASE_S, Topology
 from headrace.journal.windows import Windows
 from headrace.journal.writing import JournalWriter
 from headrace.log import Log
-from headrace.model import MAX_SEQ_NR, Event, NewRecord, Position, StoredEvent
+from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent
 from headrace.observe import span
 from headrace.store import Store
 
@@ -50,19 +51,21 @@ class Journal:
         snapshots_kept: int = 3,
         partitions: int | None = None,
         lease_s: float = LEASE_S,
+        slow_s: float = SLOW_S,
     ) -> None:
         self.topic = topic
-        self._operations = Operations(topic)
+        self._operations = Operations(topic, slow_s=slow_s)
         self._log = log
         self._store = store
         self._origin = origin
+        self._plain = AppendOptions(origin=origin)
         self._is_read_only = read_only
         self._topology = Topology(
             log, store.settings, topic, partitions=partitions, is_reader=read_only, lease_s=lease_s
         )
         windows = Windows(log, cache, timeout_s=timeout_s)
         barrier: Barrier = WatermarkBarrier(log) if read_only else MarkBarrier(log, origin)
-        self._reader = JournalReader(self._topology, store.reader, windows, barrier)
+        self._reader = JournalReader(self._topology, store.reader, windows, barrier, cache)
         self._writer = JournalWriter(log, self._topology, self._reader)
         self.snapshots = JournalSnapshots(store.snapshots, self._reader, kept=snapshots_kept)
 
@@ -73,6 +76,7 @@ class Journal:
         *,
         expected: int | None = None,
         append_id: str | None = None,
+        attempt: str | None = None,
         metadata: object = None,
         payload_metadata: object = None,
         headers: Mapping[str, str] | None = None,
@@ -83,23 +87,42 @@ class Journal:
         """Write events, all of them or none; returns the place of their record.
 
         `expected` is the seq_nr the journal must be at (0: it must be new), else WrongSeqNr. After an error whose
-        outcome is unknown, the same call with the same `append_id` writes the events once at most.
+        outcome is unknown, the same call with the same `append_id` on this journal writes the events once at most; with
+        the same `attempt`, which `prepare` gave, on any journal of any process.
         """
         self._check_writable("append")
         check_id(id_)
         check_events(events)
-        options = AppendOptions(
-            metadata=metadata,
-            payload_metadata=payload_metadata,
-            headers=headers or {},
-            expire_after=expire_after,
-            origin=origin or self._origin,
-            version=version,
-        )
-        with self._operations.begin("append", id_), span("journal.append", topic=self.topic, id=id_):
-            if expected is None and append_id is None:
-                return await self._writer.append(id_, events, options)
-            return await self._writer.append_checked(id_, events, options, expected=expected, append_id=append_id)
+        is_plain = metadata is None and payload_metadata is None and expire_after is None
+        if is_plain and headers is None and origin is None and version is None:
+            options = self._plain
+        else:
+            options = AppendOptions(
+                metadata=metadata,
+                payload_metadata=payload_metadata,
+                headers=headers or {},
+                expire_after=expire_after,
+                origin=origin or self._origin,
+                version=version,
+            )
+        started_s = perf_counter()
+        try:
+            with span("journal.append", topic=self.topic, id=id_):
+                if attempt is not None:
+                    return await self._retry(attempt, append_id, id_, events, options, expected)
+                if expected is None and append_id is None:
+                    return await self._writer.append(id_, events, options)
+                return await self._writer.append_checked(id_, events, options, expected=expected, append_id=append_id)
+        finally:
+            self._operations.end("append", id_, perf_counter() - started_s)
+
+    async def prepare(self, id_: str) -> str:
+        """Prepare an append that must happen once at most, whatever happens to this process.
+
+        Store what is returned before the append, and give it to every try of that append as `attempt`.
+        """
+        self._check_writable("prepare")
+        return (await self._writer.prepare(check_id(id_))).dump()
 
     async def read(self, id_: str, from_seq_nr: int = 1) -> AsyncIterator[StoredEvent]:
         """Yield the events from a seq_nr on. Huge journals stream.
@@ -110,8 +133,9 @@ class Journal:
         if from_seq_nr < 1:
             raise BadArgument("from_seq_nr", from_seq_nr, "numbers start at 1")
         with self._operations.begin("read", id_) as operation:
-            async for event in self._reader.events(id_, from_seq_nr, operation):
-                yield event
+            async for page in self._reader.pages(id_, from_seq_nr, operation):
+                for event in page:
+                    yield event
             operation.lap("events")
 
     async def pointer(self, id_: str) -> int | None:
@@ -130,13 +154,13 @@ class Journal:
             pointer = await self.pointer(id_)
             if pointer is None:
                 return None
-            return await self._write(id_, Delete(to=min(to, pointer), origin=self._origin))
+            return await self._writer.write(id_, Delete(to=min(to, pointer), origin=self._origin))
 
     async def purge(self, id_: str) -> Position:
         """Remove the whole journal; the next append begins a new one."""
         self._check_writable("purge")
         with self._operations.begin("purge", id_), span("journal.purge", topic=self.topic, id=id_):
-            position = await self._write(check_id(id_), Purge(origin=self._origin))
+            position = await self._writer.write(check_id(id_), Purge(origin=self._origin))
             self._writer.forget(id_)
             return position
 
@@ -161,12 +185,20 @@ class Journal:
         """Say of each partition what the log holds and how far replication has come."""
         return await partition_stats(self._log, self._store.reader, self._topology)
 
+    async def _retry(
+        self,
+        attempt: str,
+        append_id: str | None,
+        id_: str,
+        events: Sequence[Event],
+        options: AppendOptions,
+        expected: int | None,
+    ) -> Position:
+        if append_id is not None:
+            raise BadArgument("append_id", append_id, "an attempt has its own; give one of the two")
+        loaded = AppendAttempt.load(attempt, self.topic, id_)
+        return await self._writer.append_attempt(loaded, events, options, expected=expected)
+
     def _check_writable(self, operation: str) -> None:
         if self._is_read_only:
             raise Forbidden(f"{operation} in topic {self.topic!r}", "the journal was opened read-only")
-
-    async def _write(self, id_: str, action: Delete | Purge) -> Position:
-        route = await self._topology.route(id_)
-        record = NewRecord(route.at.topic, id_.encode(), None, encode_action(action), partition=route.at.partition)
-        (position,) = await self._log.append([record])
-        return position

@@ -11,12 +11,12 @@ import msgspec
 from headrace.journal.actions import Append, Delete, Poison, Purge
 from headrace.journal.decoding import decode_append
 from headrace.journal.durations import duration_of
-from headrace.journal.folding import Effect, Entry, Step, exists, pointer_of, step
-from headrace.journal.headers import user_headers
+from headrace.journal.folding import Effect, Entry, Step, exists, pointer_of, reopened, step
+from headrace.journal.headers import decode_action, user_headers
 from headrace.journal.payloads import Payloads
 from headrace.store import EventRow, JournalMeta, Place, RowDeletion, segment_of
 
-__all__ = ["KeyFold", "KeyWrites", "VoidAction", "deletions_up_to", "fold_key", "metadata_text"]
+__all__ = ["KeyFold", "KeyWrites", "Removal", "VoidAction", "deletions_up_to", "fold_key", "metadata_text"]
 
 
 @dataclass(slots=True)
@@ -42,45 +42,110 @@ class VoidAction:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A delete or purge: the events from `first` to `last` that were written before `place` are gone."""
+
+    place: Place
+    first: int
+    last: int
+
+
 @dataclass(slots=True)
 class KeyFold:
-    """What a batch does to one key. `held` are the records behind one that can't be decoded, that one included."""
+    """What a batch does to one key. `held` are the records behind one that can't be decoded, that one included.
+
+    `tagged` are the rows with tags of all appends that count, also where a later action of the batch removes them.
+    `reopened_at` is the place of the verdict that applied what was held before.
+    """
 
     meta: JournalMeta | None
     pieces: list[KeyWrites] = field(default_factory=list)
     void: list[VoidAction] = field(default_factory=list)
     held: list[Entry] = field(default_factory=list)
+    tagged: list[EventRow] = field(default_factory=list)
+    removals: list[Removal] = field(default_factory=list)
+    reopened_at: Place | None = None
 
 
-def fold_key(meta: JournalMeta | None, entries: Iterable[Entry]) -> KeyFold:
+def fold_key(meta: JournalMeta | None, entries: Iterable[Entry], held: Iterable[Entry] = ()) -> KeyFold:
     """Fold the actions of one key, which come in the order of the log, on what the store has of it.
+
+    `held` are the entries that wait since the journal is held: a verdict among the actions applies them.
 
     What lies at or below the state was applied before; its deletions are issued again, because the writer may have
     died between the state and them.
     """
-    fold = KeyFold(meta)
-    piece = _Piece(meta)
-    for given in entries:
-        if fold.meta is not None and given.place <= fold.meta.place:
-            piece.repeat(fold.meta, given)
-            if piece.writes.purged_at is not None:  # before anything after the purge, as at the first time
-                fold.pieces.append(piece.writes)
-                piece = _Piece(fold.meta)
-            continue
+    folder = _KeyFolder(meta, held)
+    for entry in entries:
+        folder.take(entry)
+    return folder.done()
+
+
+class _KeyFolder:
+    """Takes the actions of one key one by one."""
+
+    def __init__(self, meta: JournalMeta | None, held: Iterable[Entry]) -> None:
+        self._fold = KeyFold(meta)
+        self._piece = _Piece(meta)
+        self._held_before = list(held)
+
+    def take(self, entry: Entry) -> None:
+        """Apply an action, or see to it again if it was applied before."""
+        fold = self._fold
+        if fold.meta is not None and entry.place <= fold.meta.place:
+            self._repeat(fold.meta, entry)
+        elif opened := reopened(fold.meta, entry, [*self._held_before, *fold.held]):
+            self._reopen(entry, *opened)
+        else:
+            self._apply(entry)
+
+    def done(self) -> KeyFold:
+        """Return what was found."""
+        if not self._piece.writes.is_empty:
+            self._fold.pieces.append(self._piece.writes)
+        return self._fold
+
+    def _repeat(self, meta: JournalMeta, entry: Entry) -> None:
+        self._piece.repeat(meta, entry)
+        if self._piece.writes.purged_at is not None:  # before anything after the purge, as at the first time
+            self._next_piece()
+
+    def _reopen(self, verdict: Entry, meta: JournalMeta, again: list[Entry]) -> None:
+        """Apply what was held. The state moves to the verdict's place, unless it is held once more."""
+        fold = self._fold
+        fold.meta, fold.held, self._held_before = meta, [], []
+        fold.reopened_at = verdict.place
+        tagged, removals = len(fold.tagged), len(fold.removals)
+        for entry in again:
+            self._apply(_read_again(entry))
+        # Views have passed the records' own places by now: what was held counts from the verdict on.
+        at = {name: getattr(verdict, name) for name in ("generation", "partition", "offset", "log_time_ms")}
+        fold.tagged[tagged:] = [msgspec.structs.replace(row, **at) for row in fold.tagged[tagged:]]
+        fold.removals[removals:] = [Removal(verdict.place, gone.first, gone.last) for gone in fold.removals[removals:]]
+        if fold.meta is not None and fold.meta.held_from is None:
+            fold.meta = msgspec.structs.replace(fold.meta, generation=verdict.generation, offset=verdict.offset)
+            self._piece.writes.meta = fold.meta
+
+    def _apply(self, given: Entry) -> None:
+        fold = self._fold
         decoded, entry = _decoded(given)
         done = step(fold.meta, entry, expire_after=decoded.expire_after if decoded else None)
-        piece.take(entry, done, decoded)
-        fold.meta = piece.meta_after(done)
+        rows = self._piece.take(entry, done, decoded)
+        fold.tagged += [row for row in rows if row.tags]
+        if done.effect in (Effect.DELETED, Effect.PURGED):
+            fold.removals.append(_removal(fold.meta, done, entry.place))
+        fold.meta = self._piece.meta_after(done)
         if done.effect is Effect.VOID:
             fold.void.append(VoidAction(entry, done.reason))
         elif done.effect is Effect.HELD:
             fold.held.append(entry)
         elif done.effect is Effect.PURGED:
-            fold.pieces.append(piece.writes)
-            piece = _Piece(fold.meta)
-    if not piece.writes.is_empty:
-        fold.pieces.append(piece.writes)
-    return fold
+            self._next_piece()
+
+    def _next_piece(self) -> None:
+        self._fold.pieces.append(self._piece.writes)
+        self._piece = _Piece(self._fold.meta)
 
 
 class _Piece:
@@ -97,16 +162,19 @@ class _Piece:
         if stored is not None and not stored.is_purged:
             self._may_hold(min(stored.delete_to + 1, max(stored.seq_nr, 1)), pointer_of(stored))
 
-    def take(self, entry: Entry, done: Step, decoded: Payloads | None) -> None:
-        """Add what one step changes."""
+    def take(self, entry: Entry, done: Step, decoded: Payloads | None) -> list[EventRow]:
+        """Add what one step changes; returns the rows that it brings."""
+        rows: list[EventRow] = []
         match done.effect:
             case Effect.APPENDED if decoded is not None and done.meta is not None:
-                self.writes.rows += _rows(entry, done.meta, decoded)
+                rows = _rows(entry, done.meta, decoded)
+                self.writes.rows += rows
                 self._may_hold(decoded.events[0].seq_nr, decoded.events[-1].seq_nr)
             case Effect.DELETED if done.meta is not None:
                 self._delete(done.meta, entry.place)
             case Effect.PURGED if done.meta is not None:
                 self._purge(done.meta, entry.place)
+        return rows
 
     def meta_after(self, done: Step) -> JournalMeta | None:
         """Return the state after a step, and keep it for writing if it changed."""
@@ -185,6 +253,19 @@ def _decoded(entry: Entry) -> tuple[Payloads | None, Entry]:
         return decode_append(entry.action, entry.record.value), entry
     except ValueError as error:
         return None, msgspec.structs.replace(entry, action=Poison(f"value: {error}"))
+
+
+def _removal(before: JournalMeta | None, done: Step, place: Place) -> Removal:
+    if before is None or done.meta is None or not exists(before):
+        return Removal(place, 1, 0)
+    last = pointer_of(before) if done.effect is Effect.PURGED else done.meta.delete_to
+    return Removal(place, before.delete_to + 1, last)
+
+
+def _read_again(entry: Entry) -> Entry:
+    """Decode an entry anew from its record: what an older version could not read, this one may."""
+    action = decode_action(entry.record) if entry.record is not None else None
+    return entry if action is None else msgspec.structs.replace(entry, action=action)
 
 
 def _rows(entry: Entry, meta: JournalMeta, decoded: Payloads) -> list[EventRow]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from types import TracebackType
 
 from headrace.journal.metrics import OPERATIONS
@@ -21,22 +22,22 @@ class Operations:
     def __init__(self, topic: str, *, slow_s: float = SLOW_S) -> None:
         self.topic = topic
         self.slow_s = slow_s
-        self._observers = {
-            name: OPERATIONS.labels(topic, name) for name in ("append", "read", "pointer", "delete", "purge")
+        self._observe = {
+            name: OPERATIONS.labels(topic, name).observe for name in ("append", "read", "pointer", "delete", "purge")
         }
 
     def begin(self, name: str, id_: str) -> Operation:
         """Begin an operation; use it in a `with`."""
         return Operation(self, name, id_)
 
-    def end(self, operation: Operation, took_s: float) -> None:
+    def end(self, name: str, id_: str, took_s: float, stages: Mapping[str, float] = {}) -> None:
         """Count an operation; log a slow one with what was slow."""
-        self._observers[operation.name].observe(took_s)
+        self._observe[name](took_s)
         if took_s <= self.slow_s:
             return
-        stages = {stage: round(seconds, 3) for stage, seconds in operation.stages.items()}
-        about = {"operation": operation.name, "topic": self.topic, "id": operation.id}
-        _logger.warning("slow operation", **about, took_s=round(took_s, 3), stages_s=stages)
+        stages_s = {stage: round(seconds, 3) for stage, seconds in stages.items()}
+        about = {"operation": name, "topic": self.topic, "id": id_}
+        _logger.warning("slow operation", **about, took_s=round(took_s, 3), stages_s=stages_s)
 
 
 class Operation:
@@ -61,4 +62,4 @@ class Operation:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._operations.end(self, time.perf_counter() - self._started_s)
+        self._operations.end(self.name, self.id, time.perf_counter() - self._started_s, self.stages)

@@ -8,74 +8,53 @@ the first one handed out: rows of the store first, then records of the log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from itertools import dropwhile
 
-from headrace.errors import IntegrityBroken, JournalHeld, ReadAgain, RecordsLost
+from headrace.errors import IntegrityBroken, ReadAgain, RecordsLost
 from headrace.journal.actions import Append
 from headrace.journal.barriers import Barrier
 from headrace.journal.decoding import event_of_row, events_of_record
-from headrace.journal.folding import Effect, Entry, exists, pointer_of, step
+from headrace.journal.folding import Entry, exists, pointer_of
+from headrace.journal.head_cache import HeadCache
+from headrace.journal.journal_state import FirstRows, Known, View, last_of, view_of
 from headrace.journal.layout import Layout, Stay
 from headrace.journal.operations import Operation
 from headrace.journal.topology import Topology
 from headrace.journal.windows import Window, Windows
-from headrace.model import StoredEvent, TopicPartition
+from headrace.model import MAX_SEQ_NR, StoredEvent
 from headrace.observe import span
-from headrace.store import JournalMeta, Place, ReplicatedOffset, StoreReader
+from headrace.store import DEFAULT_SEGMENT_SIZE, EventRow, JournalMeta, Place, ReplicatedOffset, StoreReader
 
-__all__ = ["JournalReader", "Known", "View"]
+__all__ = ["JournalReader"]
 
 _ATTEMPTS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A journal as of a barrier: what the store had, what the log adds, and the state of both together.
-
-    `appends` are the actions of the log, in order, whose events are (in part) alive.
-    """
-
-    stored: JournalMeta | None
-    meta: JournalMeta | None
-    windows: tuple[Window, ...]
-    appends: tuple[Entry, ...]
-    barrier: Place
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether rows of the store belong to the journal as it is now."""
-        return exists(self.stored) and exists(self.meta) and self._record_id(self.stored) == self._record_id(self.meta)
-
-    @staticmethod
-    def _record_id(meta: JournalMeta | None) -> object:
-        return meta.record_id if meta is not None else None
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What the store has of a journal: its state, and how far the partitions it was in are replicated."""
-
-    replicated: Mapping[TopicPartition, ReplicatedOffset | None]
-    stored: JournalMeta | None
+_FIRST_ROWS = 500
 
 
 class JournalReader:
     """Reads the journals of one topic."""
 
-    def __init__(self, topology: Topology, store: StoreReader, windows: Windows, barrier: Barrier) -> None:
+    def __init__(
+        self, topology: Topology, store: StoreReader, windows: Windows, barrier: Barrier, cache: HeadCache | None
+    ) -> None:
         self.topic = topology.topic
         self._topology = topology
         self._store = store
         self._windows = windows
         self._barrier = barrier
+        self._cache = cache
         self._settled: set[Stay] = set()
+        self._segment_size = DEFAULT_SEGMENT_SIZE
 
-    async def view(self, id_: str, operation: Operation | None = None) -> View:
-        """Find out what the journal is now. Raises JournalHeld, RecordsLost."""
+    async def view(self, id_: str, operation: Operation | None = None, *, first: int | None = None) -> View:
+        """Find out what the journal is now. Raises JournalHeld, RecordsLost.
+
+        With `first` the rows from that seq_nr on are wanted as well, if they can be had by the way.
+        """
         layout = await self._topology.layout()
         for attempt in range(_ATTEMPTS):
-            view = await self._try_view(id_, layout, operation, scan=attempt > 1)
+            view = await self._try_view(id_, layout, operation, first if attempt == 0 else None, scan=attempt > 1)
             if view is not None:
                 return view
             await self._topology.refresh()
@@ -88,6 +67,32 @@ class JournalReader:
         replicated = {stay.at: await self._store.replicated(stay.at) for stay in stays}
         return Known(replicated, await self._store.meta(layout.topic, id_))
 
+    async def _known_with_rows(self, id_: str, layout: Layout, first: int) -> Known:
+        """Ask for the rows first and for the state after them: it tells whether they are exactly its rows.
+
+        They are if the state lies at or below the replicated offset, which was read before: then all its rows had
+        been written by that time; and no deletion behind that state can have been seen, because the state is written
+        before them. So the state need not be read again. Of most journals this page is all there is.
+        """
+        stays = [stay for stay in layout.stays(id_) if stay not in self._settled]
+        at = stays[-1].at
+        replicated = self._cache.replicated(at) if self._cache is not None else None
+        if replicated is None:
+            replicated = await self._store.replicated(at)
+        if replicated is None or len(stays) > 1 or first > MAX_SEQ_NR:
+            return await self.known(id_, layout)
+        size = self._segment_size
+        last = min(first + _FIRST_ROWS - 1, (first - 1) // size * size + size, MAX_SEQ_NR)
+        rows: list[EventRow] = []
+        async for page in self._store.rows(layout.topic, id_, segment_size=size, first=first, last=last):
+            rows += page
+        stored = await self._store.meta(layout.topic, id_)
+        if stored is None or not _covers(replicated, stored, layout):
+            return Known({at: replicated}, stored)
+        is_exact = stored.segment_size == size
+        self._segment_size = stored.segment_size
+        return Known({at: replicated}, stored, FirstRows(rows, last) if is_exact else None)
+
     async def windows(self, id_: str, layout: Layout, known: Known, barrier: int, *, scan: bool) -> list[Window] | None:
         """Return what the log adds up to the barrier; None if what the store has moved on meanwhile.
 
@@ -95,7 +100,7 @@ class JournalReader:
         """
         windows = []
         for stay in layout.stays(id_):
-            if stay in self._settled:
+            if stay in self._settled and stay.at not in known.replicated:
                 continue
             window = await self._window(id_, layout, stay, known.replicated.get(stay.at), barrier, scan=scan)
             if window.is_behind or window.generation > layout.generation:
@@ -103,11 +108,13 @@ class JournalReader:
             windows.append(window)
         return windows
 
-    async def _try_view(self, id_: str, layout: Layout, operation: Operation | None, *, scan: bool) -> View | None:
+    async def _try_view(
+        self, id_: str, layout: Layout, operation: Operation | None, first: int | None, *, scan: bool
+    ) -> View | None:
         """Look once; None if what was looked at moved on meanwhile."""
         asking = asyncio.ensure_future(self._barrier.place(layout.route(id_), id_))
         try:
-            known = await self.known(id_, layout)
+            known = await (self.known(id_, layout) if first is None else self._known_with_rows(id_, layout, first))
         except BaseException:
             asking.cancel()
             raise
@@ -121,7 +128,7 @@ class JournalReader:
                 return None
             raise
         _lap(operation, "head")
-        return None if windows is None else _view(id_, known.stored, windows, Place(layout.generation, barrier))
+        return None if windows is None else view_of(id_, known, windows, Place(layout.generation, barrier))
 
     async def _has_moved(self, known: Known) -> bool:
         """Say whether replication has come further since the store was asked."""
@@ -150,55 +157,65 @@ class JournalReader:
             self._settled.add(stay)  # replication has passed the boundary: the store has all of it, for good
         return Window(stay.at, [], generation=generation)
 
-    async def events(self, id_: str, first: int, operation: Operation | None = None) -> AsyncIterator[StoredEvent]:
-        """Yield the events from seq_nr `first` on."""
+    async def pages(
+        self, id_: str, first: int, operation: Operation | None = None
+    ) -> AsyncIterator[Sequence[StoredEvent]]:
+        """Yield the events from seq_nr `first` on, some at a time."""
         for attempt in range(_ATTEMPTS):
             with span("journal.read", topic=self.topic, id=id_):
-                view = await self.view(id_, operation)
+                view = await self.view(id_, operation, first=first if attempt == 0 else None)
             if not exists(view.meta):
                 return
             given = False
             try:
-                async for event in self._stream(id_, view, first):
-                    given = True
-                    yield event
+                async for page in self._stream(id_, view, first):
+                    given = given or bool(page)
+                    yield page
                 return
             except ReadAgain:
                 if given or attempt == _ATTEMPTS - 1:
                     raise
 
-    async def _stream(self, id_: str, view: View, first: int) -> AsyncIterator[StoredEvent]:
-        meta = view.meta
+    async def _stream(self, id_: str, view: View, first: int) -> AsyncIterator[Sequence[StoredEvent]]:
+        meta, stored = view.meta, view.stored
         if meta is None:
             return
         first = max(first, meta.delete_to + 1)
-        if view.is_stored and view.stored is not None and first <= view.stored.seq_nr:
-            # A page waits until more follows or the end is checked: what was not handed out can be read again
-            # without anybody noticing.
-            held_back: list[StoredEvent] = []
-            async for page in self._rows(id_, view.stored, first, last=view.stored.seq_nr):
-                for event in held_back:
-                    yield event
-                held_back = page
-            await self._check_unmoved(id_, view.stored, first)
-            for event in held_back:
-                yield event
-            first = view.stored.seq_nr + 1
-        async for event in self._tail(id_, view, first):
-            yield event
+        if view.is_stored and stored is not None and first <= stored.seq_nr:
+            had = view.first_rows
+            if had is not None and had.last >= stored.seq_nr:
+                yield _events(id_, stored, had.rows, first)
+            else:
+                async for page in self._stored(id_, stored, first, had):
+                    yield page
+            first = stored.seq_nr + 1
+        async for page in self._tail(id_, view, first):
+            yield page
 
-    async def _rows(self, id_: str, stored: JournalMeta, first: int, *, last: int) -> AsyncIterator[list[StoredEvent]]:
+    async def _stored(
+        self, id_: str, stored: JournalMeta, first: int, had: FirstRows | None
+    ) -> AsyncIterator[Sequence[StoredEvent]]:
+        """Yield the events of the store. `had` are rows of it that were read already.
+
+        A page waits until more follows or the end is checked: what was not handed out can be read again without
+        anybody noticing.
+        """
+        held_back: Sequence[StoredEvent] = _events(id_, stored, had.rows, first) if had is not None else []
+        begin = first if had is None else max(first, had.last + 1)
+        async for page in self._rows(id_, stored, begin, last=stored.seq_nr):
+            yield held_back
+            held_back = page
+        await self._check_unmoved(id_, stored, first)
+        yield held_back
+
+    async def _rows(
+        self, id_: str, stored: JournalMeta, first: int, *, last: int
+    ) -> AsyncIterator[Sequence[StoredEvent]]:
         last_seq_nr = 0
         pages = self._store.rows(stored.topic, id_, segment_size=stored.segment_size, first=first, last=last)
         async for page in pages:
-            events = []
-            for row in page:
-                if row.record_id != stored.record_id:
-                    continue
-                if row.seq_nr <= last_seq_nr:
-                    raise IntegrityBroken(id_, row.seq_nr, "two rows of one incarnation have the same number")
-                last_seq_nr = row.seq_nr
-                events.append(event_of_row(row))
+            events = _events(id_, stored, page, first, above=last_seq_nr)
+            last_seq_nr = events[-1].seq_nr if events else last_seq_nr
             yield events
 
     async def _check_unmoved(self, id_: str, stored: JournalMeta, first: int) -> None:
@@ -209,35 +226,36 @@ class JournalReader:
         if now.delete_to >= first:
             raise ReadAgain(id_, f"events up to {now.delete_to} were deleted")
 
-    async def _tail(self, id_: str, view: View, first: int) -> AsyncIterator[StoredEvent]:
+    async def _tail(self, id_: str, view: View, first: int) -> AsyncIterator[Sequence[StoredEvent]]:
         """Yield the events of the log, or of the store if replication has caught up meanwhile."""
-        appends = [entry for entry in view.appends if _last(entry) >= first]
+        appends = list(dropwhile(lambda entry: last_of(entry) < first, view.appends))
         if not appends:
             return
         caught_up = await self._caught_up(id_, view, appends)
         if caught_up is not None:
             async for page in self._rows(id_, caught_up, first, last=pointer_of(view.meta)):
-                for event in page:
-                    yield event
+                yield page
             await self._check_unmoved(id_, caught_up, first)
             return
         for window in view.windows:
-            async for event in self._of_window(id_, window, appends):
-                if event.seq_nr >= first:
-                    yield event
+            async for page in self._of_window(id_, window, appends, first):
+                yield page
 
-    async def _of_window(self, id_: str, window: Window, appends: list[Entry]) -> AsyncIterator[StoredEvent]:
+    async def _of_window(
+        self, id_: str, window: Window, appends: Sequence[Entry], first: int
+    ) -> AsyncIterator[Sequence[StoredEvent]]:
         """Yield the events of those appends that the window holds."""
         held = {entry.offset for entry in window.entries}
-        actions = {
-            entry.offset: entry.action
-            for entry in appends
-            if entry.partition == window.at.partition and entry.offset in held and isinstance(entry.action, Append)
-        }
+        partition = window.at.partition
+        mine = [entry for entry in appends if entry.partition == partition and entry.offset in held]
+        actions = (entry.action for entry in mine if isinstance(entry.action, Append))
         try:
-            async for record in self._windows.records(window, list(actions)):
-                for event in events_of_record(id_, record, actions[record.offset]):
-                    yield event
+            async for records in self._windows.records(window, [entry.offset for entry in mine]):
+                events: list[StoredEvent] = []
+                for record in records:
+                    events += events_of_record(id_, record, next(actions))
+                # Only the first append can begin below `first`.
+                yield events if events[0].seq_nr >= first else [event for event in events if event.seq_nr >= first]
         except RecordsLost as error:
             replicated = await self._store.replicated(window.at)
             if replicated is None or replicated.offset < error.last:
@@ -255,34 +273,29 @@ class JournalReader:
         return now if now.place >= appends[-1].place else None
 
 
-def _view(id_: str, stored: JournalMeta | None, windows: list[Window], barrier: Place) -> View:
-    meta, appends = _fold(stored, [entry for window in windows for entry in window.entries])
-    if meta is not None and meta.held_from is not None:
-        raise JournalHeld(id_, meta.topic, meta.partition, meta.held_from, "a record can't be decoded")
-    return View(stored, meta, tuple(windows), appends, barrier)
+def _covers(replicated: ReplicatedOffset, stored: JournalMeta, layout: Layout) -> bool:
+    """Say whether all that made the state had been written when the replicated offset was read."""
+    at = replicated.at
+    is_of_topic = stored.generation >= layout.first_generation(at.partition)
+    place = Place(replicated.generation, replicated.offset)
+    return stored.partition == at.partition and is_of_topic and stored.place <= place
 
 
-def _fold(stored: JournalMeta | None, entries: list[Entry]) -> tuple[JournalMeta | None, tuple[Entry, ...]]:
-    """Fold actions on the state; returns the new state and the appends that count."""
-    meta = stored
-    appends: list[Entry] = []
-    for entry in entries:
-        if meta is not None and entry.place <= meta.place:
+def _events(
+    id_: str, stored: JournalMeta, rows: Sequence[EventRow], first: int, *, above: int = 0
+) -> Sequence[StoredEvent]:
+    """Return the events of rows of the state's incarnation, from seq_nr `first` on; all must be above `above`."""
+    events = []
+    for row in rows:
+        if row.record_id != stored.record_id or not first <= row.seq_nr <= stored.seq_nr:
             continue
-        done = step(meta, entry)
-        meta = done.meta
-        if done.effect is Effect.APPENDED:
-            appends.append(entry)
-        elif done.effect is Effect.PURGED:
-            appends.clear()
-    delete_to = meta.delete_to if meta is not None else 0
-    return meta, tuple(entry for entry in appends if _last(entry) > delete_to)
+        if row.seq_nr <= above:
+            raise IntegrityBroken(id_, row.seq_nr, "two rows of one incarnation have the same number")
+        above = row.seq_nr
+        events.append(event_of_row(row))
+    return events
 
 
 def _lap(operation: Operation | None, stage: str) -> None:
     if operation is not None:
         operation.lap(stage)
-
-
-def _last(entry: Entry) -> int:
-    return entry.action.last if isinstance(entry.action, Append) else 0

@@ -1,21 +1,29 @@
 """Carrying one run of a partition into the store. The pipeline calls this inside its tasks; nothing here loops.
 
-The order of the writes is what makes a crash at any step harmless: for each key new rows, its state, then deletions,
-and everything up to a purge before anything after it; the partition's replicated offset comes last.
+The order of the writes is what makes a crash at any step harmless: views of the events first; then for each key new
+rows, its state, then deletions, and everything up to a purge before anything after it; the partition's replicated
+offset comes last.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 
+from headrace.journal.actions import Mark, Poison, Verdict
+from headrace.journal.folding import Entry
+from headrace.journal.headers import decode_action
 from headrace.journal.key_writes import KeyFold, KeyWrites, fold_key
 from headrace.journal.layout import Layout
 from headrace.journal.metrics import REPLICATED_ROWS, STRAY_RECORDS, VOID_ACTIONS
 from headrace.journal.partition_batch import PartitionBatch, batch_of
+from headrace.journal.quarantine import held_entries, hold, let_go
+from headrace.journal.views import Views
 from headrace.model import Record, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import crash_point
@@ -28,6 +36,8 @@ MAX_OFFSET = (1 << 62) - 1
 
 _logger = get_logger(__name__)
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
@@ -38,27 +48,39 @@ class Replicated:
     keys: int
     void: int
     skipped: int
+    quarantined: tuple[str, ...] = ()
+    strays: tuple[str, ...] = ()
 
 
 async def replicate_batch(
-    store: Store, layout: Layout, at: TopicPartition, records: Sequence[Record], *, up_to: int
+    store: Store,
+    layout: Layout,
+    at: TopicPartition,
+    records: Sequence[Record],
+    *,
+    up_to: int,
+    views: Views | None = None,
 ) -> Replicated:
     """Apply records to the store and say that the partition is replicated up to offset `up_to` (inclusive).
 
+    `views` get what counts of the events before any journal is written.
+
     Records at or below what is replicated already change nothing. Runs may overlap, be cut anywhere, be repeated, and
-    be applied by two processes at once. What lies behind a boundary waits until all old partitions are at theirs: then
-    the answer's offset is below `up_to`, and the rest is to be given again.
+    be applied by two processes at once. What lies behind a boundary waits until all old partitions are at theirs, and
+    for a layout that knows the boundary: then the answer's offset is below `up_to`, and the rest is to be given again.
     """
     start = await _start(store, layout, at)
+    if start.generation > layout.generation:
+        return Replicated(start.offset, 0, 0, 0, 0)
+    if views is not None:
+        start = msgspec.structs.replace(start, log_time_ms=await views.log_time_ms(layout, start))
     up_to = min(up_to, await _limit(store, layout, at))
-    batch = batch_of(
-        [record for record in records if start.offset < record.offset <= up_to],
-        start.generation,
-        log_time_ms=start.log_time_ms,
-        segment_size=start.segment_size,
-    )
+    batch = _batch(start, records, up_to)
+    if batch.generation > layout.generation:
+        up_to = _unknown_boundary(records, start, layout.generation)
+        batch = _batch(start, records, up_to)
     strays = _drop_strays(layout, at, batch)
-    folds = await _apply(store, at.topic, batch)
+    folds = await (_apply(store, at.topic, batch) if views is None else _apply_viewed(store, at, batch, views, up_to))
     crash_point("replicate.before-offset")
     if up_to > start.offset:
         moved = msgspec.structs.replace(
@@ -72,25 +94,85 @@ async def replicate_batch(
         )
         await store.writer.move_replicated(moved)
     crash_point("replicate.after-offset")
-    return _count(at.topic, folds, max(up_to, start.offset), batch.skipped + strays)
+    done = _count(at.topic, folds, max(up_to, start.offset), batch.skipped + len(strays))
+    return dataclasses.replace(done, strays=strays)
+
+
+def _batch(start: ReplicatedOffset, records: Sequence[Record], up_to: int) -> PartitionBatch:
+    return batch_of(
+        [record for record in records if start.offset < record.offset <= up_to],
+        start.generation,
+        log_time_ms=start.log_time_ms,
+        segment_size=start.segment_size,
+    )
+
+
+def _unknown_boundary(records: Sequence[Record], start: ReplicatedOffset, known: int) -> int:
+    """Return where a generation begins that the layout does not know: the topic grew after the layout was read."""
+    for record in records:
+        action = decode_action(record) if record.offset > start.offset else None
+        if isinstance(action, Mark) and (action.generation or 0) > known:
+            return record.offset
+    raise AssertionError("only a Mark begins a generation")
 
 
 async def _apply(store: Store, topic: str, batch: PartitionBatch) -> list[KeyFold]:
+    async def one(id_: str) -> KeyFold:
+        fold = await _fold(store, topic, id_, batch.by_id[id_])
+        await _write_key(store, topic, id_, fold)
+        return fold
+
+    return await _each(batch.by_id, one)
+
+
+async def _apply_viewed(
+    store: Store, at: TopicPartition, batch: PartitionBatch, views: Views, up_to: int
+) -> list[KeyFold]:
+    """Fold all keys, give them to the views, and only then write the first of them."""
+
+    async def fold(id_: str) -> KeyFold:
+        return await _fold(store, at.topic, id_, batch.by_id[id_])
+
+    folds = dict(zip(batch.by_id, await _each(batch.by_id, fold), strict=True))
+    await views.write(at, folds, up_to=up_to)
+    crash_point("replicate.after-views")
+    await _each(folds, lambda id_: _write_key(store, at.topic, id_, folds[id_]))
+    return list(folds.values())
+
+
+async def _fold(store: Store, topic: str, id_: str, entries: Sequence[Entry]) -> KeyFold:
+    """Fold a key's entries on what the store has of it; a verdict among them needs what was held before."""
+    meta = await store.reader.meta(topic, id_)
+    is_opened = meta is not None and meta.held_from is not None and any(_is_verdict(entry) for entry in entries)
+    return fold_key(meta, entries, await held_entries(store, topic, id_) if is_opened else ())
+
+
+async def _write_key(store: Store, topic: str, id_: str, fold: KeyFold) -> None:
+    if fold.held:
+        await hold(store, topic, id_, fold.held)
+    for piece in fold.pieces:
+        await _write(store.writer, topic, id_, piece)
+    if fold.reopened_at is not None and fold.meta is not None and not fold.held:
+        await let_go(store, topic, id_, at=fold.reopened_at, partition=fold.meta.partition)
+
+
+def _is_verdict(entry: Entry) -> bool:
+    return isinstance(entry.action, Verdict)
+
+
+async def _each(ids: Iterable[str], do: Callable[[str], Coroutine[Any, Any, T]]) -> list[T]:
+    """Do something for each key, some at once. One that fails does not stop the others; it stops the batch."""
     limit = asyncio.Semaphore(_KEYS_AT_ONCE)
 
-    async def one(id_: str) -> KeyFold:
+    async def one(id_: str) -> T:
         async with limit:
-            fold = fold_key(await store.reader.meta(topic, id_), batch.by_id[id_])
-            for piece in fold.pieces:
-                await _write(store.writer, topic, id_, piece)
-            return fold
+            return await do(id_)
 
-    # One key that fails does not stop the others; it stops the replicated offset.
-    done = await asyncio.gather(*(one(id_) for id_ in batch.by_id), return_exceptions=True)
+    done = await asyncio.gather(*(one(id_) for id_ in ids), return_exceptions=True)
     for outcome in done:
         if isinstance(outcome, BaseException):
             raise outcome
-    return [outcome for outcome in done if isinstance(outcome, KeyFold)]
+    return [outcome for outcome in done if not isinstance(outcome, BaseException)]
 
 
 async def _start(store: Store, layout: Layout, at: TopicPartition) -> ReplicatedOffset:
@@ -116,17 +198,17 @@ async def _limit(store: Store, layout: Layout, at: TopicPartition) -> int:
     return MAX_OFFSET
 
 
-def _drop_strays(layout: Layout, at: TopicPartition, batch: PartitionBatch) -> int:
+def _drop_strays(layout: Layout, at: TopicPartition, batch: PartitionBatch) -> tuple[str, ...]:
     """Drop records of keys that had moved away: a producer with old metadata wrote them. Each is named."""
     if layout.generation == 0:
-        return 0
+        return ()
     entries = [entry for of_key in batch.by_id.values() for entry in of_key]
     strays = [entry for entry in entries if not layout.is_home(entry.id, entry.generation, at)]
     for entry in strays:
         batch.by_id[entry.id].remove(entry)
         _logger.error("stray record of a key that moved", key=entry.id, partition=str(at), offset=entry.offset)
     STRAY_RECORDS.labels(at.topic).inc(len(strays))
-    return len(strays)
+    return tuple(f"{entry.id} at offset {entry.offset}" for entry in strays)
 
 
 async def _write(writer: StoreWriter, topic: str, id_: str, piece: KeyWrites) -> None:
@@ -150,4 +232,5 @@ def _count(topic: str, folds: Sequence[KeyFold], offset: int, skipped: int) -> R
     void = sum(len(fold.void) for fold in folds)
     REPLICATED_ROWS.labels(topic).inc(rows)
     VOID_ACTIONS.labels(topic).inc(void)
-    return Replicated(offset, rows, len(folds), void, skipped)
+    poisoned = [entry.id for fold in folds for entry in fold.held if isinstance(entry.action, Poison)]
+    return Replicated(offset, rows, len(folds), void, skipped, tuple(dict.fromkeys(poisoned)))

@@ -8,8 +8,9 @@ from typing import Any
 
 from headrace.errors import BadArgument, VoidAppend
 from headrace.journal.folding import exists, pointer_of
+from headrace.journal.journal_state import View
 from headrace.journal.payloads import decode_payload, encode_events
-from headrace.journal.reading import JournalReader, View
+from headrace.journal.reading import JournalReader
 from headrace.model import Event, Payload
 from headrace.store import JournalMeta, Place, SnapshotRow, Snapshots
 

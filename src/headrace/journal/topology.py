@@ -7,6 +7,7 @@ again before it writes after that, so that a topic that began to grow one lease 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import NamedTuple
 
 import msgspec
@@ -17,12 +18,13 @@ from headrace.log import Log
 from headrace.model import Topic, TopicConfig, TopicPartition
 from headrace.store import Settings
 
-__all__ = ["JOURNAL_TOPIC", "LEASE_S", "Route", "Topology", "layout_key"]
+__all__ = ["JOURNAL_TOPIC", "LEASE_S", "Route", "Routed", "Topology", "layout_key"]
 
 # Old records go by time; the embedded log waits until the store has them.
 JOURNAL_TOPIC = TopicConfig(keep_until_released=True)
 LEASE_S = 5.0
 
+_ROUTES_KEPT = 65_536
 _GROWTH_TIMEOUT_S = 60.0
 _LOOK_AGAIN_S = 0.1
 
@@ -34,6 +36,13 @@ class Route(NamedTuple):
 
     at: TopicPartition
     generation: int
+
+
+class Routed(NamedTuple):
+    """A route, and until when nobody can have written a boundary before it."""
+
+    route: Route
+    safe_until_s: float
 
 
 def layout_key(topic: str) -> str:
@@ -64,7 +73,8 @@ class Topology:
         self._is_reader = is_reader
         self._lease_s = lease_s
         self._layout: Layout | None = None
-        self._read_at_s = 0.0
+        self._trusted_until_s = 0.0
+        self._routes: dict[str, Route] = {}
         self._reading = asyncio.Lock()
 
     async def layout(self) -> Layout:
@@ -74,31 +84,64 @@ class Topology:
         async with self._reading:
             if (known := self._fresh()) is not None:
                 return known
-            asked_s = asyncio.get_running_loop().time()
-            self._layout = await self._load()
-            self._read_at_s = asked_s
-            return self._layout
+            asked_s = time.monotonic()
+            layout = await self._load()
+            if layout != self._layout:
+                self._routes = {}
+            self._layout, self._trusted_until_s = layout, asked_s + self._lease_s
+            return layout
 
     async def refresh(self) -> Layout:
         """Look again at once."""
-        self._layout = None
+        self._trusted_until_s = 0.0
         return await self.layout()
 
     def _fresh(self) -> Layout | None:
-        is_fresh = asyncio.get_running_loop().time() - self._read_at_s <= self._lease_s
-        return self._layout if is_fresh else None
+        return self._layout if time.monotonic() <= self._trusted_until_s else None
+
+    def routed(self, id_: str) -> Routed | None:
+        """Return where to write a key's records if that is known without waiting."""
+        layout = self._layout
+        if layout is None or layout.growing_to is not None or time.monotonic() > self._trusted_until_s:
+            return None
+        route = self._routes.get(id_)
+        if route is None:
+            if len(self._routes) >= _ROUTES_KEPT:
+                self._routes.clear()
+            route = self._routes[id_] = Route(layout.route(id_), layout.generation)
+        return Routed(route, self._trusted_until_s)
+
+    async def find_route(self, id_: str) -> Routed:
+        """Return where to write a key's records; waits while the topic is growing."""
+        layout = await self.grown()
+        return Routed(Route(layout.route(id_), layout.generation), self._trusted_until_s)
+
+    async def is_stray(self, id_: str, routed: Routed, offset: int) -> bool:
+        """Say whether an acknowledged record landed behind a boundary that moved its key: it counts for nothing there.
+
+        That can be when it took longer than the lease to get into the log. Waits while the topic is growing.
+        """
+        if time.monotonic() <= routed.safe_until_s:
+            return False
+        layout = await self.grown()
+        at, generation = routed.route
+        if layout.first_generation(at.partition) > generation:  # the topic was deleted: nobody knows
+            return False
+        return not any(
+            stay.at == at and stay.start <= offset and (stay.end is None or offset < stay.end)
+            for stay in layout.stays(id_)
+        )
 
     async def route(self, id_: str) -> Route:
         """Return where to write a key's records; waits while the topic is growing."""
-        layout = await self.grown()
-        return Route(layout.route(id_), layout.generation)
+        return (await self.find_route(id_)).route
 
     async def grown(self) -> Layout:
         """Return the layout, waiting until it is published if the topic is growing."""
         layout = await self.layout()
-        deadline_s = asyncio.get_running_loop().time() + _GROWTH_TIMEOUT_S
+        deadline_s = time.monotonic() + _GROWTH_TIMEOUT_S
         while layout.growing_to is not None:
-            if asyncio.get_running_loop().time() > deadline_s:
+            if time.monotonic() > deadline_s:
                 what = f"waiting for topic {self.topic!r} to grow to {layout.growing_to} partitions"
                 raise TimedOut(f"{what} (is `headrace topic grow` still running?)", _GROWTH_TIMEOUT_S)
             await asyncio.sleep(_LOOK_AGAIN_S)

@@ -6,7 +6,8 @@ the events need no second one.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,19 +24,20 @@ from headrace.model import Record, TopicPartition
 
 __all__ = ["Window", "Windows"]
 
+_CHUNK = 100
 _KEEP_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(slots=True)
 class Window:
-    """A key's actions, in order. `records` are the values that the pass over the log could keep, by offset.
+    """A key's actions, in order. `records` are those that could be kept, by offset.
 
     `generation` is the partition's at the window's end, or later.
     """
 
     at: TopicPartition
     entries: list[Entry]
-    records: dict[int, Record] = field(default_factory=dict)
+    records: Mapping[int, Record] = field(default_factory=dict)
     is_behind: bool = False
     generation: int = 0
 
@@ -69,26 +71,35 @@ class Windows:
         if replicated >= bounds.high_watermark:
             raise OffsetOutOfRange(at.topic, at.partition, replicated, bounds.start, bounds.high_watermark)
 
-    async def records(self, window: Window, offsets: list[int]) -> AsyncIterator[Record]:
-        """Yield the records at these offsets, which rise; what the window kept is not read again."""
-        kept = [offset for offset in offsets if offset in window.records]
-        for offset in kept:
-            yield window.records[offset]
-        wanted = offsets[len(kept) :]
-        if not wanted:
+    async def records(self, window: Window, offsets: Sequence[int]) -> AsyncIterator[list[Record]]:
+        """Yield the records at these offsets, which rise, some at a time; what the window kept is not read again."""
+        missing = [offset for offset in offsets if offset not in window.records]
+        first_missing = bisect_left(offsets, missing[0]) if missing else len(offsets)
+        for at in range(0, first_missing, _CHUNK):
+            yield [window.records[offset] for offset in offsets[at : min(at + _CHUNK, first_missing)]]
+        if not missing:
             return
-        missing = iter(wanted)
-        following: int | None = next(missing)
         try:
-            async for batch in self._log.read(window.at, wanted[0], wanted[-1] + 1, timeout_s=self._timeout_s):
-                for record in batch.records:
-                    if record.offset == following:
-                        yield record
-                        following = next(missing, None)
+            async for some in self._fetched(window, offsets[first_missing:], missing):
+                yield some
         except OffsetOutOfRange as error:
             raise _lost(window.at, error) from error
-        if following is not None:
-            raise RecordsLost(window.at.topic, window.at.partition, following, following)
+
+    async def _fetched(
+        self, window: Window, offsets: Sequence[int], missing: Sequence[int]
+    ) -> AsyncIterator[list[Record]]:
+        """Yield records of which the first is missing, as the log is passed over from there to the last missing."""
+        done, end = 0, missing[-1] + 1
+        async for batch in self._log.read(window.at, missing[0], end, timeout_s=self._timeout_s):
+            found = {record.offset: record for record in batch.records}
+            passed = bisect_left(offsets, batch.next_offset)
+            if batch.next_offset >= end:
+                passed = len(offsets)  # what lies behind was kept
+            for at in range(done, passed, _CHUNK):
+                yield [_pick(window, found, offset) for offset in offsets[at : min(at + _CHUNK, passed)]]
+            done = max(done, passed)
+        if done < len(offsets):
+            raise RecordsLost(window.at.topic, window.at.partition, offsets[done], offsets[done])
 
     async def _ask(self, at: TopicPartition, generation: int, id_: str, *, after: int, up_to: int) -> Window | None:
         if self._cache is None:
@@ -101,7 +112,7 @@ class Windows:
         if answer.kind is HeadKind.UNKNOWN:
             return None
         is_behind = answer.kind is HeadKind.BEHIND
-        return Window(at, list(answer.entries), is_behind=is_behind, generation=answer.generation)
+        return Window(at, list(answer.entries), answer.records, is_behind=is_behind, generation=answer.generation)
 
     async def _scan(self, at: TopicPartition, generation: int, id_: str, *, after: int, up_to: int) -> Window:
         """Pass over the log once; records of other keys are looked at by their key alone."""
@@ -118,7 +129,8 @@ class _Scan:
 
     def __init__(self, at: TopicPartition, key: bytes, generation: int, after: int) -> None:
         self.keys = (key, BOUNDARY_KEY.encode())
-        self.window = Window(at, [], generation=generation)
+        self._records: dict[int, Record] = {}
+        self.window = Window(at, [], self._records, generation=generation)
         self._key = key
         self._seen = after
         self._size_bytes = 0
@@ -139,7 +151,14 @@ class _Scan:
     def _keep(self, record: Record) -> None:
         self._size_bytes += len(record.value or b"")
         if self._size_bytes <= _KEEP_BYTES:
-            self.window.records[record.offset] = record
+            self._records[record.offset] = record
+
+
+def _pick(window: Window, found: Mapping[int, Record], offset: int) -> Record:
+    record = window.records.get(offset) or found.get(offset)
+    if record is None:
+        raise RecordsLost(window.at.topic, window.at.partition, offset, offset)
+    return record
 
 
 def _lost(at: TopicPartition, error: OffsetOutOfRange) -> HeadraceError:

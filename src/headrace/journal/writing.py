@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import msgspec
-
-from headrace.errors import HeadraceError, OperationFailed, ReadAgain, Refused, Unavailable, VoidAppend, WrongSeqNr
-from headrace.journal.actions import Append
+from headrace.errors import (
+    HeadraceError,
+    OperationFailed,
+    ReadAgain,
+    RecordsLost,
+    Unavailable,
+    VoidAppend,
+    WrongSeqNr,
+)
+from headrace.journal.actions import Append, Delete, Purge
 from headrace.journal.appends import AppendOptions, record_of
+from headrace.journal.attempts import AppendAttempt
 from headrace.journal.folding import Effect, Entry, pointer_of, step
-from headrace.journal.reading import JournalReader, Known
-from headrace.journal.topology import Topology
+from headrace.journal.headers import encode_action
+from headrace.journal.journal_state import Known
+from headrace.journal.reading import JournalReader
+from headrace.journal.topology import Routed, Topology
 from headrace.log import Log
-from headrace.model import Event, Position
+from headrace.model import Event, NewRecord, Position
+from headrace.runtime import crash_point
 from headrace.store import Place
 
 __all__ = ["JournalWriter"]
 
 _REMEMBERED = 100_000
-
-
-class _Attempt(msgspec.Struct, frozen=True):
-    """What was known before an append was first tried."""
-
-    since: Place
-    known: Known
 
 
 class JournalWriter:
@@ -39,17 +42,40 @@ class JournalWriter:
         self._topology = topology
         self._reader = reader
         self._in_order = asyncio.Lock()
+        self._waiting = 0
         self._written: OrderedDict[str, int] = OrderedDict()
-        self._attempts: OrderedDict[str, _Attempt] = OrderedDict()
+        self._attempts: OrderedDict[str, AppendAttempt] = OrderedDict()
 
     async def append(self, id_: str, events: Sequence[Event], options: AppendOptions) -> Position:
         """Write events without looking; numbers that this instance knows to be taken are refused."""
-        await self._refuse_known(id_, events)
-        async with self._in_order:  # appends that were begun one after another reach the log so
-            route = await self._topology.route(id_)
-        (position,) = await self._log.append([record_of(route.at, id_, events, options)])
+        if events[0].seq_nr <= self._written.get(id_, 0):
+            await self._refuse_known(id_, events)
+        routed = self._topology.routed(id_) if not self._waiting else None
+        if routed is None:
+            routed = await self._find_route(id_)
+        (position,) = await self._log.append([record_of(routed.route.at, id_, events, options)])
+        if time.monotonic() > routed.safe_until_s and await self._is_stray(id_, routed, position):
+            return await self.append_checked(id_, events, options, expected=None, append_id=None)
         self._remember(id_, events[-1].seq_nr)
         return position
+
+    async def write(self, id_: str, action: Delete | Purge) -> Position:
+        """Write an action that has no events."""
+        headers = encode_action(action)
+        while True:
+            routed = await self._topology.find_route(id_)
+            at = routed.route.at
+            (position,) = await self._log.append([NewRecord(at.topic, id_.encode(), None, headers, at.partition)])
+            if not await self._is_stray(id_, routed, position):
+                return position
+
+    async def prepare(self, id_: str, append_id: str | None = None) -> AppendAttempt:
+        """Look at what is there before an append that may have to be tried again."""
+        layout = await self._topology.layout()
+        known = await self._reader.known(id_, layout)
+        bounds = await self._log.bounds(layout.route(id_))
+        since = Place(layout.generation, bounds.high_watermark)
+        return AppendAttempt.of(layout.topic, id_, since, known, append_id=append_id)
 
     async def append_checked(
         self,
@@ -64,67 +90,101 @@ class JournalWriter:
 
         With the append id of an earlier attempt whose outcome is unknown, the events are written once at most.
         """
-        append_id = append_id or uuid.uuid4().hex
-        route = await self._topology.route(id_)
-        is_retry = append_id in self._attempts
-        attempt = self._attempts.get(append_id) or await self._prepare(id_)
-        record = record_of(route.at, id_, events, options, expected=expected, append_id=append_id, since=attempt.since)
-        self._attempts[append_id] = attempt
+        is_retry = append_id is not None and append_id in self._attempts
+        attempt = self._attempts[append_id] if append_id and is_retry else await self.prepare(id_, append_id)
+        self._remember_attempt(attempt)
         try:
-            (position,) = await self._log.append([record])
+            position = await self.append_attempt(attempt, events, options, expected=expected)
         except HeadraceError as error:
-            if not is_retry and not (isinstance(error, Unavailable) and not error.outcome_known):
-                del self._attempts[append_id]
+            is_unknown = isinstance(error, Unavailable) and not error.outcome_known
+            # What a retry can't write says nothing about the tries before it.
+            if not is_unknown and (not is_retry or isinstance(error, WrongSeqNr | VoidAppend)):
+                self._attempts.pop(attempt.append_id, None)
             raise
+        self._attempts.pop(attempt.append_id, None)
+        return position
+
+    async def append_attempt(
+        self, attempt: AppendAttempt, events: Sequence[Event], options: AppendOptions, *, expected: int | None
+    ) -> Position:
+        """Write events, again perhaps, and say what became of them."""
+        crash_point("append.before-write")
+        position = await self._write_attempt(attempt, events, options, expected)
+        crash_point("append.written")
         try:
-            landed = await self._outcome(id_, attempt, position, append_id, expected)
-        except Unavailable as error:  # the record is in the log: nobody may take this for "nothing was done"
-            raise OperationFailed(f"checking the append to {id_!r}", str(error), outcome_known=False) from error
-        except Refused:
-            del self._attempts[append_id]
-            raise
-        del self._attempts[append_id]
-        self._remember(id_, events[-1].seq_nr)
+            landed = await self._outcome(attempt, position, expected)
+        except (Unavailable, RecordsLost) as error:  # it is in the log: nobody may take this for "nothing was done"
+            what = f"checking the append to {attempt.id!r}"
+            raise OperationFailed(what, str(error), outcome_known=False) from error
+        self._remember(attempt.id, events[-1].seq_nr)
         return landed
 
     def forget(self, id_: str) -> None:
         """Forget what was written to a journal: it was purged."""
         self._written.pop(id_, None)
 
+    async def _find_route(self, id_: str) -> Routed:
+        """Find out where to write; appends that were begun one after another go on, and reach the log, so."""
+        self._waiting += 1
+        try:
+            async with self._in_order:
+                return await self._topology.find_route(id_)
+        finally:
+            self._waiting -= 1
+
+    async def _is_stray(self, id_: str, routed: Routed, position: Position) -> bool:
+        try:
+            return await self._topology.is_stray(id_, routed, position.offset)
+        except Unavailable as error:  # the record is in the log: nobody may take this for "nothing was done"
+            raise OperationFailed(f"checking what was written to {id_!r}", str(error), outcome_known=False) from error
+
+    async def _write_attempt(
+        self, attempt: AppendAttempt, events: Sequence[Event], options: AppendOptions, expected: int | None
+    ) -> Position:
+        while True:
+            routed = await self._topology.find_route(attempt.id)
+            record = record_of(
+                routed.route.at,
+                attempt.id,
+                events,
+                options,
+                expected=expected,
+                append_id=attempt.append_id,
+                since=attempt.since,
+            )
+            (position,) = await self._log.append([record])
+            if not await self._is_stray(attempt.id, routed, position):
+                return position
+
     async def _refuse_known(self, id_: str, events: Sequence[Event]) -> None:
         """Refuse numbers that were written from here, unless somebody has purged the journal since."""
         first = events[0].seq_nr
-        if first > self._written.get(id_, 0):
-            return
         pointer = pointer_of((await self._reader.view(id_)).meta)
         if first <= pointer:
             raise WrongSeqNr(id_, first - 1, pointer)
         self.forget(id_)
 
     def _remember(self, id_: str, seq_nr: int) -> None:
-        self._written[id_] = max(seq_nr, self._written.get(id_, 0))
-        self._written.move_to_end(id_)
-        if len(self._written) > _REMEMBERED:
-            self._written.popitem(last=False)
+        written = self._written
+        if seq_nr > written.get(id_, 0):
+            written[id_] = seq_nr
+        written.move_to_end(id_)
+        if len(written) > _REMEMBERED:
+            written.popitem(last=False)
 
-    async def _prepare(self, id_: str) -> _Attempt:
-        layout = await self._topology.layout()
-        known = await self._reader.known(id_, layout)
-        bounds = await self._log.bounds(layout.route(id_))
+    def _remember_attempt(self, attempt: AppendAttempt) -> None:
+        self._attempts[attempt.append_id] = attempt
         while len(self._attempts) > _REMEMBERED:
             self._attempts.popitem(last=False)
-        return _Attempt(Place(layout.generation, bounds.high_watermark), known)
 
-    async def _outcome(
-        self, id_: str, attempt: _Attempt, position: Position, append_id: str, expected: int | None
-    ) -> Position:
+    async def _outcome(self, attempt: AppendAttempt, position: Position, expected: int | None) -> Position:
         """Fold the log from what was known before the first attempt up to the record just written."""
-        meta = attempt.known.stored
+        id_, meta = attempt.id, attempt.stored
         for entry in await self._entries(id_, attempt.known, position.offset):
             if meta is not None and entry.place <= meta.place:
                 continue
             done = step(meta, entry)
-            is_ours = isinstance(entry.action, Append) and entry.action.append_id == append_id
+            is_ours = isinstance(entry.action, Append) and entry.action.append_id == attempt.append_id
             if is_ours and done.effect is Effect.APPENDED:
                 return Position(position.topic, entry.partition, entry.offset, entry.timestamp_ms)
             if entry.offset == position.offset and entry.partition == position.partition:
@@ -133,9 +193,13 @@ class JournalWriter:
         raise VoidAppend(id_, "its record was not found in the log again")
 
     async def _entries(self, id_: str, known: Known, up_to: int) -> list[Entry]:
+        """Return all that was done to the journal since; not what the head cache makes of it.
+
+        What the cache has dropped, because replication passed by or a purge came after it, the log still has.
+        """
         layout = await self._topology.layout()
         windows = await self._reader.windows(id_, layout, known, up_to, scan=False)
-        if windows is None:  # replication passed by: the log itself still has what the cache has dropped
+        if windows is None or any(isinstance(entry.action, Purge) for window in windows for entry in window.entries):
             windows = await self._reader.windows(id_, await self._topology.refresh(), known, up_to, scan=True)
         if windows is None:
             raise ReadAgain(id_, "the topic grew while the append was checked")
