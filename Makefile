@@ -31,8 +31,8 @@ test: $(STAMP)   ## every behaviour at small size, real servers included
 	$(BIN)/pytest
 
 .PHONY: test-fast
-test-fast: $(STAMP) ## the embedded tier only: no servers
-	$(BIN)/pytest -m "not servers"
+test-fast: $(STAMP) ## the embedded tier only: no servers, no Spark
+	$(BIN)/pytest -m "not servers and not spark"
 
 .PHONY: test-full
 test-full: $(STAMP) ## the sizes that docs/behaviours writes down

@@ -16,7 +16,7 @@ from headrace.journal import HeadCache, Journal
 TOPIC = "journals"
 PARTITIONS = 4
 EVENTS = 20
-IN_FLIGHT = 8
+IN_FLIGHT = 100
 
 
 class ManyContest:

@@ -14,6 +14,14 @@
     │   ├── TransactionMisused      begin, append, commit or abort out of order
     │   ├── WrongSeqNr              the journal is not where the append expects it
     │   ├── VoidAppend              the append is in the log and counts for nothing
+    │   ├── NoSchemaFor             a class that Avro can't describe
+    │   ├── BadSchema               no valid Avro schema
+    │   ├── IncompatibleSchema      a schema that would break readers or writers of another version
+    │   ├── UnknownSchema           the registry has no schema of that id
+    │   ├── UnknownSubject
+    │   ├── NotEncodable            a value that does not fit its schema
+    │   ├── NotFramed               bytes that are no framed Avro
+    │   ├── NotDecodable            Avro that its reader can't take
     │   ├── Forbidden               the server refuses this user
     │   └── Closed                  used after it was closed
     ├── Unavailable                 retry later; `outcome_known` says whether it may have happened
@@ -30,9 +38,14 @@
         ├── ImpossibleTopicChange
         ├── WrongPartitionCount
         ├── IncompatibleData        the folder was written by another version
+        ├── MissingTables           the database has no outbox yet
         ├── RecordsLost             the log dropped what the store never got
         ├── JournalHeld             a record of the journal can't be decoded
         ├── IntegrityBroken         the store holds what no log could have put there
+        ├── TagsDisabled            views by tag are switched off
+        ├── WrongBucketSize         views by tag were made with another size
+        ├── TagViewsLost            tables of views by tag were emptied behind our back
+        ├── TagGap                  an event under a tag is missing
         ├── FetchFailed
         ├── ChecksumMismatch
         ├── UnsupportedPlatform
@@ -50,6 +63,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "BadArgument",
+    "BadSchema",
     "ChecksumMismatch",
     "Closed",
     "Fenced",
@@ -58,11 +72,17 @@ __all__ = [
     "HeadraceError",
     "ImpossibleTopicChange",
     "IncompatibleData",
+    "IncompatibleSchema",
     "IntegrityBroken",
     "InvalidSettings",
     "JournalHeld",
     "Misconfigured",
     "MissingExtra",
+    "MissingTables",
+    "NoSchemaFor",
+    "NotDecodable",
+    "NotEncodable",
+    "NotFramed",
     "NotOwner",
     "OffsetOutOfRange",
     "OperationFailed",
@@ -72,6 +92,9 @@ __all__ = [
     "Refused",
     "ServiceFailed",
     "SettingsProblem",
+    "TagGap",
+    "TagViewsLost",
+    "TagsDisabled",
     "TimedOut",
     "TimestampTooFarAhead",
     "TopicExists",
@@ -80,11 +103,14 @@ __all__ = [
     "Unavailable",
     "UnknownBackend",
     "UnknownPartition",
+    "UnknownSchema",
+    "UnknownSubject",
     "UnknownTopic",
     "Unreachable",
     "UnsupportedPlatform",
     "VoidAppend",
     "WorkerFailed",
+    "WrongBucketSize",
     "WrongPartitionCount",
     "WrongSeqNr",
 ]
@@ -254,6 +280,95 @@ class VoidAppend(Refused):
     key: str
     reason: str
     says: ClassVar[str] = "the append to {key!r} is void: {reason}; reload and decide again"
+
+
+@dataclass(eq=False)
+class NoSchemaFor(Refused):
+    """A class whose Avro schema can't be inferred."""
+
+    owner: str
+    field: str
+    reason: str
+    says: ClassVar[str] = "no Avro schema for field {field!r} of {owner}: {reason}"
+
+
+@dataclass(eq=False)
+class BadSchema(Refused):
+    """Something that is no valid Avro schema."""
+
+    where: str
+    reason: str
+    says: ClassVar[str] = "not a valid Avro schema, at {where}: {reason}"
+
+
+@dataclass(eq=False)
+class IncompatibleSchema(Refused):
+    """A schema that breaks the compatibility its subject promises; field, version and rule are the first problem's."""
+
+    subject: str
+    level: str
+    field: str
+    version: int
+    rule: str
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        return (
+            f"the schema is not {self.level} compatible under {self.subject!r}:{lines}\n"
+            "give new and removed fields defaults, keep types, rename through aliases, or use another subject"
+        )
+
+
+@dataclass(eq=False)
+class UnknownSchema(Refused):
+    """The registry holds no schema of that id."""
+
+    schema_id: int
+    registry: str
+    says: ClassVar[str] = "there is no schema with id {schema_id} in {registry}; was it written with another registry?"
+
+
+@dataclass(eq=False)
+class UnknownSubject(Refused):
+    """The registry holds no such subject, or not that version of it."""
+
+    subject: str
+    registry: str
+    version: int | None = None
+
+    def __str__(self) -> str:
+        what = f"no version {self.version} of subject" if self.version is not None else "no subject"
+        return f"there is {what} {self.subject!r} in {self.registry}; see: headrace schema list"
+
+
+@dataclass(eq=False)
+class NotEncodable(Refused):
+    """A value that does not fit its Avro schema."""
+
+    schema: str
+    field: str
+    reason: str
+    says: ClassVar[str] = "can't write {schema} as Avro: at {field!r}: {reason}"
+
+
+@dataclass(eq=False)
+class NotFramed(Refused):
+    """Bytes that do not begin as framed Avro does: a zero, then four bytes of schema id."""
+
+    size_bytes: int
+    reason: str
+    says: ClassVar[str] = "{size_bytes} bytes are no framed Avro: {reason}"
+
+
+@dataclass(eq=False)
+class NotDecodable(Refused):
+    """Avro that does not follow its schema, or that its reader can't take."""
+
+    schema: str
+    field: str
+    reason: str
+    says: ClassVar[str] = "can't read {schema} from Avro: at {field!r}: {reason}"
 
 
 @dataclass(eq=False)
@@ -427,6 +542,14 @@ class IncompatibleData(Misconfigured):
 
 
 @dataclass(eq=False)
+class MissingTables(Misconfigured):
+    """The outbox's tables were never made in that database."""
+
+    database: str
+    says: ClassVar[str] = "there is no outbox in {database}; run: headrace outbox migrate --database '{database}'"
+
+
+@dataclass(eq=False)
 class RecordsLost(Misconfigured):
     """Records left the log before they reached the store."""
 
@@ -465,6 +588,58 @@ class IntegrityBroken(Misconfigured):
     says: ClassVar[str] = (
         "journal {key!r} is broken in the store at seq_nr {seq_nr}: {reason}; run: headrace pipeline audit --repair"
     )
+
+
+@dataclass(eq=False)
+class TagsDisabled(Misconfigured):
+    """Views by tag are switched off here."""
+
+    operation: str
+    says: ClassVar[str] = "cannot {operation}: tags are disabled; set tags.enabled, or HEADRACE__TAGS__ENABLED=true"
+
+
+@dataclass(eq=False)
+class WrongBucketSize(Misconfigured):
+    """The buckets of views by tag can't change once they are there."""
+
+    stored: str
+    configured: str
+    says: ClassVar[str] = (
+        "the views by tag were made with buckets of a {stored}, the settings say {configured}; "
+        "set tags.bucket = {stored!r}, or use another store"
+    )
+
+
+@dataclass(eq=False)
+class TagViewsLost(Misconfigured):
+    """Tables of views by tag were emptied, or come from elsewhere: numbering on would give numbers twice."""
+
+    tables: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lost = ", ".join(self.tables)
+        return f"the epoch of {lost} is missing: emptied, or restored from elsewhere; run: headrace tags rebuild --all"
+
+
+@dataclass(eq=False)
+class TagGap(Misconfigured):
+    """Numbers of (pid, tag) are missing where the store should have them."""
+
+    tag: str
+    topic: str
+    pid: str
+    expected: int
+    found: int
+    waited_s: float
+
+    def __str__(self) -> str:
+        missing = self.found - self.expected
+        which = f"number {self.expected}" if missing == 1 else f"{missing} numbers from {self.expected} on"
+        waited = f" after {self.waited_s:g} s" if self.waited_s else ""
+        return (
+            f"tag {self.tag!r} of {self.pid!r} in {self.topic!r}: {which} missing{waited}, expected {self.expected}, "
+            f"found {self.found}; run: headrace tags rebuild {self.tag} --topic {self.topic} --id {self.pid}"
+        )
 
 
 @dataclass(eq=False)

@@ -106,7 +106,15 @@ def test_what_is_wrong_is_said_in_one_message(headrace: Run, arguments: tuple[st
 
 def test_the_demo_ends_well(headrace: Run) -> None:
     """It runs through, quickly, and shows every scene."""
-    done = headrace("demo")
+    done = headrace("demo", "--no-spark")
     assert done.returncode == 0, done.stderr
-    for scene in ("all or nothing", "killed with -9", "nothing is replicated", "deleted", "purged", "All of it took"):
+    for scene in (
+        "all or nothing",
+        "killed with -9",
+        "nothing is replicated",
+        "deleted",
+        "purged",
+        "rolled back",
+        "All of it took",
+    ):
         assert scene in done.stdout

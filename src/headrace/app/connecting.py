@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from headrace.config import HeadraceSettings, StoreSettings
 from headrace.errors import BadArgument
 from headrace.journal import HeadCache, Journal
 from headrace.log import Log, open_log
 from headrace.store import Store, open_store
+from headrace.tags import After, TaggedEvent, TagQueries
 
 __all__ = ["Headrace", "connect"]
 
@@ -22,6 +23,7 @@ class Headrace:
         self.settings = settings
         self._store = store
         self._head_cache: HeadCache | None = None
+        self._tags: TagQueries | None = None
 
     @property
     def store(self) -> Store:
@@ -32,11 +34,19 @@ class Headrace:
         return self._store
 
     def journal(
-        self, topic: str, *, read_only: bool = False, origin: str | None = None, partitions: int = 8
+        self, topic: str, *, read_only: bool = False, origin: str | None = None, partitions: int | None = None
     ) -> Journal:
         """Return the journals of a topic, which is made with so many partitions when it is first written to."""
+        settings = self.settings.journal
         if self._head_cache is None:
-            self._head_cache = HeadCache(self.log, self.store.reader)
+            self._head_cache = HeadCache(
+                self.log,
+                self.store.reader,
+                max_actions=settings.head.max_actions,
+                max_record_bytes=settings.head.max_record_bytes,
+                idle_s=settings.head.idle_s,
+                trim_every_s=settings.head.trim_every_s,
+            )
         return Journal(
             self.log,
             self.store,
@@ -44,8 +54,26 @@ class Headrace:
             cache=self._head_cache,
             origin=origin,
             read_only=read_only,
-            partitions=partitions,
+            timeout_s=settings.read_timeout_s,
+            snapshots_kept=settings.snapshots_kept,
+            partitions=settings.partitions if partitions is None else partitions,
+            lease_s=settings.lease_s,
+            slow_s=settings.slow_s,
         )
+
+    @property
+    def tags(self) -> TagQueries:
+        """Queries by tag. Raises BadArgument when no store was named."""
+        if self._tags is None:
+            self._tags = TagQueries(self.log, self.store, self.settings.tags)
+        return self._tags
+
+    def events_by_tag(self, tag: str, *, after: After = None, live: bool = False) -> AsyncGenerator[TaggedEvent, None]:
+        """Yield a tag's events of all journals, each once, in one order: those there are, or with `live` for ever.
+
+        Goes on after `after`: an event's `tag_offset`, the text of one, or a time.
+        """
+        return self.tags.events(tag, after=after, live=live)
 
     async def close(self) -> None:
         """Close what was opened on top of log and store, then those."""

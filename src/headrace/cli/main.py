@@ -10,7 +10,21 @@ import typer
 from rich.console import Console
 
 from headrace import __version__
-from headrace.cli import demo, journals, services, settings, topics
+from headrace.cli import (
+    demo,
+    journals,
+    outboxes,
+    pipeline_jobs,
+    pipelines,
+    projections,
+    records,
+    schemas,
+    services,
+    settings,
+    sql,
+    tags,
+    topics,
+)
 from headrace.config import HeadraceSettings
 from headrace.errors import HeadraceError
 from headrace.observe import configure
@@ -18,7 +32,7 @@ from headrace.observe import configure
 __all__ = ["app", "main"]
 
 # They log, with tracebacks, what the error that follows says in one sentence.
-_DRIVERS = ("cassandra", "kazoo", "urllib3")
+_DRIVERS = ("alembic", "cassandra", "kazoo", "py4j", "urllib3")
 
 app = typer.Typer(
     help="Headrace turns a log into something an application can stand on.",
@@ -28,9 +42,17 @@ app = typer.Typer(
 )
 app.add_typer(services.app, name="services", help="Real servers from packages, for development and tests.")
 app.add_typer(journals.app, name="journal", help="Journals: append, read, delete, purge, look into.")
+app.add_typer(projections.app, name="projection", help="Projections: run, rebuild, look at.")
+app.add_typer(tags.app, name="tags", help="Events by tag: list, follow, repair.")
 app.add_typer(topics.app, name="topic", help="Topics of the log.")
+app.add_typer(schemas.app, name="schema", help="Avro schemas and the registry that keeps them.")
+app.add_typer(outboxes.app, name="outbox", help="The outbox: its tables, its relay, what waits and what is dead.")
 app.add_typer(settings.app, name="config", help="Settings and where they come from.")
+app.add_typer(pipelines.app, name="pipeline", help="Jobs on Spark: replication and what goes with it.")
+app.command("sql")(sql.sql)
 app.command("demo")(demo.demo)
+records.add_commands(topics.app)
+pipeline_jobs.add_jobs(pipelines.app)
 
 
 @app.callback()

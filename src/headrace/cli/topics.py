@@ -80,7 +80,11 @@ def grow(
 ) -> None:
     """Give a journal topic more partitions without losing the order of any key. Writers wait meanwhile."""
     grown = with_headrace(
-        address, store, lambda hr: grow_topic(hr.log, hr.store.settings, topic, partitions=partitions)
+        address,
+        store,
+        lambda hr: grow_topic(
+            hr.log, hr.store.settings, topic, partitions=partitions, lease_s=hr.settings.journal.lease_s
+        ),
     )
     typer.echo(f"{topic} has {grown.partitions} partitions, in generation {grown.generation}")
 

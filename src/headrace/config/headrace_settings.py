@@ -13,16 +13,30 @@ __all__ = [
     "EmbeddedLogSettings",
     "EmbeddedStoreSettings",
     "HeadraceSettings",
+    "HttpRegistrySettings",
+    "JournalHeadSettings",
+    "JournalSettings",
     "KafkaLogSettings",
     "LogSettings",
     "ObserveSettings",
+    "OutboxSettings",
+    "PipelineSettings",
+    "RegistrySettings",
     "ServicesSettings",
     "StoreSettings",
+    "TagSettings",
 ]
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+OutboxBackend = Literal["db", "kafka", "kafka_async"]
+OutboxDelivery = Literal["at_least_once", "exactly_once"]
+OutboxPoison = Literal["skip", "block_key", "block_topic"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 Consistency = Literal["ONE", "LOCAL_ONE", "QUORUM", "LOCAL_QUORUM", "EACH_QUORUM", "ALL"]
+CompatibilityLevel = Literal[
+    "NONE", "BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE"
+]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
@@ -131,6 +145,165 @@ class StoreSettings(Section):
     cassandra: CassandraStoreSettings = CassandraStoreSettings()
 
 
+class JournalHeadSettings(Section):
+    """What a process keeps of the part of the log that is not replicated yet, so that reads need not look for it."""
+
+    max_actions: int = Field(
+        default=100_000, ge=1, description="Most actions kept; journals beyond that are looked for in the log."
+    )
+    max_record_bytes: int = Field(
+        default=33_554_432,
+        ge=0,
+        description="Most bytes of records kept, the newest; others are read from the log. 0: none.",
+    )
+    idle_s: Seconds = Field(default=300.0, description="A partition nobody reads from for so long is dropped.")
+    trim_every_s: Seconds = Field(
+        default=1.0, description="Time between looks for how far replication has come, to drop what the store has."
+    )
+
+
+class JournalSettings(Section):
+    """Journals of an application."""
+
+    partitions: int = Field(
+        default=8, ge=1, description="Partitions of a topic that is made when it is first written to."
+    )
+    lease_s: Seconds = Field(
+        default=5.0, description="How long a topic's layout is trusted; `headrace topic grow` must wait for it."
+    )
+    read_timeout_s: Seconds = Field(
+        default=70.0, description="Longest wait of a read for the log; above a transaction's time-out by 10 s."
+    )
+    snapshots_kept: int = Field(default=3, ge=1, description="Snapshots kept of each journal, the newest.")
+    slow_s: Seconds = Field(default=1.0, description="Operations that take longer are logged, with what was slow.")
+    head: JournalHeadSettings = JournalHeadSettings()
+
+
+class PipelineSettings(Section):
+    """The jobs on Spark."""
+
+    master: str = Field(
+        default="local[*]", description="Where Spark runs: local[N], or a cluster's master; spark-submit has its own."
+    )
+    interval_s: float = Field(
+        default=0.5, ge=0, description="Least time from the start of a micro-batch to the next one's; 0: none."
+    )
+    max_records: int = Field(
+        default=200_000, ge=1, description="Most records of a micro-batch, over all partitions together."
+    )
+    discover_every_s: Seconds = Field(
+        default=5.0, description="Time between looks for new topics and partitions while replication runs."
+    )
+    attempts: int = Field(
+        default=8, ge=1, description="Attempts in a row that get nowhere before replication gives up; waiting is none."
+    )
+    driver_memory: str = Field(default="1g", description="Memory of Spark's driver, as the JVM writes it.")
+    ui: bool = Field(default=False, description="Serve Spark's web page while a job runs.")
+    spark: dict[str, str] = Field(
+        default={}, repr=False, description="Further properties of the Spark session, as Spark names them."
+    )
+
+
+class TagSettings(Section):
+    """Events by tag."""
+
+    enabled: bool = Field(default=True, description="Keep views by tag, and answer queries from them.")
+    bucket: Literal["DAY", "HOUR", "MINUTE"] = Field(
+        default="HOUR", description="What one partition of a tag's view holds; fixed when the first event is written."
+    )
+    gap_timeout_s: Seconds = Field(
+        default=10.0, description="How long a query looks for an event that is missing before it fails."
+    )
+    gap_limit: int = Field(
+        default=5000, ge=1, description="Most missing events of a journal that a query looks for; more fail at once."
+    )
+    page_size: int = Field(default=500, ge=1, description="Events that a query fetches at a time.")
+    gather_ms: float = Field(
+        default=2.0, ge=0, description="How long a query lets waiting events gather before it writes Marks for them."
+    )
+    redact: list[str] = Field(
+        default=[], description="Tags whose events lose their payload when their journal's events are deleted."
+    )
+
+
+class HttpRegistrySettings(Section):
+    """A schema registry that speaks Confluent's protocol."""
+
+    username: str | None = Field(default=None, description="Who logs in (basic authentication); unset: nobody does.")
+    password: SecretStr | None = Field(default=None, description="The user's password.")
+    ca_location: str | None = Field(
+        default=None, description="File with the certificates to trust; unset: those of the system."
+    )
+    certificate_location: str | None = Field(default=None, description="File with our own certificate, for mutual TLS.")
+    key_location: str | None = Field(default=None, description="File with the key of our certificate.")
+    key_password: SecretStr | None = Field(default=None, description="What opens that file.")
+    timeout_s: Seconds = Field(default=10.0, description="Longest wait for an answer.")
+    retries: int = Field(default=3, ge=0, description="How often a request that failed is sent again.")
+
+
+class RegistrySettings(Section):
+    """Where Avro schemas are kept."""
+
+    address: str = Field(
+        default="log:headrace-schemas",
+        description="log:TOPIC, folder:PATH, memory:, http(s)://HOST:PORT, or a plug-in's address.",
+    )
+    level: CompatibilityLevel = Field(
+        default="FULL_TRANSITIVE", description="What subjects promise that have no level of their own."
+    )
+    http: HttpRegistrySettings = HttpRegistrySettings()
+
+
+class OutboxSettings(Section):
+    """Publishing in the application's own SQL transaction, and sending from there."""
+
+    database: SecretStr | None = Field(
+        default=None, description="The database, as SQLAlchemy names it: postgresql://…, mysql://…, sqlite:///file."
+    )
+    backend: OutboxBackend = Field(
+        default="db", description="db: the outbox; kafka: send at once and wait for acks; kafka_async: don't wait."
+    )
+    buckets: Count = Field(default=1, description="Parts of a topic that are sent in parallel; a key stays in one.")
+    buckets_by_topic: dict[str, Count] = Field(default={}, description="The same for single topics.")
+    max_message_bytes: Count = Field(
+        default=1_048_588, description="The brokers' limit on a record; larger ones are refused at publish."
+    )
+    max_message_bytes_by_topic: dict[str, Count] = Field(default={}, description="The same for single topics.")
+    threads: int | None = Field(default=1, description="Workers of a relay.")
+    batch_size: Count = Field(default=1000, description="Most messages that are sent and deleted together.")
+    turn_batches: Count = Field(default=10, description="Full batches of a topic before others have their turn.")
+    poll_interval_s: Seconds = Field(default=0.5, description="Longest time between two looks at an idle table.")
+    lease_s: Seconds = Field(default=60.0, description="A lease that was not renewed for so long is free.")
+    send_timeout_s: Seconds = Field(default=30.0, description="Longest wait for the log before a topic is held back.")
+    first_retry_s: Seconds = Field(default=0.1, description="Wait after the first error of a topic; it doubles.")
+    max_retry_s: Seconds = Field(default=60.0, description="Longest wait after an error of a topic.")
+    compact_topics: list[str] = Field(
+        default=[], description="Topics of which only a key's last message in a batch is sent."
+    )
+    log_topics: list[str] = Field(default=[], description="Topics whose messages are logged, decoded.")
+    poison: OutboxPoison = Field(
+        default="skip", description="What a message that can't be sent holds back: nothing, its key, its topic."
+    )
+    poison_by_topic: dict[str, OutboxPoison] = Field(default={}, description="The same for single topics.")
+    delivery: OutboxDelivery = Field(default="at_least_once", description="exactly_once uses transactions of the log.")
+    source: str = Field(
+        default="", description="Name of this database among all outboxes of the log; exactly_once needs it."
+    )
+    metrics_interval_s: Seconds = Field(default=15.0, description="Time between two counts of what is pending.")
+
+    def buckets_of(self, topic: str) -> int:
+        """Return how many buckets the topic has."""
+        return self.buckets_by_topic.get(topic, self.buckets)
+
+    def limit_of(self, topic: str) -> int:
+        """Return the largest record the topic takes."""
+        return self.max_message_bytes_by_topic.get(topic, self.max_message_bytes)
+
+    def poison_policy_of(self, topic: str) -> OutboxPoison:
+        """Return what a poison message of the topic holds back."""
+        return self.poison_by_topic.get(topic, self.poison)
+
+
 class ServicesSettings(Section):
     """Real servers for development and tests."""
 
@@ -159,5 +332,10 @@ class HeadraceSettings(Settings):
 
     log: LogSettings = LogSettings()
     store: StoreSettings = StoreSettings()
+    journal: JournalSettings = JournalSettings()
+    pipeline: PipelineSettings = PipelineSettings()
+    tags: TagSettings = TagSettings()
+    registry: RegistrySettings = RegistrySettings()
+    outbox: OutboxSettings = OutboxSettings()
     services: ServicesSettings = ServicesSettings()
     observe: ObserveSettings = ObserveSettings()

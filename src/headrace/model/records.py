@@ -26,7 +26,7 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}[{self.partition}]"
 
 
-class NewRecord(msgspec.Struct, frozen=True):
+class NewRecord(msgspec.Struct, frozen=True, gc=False):
     """A record on its way into the log.
 
     Without `partition` the key decides (Kafka's default partitioner); without a key too, the log spreads.
@@ -41,7 +41,7 @@ class NewRecord(msgspec.Struct, frozen=True):
     timestamp_ms: int | None = None
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """A record as the log holds it. In a header-only read `value` is None whatever the log holds."""
 
     topic: str

@@ -5,11 +5,13 @@ Only the API is used: without an SDK configured by the application every call he
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.environment_variables import OTEL_PYTHON_TRACER_PROVIDER
 from opentelemetry.propagators.textmap import Getter, Setter
 from opentelemetry.trace import Span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -22,6 +24,7 @@ __all__ = ["extract", "inject", "span"]
 _propagator = TraceContextTextMapPropagator()
 _tracer = trace.get_tracer("headrace")
 _NO_SPAN = nullcontext(trace.INVALID_SPAN)
+_HAS_NAMED_PROVIDER = OTEL_PYTHON_TRACER_PROVIDER in os.environ
 
 
 def span(name: str, *, parent: Context | None = None, **attributes: AttributeValue) -> AbstractContextManager[Span]:
@@ -29,7 +32,9 @@ def span(name: str, *, parent: Context | None = None, **attributes: AttributeVal
 
     Without an SDK it costs next to nothing: hot paths are full of these.
     """
-    if isinstance(_tracer, trace.ProxyTracer) and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    # Not get_tracer_provider(): that looks into the environment, which costs more than a small append may.
+    is_unset = getattr(trace, "_TRACER_PROVIDER", _tracer) is None and not _HAS_NAMED_PROVIDER
+    if is_unset and isinstance(_tracer, trace.ProxyTracer):
         return _NO_SPAN
     return _tracer.start_as_current_span(name, context=parent, attributes=attributes)
 

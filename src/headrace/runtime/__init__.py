@@ -7,7 +7,7 @@ nothing worth measuring.
 
 from headrace.runtime.backoff import Backoff
 from headrace.runtime.clock import SYSTEM_CLOCK, Clock, SystemClock
-from headrace.runtime.crash_points import CRASH_AT_VARIABLE, crash_point, watching
+from headrace.runtime.crash_points import CRASH_AT_VARIABLE, CRASH_FILE_VARIABLE, crash_point, watching
 from headrace.runtime.plugins import load_backend
 from headrace.runtime.signals import shutdown_on_signals
 from headrace.runtime.threads import in_thread
@@ -15,6 +15,7 @@ from headrace.runtime.workers import Supervisor, Worker
 
 __all__ = [
     "CRASH_AT_VARIABLE",
+    "CRASH_FILE_VARIABLE",
     "SYSTEM_CLOCK",
     "Backoff",
     "Clock",

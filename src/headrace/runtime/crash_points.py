@@ -1,8 +1,9 @@
 """Named places where a process can be made to die, so that tests can prove what survives.
 
 `crash_point("log.embedded.before-commit")` does nothing until somebody arms it: the environment variable
-HEADRACE_CRASH_AT="name" or "name:n" kills the process with SIGKILL at the n-th pass; in-process watchers
-are for `headrace.testing.crashes`.
+HEADRACE_CRASH_AT="name" or "name:n" kills the process with SIGKILL at the n-th pass; HEADRACE_CRASH_FILE names a file
+that may hold the same at any later time, and the first process that comes by dies and takes the file along (for
+processes that live long, as Spark's workers do); in-process watchers are for `headrace.testing.crashes`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeAlias
 
 from headrace.errors import InvalidSettings, SettingsProblem
 
-__all__ = ["CRASH_AT_VARIABLE", "Watch", "crash_point", "watching"]
+__all__ = ["CRASH_AT_VARIABLE", "CRASH_FILE_VARIABLE", "Watch", "crash_point", "watching"]
 
 CRASH_AT_VARIABLE = "HEADRACE_CRASH_AT"
+CRASH_FILE_VARIABLE = "HEADRACE_CRASH_FILE"
 
 Watch: TypeAlias = Callable[[str], None]
 
@@ -73,14 +76,46 @@ def _read_environment_once() -> None:
 
 
 def _armed(environ: Mapping[str, str]) -> tuple[Watch, ...]:
-    text = environ.get(CRASH_AT_VARIABLE, "")
-    if not text:
-        return ()
+    watches: list[Watch] = []
+    if path := environ.get(CRASH_FILE_VARIABLE, ""):
+        watches.append(_FileWatch(Path(path)))
+    if text := environ.get(CRASH_AT_VARIABLE, ""):
+        watches.append(_killer(*_parse(text)))
+    return tuple(watches)
+
+
+def _parse(text: str) -> tuple[str, int]:
     name, _, nth = text.partition(":")
     if not name or (nth and not nth.isdecimal()) or nth == "0":
         problem = f"{text!r} is not a crash point; write name or name:n, n counted from 1"
         raise InvalidSettings((SettingsProblem("environment", CRASH_AT_VARIABLE, problem),))
-    return (_killer(name, int(nth or 1)),)
+    return name, int(nth or 1)
+
+
+class _FileWatch:
+    """Dies where the file says, once: whoever moves the file away is the one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._passes = 0
+
+    def __call__(self, name: str) -> None:
+        try:
+            at, nth = _parse(self._path.read_text().strip())
+        except FileNotFoundError:
+            self._passes = 0
+            return
+        if name != at:
+            return
+        with _lock:
+            self._passes += 1
+            if self._passes < nth:
+                return
+            try:
+                self._path.rename(self._path.with_suffix(".taken"))
+            except FileNotFoundError:
+                return
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _killer(at: str, nth: int) -> Watch:

@@ -25,6 +25,7 @@ from headrace.model import (
     TopicPartition,
 )
 from headrace.sync.bridge import LoopThread
+from headrace.tags import After, TaggedEvent
 
 __all__ = ["SyncHeadrace", "SyncJournal", "SyncLog", "SyncSnapshots", "connect"]
 
@@ -86,6 +87,10 @@ class SyncJournal:
         """Write events, all of them or none. Options as in Journal.append."""
         return self._loop.run(self._journal.append(id_, events, **options))
 
+    def prepare(self, id_: str) -> str:
+        """Prepare an append that must happen once at most; what is returned goes to each try as `attempt`."""
+        return self._loop.run(self._journal.prepare(id_))
+
     def read(self, id_: str, from_seq_nr: int = 1) -> Iterator[StoredEvent]:
         """Yield the events from a seq_nr on."""
         return self._loop.iterate(self._journal.read(id_, from_seq_nr))
@@ -121,7 +126,7 @@ class SyncHeadrace:
         self.log = SyncLog(loop, opened.log)
 
     def journal(
-        self, topic: str, *, read_only: bool = False, origin: str | None = None, partitions: int = 8
+        self, topic: str, *, read_only: bool = False, origin: str | None = None, partitions: int | None = None
     ) -> SyncJournal:
         """Return the journals of a topic, which is made with so many partitions when it is first written to."""
 
@@ -129,6 +134,10 @@ class SyncHeadrace:
             return self._opened.journal(topic, read_only=read_only, origin=origin, partitions=partitions)
 
         return SyncJournal(self._loop, self._loop.run(make()))
+
+    def events_by_tag(self, tag: str, *, after: After = None, live: bool = False) -> Iterator[TaggedEvent]:
+        """Yield a tag's events, as Headrace.events_by_tag does."""
+        return self._loop.iterate(self._opened.events_by_tag(tag, after=after, live=live))
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ class TestMyLog(LogConformance):
 
 from headrace.testing.conformance.journal import JournalConformance
 from headrace.testing.conformance.log import LogConformance
+from headrace.testing.conformance.registry import RegistryConformance
 from headrace.testing.conformance.store import StoreConformance
 
-__all__ = ["JournalConformance", "LogConformance", "StoreConformance"]
+__all__ = ["JournalConformance", "LogConformance", "RegistryConformance", "StoreConformance"]

@@ -13,16 +13,11 @@ from headrace.errors import HeadraceError, OffsetOutOfRange, RecordsLost, TimedO
 from headrace.journal import HeadCache, Journal
 from headrace.log import Log
 from headrace.log.metrics import FETCHES
-from headrace.model import Batch, Event, TopicPartition
+from headrace.model import MAX_SEQ_NR, Batch, Event, TopicPartition
 from headrace.store import Store
-from headrace.testing.conformance.journal_faults import (
-    LogOnTop,
-    StoreOnTop,
-    StuckLog,
-    WatchedLog,
-    WatchedReader,
-)
+from headrace.testing.conformance.journal_faults import StoreOnTop, StuckLog, WatchedLog, WatchedReader
 from headrace.testing.conformance.journal_setting import JournalSetting, numbers, read, replicate
+from headrace.testing.conformance.log_on_top import LogOnTop, Reading
 
 __all__ = ["Economy"]
 
@@ -102,10 +97,13 @@ class Economy(JournalSetting):
         assert len(watched.readings) == 1
         assert watched.delivered <= 25
 
-    async def test_a_warm_read_takes_its_own_records_only(self, log: Log, store: Store, topic: str) -> None:
-        """J24: with a head that is known, the log is read from the first event wanted to the last, once."""
+    @pytest.mark.parametrize(("kept_bytes", "readings"), [(1 << 20, []), (0, [(200, 202)])], ids=["records", "headers"])
+    async def test_a_warm_read_takes_its_own_records_only(
+        self, log: Log, store: Store, topic: str, kept_bytes: int, readings: list[tuple[int, int]]
+    ) -> None:
+        """J24: of a head whose records are kept nothing is read; else the log, from the first event to the last."""
         watched = WatchedLog(log)
-        cache = HeadCache(watched, store.reader)
+        cache = HeadCache(watched, store.reader, max_record_bytes=kept_bytes)
         journal = Journal(watched, store, topic, cache=cache)
         await asyncio.gather(*(journal.append(f"other{n}", [Event(1)]) for n in range(200)))
         await journal.append("k", [Event(1)])
@@ -113,7 +111,7 @@ class Economy(JournalSetting):
         await numbers(journal, "k")
         watched.readings.clear()
         assert await numbers(journal, "k") == [1, 2]
-        assert [(r.start, r.end) for r in watched.readings] == [(200, 202)]
+        assert [(r.start, r.end) for r in watched.readings] == readings
         await cache.close()
 
     @pytest.mark.parametrize("is_cached", [False, True], ids=["no cache", "cache"])
@@ -151,16 +149,27 @@ class Economy(JournalSetting):
         if cache is not None:
             await cache.close()
 
-    async def test_a_head_known_to_the_cache_survives_no_truncation(
-        self, log: Log, store: Store, topic: str, journal: Journal
-    ) -> None:
+    async def test_a_head_known_to_the_cache_survives_no_truncation(self, log: Log, store: Store, topic: str) -> None:
         """J25: the cache knows the actions, but their events are gone: an error, not a hole."""
+        cache = HeadCache(log, store.reader, max_record_bytes=0)
+        journal = Journal(log, store, topic, cache=cache)
         for n in range(1, 6):
             await journal.append("k", [Event(n)])
         assert await journal.pointer("k") == 5
         await log.retention.truncate(TopicPartition(topic, 0), before=3)
         with pytest.raises(HeadraceError):
             await read(journal, "k")
+        await cache.close()
+
+    async def test_a_head_whose_records_are_kept_outlives_their_truncation(
+        self, log: Log, store: Store, topic: str, journal: Journal
+    ) -> None:
+        """J25: what the cache kept of the events is whole, and the log is not needed for them."""
+        for n in range(1, 6):
+            await journal.append("k", [Event(n)])
+        assert await journal.pointer("k") == 5
+        await log.retention.truncate(TopicPartition(topic, 0), before=3)
+        assert await numbers(journal, "k") == [1, 2, 3, 4, 5]
 
     async def test_replication_and_retention_that_overtake_a_read_do_no_harm(
         self, log: Log, store: Store, topic: str
@@ -172,6 +181,15 @@ class Economy(JournalSetting):
             await journal.append("k", [Event(n)])
         overtaken.is_armed = True
         assert await numbers(journal, "k") == [1, 2, 3, 4, 5]
+
+    async def test_a_read_from_the_end_of_all_numbers_asks_for_none_beyond(
+        self, log: Log, store: Store, topic: str, journal: Journal
+    ) -> None:
+        """J4: read(from=max), and beyond, of a replicated journal: [], and no number that a store can't hold."""
+        await journal.append("k", [Event(1), Event(2)])
+        await replicate(log, store, topic)
+        for first in (MAX_SEQ_NR - 1, MAX_SEQ_NR, MAX_SEQ_NR + 1, 1 << 70):
+            assert await numbers(journal, "k", first) == []
 
     async def test_a_store_that_is_ahead_of_its_log_is_not_believed(
         self, log: Log, store: Store, topic: str, journal: Journal
@@ -211,22 +229,11 @@ class OvertakenLog(LogOnTop):
         self._store = store
         self._topic = topic
 
-    async def read(
-        self,
-        at: TopicPartition,
-        start: int,
-        end: int | None = None,
-        *,
-        headers_only: bool = False,
-        max_records: int = 1000,
-        timeout_s: float = 70.0,
-    ) -> AsyncIterator[Batch]:
+    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
         if self.is_armed:
             self.is_armed = False
-            bounds = await self.log.bounds(at)
+            bounds = await self.log.bounds(reading.at)
             await replicate(self.log, self._store, self._topic)
-            await self.log.retention.truncate(at, before=bounds.end)
-        async for batch in super().read(
-            at, start, end, headers_only=headers_only, max_records=max_records, timeout_s=timeout_s
-        ):
+            await self.log.retention.truncate(reading.at, before=bounds.end)
+        async for batch in super().batches(reading):
             yield batch

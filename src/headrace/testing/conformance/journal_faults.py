@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from headrace.errors import TimedOut
-from headrace.log import Admin, Groups, Log, Retention, TransactionalProducer
-from headrace.model import Batch, Bounds, NewRecord, Position, TopicPartition
+from headrace.log import Log
+from headrace.model import Batch, NewRecord, Position, TopicPartition
 from headrace.store import EventRow, JournalMeta, ReplicatedOffset, Store, StoreReader
+from headrace.testing.conformance.log_on_top import LogOnTop, Reading
 
 __all__ = [
-    "LogOnTop",
     "ReaderOnTop",
     "RepeatingLog",
     "StoreOnTop",
@@ -23,79 +23,13 @@ __all__ = [
 ]
 
 
-class LogOnTop:
-    """Passes everything on."""
-
-    def __init__(self, log: Log) -> None:
-        self.log = log
-
-    @property
-    def admin(self) -> Admin:
-        return self.log.admin
-
-    @property
-    def retention(self) -> Retention:
-        return self.log.retention
-
-    @property
-    def groups(self) -> Groups:
-        return self.log.groups
-
-    async def append(self, records: Sequence[NewRecord]) -> Sequence[Position]:
-        return await self.log.append(records)
-
-    async def read(
-        self,
-        at: TopicPartition,
-        start: int,
-        end: int | None = None,
-        *,
-        headers_only: bool = False,
-        max_records: int = 1000,
-        timeout_s: float = 70.0,
-    ) -> AsyncIterator[Batch]:
-        batches = self.log.read(at, start, end, headers_only=headers_only, max_records=max_records, timeout_s=timeout_s)
-        async for batch in batches:
-            yield batch
-
-    async def bounds(self, at: TopicPartition) -> Bounds:
-        return await self.log.bounds(at)
-
-    async def offset_at(self, at: TopicPartition, *, timestamp_ms: int) -> int | None:
-        return await self.log.offset_at(at, timestamp_ms=timestamp_ms)
-
-    async def transactional(self, transactional_id: str, *, timeout_s: float = 60.0) -> TransactionalProducer:
-        return await self.log.transactional(transactional_id, timeout_s=timeout_s)
-
-    async def close(self) -> None:
-        await self.log.close()
-
-
 class RepeatingLog(LogOnTop):
     """Delivers every record twice, and after each batch the one before it again."""
 
-    async def read(
-        self,
-        at: TopicPartition,
-        start: int,
-        end: int | None = None,
-        *,
-        headers_only: bool = False,
-        max_records: int = 1000,
-        timeout_s: float = 70.0,
-    ) -> AsyncIterator[Batch]:
-        batches = self.log.read(at, start, end, headers_only=headers_only, max_records=max_records, timeout_s=timeout_s)
-        async for batch in batches:
+    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+        async for batch in super().batches(reading):
             yield Batch([record for record in batch.records for _ in range(2)], batch.next_offset)
             yield batch
-
-
-class Reading(NamedTuple):
-    """A call of `Log.read`."""
-
-    start: int
-    end: int | None
-    headers_only: bool
 
 
 class WatchedLog(LogOnTop):
@@ -114,19 +48,9 @@ class WatchedLog(LogOnTop):
         self.appended += records
         return await self.log.append(records)
 
-    async def read(
-        self,
-        at: TopicPartition,
-        start: int,
-        end: int | None = None,
-        *,
-        headers_only: bool = False,
-        max_records: int = 1000,
-        timeout_s: float = 70.0,
-    ) -> AsyncIterator[Batch]:
-        self.readings.append(Reading(start, end, headers_only))
-        batches = self.log.read(at, start, end, headers_only=headers_only, max_records=max_records, timeout_s=timeout_s)
-        async for batch in batches:
+    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+        self.readings.append(reading)
+        async for batch in super().batches(reading):
             self.delivered += len(batch.records)
             yield batch
 
@@ -136,23 +60,12 @@ class StuckLog(LogOnTop):
 
     is_stuck = True
 
-    async def read(
-        self,
-        at: TopicPartition,
-        start: int,
-        end: int | None = None,
-        *,
-        headers_only: bool = False,
-        max_records: int = 1000,
-        timeout_s: float = 70.0,
-    ) -> AsyncIterator[Batch]:
+    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
         while self.is_stuck:
-            await asyncio.sleep(0.05 if end is None else min(timeout_s, 0.3))
-            if end is not None:
-                raise TimedOut(f"reading {at} from {start}", timeout_s)
-        async for batch in super().read(
-            at, start, end, headers_only=headers_only, max_records=max_records, timeout_s=timeout_s
-        ):
+            await asyncio.sleep(0.05 if reading.end is None else min(reading.timeout_s, 0.3))
+            if reading.end is not None:
+                raise TimedOut(f"reading {reading.at} from {reading.start}", reading.timeout_s)
+        async for batch in super().batches(reading):
             yield batch
 
 
@@ -191,8 +104,10 @@ class ReaderOnTop:
     async def topics(self) -> Sequence[str]:
         return await self.reader.topics()
 
-    def metas(self, topic: str, *, page_size: int = 500) -> AsyncIterator[Sequence[JournalMeta]]:
-        return self.reader.metas(topic, page_size=page_size)
+    def metas(
+        self, topic: str, *, partition: int | None = None, page_size: int = 500
+    ) -> AsyncIterator[Sequence[JournalMeta]]:
+        return self.reader.metas(topic, partition=partition, page_size=page_size)
 
 
 class WatchedReader(ReaderOnTop):
@@ -229,6 +144,7 @@ class StoreOnTop:
         self.writer = store.writer
         self.snapshots = store.snapshots
         self.settings = store.settings
+        self.tags = store.tags
         self._store = store
 
     async def close(self) -> None:

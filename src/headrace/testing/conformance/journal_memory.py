@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 
 from headrace.model import TopicPartition
-from headrace.store import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion, SnapshotRow
+from headrace.store import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion, SnapshotRow, Tags
 
 __all__ = ["MemoryStore", "Tables"]
 
@@ -74,6 +74,10 @@ class MemoryStore:
     def settings(self) -> MemorySettings:
         return MemorySettings(self.tables)
 
+    @property
+    def tags(self) -> Tags:
+        raise NotImplementedError("journals alone are simulated here")
+
     async def close(self) -> None:
         return None
 
@@ -108,8 +112,11 @@ class MemoryStore:
     async def topics(self) -> Sequence[str]:
         return sorted({at.topic for at in self.tables.replicated})
 
-    async def metas(self, topic: str, *, page_size: int = 500) -> AsyncIterator[Sequence[JournalMeta]]:
-        yield [meta for (of, _), meta in self.tables.metas.items() if of == topic]
+    async def metas(
+        self, topic: str, *, partition: int | None = None, page_size: int = 500
+    ) -> AsyncIterator[Sequence[JournalMeta]]:
+        found = [meta for (of, _), meta in self.tables.metas.items() if of == topic]
+        yield [meta for meta in found if partition is None or meta.partition == partition]
 
     async def write_rows(self, topic: str, id_: str, rows: Sequence[EventRow]) -> None:
         await self._before("write_rows")

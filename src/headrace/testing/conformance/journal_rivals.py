@@ -135,12 +135,14 @@ class Rivals(JournalSetting):
 
     @pytest.mark.parametrize("made_it", [True, False], ids=["it made it", "it did not"])
     @pytest.mark.parametrize("is_replicated", [True, False], ids=["replicated", "not replicated"])
+    @pytest.mark.parametrize("is_cached", [True, False], ids=["cache", "no cache"])
     async def test_a_retry_does_not_undo_a_purge(
-        self, log: Log, store: Store, topic: str, made_it: bool, is_replicated: bool
+        self, log: Log, store: Store, topic: str, made_it: bool, is_replicated: bool, is_cached: bool
     ) -> None:
         """J28: a purge in between stays; the answer says whether the first attempt had made it."""
         uncertain = UncertainLog(log)
-        journal = Journal(uncertain, store, topic, cache=None)
+        cache = HeadCache(log, store.reader) if is_cached else None
+        journal = Journal(uncertain, store, topic, cache=cache)
         uncertain.outcomes = [made_it]
         with pytest.raises(TimedOut):
             await journal.append("k", [Event(1, "x")], append_id="a", expected=0)
@@ -157,6 +159,51 @@ class Rivals(JournalSetting):
             await replicate(log, store, topic)
         await journal.append("k", [Event(1, "y")])
         assert [event.payload for event in await read(journal, "k")] == ["y"]
+        if cache is not None:
+            await cache.close()
+
+    @pytest.mark.parametrize("made_it", [True, False], ids=["it made it", "it did not"])
+    @pytest.mark.parametrize("is_replicated", [True, False], ids=["replicated", "not replicated"])
+    @pytest.mark.parametrize("is_purged", [True, False], ids=["purged", "not purged"])
+    async def test_an_attempt_is_finished_by_another_process(
+        self, log: Log, store: Store, topic: str, made_it: bool, is_replicated: bool, is_purged: bool
+    ) -> None:
+        """J28: a journal that has the attempt, but not seen the first try, makes no duplicate and undoes no purge."""
+        uncertain = UncertainLog(log)
+        journal = Journal(uncertain, store, topic, cache=None)
+        await journal.append("k", [Event(1)])
+        attempt = await journal.prepare("k")
+        uncertain.outcomes = [made_it]
+        with pytest.raises(TimedOut):
+            await journal.append("k", [Event(2, "x")], attempt=attempt)
+        if is_purged:
+            await journal.purge("k")
+        if is_replicated:
+            await replicate(log, store, topic)
+        cache = HeadCache(log, store.reader)
+        other = Journal(log, store, topic, cache=cache)
+        if is_purged and not made_it:
+            with pytest.raises(VoidAppend):
+                await other.append("k", [Event(2, "x")], attempt=attempt)
+        else:
+            tries = [await other.append("k", [Event(2, "x")], attempt=attempt) for _ in range(2)]
+            assert tries[0] == tries[1]
+        for _ in range(2):
+            assert await numbers(other, "k") == ([] if is_purged else [1, 2])
+            await replicate(log, store, topic)
+        await cache.close()
+
+    async def test_an_attempt_is_for_one_append_of_one_journal(self, journal: Journal) -> None:
+        """J27: another journal's, a made-up one, and one beside an append id are refused with the reason."""
+        attempt = await journal.prepare("k")
+        for id_, given, append_id, rule in (
+            ("other", attempt, None, "it was prepared for 'k'"),
+            ("k", "made up", None, "what prepare"),
+            ("k", attempt, "a", "one of the two"),
+        ):
+            with pytest.raises(BadArgument, match=rule):
+                await journal.append(id_, [Event(1)], attempt=given, append_id=append_id)
+        assert await journal.pointer("k") is None
 
     async def test_an_append_tried_again_and_again_is_one(self, log: Log, store: Store, topic: str) -> None:
         """J28: several unknown outcomes, some of which made it."""

@@ -9,11 +9,12 @@ from typing import Any
 
 from headrace.errors import OffsetOutOfRange, TimedOut
 from headrace.model import Batch, Bounds, NewRecord, Position, Record, Topic, TopicConfig, TopicPartition
+from headrace.testing.conformance.log_on_top import Reading, Readings
 
 __all__ = ["ScriptLog"]
 
 
-class ScriptLog:
+class ScriptLog(Readings):
     """Serves `Log.read`, `bounds` and `admin.describe` out of a list of records, in batches of random size."""
 
     def __init__(self, topic: str, records: Sequence[Record], rng: random.Random) -> None:
@@ -49,23 +50,16 @@ class ScriptLog:
         await asyncio.sleep(0)
         return Bounds(self.start, self.end, self.end)
 
-    async def read(
-        self,
-        at: TopicPartition,
-        start: int,
-        end: int | None = None,
-        *,
-        headers_only: bool = False,
-        max_records: int = 1000,
-        timeout_s: float = 70.0,
-    ) -> AsyncIterator[Batch]:
+    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+        """Yield what is there, in batches of random size, and wait for more."""
+        at, start, end = reading.at, reading.start, reading.end
         position = start
         while end is None or position < end:
             await asyncio.sleep(0)
             if not self.start <= position <= self.end:
                 raise OffsetOutOfRange(at.topic, at.partition, position, self.start, self.end)
             if position == self.end:
-                await self._wait(position, timeout_s if end is not None else None)
+                await self._wait(position, reading.timeout_s if end is not None else None)
             limit = min(self.end, end if end is not None else self.end)
             found = [record for record in self.records if position <= record.offset < limit][: self._rng.randint(1, 6)]
             reached = found[-1].offset + 1 if found and self._rng.random() < 0.8 else limit

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import pytest
@@ -18,6 +18,7 @@ from headrace.journal import HeadCache, Journal, replicate_batch
 from headrace.journal.actions import Action
 from headrace.journal.headers import decode_action
 from headrace.journal.topology import Topology
+from headrace.journal.views import Views
 from headrace.log import Log, open_log
 from headrace.model import Record, StoredEvent, TopicConfig, TopicPartition
 from headrace.store import ReplicatedOffset, Store, open_store
@@ -82,16 +83,26 @@ async def new_topic(log: Log, *, partitions: int = 1, config: TopicConfig | None
 
 
 async def replicate(
-    log: Log, store: Store, topic: str, *, up_to: int | None = None, batch: int = AT_ONCE, move_to: int | None = None
+    log: Log,
+    store: Store,
+    topic: str,
+    *,
+    up_to: int | None = None,
+    batch: int = AT_ONCE,
+    move_to: int | None = None,
+    views: Views | None = None,
+    partitions: Sequence[int] | None = None,
 ) -> None:
     """Apply what the log holds to the store, up to an offset (inclusive) or all, so many records at a time.
+
+    All partitions, or those named; `views` get their part of it.
 
     With `move_to` rows and heads are all written, but the replicated offset stays there: as if the replicator died.
     Raises RecordsLost where the log has dropped what the store never got.
     """
     layout = await Topology(log, store.settings, topic).layout()
     target: Store = store if move_to is None else LaggingStore(store, move_to)  # type: ignore[assignment]
-    for partition in range(layout.partitions):
+    for partition in partitions if partitions is not None else range(layout.partitions):
         at = TopicPartition(topic, partition)
         bounds, done = await log.bounds(at), await store.reader.replicated(at)
         start = done.offset + 1 if done is not None else 0
@@ -100,7 +111,7 @@ async def replicate(
         end = bounds.end if up_to is None else min(bounds.end, up_to + 1)
         if end > start:
             async for found in log.read(at, start, end, max_records=batch):
-                await replicate_batch(target, layout, at, found.records, up_to=found.next_offset - 1)
+                await replicate_batch(target, layout, at, found.records, up_to=found.next_offset - 1, views=views)
 
 
 class LaggingStore:
@@ -110,6 +121,7 @@ class LaggingStore:
         self.reader = store.reader
         self.snapshots = store.snapshots
         self.settings = store.settings
+        self.tags = store.tags
         self.writer = LaggingWriter(store, most)
 
 

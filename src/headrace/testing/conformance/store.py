@@ -7,9 +7,10 @@ from headrace.testing.conformance.store_order import Order
 from headrace.testing.conformance.store_rows import Rows
 from headrace.testing.conformance.store_shared import Shared
 from headrace.testing.conformance.store_snapshots import SavedStates
+from headrace.testing.conformance.store_tags import TaggedRows
 
 __all__ = ["StoreConformance"]
 
 
-class StoreConformance(Rows, Heads, Order, SavedStates, Shared):
+class StoreConformance(Rows, Heads, Order, SavedStates, Shared, TaggedRows):
     """The whole exam of a store; `address` and `by_hand` are what a backend overrides."""

@@ -102,6 +102,17 @@ class Heads(StoreSetting):
         assert sorted(meta.id for page in pages for meta in page) == sorted(heads)
         assert {meta.id: meta for page in pages for meta in page} == heads
 
+    @pytest.mark.parametrize("page_size", [2, 500])
+    async def test_the_heads_of_one_partition_are_found(self, store: Store, topic: str, page_size: int) -> None:
+        """Those whose last record lies there, and no empty page; all partitions together are all heads."""
+        heads = [head(topic, f"journal-{n}", n, partition=n % 3) for n in range(30)]
+        await asyncio.gather(*(store.writer.write_meta(meta) for meta in heads))
+        for partition in range(4):
+            pages = [list(page) async for page in store.reader.metas(topic, partition=partition, page_size=page_size)]
+            assert all(1 <= len(page) <= page_size for page in pages)
+            found = sorted(meta.id for page in pages for meta in page)
+            assert found == sorted(meta.id for meta in heads if meta.partition == partition)
+
     async def test_a_topic_without_heads_has_no_pages(self, store: Store, topic: str) -> None:
         """Nothing is yielded; a page of nothing is refused."""
         assert [page async for page in store.reader.metas(topic)] == []

@@ -1,0 +1,226 @@
+"""Projections: each event has its effect once, whatever crashes, restarts, rivals and rebuilds do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import Connection, Engine, create_engine, text
+
+from headrace.errors import BadArgument, Fenced
+from headrace.observe import LineProgress
+from headrace.projection import Projection, ProjectionRunner, open_target, rebuild
+from headrace.projection.ports import Target
+from headrace.runtime import Backoff
+from headrace.tags import TaggedEvent, TagOffset
+from headrace.testing.conformance.tags_setting import Scene, TagSetting
+from headrace.testing.crashes import SimulatedCrash, crash_at
+
+__all__ = ["ProjectionConformance"]
+
+SOON = Backoff(first_s=0.01, limit_s=0.02)
+
+
+class ProjectionConformance(TagSetting):
+    """What a projection promises on one database; a tier gives `database`."""
+
+    @pytest.fixture
+    def database(self) -> str:
+        """Return the URL of an empty database."""
+        raise NotImplementedError("override the fixture `database`")
+
+    @pytest_asyncio.fixture(loop_scope="module")
+    async def table(self, database: str, scene: Scene) -> AsyncIterator[Table]:
+        """Make a table that a handler fills."""
+        table = Table(database, f"seen_{scene.tag.replace('-', '_')}")
+        await asyncio.to_thread(table.make)
+        yield table
+        await asyncio.to_thread(table.engine.dispose)
+
+    async def test_every_event_is_handled_once_in_order(self, scene: Scene, table: Table) -> None:
+        """T34: what the handler wrote is what the journals hold; running again adds nothing."""
+        for n in range(1, 21):
+            await scene.append("a", n)
+            await scene.append("b", n)
+        await scene.replicate()
+        projection = _projection(scene, table)
+        assert await _catch_up(scene, projection) == 40
+        assert await _catch_up(scene, projection) == 0
+        await scene.append("a", 21)
+        assert await _catch_up(scene, projection) == 1
+        assert table.numbers("a") == list(range(1, 22))
+        assert table.numbers("b") == list(range(1, 21))
+
+    async def test_a_handler_that_fails_leaves_nothing_behind(self, scene: Scene, table: Table) -> None:
+        """X4: the transaction of a batch that failed is gone, its offset with it; the restart handles it once."""
+        for n in range(1, 8):
+            await scene.append("a", n)
+        failures = [3, 1]
+
+        def handle(connection: Connection, event: TaggedEvent) -> None:
+            table.add(connection, event)
+            if event.seq_nr == 5 and failures:
+                failures.pop()
+                raise ConnectionError("somewhere else")
+
+        projection = _projection(scene, table, handler=handle, batch_size=3)
+        running = asyncio.ensure_future(_runner(scene, projection).run(backoff=SOON))
+        await _until(lambda: table.numbers("a") == list(range(1, 8)))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert not failures
+        assert table.numbers("a") == list(range(1, 8))
+
+    async def test_a_crash_after_the_commit_repeats_nothing(self, scene: Scene, table: Table) -> None:
+        """X4: killed right after a batch was committed: the next run goes on behind it."""
+        for n in range(1, 8):
+            await scene.append("a", n)
+        projection = _projection(scene, table, batch_size=3)
+        with pytest.raises(SimulatedCrash), crash_at("projection.handled", 2):
+            await _catch_up(scene, projection)
+        await _catch_up(scene, projection)
+        assert table.numbers("a") == list(range(1, 8))
+
+    async def test_workers_share_the_journals(self, scene: Scene, table: Table) -> None:
+        """T34: three workers handle each event once, each journal by one; then two, then one go on with theirs."""
+        pids = [f"pid{n}" for n in range(12)]
+        projection = _projection(scene, table)
+        for workers, seq_nr in ((3, 1), (2, 2), (1, 3)):
+            for pid in pids:
+                await scene.append(pid, seq_nr)
+            counts = await asyncio.gather(*(_catch_up(scene, projection, n, workers) for n in range(workers)))
+            assert sum(counts) == len(pids)
+        assert all(table.numbers(pid) == [1, 2, 3] for pid in pids)
+
+    async def test_a_rival_is_rolled_back(self, scene: Scene, table: Table) -> None:
+        """X7: of two workers on the same slots one wins each batch; the other's work is gone."""
+        for n in range(1, 31):
+            await scene.append("a", n)
+        projection = _projection(scene, table, batch_size=4)
+
+        async def persist() -> None:
+            while table.numbers("a") != list(range(1, 31)):
+                try:
+                    await _catch_up(scene, projection)
+                except Fenced:
+                    continue
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(persist(), persist())
+        assert table.numbers("a") == list(range(1, 31))
+
+    async def test_a_rebuild_handles_everything_again(self, scene: Scene, table: Table, capsys: Any) -> None:  # noqa: ANN401
+        """X6: the table is emptied and filled in one go, with progress; a dry run only counts; --from starts later."""
+        import sys
+
+        for n in range(1, 11):
+            await scene.append("a", n)
+        projection = _projection(scene, table)
+        await _catch_up(scene, projection)
+        target = open_target(projection, scene.store.settings)
+        dry = await rebuild(projection, scene.queries, target, dry_run=True)
+        assert dry.events == 10
+        assert table.numbers("a") == list(range(1, 11))
+        done = await rebuild(projection, scene.queries, target, progress=LineProgress(sys.stderr, every_s=0.0))
+        assert done.events == 10
+        assert done.events_per_s > 0
+        assert table.numbers("a") == list(range(1, 11))
+        assert "events" in capsys.readouterr().err
+        fifth = (await scene.read())[4]
+        assert (await rebuild(projection, scene.queries, target, start=fifth.tag_offset)).events == 5
+        assert table.numbers("a") == [6, 7, 8, 9, 10]
+        await target.close()
+
+    async def test_other_slots_are_refused(self, scene: Scene, table: Table) -> None:
+        """The error names how many there were."""
+        await _catch_up(scene, _projection(scene, table))
+        with pytest.raises(BadArgument, match="32"):
+            await _catch_up(scene, _projection(scene, table, slots=8))
+
+    async def test_without_a_database_events_are_handled_at_least_once(self, scene: Scene) -> None:
+        """X4: the offset is kept beside the handler; a crash in between repeats the batch, and no more."""
+        seen: list[int] = []
+
+        async def handle(event: TaggedEvent) -> None:
+            seen.append(event.seq_nr)
+
+        for n in range(1, 8):
+            await scene.append("a", n)
+        projection = Projection(scene.tag, scene.tag, handle, batch_size=3)
+        with pytest.raises(SimulatedCrash), crash_at("projection.handled", 2):
+            await _catch_up(scene, projection)
+        await _catch_up(scene, projection)
+        assert seen == list(range(1, 8))
+        assert await _catch_up(scene, projection) == 0
+
+    async def test_rivals_beside_are_noticed(self, scene: Scene) -> None:
+        """X7: who finds the slots elsewhere than it left them is fenced."""
+        projection = Projection(scene.tag, scene.tag, lambda _: None, slots=4)
+        targets = [open_target(projection, scene.store.settings) for _ in range(2)]
+        known = await targets[0].load()
+        await targets[0].handle([], known, TagOffset.at(5))
+        with pytest.raises(Fenced):
+            await targets[1].handle([], known, TagOffset.at(6))
+        assert set((await targets[1].load()).values()) == {TagOffset.at(5)}
+
+    async def test_a_live_projection_follows(self, scene: Scene, table: Table) -> None:
+        """T35: events reach the table while they are being written, before replication."""
+        runner = _runner(scene, _projection(scene, table))
+        running = asyncio.ensure_future(runner.run(backoff=SOON))
+        for n in range(1, 11):
+            await scene.append("a", n)
+        await _until(lambda: table.numbers("a") == list(range(1, 11)))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+class Table:
+    """A table of events, filled by a handler: it refuses none twice."""
+
+    def __init__(self, database: str, name: str) -> None:
+        self.database = database
+        self.engine: Engine = create_engine(database)
+        self.name = name
+
+    def make(self) -> None:
+        """Create it."""
+        with self.engine.begin() as connection:
+            connection.execute(text(f"CREATE TABLE {self.name} (pid VARCHAR(50), number INTEGER, seq_nr INTEGER)"))
+
+    def add(self, connection: Connection, event: TaggedEvent) -> None:
+        """Take an event: the handler."""
+        values = {"pid": event.id, "number": event.number, "seq_nr": event.seq_nr}
+        connection.execute(text(f"INSERT INTO {self.name} VALUES (:pid, :number, :seq_nr)"), values)  # noqa: S608
+
+    def clear(self, connection: Connection) -> None:
+        """Empty it: the handler's reset."""
+        connection.execute(text(f"DELETE FROM {self.name}"))  # noqa: S608
+
+    def numbers(self, pid: str) -> list[int]:
+        """Return the numbers of a pid's events, repetitions included."""
+        with self.engine.connect() as connection:
+            query = text(f"SELECT number FROM {self.name} WHERE pid = :pid ORDER BY number")  # noqa: S608
+            return [number for (number,) in connection.execute(query, {"pid": pid})]
+
+
+def _projection(scene: Scene, table: Table, **options: Any) -> Projection:  # noqa: ANN401
+    given = {"handler": table.add, "database": table.engine, "reset": table.clear, **options}
+    return Projection(name=scene.tag, tag=scene.tag, **given)
+
+
+def _runner(scene: Scene, projection: Projection, worker: int = 0, workers: int = 1) -> ProjectionRunner:
+    target: Target = open_target(projection, scene.store.settings)
+    return ProjectionRunner(projection, scene.again().queries, target, worker=worker, workers=workers)
+
+
+async def _catch_up(scene: Scene, projection: Projection, worker: int = 0, workers: int = 1) -> int:
+    return await _runner(scene, projection, worker, workers).catch_up()
+
+
+async def _until(is_so: Any, within_s: float = 20.0) -> None:  # noqa: ANN401
+    async with asyncio.timeout(within_s):
+        while not await asyncio.to_thread(is_so):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
