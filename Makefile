@@ -8,6 +8,8 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Two workers, each with servers of its own; a file stays with one of them.
+PARALLEL := -n 2 --dist loadfile
 
 .PHONY: help
 help:            ## show this list
@@ -28,15 +30,15 @@ demo: $(STAMP)   ## see it work: append to a log, read it back, kill a writer
 
 .PHONY: test
 test: $(STAMP)   ## every behaviour at small size, real servers included
-	$(BIN)/pytest
+	$(BIN)/pytest $(PARALLEL)
 
 .PHONY: test-fast
 test-fast: $(STAMP) ## the embedded tier only: no servers, no Spark
-	$(BIN)/pytest -m "not servers and not spark"
+	$(BIN)/pytest $(PARALLEL) -m "not servers and not spark"
 
 .PHONY: test-full
 test-full: $(STAMP) ## the sizes that docs/behaviours writes down
-	$(BIN)/pytest --full --timeout 3600
+	$(BIN)/pytest $(PARALLEL) --full --timeout 3600
 
 .PHONY: check
 check: $(STAMP)  ## format, lint, types, layers

@@ -28,11 +28,36 @@ if TYPE_CHECKING:
 PLUGIN = Path(__file__).parent / "plugin"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need a session, so that `make test-fast` can do without."""
+# A query costs Spark seconds to begin. So `make test` runs each test on one tier, those below on real servers, where
+# they say most, and the others on the embedded one; `make test-full` runs all of them on both.
+ON_SERVERS = {
+    "test_a_killed_worker_leaves_nothing_wrong",
+    "test_aborted_records_are_passed_and_raise_no_alarm",
+    "test_a_purge_split_over_batches_converges",
+    "test_one_task_has_one_partition",
+    "test_sigterm_ends_it_cleanly",
+    "test_skip_passes_the_record_and_applies_what_was_held",
+    "test_partitions_added_behind_our_back_stop_replication",
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that need a session, and choose their tier."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
+    if config.getoption("--full"):
+        return
+    left_out = [item for item in items if _is_left_out(item)]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    call = getattr(item, "callspec", None)
+    tier = call.params.get("tier") if call is not None else None
+    is_on_servers = getattr(item, "originalname", item.name) in ON_SERVERS
+    return (tier == "embedded" and is_on_servers) or (tier == "servers" and not is_on_servers)
 
 
 @pytest.fixture(scope="session")
