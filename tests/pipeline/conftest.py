@@ -35,9 +35,17 @@ ON_SERVERS = {
     "test_aborted_records_are_passed_and_raise_no_alarm",
     "test_a_purge_split_over_batches_converges",
     "test_one_task_has_one_partition",
-    "test_sigterm_ends_it_cleanly",
     "test_skip_passes_the_record_and_applies_what_was_held",
     "test_partitions_added_behind_our_back_stop_replication",
+}
+
+# These start processes with a Spark of their own, or carry a whole log twice: minutes each on two cores.
+ONLY_FULL = {
+    "test_a_killed_driver_leaves_nothing_wrong",
+    "test_a_cluster_does_the_same",
+    "test_a_store_that_is_away_is_waited_for",
+    "test_a_whole_log_makes_the_same_store_again",
+    "test_journals_that_moved_are_followed",
 }
 
 
@@ -56,8 +64,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_left_out(item: pytest.Item) -> bool:
     call = getattr(item, "callspec", None)
     tier = call.params.get("tier") if call is not None else None
-    is_on_servers = getattr(item, "originalname", item.name) in ON_SERVERS
-    return (tier == "embedded" and is_on_servers) or (tier == "servers" and not is_on_servers)
+    name = getattr(item, "originalname", item.name)
+    is_on_servers = name in ON_SERVERS
+    return name in ONLY_FULL or (tier == "embedded" and is_on_servers) or (tier == "servers" and not is_on_servers)
 
 
 @pytest.fixture(scope="session")

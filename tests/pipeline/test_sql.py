@@ -65,7 +65,7 @@ def test_rows_go_to_a_file(tier: Tier, journals: str, tmp_path: Path) -> None:
         (f"k{n}", seq_nr) for n in range(3) for seq_nr in (1, 2, 3)
     ]
     asked(tier, statement, "--topics", journals, "--out", str(text))
-    rows = list(csv.DictReader(text.open()))
+    rows = list(csv.DictReader(text.read_text().splitlines()))
     assert (len(rows), set(rows[0])) == (9, {"key", "seq_nr", "payload", "tags", "timestamp"})
     assert {path.name for path in tmp_path.iterdir()} == {"rows.parquet", "new"}
     assert "must end with .parquet or .csv" in asked(tier, "select 1", "--out", "rows.xls", is_good=False)
