@@ -128,7 +128,7 @@ async def test_full_batches_follow_one_another_until_others_have_their_turn(grou
     assert await ground.values(first) == [b"%d" % n for n in range(1, 51)]
     assert await ground.values(second) == [b"%d" % n for n in range(1, 21)]
     turns = [len(list(turn)) for _, turn in itertools.groupby(log.batches, key=lambda batch: batch[0])]
-    assert turns[:2] == [2, 2]  # whichever comes first, the other has to wait for two batches and no more
+    assert turns in ([2, 2, 3], [2, 5])  # whichever comes first, the other waits for two batches and no more
 
 
 async def test_exactly_the_acknowledged_ids_are_deleted(ground: Ground) -> None:

@@ -46,6 +46,7 @@ STALE_LEADER = frozenset(
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError._DESTROY_BROKER,  # noqa: SLF001 - the address it began with gave way to the broker's own
     }
 )
 _FORBIDDEN = frozenset(
