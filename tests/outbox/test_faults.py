@@ -103,7 +103,7 @@ async def test_kill_9_in_a_loop_loses_and_reorders_nothing(ground: Ground, size:
 async def test_exactly_once_shows_no_duplicate_after_kills(ground: Ground, size: Size) -> None:
     """L22: a reader of committed records sees every message once, in order, however often relays are killed."""
     settings = {**KILLED, "delivery": "exactly_once", "source": f"s{time.time_ns()}"}
-    records = await die_while_writing(ground, size(4, 100), settings)
+    records = await die_while_writing(ground, size(10, 100), settings)
 
     assert sequences(records) == {name: list(range(1, n + 1)) for name, n in counters(ground).items()}
     assert len({event_id_of(record.headers) for record in records}) == len(records)

@@ -254,7 +254,7 @@ def test_a_purge_split_over_batches_converges(tier: Tier, topic: str) -> None:
 
 
 def test_one_task_has_one_partition(tier: Tier, topic: str) -> None:
-    """K1, K10: each task of a micro-batch had one partition; lag, rates and times are told for each batch."""
+    """K1, K10, K17: each task of a micro-batch had one partition; lag, rates and times are told for each batch."""
     seen = Seen()
     tier.with_journal(topic, lambda journal: append_all(journal, 40, 3))
     tier.replicate(topic, watcher=seen, max_records=60)
@@ -262,6 +262,7 @@ def test_one_task_has_one_partition(tier: Tier, topic: str) -> None:
     for report in seen.reports:
         tasks = [(outcome.task, outcome.at) for outcome in report.outcomes]
         assert len({task for task, _ in tasks}) == len({at for _, at in tasks}) == len(tasks)
+        assert all(task >= 0 for task, _ in tasks)  # numbers that Spark gave: the fold ran inside its tasks
         assert report.records == sum(outcome.records for outcome in report.outcomes)
         assert report.took_s > 0
     assert {at.partition for report in seen.reports for at in report.lag} == {0, 1, 2, 3}

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 import timeit
+from pathlib import Path
 
 import pytest
 
 from headrace.errors import BadArgument
-from headrace.runtime import CRASH_AT_VARIABLE, crash_point
+from headrace.runtime import CRASH_AT_VARIABLE, CRASH_FILE_VARIABLE, crash_point
 from headrace.testing.crashes import SimulatedCrash, crash_at, recording
 
 THREE_POINTS = """
@@ -53,6 +54,28 @@ def test_a_malformed_variable_is_an_error(at: str) -> None:
     failed = run_armed(at)
     assert failed.returncode == 1
     assert f"environment: HEADRACE_CRASH_AT: {at!r} is not a crash point; write name or name:n" in failed.stderr
+
+
+def run_with_file(path: Path) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, CRASH_FILE_VARIABLE: str(path)}
+    return subprocess.run([sys.executable, "-c", THREE_POINTS], env=environ, capture_output=True, text=True, timeout=30)
+
+
+def test_a_file_kills_one_process_and_no_other(tmp_path: Path) -> None:
+    """HEADRACE_CRASH_FILE: the first that comes by dies and takes the file along; without it nobody does."""
+    path = tmp_path / "at"
+    path.write_text("after:2")
+    died, lived = run_with_file(path), run_with_file(path)
+    assert (died.returncode, died.stdout) == (-signal.SIGKILL, "0 1 ")
+    assert (lived.returncode, lived.stdout) == (0, "0 1 2 end")
+    assert not path.exists()
+
+
+def test_a_malformed_file_is_an_error(tmp_path: Path) -> None:
+    """What nobody understands is not ignored, whether it stands in the variable or in the file."""
+    path = tmp_path / "at"
+    path.write_text("before:x")
+    assert "is not a crash point" in run_with_file(path).stderr
 
 
 def test_a_simulated_crash_happens_once_at_the_nth_pass() -> None:

@@ -14,9 +14,10 @@ from headrace.journal.durations import duration_of
 from headrace.journal.folding import Effect, Entry, Step, exists, pointer_of, reopened, step
 from headrace.journal.headers import decode_action, user_headers
 from headrace.journal.payloads import Payloads
+from headrace.model import Record
 from headrace.store import EventRow, JournalMeta, Place, RowDeletion, segment_of
 
-__all__ = ["KeyFold", "KeyWrites", "Removal", "VoidAction", "deletions_up_to", "fold_key", "metadata_text"]
+__all__ = ["KeyFold", "KeyWrites", "Removal", "VoidAction", "deletions_up_to", "fold_key", "rows_of"]
 
 
 @dataclass(slots=True)
@@ -166,8 +167,8 @@ class _Piece:
         """Add what one step changes; returns the rows that it brings."""
         rows: list[EventRow] = []
         match done.effect:
-            case Effect.APPENDED if decoded is not None and done.meta is not None:
-                rows = _rows(entry, done.meta, decoded)
+            case Effect.APPENDED if decoded is not None and done.meta is not None and entry.record is not None:
+                rows = rows_of(entry, entry.record, done.meta, decoded)
                 self.writes.rows += rows
                 self._may_hold(decoded.events[0].seq_nr, decoded.events[-1].seq_nr)
             case Effect.DELETED if done.meta is not None:
@@ -222,7 +223,7 @@ def deletions_up_to(to: int, segment_size: int, *, after: int = 0) -> list[RowDe
     return [*whole, RowDeletion(last, None if is_full else to)]
 
 
-def metadata_text(header: bytes | None, payload: bytes | None, expire_after: str | None) -> str | None:
+def _metadata_text(header: bytes | None, payload: bytes | None, expire_after: str | None) -> str | None:
     """Return the metadata column of a row: the record's own and the payloads', as one JSON object."""
     parts: dict[str, dict[str, object]] = {}
     if header is not None:
@@ -268,12 +269,13 @@ def _read_again(entry: Entry) -> Entry:
     return entry if action is None else msgspec.structs.replace(entry, action=action)
 
 
-def _rows(entry: Entry, meta: JournalMeta, decoded: Payloads) -> list[EventRow]:
-    append, record = entry.action, entry.record
-    if not isinstance(append, Append) or record is None or meta.record_id is None:
-        raise AssertionError("only appends with their record make rows")
+def rows_of(entry: Entry, record: Record, meta: JournalMeta, decoded: Payloads) -> list[EventRow]:
+    """Return the rows of an append's events, as of the state `meta` that it belongs to."""
+    append = entry.action
+    if not isinstance(append, Append) or meta.record_id is None:
+        raise AssertionError("only appends to a journal make rows")
     headers = user_headers(record)
-    metadata = metadata_text(append.metadata, decoded.metadata, decoded.expire_after)
+    metadata = _metadata_text(append.metadata, decoded.metadata, decoded.expire_after)
     return [
         EventRow(
             segment=segment_of(event.seq_nr, meta.segment_size),

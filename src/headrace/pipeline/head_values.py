@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from headrace.errors import OffsetOutOfRange, ReadAgain
@@ -10,13 +10,12 @@ from headrace.journal import Layout
 from headrace.journal.actions import Append
 from headrace.journal.decoding import decode_append
 from headrace.journal.folding import Entry
-from headrace.journal.headers import user_headers
-from headrace.journal.key_writes import metadata_text
+from headrace.journal.key_writes import rows_of
 from headrace.log import Log
 from headrace.model import Record, TopicPartition
 from headrace.pipeline.stored_journals import Found
 from headrace.pipeline.wanted import Wanted
-from headrace.store import EventRow, JournalMeta, segment_of
+from headrace.store import EventRow, JournalMeta
 
 __all__ = ["HeadValues", "Undecodable"]
 
@@ -91,30 +90,7 @@ class HeadValues:
             return Undecodable(id_, record.partition, record.offset, str(error)), []
 
 
-def _rows(record: Record, living: _Living) -> Iterator[EventRow]:
-    """Yield the rows that replication will write for an append."""
-    entry, append, meta = living
-    decoded = decode_append(append, record.value)
-    headers = user_headers(record)
-    metadata = metadata_text(append.metadata, decoded.metadata, decoded.expire_after)
-    if meta.record_id is None:
-        raise AssertionError("a journal with events has an incarnation")
-    for event in decoded.events:
-        if event.seq_nr > meta.delete_to:
-            yield EventRow(
-                segment=segment_of(event.seq_nr, meta.segment_size),
-                seq_nr=event.seq_nr,
-                generation=entry.generation,
-                partition=entry.partition,
-                offset=entry.offset,
-                log_time_ms=entry.log_time_ms,
-                timestamp_ms=entry.timestamp_ms,
-                record_id=meta.record_id,
-                tags=event.tags,
-                payload_type=event.payload_type,
-                payload=event.payload,
-                metadata=metadata,
-                headers=headers,
-                origin=append.origin,
-                version=append.version,
-            )
+def _rows(record: Record, living: _Living) -> list[EventRow]:
+    """Return the rows that replication will write for an append, without those that are deleted."""
+    rows = rows_of(living.entry, record, living.meta, decode_append(living.append, record.value))
+    return [row for row in rows if row.seq_nr > living.meta.delete_to]

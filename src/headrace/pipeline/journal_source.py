@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, InputPartition
 
 from headrace.pipeline.counting import Counts
 from headrace.pipeline.journal_columns import JOURNAL_SCHEMA
-from headrace.pipeline.journal_parts import JournalPart, journal_parts
+from headrace.pipeline.journal_parts import JournalPart
 from headrace.pipeline.journal_reading import JournalsReader
 from headrace.pipeline.manners import Manners
-from headrace.pipeline.opened import log_of, run, store_of
-from headrace.pipeline.places import PLACES_OPTION, Places
-from headrace.pipeline.planning import Selection
+from headrace.pipeline.opened import log_of, store_of
 from headrace.pipeline.pulling import pulled
-from headrace.pipeline.wanted import EVERYTHING, wanted_of
+from headrace.pipeline.selected_reader import SelectedReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
 __all__ = ["HeadraceJournalSource"]
@@ -47,27 +44,10 @@ class HeadraceJournalSource(DataSource):
         return _Reader(self.options)
 
 
-class _Reader(DataSourceReader):
+class _Reader(SelectedReader):
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._places = Places.unpack(options[PLACES_OPTION])
-        self._selection = msgspec.json.decode(options["selection"], type=Selection)
+        super().__init__(options)
         self._manners = msgspec.json.decode(options["manners"], type=Manners)
-        self._counts = options.get("counts")
-        self._wanted = EVERYTHING
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take note of what is wanted. All filters go back: Spark looks at each row again."""
-        self._wanted = wanted_of(filters)
-        return filters
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """Return a part for each partition that can hold what is wanted."""
-
-        async def look() -> list[JournalPart]:
-            log, store = await log_of(self._places), await store_of(self._places)
-            return await journal_parts(log, store, self._selection, self._wanted)
-
-        return run(look())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a part; in a worker."""

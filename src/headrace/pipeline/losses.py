@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from headrace.errors import BadArgument
 from headrace.journal import Topology
 from headrace.model import TopicPartition
@@ -30,15 +32,11 @@ async def accept_loss(places: Places, topic: str, partition: int, last: int) -> 
     if known is not None and known.offset >= last:
         return
     now_ms = time.time_ns() // 1_000_000
-    await store.writer.move_replicated(
-        ReplicatedOffset(
-            at=at,
-            generation=max(layout.first_generation(partition), known.generation if known is not None else 0),
-            offset=last,
-            log_time_ms=known.log_time_ms if known is not None else 0,
-            created_ms=known.created_ms if known is not None else now_ms,
-            updated_ms=now_ms,
-        )
+    base = known or ReplicatedOffset(
+        at=at, generation=0, offset=-1, log_time_ms=0, created_ms=now_ms, updated_ms=now_ms
     )
+    generation = max(base.generation, layout.first_generation(partition))
+    moved = msgspec.structs.replace(base, generation=generation, offset=last, updated_ms=now_ms)
+    await store.writer.move_replicated(moved)
     first = known.offset + 1 if known is not None else 0
     _logger.warning("loss accepted", partition=str(at), first=first, last=last)

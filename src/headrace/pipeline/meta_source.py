@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, InputPartition
 
 from headrace.pipeline.arrow_rows import TIME, batch_of_rows, micros
 from headrace.pipeline.counting import Counts
-from headrace.pipeline.journal_parts import JournalPart, journal_parts
-from headrace.pipeline.opened import log_of, run, store_of
-from headrace.pipeline.places import PLACES_OPTION, Places
-from headrace.pipeline.planning import Selection
+from headrace.pipeline.journal_parts import JournalPart
+from headrace.pipeline.opened import store_of
 from headrace.pipeline.pulling import pulled
-from headrace.pipeline.wanted import EVERYTHING, Wanted, wanted_of
+from headrace.pipeline.selected_reader import SelectedReader
+from headrace.pipeline.wanted import Wanted
 from headrace.store import JournalMeta, StoreReader
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
 __all__ = ["META_SCHEMA", "HeadraceMetaSource"]
@@ -72,27 +69,7 @@ class HeadraceMetaSource(DataSource):
         return _Reader(self.options)
 
 
-class _Reader(DataSourceReader):
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._places = Places.unpack(options[PLACES_OPTION])
-        self._selection = msgspec.json.decode(options["selection"], type=Selection)
-        self._counts = options.get("counts")
-        self._wanted = EVERYTHING
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take note of what is wanted; Spark looks at each row again."""
-        self._wanted = wanted_of(filters)
-        return filters
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """Return a part for each partition of the topics."""
-
-        async def look() -> list[JournalPart]:
-            log, store = await log_of(self._places), await store_of(self._places)
-            return await journal_parts(log, store, self._selection, self._wanted)
-
-        return run(look())
-
+class _Reader(SelectedReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a part; in a worker."""
         if not isinstance(partition, JournalPart):

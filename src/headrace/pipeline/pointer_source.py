@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, InputPartition
 
 from headrace.journal import Topology
 from headrace.model import TopicPartition
 from headrace.pipeline.arrow_rows import TIME, batch_of_rows, micros
 from headrace.pipeline.opened import log_of, run, store_of
-from headrace.pipeline.places import PLACES_OPTION, Places
-from headrace.pipeline.planning import Selection, topics_of
-from headrace.pipeline.wanted import EVERYTHING, wanted_of
+from headrace.pipeline.places import Places
+from headrace.pipeline.planning import topics_of
+from headrace.pipeline.selected_reader import SelectedReader
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
 __all__ = ["POINTER_SCHEMA", "HeadracePointerSource"]
@@ -60,17 +58,7 @@ class HeadracePointerSource(DataSource):
         return _Reader(self.options)
 
 
-class _Reader(DataSourceReader):
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._places = Places.unpack(options[PLACES_OPTION])
-        self._selection = msgspec.json.decode(options["selection"], type=Selection)
-        self._wanted = EVERYTHING
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take note of the topics."""
-        self._wanted = wanted_of(filters)
-        return filters
-
+class _Reader(SelectedReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return a part for each topic."""
 
