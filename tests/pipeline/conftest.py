@@ -39,14 +39,8 @@ ON_SERVERS = {
     "test_partitions_added_behind_our_back_stop_replication",
 }
 
-# These start processes with a Spark of their own, or carry a whole log twice: minutes each on two cores.
-ONLY_FULL = {
-    "test_a_killed_driver_leaves_nothing_wrong",
-    "test_a_cluster_does_the_same",
-    "test_a_store_that_is_away_is_waited_for",
-    "test_a_whole_log_makes_the_same_store_again",
-    "test_journals_that_moved_are_followed",
-}
+# Minutes on two cores: a Spark of its own that crawls until it is killed. What it proves (E5, K12) others prove as well.
+ONLY_FULL = {"test_a_killed_driver_leaves_nothing_wrong"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -102,10 +102,10 @@ def test_a_store_that_is_away_is_waited_for(
     with tier.replicating(topic) as seen:
         until(lambda: len(seen.reports) > 0)
         tier.with_journal(topic, lambda journal: append_all(journal, 5, 2, first=2))
-        os.kill(cassandra.pid, signal.SIGSTOP)
+        cassandra.pause()
         try:
             until(lambda: any("waiting" in event or "anew" in event for event in seen.events))
         finally:
-            os.kill(cassandra.pid, signal.SIGCONT)
-        until(lambda: sum(report.rows for report in seen.reports) >= 15)
+            cassandra.resume()
+        until(lambda: sum(map(len, tier.dump(topic)[1].values())) == 15)
     assert tier.dump(topic) == tier.expected(topic)
