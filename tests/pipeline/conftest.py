@@ -39,7 +39,7 @@ ON_SERVERS = {
     "test_partitions_added_behind_our_back_stop_replication",
 }
 
-# Minutes on two cores: a Spark of its own that crawls until it is killed. What it proves (E5, K12) others prove as well.
+# Minutes on two cores: a Spark of its own that crawls until it is killed. Others prove the same (E5, K12) as well.
 ONLY_FULL = {"test_a_killed_driver_leaves_nothing_wrong"}
 
 
