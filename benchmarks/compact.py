@@ -14,7 +14,7 @@ from headrace.config import PipelineSettings
 from headrace.log import open_log
 from headrace.model import NewRecord, TopicConfig
 from headrace.pipeline import Places, compact, spark_session, topic_frame
-from headrace.pipeline.opened import close_all
+from headrace.pipeline.spark.opened import close_all
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

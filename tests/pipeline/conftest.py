@@ -18,7 +18,7 @@ from tests.pipeline.tier import Tier
 
 from headrace.config import HeadraceSettings, PipelineSettings
 from headrace.pipeline import Places, spark_session
-from headrace.pipeline.opened import close_all
+from headrace.pipeline.spark.opened import close_all
 from headrace.runtime import CRASH_FILE_VARIABLE
 from headrace.services import RunningService
 

@@ -16,12 +16,12 @@ from headrace.journal.headers import decode_action
 from headrace.journal.layout import Generation, Layout
 from headrace.log import Log
 from headrace.model import Batch, Record
-from headrace.pipeline.findings import Finding, FindingKind
-from headrace.pipeline.judging import BY_HAND
-from headrace.pipeline.key_looks import KeyLook, look_at_key
-from headrace.pipeline.key_slices import entries_of, slices, survey
-from headrace.pipeline.key_windows import Stretch, Window
-from headrace.pipeline.mending import mend
+from headrace.pipeline.comparing.findings import Finding, FindingKind
+from headrace.pipeline.comparing.judging import BY_HAND
+from headrace.pipeline.comparing.key_looks import KeyLook, look_at_key
+from headrace.pipeline.comparing.key_slices import entries_of, slices, survey
+from headrace.pipeline.comparing.key_windows import Stretch, Window
+from headrace.pipeline.comparing.mending import mend
 from headrace.store import EventRow, JournalMeta, Store
 from headrace.testing.conformance.journal_histories import IDS, random_history
 from headrace.testing.conformance.journal_memory import MemoryStore

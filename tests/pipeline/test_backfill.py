@@ -14,7 +14,7 @@ from headrace.errors import BadArgument
 from headrace.journal import Journal
 from headrace.model import Event
 from headrace.pipeline import Places, Selection, backfill
-from headrace.pipeline.opened import run, store_of
+from headrace.pipeline.spark.opened import run, store_of
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -18,7 +18,7 @@ from headrace.journal import Journal, grow_topic
 from headrace.log import Log
 from headrace.model import Event, NewRecord, StoredEvent, TopicConfig, TopicPartition
 from headrace.pipeline import Selection, journal_frame, meta_frame, pointer_frame
-from headrace.pipeline.counting import Counts, counted, total
+from headrace.pipeline.tables.counting import Counts, counted, total
 from headrace.store import Store
 from headrace.testing.conformance.journal_setting import replicate
 

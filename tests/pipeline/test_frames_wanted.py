@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from headrace.pipeline.wanted import EVERYTHING, Span, Wanted, wanted_of
+from headrace.pipeline.tables.wanted import EVERYTHING, Span, Wanted, wanted_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 COMPARISONS: dict[type[Any], Any] = {

@@ -195,7 +195,7 @@ def test_lost_records_are_an_error_that_names_them(tier: Tier, topic: str) -> No
     with pytest.raises(RecordsLost, match=rf"offsets 3 to 4 of {topic}\[0\].*--accept-loss {topic}:0:4"):
         tier.replicate(topic)
     from headrace.pipeline import accept_loss
-    from headrace.pipeline.opened import run
+    from headrace.pipeline.spark.opened import run
 
     run(accept_loss(tier.places, topic, 0, 4))
     tier.replicate(topic)

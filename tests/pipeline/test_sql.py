@@ -16,7 +16,7 @@ from headrace.cli.main import app
 from headrace.errors import BadArgument, HeadraceError, OperationFailed
 from headrace.model import NewRecord, TopicConfig
 from headrace.pipeline import Selection, query
-from headrace.pipeline.sql_views import view_name
+from headrace.pipeline.tables.sql_views import view_name
 from headrace.testing.conformance.journal_setting import replicate
 
 pytestmark = pytest.mark.timeout(300)

@@ -14,7 +14,7 @@ from headrace.config import PipelineSettings
 from headrace.journal import Journal
 from headrace.log import Log
 from headrace.pipeline import BatchReport, Places, Replication, Selection, Summary
-from headrace.pipeline.opened import log_of, run, store_of
+from headrace.pipeline.spark.opened import log_of, run, store_of
 from headrace.store import EventRow, JournalMeta, Store, open_store
 from headrace.testing.conformance.journal_setting import replicate
 

@@ -19,7 +19,7 @@ from headrace.cli.pipelines import Prefix, Topics, selection_of
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
 from headrace.pipeline import AuditReport, Places, audit, backfill, purge_expired, spark_session
-from headrace.pipeline.opened import close_all
+from headrace.pipeline.spark.opened import close_all
 from headrace.services import Terminal
 
 if TYPE_CHECKING:

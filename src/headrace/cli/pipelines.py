@@ -18,8 +18,8 @@ from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
 from headrace.observe import serve
 from headrace.pipeline import Places, Replication, Selection, Summary, accept_loss, spark_session
-from headrace.pipeline.display import display_on
-from headrace.pipeline.opened import close_all, run
+from headrace.pipeline.replicating.display import display_on
+from headrace.pipeline.spark.opened import close_all, run
 from headrace.services import Terminal
 
 __all__ = ["Prefix", "Topics", "app", "selection_of"]

@@ -21,7 +21,7 @@ from headrace.cli.asking import Address, AsJson, StoreAddress
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
 from headrace.pipeline import Places, Selection, query, spark_session
-from headrace.pipeline.sql_views import told_by_spark
+from headrace.pipeline.tables.sql_views import told_by_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

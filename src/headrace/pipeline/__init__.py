@@ -7,21 +7,21 @@ readers follow the head of the log by themselves.
 
 from __future__ import annotations
 
-from headrace.pipeline.audit import AuditReport, audit
-from headrace.pipeline.backfill import BackfillSummary, backfill
-from headrace.pipeline.expiry import ExpirySummary, purge_expired
-from headrace.pipeline.findings import Finding, FindingKind
-from headrace.pipeline.frames import journal_frame, meta_frame, pointer_frame
-from headrace.pipeline.losses import accept_loss
-from headrace.pipeline.places import Places
-from headrace.pipeline.planning import Plan, Selection, topics_of
-from headrace.pipeline.replication import Replication, Summary
-from headrace.pipeline.session import spark_session
-from headrace.pipeline.sql_views import query
-from headrace.pipeline.states import state_as_of
-from headrace.pipeline.topic_frames import compact, topic_frame
-from headrace.pipeline.topic_writes import Appended, append_frame
-from headrace.pipeline.watching import BatchReport, ReplicationWatcher
+from headrace.pipeline.comparing.findings import Finding, FindingKind
+from headrace.pipeline.jobs.audit import AuditReport, audit
+from headrace.pipeline.jobs.backfill import BackfillSummary, backfill
+from headrace.pipeline.jobs.expiry import ExpirySummary, purge_expired
+from headrace.pipeline.logs.planning import Plan, Selection, topics_of
+from headrace.pipeline.replicating.losses import accept_loss
+from headrace.pipeline.replicating.replication import Replication, Summary
+from headrace.pipeline.replicating.watching import BatchReport, ReplicationWatcher
+from headrace.pipeline.spark.places import Places
+from headrace.pipeline.spark.session import spark_session
+from headrace.pipeline.tables.frames import journal_frame, meta_frame, pointer_frame
+from headrace.pipeline.tables.sql_views import query
+from headrace.pipeline.tables.states import state_as_of
+from headrace.pipeline.topics.topic_frames import compact, topic_frame
+from headrace.pipeline.topics.topic_writes import Appended, append_frame
 
 __all__ = [
     "Appended",

@@ -10,8 +10,8 @@ from headrace.app import connect
 from headrace.cli.demo.telling import console, say, tell
 from headrace.config import PipelineSettings
 from headrace.pipeline import Places, Replication, Selection, journal_frame, spark_session
-from headrace.pipeline.display import LineDisplay
-from headrace.pipeline.opened import close_all
+from headrace.pipeline.replicating.display import LineDisplay
+from headrace.pipeline.spark.opened import close_all
 from headrace.services import Terminal
 
 __all__ = ["show_pipeline"]

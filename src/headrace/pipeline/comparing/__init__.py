@@ -1,0 +1,1 @@
+"""Whether the store has what the log says: windows of the log, looks at the store, judgements, and the mending."""

@@ -1,0 +1,1 @@
+"""Jobs of one task for each partition of a topic: expiry, back-fill and audit."""

@@ -1,0 +1,177 @@
+"""What one task of the audit does: judge all journals of its partition, look twice, and mend if asked to.
+
+First all journals that the log's window knows, slice by slice; then those that only the store knows of. What looks
+wrong is looked at again, with the replicated offset as it is then: replication may have been at work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace.journal.folding import Entry
+from headrace.log import Log
+from headrace.model import TopicPartition
+from headrace.pipeline.comparing.findings import Finding, checked_batch, findings_batch
+from headrace.pipeline.comparing.key_looks import KeyLook, look_at_key
+from headrace.pipeline.comparing.key_slices import EVENTS_AT_ONCE, entries_of, ids_in, slices, survey
+from headrace.pipeline.comparing.key_windows import Window, open_window
+from headrace.pipeline.comparing.mending import mend
+from headrace.pipeline.jobs.job_reports import AuditedPartition, layout_of
+from headrace.pipeline.spark.errors_told import told
+from headrace.pipeline.spark.opened import log_of, run, store_of
+from headrace.pipeline.spark.places import Places
+from headrace.store import JournalMeta, Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.pipeline.jobs.partition_jobs import Arguments
+
+__all__ = ["audit_partition"]
+
+_AT_ONCE = 32
+_LOOKS = 4
+_LOOK_AGAIN_S = 0.25
+_HEADS_AT_ONCE = 1000
+_FINDINGS_AT_ONCE = 1000
+
+
+def audit_partition(places: Places, at: TopicPartition, arguments: Arguments) -> Iterator[pa.RecordBatch]:
+    """Audit one partition; in a worker. Yields findings as they are made, and the report."""
+    started_s = time.perf_counter()
+    task = AuditTask(
+        places, at, repair=arguments["repair"], events_at_once=arguments.get("events_at_once", EVENTS_AT_ONCE)
+    )
+    error = None
+    found = task.findings()
+    try:
+        while (some := run(_next(found))) is not None:
+            for start in range(0, len(some), _FINDINGS_AT_ONCE):
+                yield findings_batch(some[start : start + _FINDINGS_AT_ONCE])
+    except Exception as failure:
+        error = told(failure)
+    report = msgspec.structs.replace(task.report, error=error, took_s=time.perf_counter() - started_s)
+    yield checked_batch(at.topic, at.partition, msgspec.json.encode(report))
+
+
+async def _next(found: AsyncIterator[list[Finding]]) -> list[Finding] | None:
+    return await anext(found, None)
+
+
+class AuditTask:
+    """The audit of one partition."""
+
+    def __init__(
+        self, places: Places, at: TopicPartition, *, repair: bool, events_at_once: int = EVENTS_AT_ONCE
+    ) -> None:
+        self._places = places
+        self._at = at
+        self._is_repair = repair
+        self._events_at_once = events_at_once
+        self._marker_ttl_s = places.settings_of_store().marker_ttl_s
+        self.report = AuditedPartition(topic=at.topic, partition=at.partition)
+
+    async def findings(self) -> AsyncIterator[list[Finding]]:
+        """Yield what is wrong, some at a time."""
+        log, store = await log_of(self._places), await store_of(self._places)
+        window = await self._window(log, store)
+        found = await survey(log, window)
+        self._count(first=window.home.start, last=window.home.last, records=found.records)
+        async for by_id in slices(log, window, found, events_at_once=self._events_at_once):
+            suspects = await self._first_look(store, window, by_id)
+            if suspects:
+                yield await self._look_again(log, store, suspects)
+        heads: list[str] = []
+        async for page in store.reader.metas(self._at.topic):
+            ours = [meta for meta in page if window.layout.route(meta.id) == self._at and meta.id not in found]
+            heads += await _without_records(log, window, ours)
+            if len(heads) >= _HEADS_AT_ONCE:
+                yield await self._unlogged(log, store, window, heads)
+                heads = []
+        if heads:
+            yield await self._unlogged(log, store, window, heads)
+
+    async def _window(self, log: Log, store: Store) -> Window:
+        return await open_window(log, store, await layout_of(log, store, self._at.topic), self._at)
+
+    async def _unlogged(self, log: Log, store: Store, window: Window, ids: Sequence[str]) -> list[Finding]:
+        """Judge journals that the window has no record of."""
+        suspects = await self._first_look(store, window, {id_: [] for id_ in ids})
+        return await self._look_again(log, store, suspects) if suspects else []
+
+    async def _first_look(self, store: Store, window: Window, by_id: Mapping[str, Sequence[Entry]]) -> list[str]:
+        looks = await self._look(store, window, by_id)
+        self._count(journals=len(looks), rows=sum(look.stored.rows for look in looks if look.stored is not None))
+        return [look.id for look in looks if not look.is_clean]
+
+    async def _look_again(self, log: Log, store: Store, suspects: Collection[str]) -> list[Finding]:
+        """Look until replication is not at work at any of them, some times at most; findings count then."""
+        findings: list[Finding] = []
+        for turn in range(_LOOKS):
+            window = await self._window(log, store)
+            by_id = await entries_of(log, window, suspects)
+            looks = await self._look(store, window, by_id)
+            wrong = [look for look in looks if look.verdict is not None and look.verdict.findings]
+            findings += await self._mended(store, window, wrong, by_id) if self._is_repair else _all(wrong)
+            suspects = [look.id for look in looks if look.verdict is None]
+            if not suspects or turn == _LOOKS - 1:
+                break
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        mended = sum(finding.mended is True for finding in findings)
+        self._count(busy=len(suspects), findings=len(findings), mended=mended)
+        return findings
+
+    async def _mended(
+        self, store: Store, window: Window, wrong: Sequence[KeyLook], by_id: Mapping[str, Sequence[Entry]]
+    ) -> list[Finding]:
+        """Mend journals, and say of each finding whether it is gone."""
+        findings: list[Finding] = []
+        for look in wrong:
+            if look.stored is None or look.verdict is None:
+                continue
+            await mend(store, window, look.id, look.stored, look.verdict)
+            (after,) = await self._look(store, window, {look.id: by_id[look.id]})
+            left = after.verdict.findings if after.verdict is not None else look.verdict.findings
+            names = {(finding.kind, finding.seq_nr) for finding in left}
+            findings += [
+                msgspec.structs.replace(finding, mended=(finding.kind, finding.seq_nr) not in names)
+                for finding in look.verdict.findings
+            ]
+        return findings
+
+    async def _look(self, store: Store, window: Window, by_id: Mapping[str, Sequence[Entry]]) -> list[KeyLook]:
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(id_: str) -> KeyLook:
+            async with limit:
+                return await look_at_key(store, window, id_, by_id[id_], marker_ttl_s=self._marker_ttl_s)
+
+        return await asyncio.gather(*(one(id_) for id_ in by_id))
+
+    def _count(self, **seen: int) -> None:
+        report = self.report
+        added = {name: count + getattr(report, name) for name, count in seen.items() if name not in ("first", "last")}
+        places = {name: count for name, count in seen.items() if name in ("first", "last")}
+        self.report = msgspec.structs.replace(report, **added, **places)
+
+
+def _all(wrong: Sequence[KeyLook]) -> list[Finding]:
+    return [finding for look in wrong if look.verdict is not None for finding in look.verdict.findings]
+
+
+async def _without_records(log: Log, window: Window, metas: Sequence[JournalMeta]) -> list[str]:
+    """Leave out journals that a foreign producer keeps in another partition than their key's: its task judges them."""
+    elsewhere: dict[int, set[str]] = {}
+    if window.layout.generation == 0:
+        for meta in metas:
+            if meta.partition != window.at.partition and meta.partition in range(window.layout.partitions):
+                elsewhere.setdefault(meta.partition, set()).add(meta.id)
+    logged: set[str] = set()
+    for partition, ids in elsewhere.items():
+        logged |= await ids_in(log, TopicPartition(window.at.topic, partition), ids)
+    return [meta.id for meta in metas if meta.id not in logged]

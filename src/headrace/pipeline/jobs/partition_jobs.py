@@ -1,0 +1,82 @@
+"""Jobs of one task for each partition of a topic: a Spark data source whose tasks do the work and tell of it in rows.
+
+A task never fails: what went wrong is in the row that it ends with, so that one partition does not end the others'.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from headrace.model import TopicPartition
+from headrace.pipeline.spark.places import PLACES_OPTION, Places
+from headrace.pipeline.spark.registering import register
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["Arguments", "PartitionJob", "Work", "job_frame"]
+
+Arguments: TypeAlias = Mapping[str, Any]
+Work: TypeAlias = Callable[[Places, TopicPartition, Arguments], "Iterator[pa.RecordBatch]"]
+
+
+class _Part(InputPartition):
+    """One partition of a topic."""
+
+    def __init__(self, at: TopicPartition) -> None:
+        super().__init__(at)
+        self.at = at
+
+
+class PartitionJob(DataSource):
+    """A job. Options: where log and store are; `partitions` and `arguments`, as JSON."""
+
+    @abstractmethod
+    def work(self) -> Work:
+        """Return what a task does; a function of a module, because it travels by name."""
+
+    def reader(self, schema: StructType) -> _Reader:
+        """Return what plans the tasks and is sent to them."""
+        return _Reader(self.work(), self.options)
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, work: Work, options: Mapping[str, str]) -> None:
+        self._work = work
+        self._places = Places.unpack(options[PLACES_OPTION])
+        self._partitions = [TopicPartition(*at) for at in json.loads(options["partitions"])]
+        self._arguments: Arguments = json.loads(options["arguments"])
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return a task for each partition."""
+        return [_Part(at) for at in self._partitions]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Do the work; in a worker."""
+        if not isinstance(partition, _Part):
+            raise TypeError(f"not a partition of a topic: {partition!r}")
+        return self._work(self._places, partition.at, self._arguments)
+
+
+def job_frame(
+    spark: SparkSession,
+    job: type[PartitionJob],
+    places: Places,
+    partitions: Sequence[TopicPartition],
+    arguments: Arguments,
+) -> DataFrame:
+    """Return the rows that the tasks give. The work is done each time that the frame is."""
+    register(spark, job)
+    options = {
+        PLACES_OPTION: places.pack(),
+        "partitions": json.dumps([list(at) for at in sorted(partitions)]),
+        "arguments": json.dumps(dict(arguments)),
+    }
+    return spark.read.format(job.name()).options(**options).load()

@@ -1,0 +1,1 @@
+"""Carrying journals from the log into the store: the query, its sink, its tasks, and what is told of them."""

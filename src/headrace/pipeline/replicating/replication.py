@@ -1,0 +1,249 @@
+"""The driver of replication: plan, run a query, watch it, and begin anew from the stored offsets when need be.
+
+A query is begun anew when topics appear or grow, when a partition had to wait at the boundary of a growth, and when
+something failed; each time from what the store says. That costs about a second, and there is one truth only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.config import PipelineSettings
+from headrace.errors import OperationFailed, Unavailable
+from headrace.observe import get_logger
+from headrace.pipeline.logs.log_frames import log_stream
+from headrace.pipeline.logs.planning import Plan, Selection, plan_of
+from headrace.pipeline.replicating.outcomes import Outcome, read_outcomes, read_unfinished
+from headrace.pipeline.replicating.settling import settle
+from headrace.pipeline.replicating.watching import RESTARTS, BatchReport, ReplicationWatcher, SilentWatcher, count
+from headrace.pipeline.spark.opened import log_of, run, store_of, tag_writer_of
+from headrace.pipeline.spark.places import PLACES_OPTION, Places
+from headrace.pipeline.spark.registering import register
+from headrace.runtime import Backoff
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Replication", "Summary"]
+
+_logger = get_logger(__name__)
+
+_LOOK_EVERY_S = 0.05
+_LET_BATCH_END_S = 20.0
+_RETRY = Backoff(first_s=0.2, factor=2.0, limit_s=10.0, jitter=0.2)
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a run did."""
+
+    batches: int = 0
+    records: int = 0
+    rows: int = 0
+    restarts: int = 0
+
+
+class Ended(Enum):
+    """Why a query ended."""
+
+    DONE = "done"
+    STOPPED = "stopped"
+    CHANGED = "topics changed"
+    HELD = "waiting at a boundary"
+    FAILED = "failed"
+
+
+class Replication:
+    """Carries journals into the store, once or for ever."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        places: Places,
+        selection: Selection | None = None,
+        *,
+        settings: PipelineSettings | None = None,
+        watcher: ReplicationWatcher | None = None,
+    ) -> None:
+        self._spark = spark
+        self._places = places
+        self._selection = selection or Selection()
+        self._settings = settings or PipelineSettings()
+        self._watcher = watcher or SilentWatcher()
+        self._stop = threading.Event()
+        self._summary = Summary()
+
+    def stop(self) -> None:
+        """Ask for the end; the running micro-batch comes to its own. From any thread, or a signal handler."""
+        self._stop.set()
+
+    def run(self, *, once: bool = False) -> Summary:
+        """Replicate until `stop`, or with `once` until all that the log held when this began is in the store.
+
+        Raises what an operator must act on: RecordsLost, WrongPartitionCount, …; what goes by itself is waited for.
+        """
+        target = self._plan() if once else None
+        failures, before = 0, None
+        while (plan := self._plan()) is not None and not (target is not None and _is_reached(plan, target)):
+            if not plan.starts:
+                self._pause(self._settings.discover_every_s)
+                continue
+            failures, before = failures + 1 if plan.starts == before else 0, plan.starts
+            ended, error = self._query(plan, once=once)
+            if ended is Ended.STOPPED:
+                break
+            if ended is not Ended.DONE:
+                self._summary.restarts += 1
+                RESTARTS.labels(ended.value).inc()
+            if ended in (Ended.FAILED, Ended.HELD):
+                self._failed(error, failures)
+        return self._summary
+
+    def _plan(self) -> Plan | None:
+        """Look at log and store; wait for them while they are away. None when asked to stop meanwhile."""
+
+        async def look() -> Plan:
+            plan = await plan_of(await log_of(self._places), await store_of(self._places), self._selection)
+            if (tags := await tag_writer_of(self._places, with_log=True)) is not None:
+                for layout in plan.layouts.values():
+                    await tags.open_topic(layout)
+            return plan
+
+        attempt = 0
+        while not self._stop.is_set():
+            try:
+                return run(look())
+            except Unavailable as error:
+                attempt += 1
+                delay_s = _RETRY.delay_s(attempt)
+                self._tell(f"waiting: {error}")
+                self._pause(delay_s)
+        return None
+
+    def _query(self, plan: Plan, *, once: bool) -> tuple[Ended, str]:
+        with tempfile.TemporaryDirectory(prefix="headrace-pipeline-") as folder:
+            outcomes = Path(folder) / "outcomes"
+            outcomes.mkdir()
+            query = self._start(plan, folder, outcomes, once=once)
+            try:
+                return self._watch(query, plan, outcomes, once=once)
+            finally:
+                with contextlib.suppress(Exception):  # the session may be gone already
+                    query.stop()
+
+    def _start(self, plan: Plan, folder: str, outcomes: Path, *, once: bool) -> Any:  # noqa: ANN401
+        from headrace.pipeline.replicating.store_sink import HeadraceStoreSink
+
+        register(self._spark, HeadraceStoreSink)
+        frame = log_stream(self._spark, self._places, plan.starts, max_records=self._settings.max_records)
+        writer = (
+            frame.writeStream.format("headrace_store")
+            .option(PLACES_OPTION, self._places.pack())
+            .option("outcomes", str(outcomes))
+            .option("checkpointLocation", (Path(folder) / "checkpoint").as_uri())
+        )
+        interval = f"{int(self._settings.interval_s * 1000)} milliseconds"
+        return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime=interval)).start()
+
+    def _watch(self, query: Any, plan: Plan, outcomes: Path, *, once: bool) -> tuple[Ended, str]:  # noqa: ANN401
+        """Settle batches as they end, until the query does or another one is needed."""
+        seen = ""
+        look_at_s = time.monotonic() + self._settings.discover_every_s
+        while True:
+            is_active = query.isActive
+            seen = self._settle_new(query, plan, outcomes, seen)
+            if not is_active:
+                error = query.exception()
+                if error is None:
+                    return Ended.DONE, ""
+                return (Ended.STOPPED, "") if self._stop.is_set() else _reason(str(error), read_unfinished(outcomes))
+            if self._stop.is_set():
+                self._let_batch_end(query)
+                query.stop()
+                self._settle_new(query, plan, outcomes, seen)
+                return Ended.STOPPED, ""
+            if not once and time.monotonic() > look_at_s:
+                look_at_s = time.monotonic() + self._settings.discover_every_s
+                if self._has_changed(plan):
+                    self._let_batch_end(query)
+                    return Ended.CHANGED, ""
+            self._stop.wait(_LOOK_EVERY_S)
+
+    def _settle_new(self, query: Any, plan: Plan, outcomes: Path, seen: str) -> str:  # noqa: ANN401
+        """Move the stored offsets to the end of what finished batches covered; returns the time of the last of them."""
+        for progress in query.recentProgress:
+            if progress["timestamp"] <= seen:
+                continue
+            seen = progress["timestamp"]
+            source = progress["sources"][0] if progress["sources"] else None
+            if source is None or source["endOffset"] == source["startOffset"]:
+                continue  # said from time to time when there is nothing to do
+            report = run(settle(self._places, plan, progress, read_outcomes(outcomes, progress["batchId"])))
+            self._summary.batches += 1
+            self._summary.records += report.records
+            self._summary.rows += report.rows
+            count(report)
+            self._report(report)
+        return seen
+
+    def _report(self, report: BatchReport) -> None:
+        for outcome in report.outcomes:
+            for key in outcome.quarantined:
+                self._tell(
+                    f"journal {key!r} is quarantined: a record can't be decoded; headrace pipeline quarantine list"
+                )
+            for stray in outcome.strays:
+                self._tell(f"a record of a key that has moved is void: {stray} of {outcome.at}")
+        self._watcher.batch(report)
+
+    def _has_changed(self, plan: Plan) -> bool:
+        """Say whether the topics are others by now. What an operator must act on is raised."""
+        now = self._plan()
+        return now is not None and now.shape() != plan.shape()
+
+    def _let_batch_end(self, query: Any) -> None:  # noqa: ANN401
+        """Wait for the running micro-batch; one that is cut short is replayed, so this is for good manners only."""
+        deadline_s = time.monotonic() + _LET_BATCH_END_S
+        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_EVERY_S)
+
+    def _failed(self, error: str, failures: int) -> None:
+        """Wait before the next attempt; give up when nothing moves any more."""
+        if failures >= self._settings.attempts:
+            raise OperationFailed(f"replicating {self._selection}", error)
+        self._tell(f"begins anew: {error}")
+        if failures:
+            self._pause(_RETRY.delay_s(failures))
+
+    def _tell(self, text: str) -> None:
+        _logger.warning("replication", event_text=text)
+        self._watcher.event(text)
+
+    def _pause(self, seconds: float) -> None:
+        self._stop.wait(seconds)
+
+
+def _is_reached(plan: Plan, target: Plan) -> bool:
+    return all(plan.starts.get(at, end) >= end for at, end in target.ends.items())
+
+
+def _reason(text: str, unfinished: Sequence[Outcome]) -> tuple[Ended, str]:
+    """Tell why a batch failed: by what its tasks told, or else by what Spark says."""
+    errors = [f"{outcome.at}: {outcome.error}" for outcome in unfinished if outcome.error is not None]
+    if errors:
+        return Ended.FAILED, errors[0]
+    if unfinished:
+        return Ended.HELD, f"{unfinished[0].at} waits for other partitions to reach the boundary of a growth"
+    for line in reversed(text.splitlines()):
+        _, found, said = line.partition("headrace.errors.")
+        if found and ": " in said:
+            return Ended.FAILED, said.partition(": ")[2]
+    return Ended.FAILED, text.strip().splitlines()[0] if text.strip() else "the query failed without a word"

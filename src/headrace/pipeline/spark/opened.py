@@ -1,0 +1,104 @@
+"""Logs and stores of this process, opened when first asked for and kept: Spark's workers live between batches.
+
+They vanish when idle, so nothing here is the truth; whatever is missing is opened again. All of it lives on one event
+loop in a thread of its own, because a worker's own thread belongs to Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from headrace.log import Log, open_log
+from headrace.pipeline.spark.places import Places
+from headrace.store import Store, open_store
+from headrace.tags import TagWriter
+
+__all__ = ["close_all", "log_of", "run", "store_of", "tag_writer_of"]
+
+T = TypeVar("T")
+
+
+class _Process:
+    """The loop of this process and what is open on it."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self.opening = asyncio.Lock()
+        self.logs: dict[str, Log] = {}
+        self.stores: dict[str, Store] = {}
+        self.tag_writers: dict[str, TagWriter] = {}
+        self.thread = threading.Thread(target=self.loop.run_forever, name="headrace-pipeline", daemon=True)
+        self.thread.start()
+
+
+_lock = threading.Lock()
+_process: _Process | None = None
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on this process' loop and wait for it."""
+    return asyncio.run_coroutine_threadsafe(work, _here().loop).result()
+
+
+async def log_of(places: Places) -> Log:
+    """Return the open log; to be called on the loop."""
+    here, key = _here(), places.pack()
+    async with here.opening:
+        if key not in here.logs:
+            here.logs[key] = await open_log(places.log, settings=places.settings_of_log())
+        return here.logs[key]
+
+
+async def store_of(places: Places) -> Store:
+    """Return the open store; to be called on the loop."""
+    here, key = _here(), places.pack()
+    async with here.opening:
+        if key not in here.stores:
+            here.stores[key] = await open_store(places.store, settings=places.settings_of_store())
+        return here.stores[key]
+
+
+async def tag_writer_of(places: Places, *, with_log: bool = False) -> TagWriter | None:
+    """Return who writes the views by tag; None where tags are off. `with_log` it can open topics; to be called so."""
+    settings = places.settings_of_tags()
+    if not settings.enabled:
+        return None
+    here, key = _here(), f"{with_log} {places.pack()}"
+    if key not in here.tag_writers:
+        log = await log_of(places) if with_log else None
+        here.tag_writers[key] = TagWriter(await store_of(places), settings, log=log)
+    return here.tag_writers[key]
+
+
+def close_all() -> None:
+    """Close everything that is open in this process; what is asked for later is opened again."""
+    global _process
+    with _lock:
+        here, _process = _process, None
+    if here is None or here.pid != os.getpid():
+        return
+    asyncio.run_coroutine_threadsafe(_close(here), here.loop).result()
+    here.loop.call_soon_threadsafe(here.loop.stop)
+    here.thread.join()
+    here.loop.close()
+
+
+async def _close(here: _Process) -> None:
+    for store in here.stores.values():
+        await store.close()
+    for log in here.logs.values():
+        await log.close()
+
+
+def _here() -> _Process:
+    """Return this process' loop; a forked worker has inherited its parent's, whose thread is not there."""
+    global _process  # noqa: PLW0603 - one loop a process is the point
+    with _lock:
+        if _process is None or _process.pid != os.getpid():
+            _process = _Process()
+        return _process

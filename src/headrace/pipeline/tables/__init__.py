@@ -1,0 +1,1 @@
+"""Journals, their heads and the replicated offsets as tables, states folded from them, and SQL over all of it."""

@@ -1,0 +1,162 @@
+"""What one task does for the journal as a table: give the living events of all journals of a partition, each once.
+
+The head of the log is read first, without values; then the heads of the store, a page at a time, each journal's rows
+up to its head; what the log adds to it is folded on that, as a journal's own read does. The values of appends that
+live are read at the end, in one pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace.errors import JournalHeld, ReadAgain
+from headrace.journal.topology import layout_key
+from headrace.log import Log
+from headrace.observe import get_logger
+from headrace.pipeline.tables.counting import Counts
+from headrace.pipeline.tables.head_values import HeadValues
+from headrace.pipeline.tables.journal_columns import EventBatch
+from headrace.pipeline.tables.journal_heads import Head, read_head
+from headrace.pipeline.tables.journal_parts import JournalPart
+from headrace.pipeline.tables.manners import Manners
+from headrace.pipeline.tables.stored_journals import Found, StoredJournals
+from headrace.pipeline.tables.wanted import Wanted
+from headrace.store import EventRow, JournalMeta, Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["JournalsReader"]
+
+_logger = get_logger(__name__)
+
+_JOURNALS_AT_ONCE = 16
+_METAS_PAGE = 500
+
+
+class JournalsReader:
+    """Reads one part."""
+
+    def __init__(
+        self, log: Log, store: Store, part: JournalPart, wanted: Wanted, manners: Manners, counts: Counts
+    ) -> None:
+        self._log = log
+        self._store = store
+        self._layout = part.layout
+        self._part = part
+        self._wanted = wanted
+        self._manners = manners
+        self._counts = counts
+        self._batch = EventBatch(self._layout.topic)
+
+    async def batches(self) -> AsyncIterator[pa.RecordBatch]:
+        """Yield the events. Raises JournalHeld, RecordsLost, ReadAgain."""
+        head = await read_head(
+            self._log,
+            self._store.reader,
+            self._layout,
+            self._part.partition,
+            ends=self._part.ends,
+            keys=self._wanted.keys,
+            counts=self._counts,
+        )
+        stored = StoredJournals(self._store.reader, self._layout, head, self._wanted, self._manners.skew_ms)
+        values = HeadValues(self._log, self._layout, self._wanted)
+        async for found in self._journals(stored, head):
+            async for batch in self._of_journal(found, stored, values):
+                yield batch
+        async for id_, row in self._of_log(values):
+            self._add(id_, row)
+            if self._batch.is_full:
+                yield self._batch.take()
+        if len(self._batch):
+            yield self._batch.take()
+
+    async def _of_journal(
+        self, found: Found, stored: StoredJournals, values: HeadValues
+    ) -> AsyncIterator[pa.RecordBatch]:
+        if found.meta is not None and found.meta.held_from is not None:
+            self._held(found.id, found.meta.partition, found.meta.held_from, "a record can't be decoded")
+            return
+        async for rows in stored.rows(found):
+            self._counts.rows += len(rows)
+            for row in rows:
+                self._add(found.id, row)
+            if self._batch.is_full:
+                yield self._batch.take()
+        values.want(found)
+
+    async def _of_log(self, values: HeadValues) -> AsyncIterator[tuple[str, EventRow]]:
+        async for record, rows in values.read():
+            self._counts.values += 1
+            for id_, row in rows:
+                yield id_, row
+            if record is not None:
+                self._held(record.key, record.partition, record.offset, record.reason)
+
+    def _add(self, id_: str, row: EventRow) -> None:
+        if self._wanted.has(seq_nr=row.seq_nr, offset=row.offset, timestamp_ms=row.timestamp_ms):
+            self._batch.add(id_, row)
+            self._counts.given += 1
+
+    def _held(self, id_: str, partition: int, offset: int, reason: str) -> None:
+        if self._manners.held == "raise":
+            raise JournalHeld(id_, self._layout.topic, partition, offset, reason)
+        _logger.error(
+            "a held journal is left out", key=id_, topic=self._layout.topic, partition=partition, offset=offset
+        )
+
+    async def _journals(self, stored: StoredJournals, head: Head) -> AsyncIterator[Found]:
+        """Yield every journal: those the store knows, then those only the log knows."""
+        async for page in self._metas(stored, head):
+            self._counts.metas += len(page)
+            for start in range(0, len(page), _JOURNALS_AT_ONCE):
+                some = page[start : start + _JOURNALS_AT_ONCE]
+                for found in await asyncio.gather(*(stored.find(meta.id, meta) for meta in some)):
+                    yield found
+        for id_ in list(head.entries):
+            yield await stored.find(id_, None)
+
+    async def _metas(self, stored: StoredJournals, head: Head) -> AsyncIterator[Sequence[JournalMeta]]:
+        if self._wanted.keys is not None:
+            home = self._part.partition
+            asked = [key for key in sorted(self._wanted.keys) if self._layout.route(key).partition == home]
+        elif stored.is_out:
+            asked = sorted(head.entries)
+        else:
+            async for page in self._all_metas():
+                yield page
+            return
+        for start in range(0, len(asked), _METAS_PAGE):
+            yield await self._named(asked[start : start + _METAS_PAGE])
+
+    async def _named(self, ids: Sequence[str]) -> list[JournalMeta]:
+        reader, topic = self._store.reader, self._layout.topic
+        found = []
+        for start in range(0, len(ids), _JOURNALS_AT_ONCE):
+            some = ids[start : start + _JOURNALS_AT_ONCE]
+            found += await asyncio.gather(*(reader.meta(topic, id_) for id_ in some))
+        return [meta for meta in found if meta is not None]
+
+    async def _all_metas(self) -> AsyncIterator[Sequence[JournalMeta]]:
+        """Yield the heads of all journals of the partition. What never moved is where its last record is."""
+        layout, home = self._layout, self._part.partition
+        if len(layout.generations) == 1:
+            async for page in self._store.reader.metas(layout.topic, partition=home, page_size=_METAS_PAGE):
+                yield page
+            await self._check_layout()
+            return
+        async for page in self._store.reader.metas(layout.topic, page_size=_METAS_PAGE):
+            ours = [meta for meta in page if layout.route(meta.id).partition == home]
+            if ours:
+                yield ours
+
+    async def _check_layout(self) -> None:
+        """Raise ReadAgain if keys may have moved while their heads were listed."""
+        now = await self._store.settings.get(layout_key(self._layout.topic))
+        if now is not None and len(msgspec.json.decode(now, type=type(self._layout)).generations) > 1:
+            raise ReadAgain(self._layout.topic, "the topic grew")

@@ -1,0 +1,112 @@
+"""Journals, heads, offsets and topics under names that SQL can use. A view is made only if the statement names it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from headrace.errors import BadArgument, HeadraceError, OperationFailed
+from headrace.pipeline.logs.planning import Selection
+from headrace.pipeline.spark.opened import log_of, run
+from headrace.pipeline.spark.places import Places
+from headrace.pipeline.tables.frames import journal_frame, meta_frame, pointer_frame
+from headrace.pipeline.topics.topic_frames import compact, topic_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["query", "told_by_spark", "view_name"]
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
+_OF_TOPICS = ("topic_", "compact_")
+_OURS = re.compile(r"headrace\.errors\.\w+: (.*)")
+
+
+def query(
+    spark: SparkSession,
+    places: Places,
+    statement: str,
+    selection: Selection | None = None,
+    *,
+    held: Literal["raise", "skip"] = "raise",
+) -> DataFrame:
+    """Return the answer to a statement, not run yet.
+
+    Views: `journal`, `meta` and `pointers` of the selected journals; `topic_NAME` and `compact_NAME` of any topic,
+    where characters that SQL names can't have are underscores. Raises BadArgument for what can't be understood.
+    """
+    chosen = selection or Selection()
+    words = {word.lower() for word in _WORD.findall(_TEXT.sub(" ", statement))}
+    makers: dict[str, Callable[[], DataFrame]] = {
+        "journal": lambda: journal_frame(spark, places, chosen, held=held),
+        "meta": lambda: meta_frame(spark, places, chosen),
+        "pointers": lambda: pointer_frame(spark, places, chosen),
+    }
+    for name in words & makers.keys():
+        makers[name]().createOrReplaceTempView(name)
+    asked = sorted(word for word in words if word.startswith(_OF_TOPICS))
+    topics: Sequence[str] = run(_topics(places)) if asked else ()
+    for name in asked:
+        _make_topic_view(spark, places, name, topics)
+    try:
+        return spark.sql(statement)
+    except Exception as error:
+        raise _explained(statement, error, topics) from error
+
+
+def view_name(kind: Literal["topic", "compact"], topic: str) -> str:
+    """Return the name of a topic's view."""
+    return f"{kind}_{re.sub(r'[^A-Za-z0-9_]', '_', topic)}".lower()
+
+
+def told_by_spark(error: Exception) -> HeadraceError:
+    """Return what an error of a running query says, in one line: Spark hands over text only."""
+    text = str(error)
+    found = _OURS.search(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    of_worker = lines[-1] if "Traceback (most recent call last)" in text else lines[0]
+    return OperationFailed("running the statement", found[1] if found else of_worker)
+
+
+async def _topics(places: Places) -> Sequence[str]:
+    return await (await log_of(places)).admin.topics()
+
+
+def _make_topic_view(spark: SparkSession, places: Places, name: str, topics: Sequence[str]) -> None:
+    """Make the view if there is such a topic; keys and values are shown as text, the bytes stand beside them."""
+    kind: Literal["topic", "compact"] = "topic" if name.startswith("topic_") else "compact"
+    fitting = [topic for topic in topics if view_name(kind, topic) == name]
+    if not fitting:
+        return
+    if len(fitting) > 1:
+        raise BadArgument("the statement", name, f"it could be any of the topics {', '.join(fitting)}")
+    frame = topic_frame(spark, places, fitting)
+    if kind == "compact":
+        frame = compact(frame)
+    frame.selectExpr(
+        "partition",
+        "offset",
+        "timestamp",
+        "CAST(key AS STRING) AS key",
+        "CAST(value AS STRING) AS value",
+        "key AS key_bytes",
+        "value AS value_bytes",
+        "map_from_entries(transform(headers, h -> struct(h.key, CAST(h.value AS STRING)))) AS headers",
+    ).createOrReplaceTempView(name)
+
+
+def _explained(statement: str, error: Exception, topics: Sequence[str]) -> HeadraceError:
+    """Return what is wrong with a statement, with what would be right."""
+    condition = str(getattr(error, "getCondition", lambda: "")() or "")
+    names: dict[str, str] = getattr(error, "getMessageParameters", dict)() or {}
+    if condition.startswith("UNRESOLVED_COLUMN"):
+        near = f"; near to it: {names['proposal']}" if names.get("proposal") else ""
+        return BadArgument("the statement", statement, f"there is no column {names.get('objectName')}{near}")
+    if condition.startswith("TABLE_OR_VIEW_NOT_FOUND"):
+        known = ["journal", "meta", "pointers", *(view_name("topic", topic) for topic in topics)]
+        rule = f"there is no table {names.get('relationName')}; there are {', '.join(known)}, and compact_… for topic_…"
+        return BadArgument("the statement", statement, rule)
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return BadArgument("the statement", statement, lines[0].strip() if lines else type(error).__name__)

@@ -1,0 +1,159 @@
+"""The state of aggregates as of a place or a time: their events, folded by a function of the user's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from headrace.errors import BadArgument, OperationFailed
+from headrace.journal.decoding import event_of_row
+from headrace.model import StoredEvent
+from headrace.pipeline.logs.planning import Selection
+from headrace.pipeline.spark.errors_told import told
+from headrace.pipeline.spark.places import Places
+from headrace.pipeline.tables.frames import journal_frame
+from headrace.store import EventRow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Fold", "state_as_of"]
+
+Fold: TypeAlias = Callable[[Any, StoredEvent], Any]
+
+_SCHEMA = "topic string, key string, seq_nr bigint, events bigint, is_complete boolean, state string"
+_STATES_AT_ONCE = 1000
+
+
+def state_as_of(
+    spark: SparkSession,
+    places: Places,
+    selection: Selection,
+    fold: Fold,
+    initial: object,
+    *,
+    offset: int | Mapping[int, int] | None = None,
+    at: datetime | None = None,
+    key: str | None = None,
+    schema: str | None = None,
+) -> DataFrame:
+    """Return the state of each journal, or of one, as of an offset (inclusive; or one by partition) or a time.
+
+    `fold(state, event)` returns the next state, from a copy of `initial` on; events come in the order of their
+    numbers, and a journal of any length takes constant memory. States are JSON text, or columns of `schema` if given.
+    Only events that are kept can count: `is_complete` says whether those from number 1 on were there.
+    """
+    from pyspark.sql import functions as f
+
+    frame = journal_frame(spark, places, selection)
+    if key is not None:
+        frame = frame.where(f.col("key") == key)
+    events = frame.where(_before(offset, at))
+    events = events.repartition("topic", "key").sortWithinPartitions("topic", "key", "seq_nr")
+    states = events.drop("payload_text").mapInArrow(Folding(fold, initial), _SCHEMA)
+    return states if schema is None else states.withColumn("state", f.from_json("state", schema))
+
+
+def _before(offset: int | Mapping[int, int] | None, at: datetime | None) -> str:
+    if offset is not None and at is not None:
+        raise BadArgument("at", at, "the state is as of an offset or of a time, not both")
+    if at is not None:
+        aware = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        return f"timestamp <= timestamp_micros({round(aware.timestamp() * 1_000_000)})"
+    if isinstance(offset, int):
+        return f"offset <= {offset}"
+    if not offset:
+        return "true"
+    each = " OR ".join(f"(partition = {int(of)} AND offset <= {int(last)})" for of, last in offset.items())
+    return f"offset <= {max(offset.values())} AND partition IN ({', '.join(map(str, offset))}) AND ({each})"
+
+
+class Folding:
+    """What a task does with its events, which are sorted by journal."""
+
+    def __init__(self, fold: Fold, initial: object) -> None:
+        self._fold = fold
+        self._initial = initial
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the states."""
+        done: list[tuple[Any, ...]] = []
+        for state in self._states(batches):
+            done.append(state)
+            if len(done) == _STATES_AT_ONCE:
+                yield _batch(done)
+                done = []
+        if done:
+            yield _batch(done)
+
+    def _states(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
+        journal: tuple[str, str] | None = None
+        state: Any = None
+        first = last = count = 0
+        for batch in batches:
+            for row in _rows(batch):
+                if (row[0], row[1]) != journal:
+                    if journal is not None:
+                        yield *journal, last, count, first == 1, _text(journal[1], state)
+                    journal, state = (row[0], row[1]), copy.deepcopy(self._initial)
+                    first, count = row[2].seq_nr, 0
+                state = self._next(row[1], state, row[2])
+                last, count = row[2].seq_nr, count + 1
+        if journal is not None:
+            yield *journal, last, count, first == 1, _text(journal[1], state)
+
+    def _next(self, key: str, state: object, event: StoredEvent) -> object:
+        try:
+            return self._fold(state, event)
+        except Exception as error:
+            raise OperationFailed(f"folding event {event.seq_nr} of {key!r}", told(error)) from error
+
+
+def _text(key: str, state: object) -> str:
+    try:
+        return msgspec.json.encode(state).decode()
+    except TypeError as error:
+        raise OperationFailed(f"writing the state of {key!r} as JSON", str(error)) from error
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[tuple[str, str, StoredEvent]]:
+    from uuid import UUID
+
+    for row in batch.to_pylist():
+        stored = EventRow(
+            segment=0,
+            seq_nr=row["seq_nr"],
+            generation=row["generation"],
+            partition=row["partition"],
+            offset=row["offset"],
+            log_time_ms=_millis(row["log_time"]),
+            timestamp_ms=_millis(row["timestamp"]),
+            record_id=UUID(int=0),
+            tags=tuple(row["tags"]),
+            payload_type=row["payload_type"],
+            payload=row["payload"],
+            metadata=row["metadata"],
+            headers=dict(row["headers"]),
+            origin=row["origin"],
+            version=row["version"],
+        )
+        yield row["topic"], row["key"], event_of_row(stored)
+
+
+def _millis(time: datetime) -> int:
+    return round(time.replace(tzinfo=time.tzinfo or UTC).timestamp() * 1000)
+
+
+def _batch(states: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    from headrace.pipeline.spark.arrow_rows import batch_of_rows
+
+    types = (pa.string(), pa.string(), pa.int64(), pa.int64(), pa.bool_(), pa.string())
+    names = ("topic", "key", "seq_nr", "events", "is_complete", "state")
+    return batch_of_rows(states, pa.schema(list(zip(names, types, strict=True))))
