@@ -13,7 +13,7 @@ __all__ = ["Action", "Append", "Delete", "Mark", "PayloadFormat", "Poison", "Pur
 PayloadFormat: TypeAlias = Literal["json", "binary"]
 
 
-class Append(msgspec.Struct, frozen=True, kw_only=True):
+class Append(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Events `first` to `last`, written together. The events themselves are the record's value.
 
     `expected` makes it void unless the journal is at that seq_nr. A retry has the `append_id` of the first attempt

@@ -32,7 +32,7 @@ class Effect(Enum):
     HELD = "held"
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A record of one journal: its action and its place. `segment_size` is the topic's, as of that place."""
 
     topic: str
@@ -52,7 +52,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return Place(self.generation, self.offset)
 
 
-class Step(msgspec.Struct, frozen=True):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """The state after an action, what the action did, and why it did nothing where it should have."""
 
     meta: JournalMeta | None

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import msgspec
 
-from headrace.journal.actions import Append, Delete, Poison, Purge
+from headrace.journal.actions import Append, Delete, Poison, Purge, Verdict
 from headrace.journal.decoding import decode_append
 from headrace.journal.durations import duration_of
 from headrace.journal.folding import Effect, Entry, Step, exists, pointer_of, reopened, step
@@ -94,9 +94,10 @@ class _KeyFolder:
     def take(self, entry: Entry) -> None:
         """Apply an action, or see to it again if it was applied before."""
         fold = self._fold
-        if fold.meta is not None and entry.place <= fold.meta.place:
-            self._repeat(fold.meta, entry)
-        elif opened := reopened(fold.meta, entry, [*self._held_before, *fold.held]):
+        meta = fold.meta
+        if meta is not None and (entry.generation, entry.offset) <= (meta.generation, meta.offset):
+            self._repeat(meta, entry)
+        elif isinstance(entry.action, Verdict) and (opened := self._opened_by(entry)):
             self._reopen(entry, *opened)
         else:
             self._apply(entry)
@@ -111,6 +112,9 @@ class _KeyFolder:
         self._piece.repeat(meta, entry)
         if self._piece.writes.purged_at is not None:  # before anything after the purge, as at the first time
             self._next_piece()
+
+    def _opened_by(self, verdict: Entry) -> tuple[JournalMeta, list[Entry]] | None:
+        return reopened(self._fold.meta, verdict, [*self._held_before, *self._fold.held])
 
     def _reopen(self, verdict: Entry, meta: JournalMeta, again: list[Entry]) -> None:
         """Apply what was held. The state moves to the verdict's place, unless it is held once more."""
@@ -300,6 +304,6 @@ def rows_of(entry: Entry, record: Record, meta: JournalMeta, decoded: Payloads) 
 
 def _with_expiry(meta: JournalMeta) -> JournalMeta:
     if meta.expire_after is None or meta.updated_ms is None:
-        return msgspec.structs.replace(meta, expire_on_ms=None)
+        return meta if meta.expire_on_ms is None else msgspec.structs.replace(meta, expire_on_ms=None)
     after_ms = duration_of(meta.expire_after) // timedelta(milliseconds=1)
     return msgspec.structs.replace(meta, expire_on_ms=meta.updated_ms + after_ms)

@@ -36,7 +36,7 @@ class Place(NamedTuple):
     offset: int
 
 
-class EventRow(msgspec.Struct, frozen=True, kw_only=True):
+class EventRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event. `payload` is bytes as written: UTF-8 of the text or of the JSON, or the binary itself.
 
     `metadata` is JSON text with the record's header metadata and payload metadata.
@@ -64,7 +64,7 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
         return Place(self.generation, self.offset)
 
 
-class JournalMeta(msgspec.Struct, frozen=True, kw_only=True):
+class JournalMeta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The head of one journal. With `is_purged` it is a marker: clients see "missing", folds see its place.
 
     `delete_to` 0 means that nothing was deleted. `purged_at` is the place of the last purge, kept by the

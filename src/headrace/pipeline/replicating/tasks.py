@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,9 +22,11 @@ from headrace.store import Store
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["replicate_partition"]
+__all__ = ["chunks", "replicate_partition"]
 
 _NAMED = 20  # a message stays small; the store has them all
+_CHUNK_RECORDS = 20_000
+_CHUNK_BYTES = 16_000_000
 
 _decode_layout = msgspec.json.Decoder(Layout).decode
 
@@ -57,14 +59,12 @@ def replicate_partition(places: Places, batches: Iterator[pa.RecordBatch]) -> Ou
     """Replicate a task's records; None if it had none. What goes wrong is in the outcome."""
     started = time.perf_counter()
     partition, totals = OnePartition(), Totals()
-    for batch in batches:
-        if batch.num_rows == 0:
-            continue
+    for some in chunks(batches):
         if totals.is_stopped:
-            totals.records += batch.num_rows  # drained: Spark's writer expects its rows to be taken
-            partition.last = max(partition.last, batch.column("offset")[-1].as_py())
+            totals.records += sum(batch.num_rows for batch in some)  # drained: Spark's writer expects them to be taken
+            partition.last = max(partition.last, some[-1].column("offset")[-1].as_py())
             continue
-        records = records_of_batch(batch)
+        records = [record for batch in some for record in records_of_batch(batch)]
         try:
             at = partition.check(records)
             totals.add(records, run(_replicate(places, at, records)))
@@ -73,6 +73,24 @@ def replicate_partition(places: Places, batches: Iterator[pa.RecordBatch]) -> Ou
     if partition.at is None:
         return None
     return totals.outcome(partition, time.perf_counter() - started)
+
+
+def chunks(
+    batches: Iterable[pa.RecordBatch], *, max_records: int = _CHUNK_RECORDS, max_bytes: int = _CHUNK_BYTES
+) -> Iterator[list[pa.RecordBatch]]:
+    """Put batches together: a key's state is read and written once for each chunk, and its rows go in larger batches.
+
+    A chunk ends behind the batch that brings it to a limit; empty batches are left out.
+    """
+    some: list[pa.RecordBatch] = []
+    for batch in batches:
+        if batch.num_rows:
+            some.append(batch)
+        if sum(one.num_rows for one in some) >= max_records or sum(one.nbytes for one in some) >= max_bytes:
+            yield some
+            some = []
+    if some:
+        yield some
 
 
 class Totals:

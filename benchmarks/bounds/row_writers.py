@@ -1,0 +1,192 @@
+"""Plain cassandra-driver in several processes: full journal rows in batches of one partition, or one at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing.connection import Connection
+from threading import Semaphore
+from typing import Any
+from uuid import UUID
+
+from cassandra import ConsistencyLevel
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
+from cassandra.policies import DCAwareRoundRobinPolicy, TokenAwarePolicy
+from cassandra.query import BatchStatement, BatchType, tuple_factory
+
+from benchmarks.harness import BenchFailed
+from benchmarks.workloads.events import events
+from headrace.config import CassandraStoreSettings
+from headrace.store.cassandra.batches import cut
+from headrace.store.cassandra.columns import EVENT, event_values
+from headrace.store.rows import EventRow
+
+__all__ = ["RowWriters", "journal_row"]
+
+TOPIC = "raw"
+SEGMENT_SIZE = 10_000
+NOW_MS = 1_790_000_000_000
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one process writes: `rows` rows of `keys` journals from seq_nr `first` on, batched or row by row."""
+
+    first: int
+    rows: int
+    is_single: bool
+
+
+class RowWriters:
+    """Processes that write rows of other journals, as many and as large as the job's."""
+
+    def __init__(self, host: str, port: int, keyspace: str, *, processes: int, keys: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for nr in range(processes):
+            ours, theirs = context.Pipe()
+            arguments = (theirs, host, port, keyspace, range(nr, keys, processes))
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._written = 0
+
+    def make(self, count: int, *, is_single: bool = False) -> None:
+        """Let the processes make their rows."""
+        for pipe in self._pipes:
+            pipe.send(Part(self._written, count // len(self._pipes), is_single))
+        self._written += count
+        self._wait()
+
+    def write(self) -> None:
+        """Let all of them write, and wait for the last."""
+        for pipe in self._pipes:
+            pipe.send(None)
+        self._wait()
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            pipe.close()
+            process.join(10)
+
+    def _wait(self) -> None:
+        for pipe in self._pipes:
+            if not pipe.poll(TIMEOUT_S):
+                raise BenchFailed(f"a writer took more than {TIMEOUT_S:g} s")
+            if (problem := pipe.recv()) is not None:
+                raise BenchFailed(f"Cassandra refused rows: {problem}")
+
+
+class _Table:
+    """One process' connection."""
+
+    def __init__(self, host: str, port: int, keyspace: str) -> None:
+        profile = ExecutionProfile(
+            load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy()),
+            consistency_level=ConsistencyLevel.LOCAL_QUORUM,
+            row_factory=tuple_factory,
+            request_timeout=60,
+        )
+        self._cluster = Cluster(
+            [host], port=port, protocol_version=4, execution_profiles={EXEC_PROFILE_DEFAULT: profile}
+        )
+        self._session = self._cluster.connect()
+        self._settings = CassandraStoreSettings()
+        columns = ", ".join(EVENT)
+        marks = ", ".join("?" * (len(EVENT) + 3))
+        self._insert = self._session.prepare(
+            f"INSERT INTO {keyspace}.journal (id, topic, segment, {columns}) VALUES ({marks}) USING TIMESTAMP ?"
+        )
+
+    def batches(self, rows: dict[str, list[EventRow]]) -> Iterator[Any]:
+        """Yield the rows in batches as large as the store's."""
+        limits = self._settings
+        for id_, own in rows.items():
+            for some in cut(own, max_rows=limits.batch_max_rows, max_bytes=limits.batch_max_bytes):
+                batch = BatchStatement(BatchType.UNLOGGED)
+                for row in some:
+                    batch.add(self._insert.bind((id_, TOPIC, row.segment, *event_values(row))))
+                yield batch
+
+    def singles(self, rows: dict[str, list[EventRow]]) -> Iterator[Any]:
+        """Yield the rows one by one."""
+        for id_, own in rows.items():
+            for row in own:
+                yield self._insert.bind((id_, TOPIC, row.segment, *event_values(row)))
+
+    def execute(self, statements: Iterator[Any]) -> None:
+        """Execute all, as many in flight as the store allows."""
+        in_flight = self._settings.max_requests_in_flight
+        free = Semaphore(in_flight)
+        failures: list[BaseException] = []
+
+        def failed(error: BaseException) -> None:
+            failures.append(error)
+            free.release()
+
+        for statement in statements:
+            free.acquire()
+            self._session.execute_async(statement).add_callbacks(lambda _: free.release(), failed)
+        for _ in range(in_flight):
+            free.acquire()
+        if failures:
+            raise BenchFailed(str(failures[0]))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._cluster.shutdown()
+
+
+def journal_row(nr: int, payload: bytes, *, keys: int) -> EventRow:
+    """Return the row of event `nr`, when events go round the keys."""
+    seq_nr = nr // keys + 1
+    return EventRow(
+        segment=(seq_nr - 1) // SEGMENT_SIZE,
+        seq_nr=seq_nr,
+        generation=0,
+        partition=0,
+        offset=nr,
+        log_time_ms=NOW_MS + nr // 10,
+        timestamp_ms=NOW_MS + nr // 10,
+        record_id=UUID(int=1),
+        payload_type="binary",
+        payload=payload,
+    )
+
+
+def _serve(pipe: Connection, host: str, port: int, keyspace: str, keys: Sequence[int]) -> None:
+    """Make rows, say so, write them when told, until the pipe is closed."""
+    table = _Table(host, port, keyspace)
+    try:
+        while True:
+            part: Part = pipe.recv()
+            rows = _rows(part, keys)
+            pipe.send(None)
+            pipe.recv()
+            pipe.send(_written(table, part, rows))
+    except (EOFError, OSError):
+        pass
+    finally:
+        table.close()
+
+
+def _written(table: _Table, part: Part, rows: dict[str, list[EventRow]]) -> str | None:
+    try:
+        table.execute(table.singles(rows) if part.is_single else table.batches(rows))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _rows(part: Part, keys: Sequence[int]) -> dict[str, list[EventRow]]:
+    made: dict[str, list[EventRow]] = {}
+    for nr, event in enumerate(islice(events(part.rows, keys=len(keys)), part.rows)):
+        id_ = f"raw-{keys[nr % len(keys)]:04d}"
+        made.setdefault(id_, []).append(journal_row(part.first + nr, event.value, keys=len(keys)))
+    return made

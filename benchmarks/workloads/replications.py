@@ -1,0 +1,124 @@
+"""The shipped replication job, running for ever, given events round by round."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+from benchmarks.harness import BenchFailed, Stage
+from benchmarks.workloads.events import KEYS, events
+from headrace.config import PipelineSettings
+from headrace.journal.appends import AppendOptions, record_of
+from headrace.log import open_log
+from headrace.model import Event, NewRecord, TopicPartition, partition_of
+from headrace.pipeline import BatchReport, Places, Replication, Selection, spark_session
+from headrace.pipeline.spark.opened import close_all
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Backlog", "Job", "filled", "running", "session"]
+
+MASTER = "local[2]"
+APPENDED_AT_ONCE = 20_000
+DEADLINE_S = 900.0
+LOOK_EVERY_S = 0.02
+
+
+class Backlog:
+    """Appends of one event each to the journals of one topic, numbered on from round to round."""
+
+    def __init__(self, topic: str, *, partitions: int, keys: int = KEYS) -> None:
+        self.topic = topic
+        self.partitions = partitions
+        self._keys = keys
+        self._written = 0
+
+    def take(self, count: int) -> list[NewRecord]:
+        """Return the next records, as the journal would write them."""
+        first = self._written
+        self._written += count
+        return [self._record(first + nr, event.value) for nr, event in enumerate(events(count, keys=self._keys))]
+
+    def _record(self, nr: int, value: bytes) -> NewRecord:
+        id_ = f"key-{nr % self._keys:04d}"
+        at = TopicPartition(self.topic, partition_of(id_.encode(), self.partitions))
+        return record_of(at, id_, [Event(nr // self._keys + 1, value)], AppendOptions())
+
+
+async def filled(address: str, records: Sequence[NewRecord]) -> None:
+    """Append the records to the log."""
+    log = await open_log(address)
+    try:
+        for start in range(0, len(records), APPENDED_AT_ONCE):
+            await log.append(records[start : start + APPENDED_AT_ONCE])
+    finally:
+        await log.close()
+
+
+class Job:
+    """The job in a thread of its own, and what it tells."""
+
+    def __init__(self, spark: SparkSession, places: Places, selection: Selection, settings: PipelineSettings) -> None:
+        self._replication = Replication(spark, places, selection, settings=settings, watcher=self)
+        self._thread = threading.Thread(target=self._run, name="bench-replication", daemon=True)
+        self._reports: list[BatchReport] = []
+        self._failure: BaseException | None = None
+        self._thread.start()
+
+    def batch(self, report: BatchReport) -> None:
+        """Remember a batch."""
+        self._reports.append(report)
+
+    def event(self, text: str) -> None:
+        """Fail: a job that begins anew is not what is measured."""
+        self._failure = BenchFailed(f"the job said: {text}")
+
+    async def carried(self, count: int) -> list[BatchReport]:
+        """Wait until `count` more records are in the store; returns the batches that carried them."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while sum(report.records for report in self._reports) < count:
+            if self._failure is not None:
+                raise self._failure
+            if time.monotonic() > deadline_s:
+                raise BenchFailed(f"{count} records were not replicated within {DEADLINE_S:g} s")
+            await asyncio.sleep(LOOK_EVERY_S)
+        done, self._reports = self._reports, []
+        return done
+
+    def stop(self) -> None:
+        """End it."""
+        self._replication.stop()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._replication.run()
+        except BaseException as error:  # told to whoever waits
+            self._failure = error
+
+
+@contextmanager
+def session(stage: Stage) -> Iterator[SparkSession]:
+    """Start Spark on both cores."""
+    stage.tell("starting Spark")
+    spark = spark_session(PipelineSettings(master=MASTER), name="headrace bench")
+    try:
+        yield spark
+    finally:
+        close_all()
+        spark.stop()
+
+
+@asynccontextmanager
+async def running(spark: SparkSession, places: Places, topics: Sequence[str]) -> AsyncIterator[Job]:
+    """Run the job on the topics."""
+    job = Job(spark, places, Selection(tuple(topics)), PipelineSettings(master=MASTER))
+    try:
+        yield job
+    finally:
+        await asyncio.to_thread(job.stop)
