@@ -20,6 +20,7 @@ from headrace.log import ensure_topic, open_log
 from headrace.model import TopicConfig
 from headrace.outbox import Relay, migrate
 from headrace.outbox.engines import engine_for
+from headrace.runtime import Backoff, Supervisor
 
 __all__ = ["make_app"]
 
@@ -33,14 +34,17 @@ def make_app(database: str, log_address: str) -> Starlette:
         engine = app.state.engine = engine_for(database)
         await asyncio.to_thread(Base.metadata.create_all, engine)
         log = await open_log(log_address)
-        await ensure_topic(log.admin, TOPIC, partitions=4, config=TopicConfig())
-        billing = asyncio.create_task(bill_for_ever(log, engine))
-        async with Relay(database, log):
-            yield
-        billing.cancel()
-        await asyncio.gather(billing, return_exceptions=True)
-        await log.close()
-        engine.dispose()
+        beside = Supervisor("shop")  # what fails there is logged and started again
+        beside.add("billing", lambda: bill_for_ever(log, engine), backoff=Backoff())
+        try:
+            await ensure_topic(log.admin, TOPIC, partitions=4, config=TopicConfig())
+            await beside.start()
+            async with Relay(database, log):
+                yield
+        finally:
+            await beside.stop()
+            await log.close()
+            engine.dispose()
 
     routes = [
         Route("/orders", post_order, methods=["POST"]),
@@ -52,11 +56,12 @@ def make_app(database: str, log_address: str) -> Starlette:
 
 async def post_order(request: Request) -> JSONResponse:
     """Place an order."""
-    asked = await request.json()
     try:
+        asked = await request.json()
         id_ = await asyncio.to_thread(_place, request.app.state.engine, str(asked["item"]), int(asked["price"]))
-    except (KeyError, ValueError) as wrong:
-        return JSONResponse({"error": str(wrong)}, status_code=400)
+    except (KeyError, TypeError, ValueError) as wrong:
+        rule = 'an order looks like {"item": "lamp", "price": 40}'
+        return JSONResponse({"error": f"{rule} ({type(wrong).__name__}: {wrong})"}, status_code=400)
     return JSONResponse({"id": id_}, status_code=201)
 
 

@@ -30,6 +30,7 @@
     │   ├── TransactionFailed
     │   ├── ReadAgain               the journal changed under the reader
     │   ├── OperationFailed         the server answered, with an error that has no name of its own here
+    │   ├── TagBuilding             a tag is being given to history
     │   └── WorkerFailed
     └── Misconfigured               an operator must act; the message ends with what to run
         ├── InvalidSettings
@@ -92,6 +93,7 @@ __all__ = [
     "Refused",
     "ServiceFailed",
     "SettingsProblem",
+    "TagBuilding",
     "TagGap",
     "TagViewsLost",
     "TagsDisabled",
@@ -444,6 +446,18 @@ class ReadAgain(Unavailable):
     key: str
     reason: str
     says: ClassVar[str] = "journal {key!r} changed while it was being read: {reason}; drop what was read and read again"
+
+
+@dataclass(eq=False)
+class TagBuilding(Unavailable):
+    """A tag is being given to history; its events have no numbers before that is done."""
+
+    tag: str
+    function: str
+    says: ClassVar[str] = (
+        "tag {tag!r} is being back-filled by {function}; ask again later, or, if nobody is at it, "
+        "run: headrace tags backfill {tag} {function} --again"
+    )
 
 
 @dataclass(eq=False)

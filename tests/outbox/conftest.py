@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.outbox.setting import Ground, empty
 
 from headrace.log import Log, open_log
 from headrace.outbox import migrate
+from headrace.outbox.dispatching import Dispatcher
 from headrace.outbox.engines import engine_for, url_of
 
 SERVERS = pytest.mark.servers
@@ -21,8 +23,19 @@ GROUNDS = [
     "sqlite-embedded",
     pytest.param("postgres-kafka", marks=SERVERS),
     pytest.param("mariadb-kafka", marks=SERVERS),
+    pytest.param("sqlite-kafka", marks=SERVERS),
 ]
-EVERY_GROUND = [*GROUNDS, pytest.param("sqlite-kafka", marks=SERVERS)]
+# For tests that take many seconds on each ground: the last one is left to --full.
+GROUNDS_OF_SLOW_TESTS = [*GROUNDS[:-1], pytest.param("sqlite-kafka", marks=[SERVERS, pytest.mark.full])]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests that are marked `full` to `make test-full`."""
+    if config.getoption("--full"):
+        return
+    for item in items:
+        if item.get_closest_marker("full") and item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.skip(reason="takes many seconds on one more ground; run with --full"))
 
 
 def _made(server_url: str, create: str) -> URL:
@@ -94,11 +107,24 @@ async def opened() -> AsyncIterator[Callable[[str], Awaitable[Log]]]:
         await log.close()
 
 
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Let relays look for messages once, and then only when they are woken; set when one has looked."""
+    has_looked, wait = asyncio.Event(), Dispatcher._wait
+
+    async def wait_to_be_woken(dispatcher: Dispatcher, _delay_s: float) -> bool:
+        has_looked.set()
+        return await wait(dispatcher, 3600)
+
+    monkeypatch.setattr(Dispatcher, "_wait", wait_to_be_woken)
+    return has_looked
+
+
 @pytest_asyncio.fixture(params=GROUNDS)
 async def ground(
     request: pytest.FixtureRequest, tmp_path: Path, opened: Callable[[str], Awaitable[Log]]
 ) -> AsyncIterator[Ground]:
-    """A database and a log: each database, each log; tests that want all pairs parametrize over EVERY_GROUND."""
+    """A database and a log: each database with Kafka, and SQLite with the embedded log."""
     kind, _, log_kind = request.param.partition("-")
     url = _database(kind, request)
     empty(url)

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import URL, Engine, inspect, text
 from tests.outbox.setting import TABLES
 
-from headrace.errors import BadArgument, IncompatibleData, UnknownBackend
+from headrace.errors import BadArgument, IncompatibleData, UnknownBackend, Unreachable
 from headrace.outbox import migrate, schema_version
 from headrace.outbox.engines import url_of
 from headrace.outbox.tables import metadata
@@ -61,3 +61,15 @@ def test_what_is_no_outbox_database_is_refused(tmp_path: Path) -> None:
         url_of("sqlite://")
     with pytest.raises(IncompatibleData, match="9999"):
         migrate(f"sqlite:///{tmp_path / 'app.db'}", to="9999")
+
+
+def test_an_address_that_is_wrong_is_named() -> None:
+    """Nobody there, no folder, no address at all: an error of ours, and no password in it."""
+    with pytest.raises(Unreachable, match=r"cannot reach postgresql://me:\*\*\*@127.0.0.1:1/x"):
+        migrate("postgresql://me:secret@127.0.0.1:1/x")
+    for ask in (migrate, schema_version):
+        with pytest.raises(Unreachable, match="unable to open database file"):
+            ask("sqlite:////nowhere/at/all.db")
+    with pytest.raises(BadArgument, match="looks like postgresql://") as refused:
+        migrate("me:secret@host/x")
+    assert "secret" not in str(refused.value)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, text
-from tests.outbox.conftest import EVERY_GROUND
 from tests.outbox.setting import Ground, count, numbered, publish, rows
 from tests.outbox.watched import WatchedLog
 
@@ -36,16 +35,15 @@ def lease_row(ground: Ground, topic: str) -> Any:
 
 
 @contextmanager
-def statements(relay: Relay) -> Iterator[list[str]]:
-    """Gather what the relay says to its database."""
+def statements(relay: Relay, *, tell: Callable[[str], None] = lambda _: None) -> Iterator[list[str]]:
+    """Gather, and tell of, what the relay says to its database."""
     said: list[str] = []
     database = relay._database
     for engine in {database._engine, database._relaxed}:
-        event.listen(engine, "before_cursor_execute", lambda *given: said.append(given[2]))
+        event.listen(engine, "before_cursor_execute", lambda *given: (said.append(given[2]), tell(given[2])))
     yield said
 
 
-@pytest.mark.parametrize("ground", EVERY_GROUND, indirect=True)
 async def test_four_topics_are_sent_in_batches_of_two(ground: Ground) -> None:
     """L4: four messages in each of four topics go out as (1,2) and (3,4); four lease rows are left, no message."""
     topics = [await ground.topic() for _ in range(4)]
@@ -131,6 +129,21 @@ async def test_full_batches_follow_one_another_until_others_have_their_turn(grou
     assert turns in ([2, 2, 3], [2, 5])  # whichever comes first, the other waits for two batches and no more
 
 
+@pytest.mark.usefixtures("looked")
+async def test_a_place_with_more_queues_up_again_without_another_look(ground: Ground) -> None:
+    """L2: a turn that ends with a full batch is followed by the next; the table is not searched in between."""
+    topic = await ground.topic()
+    publish(ground.engine, topic, numbered(1, 95))
+    relay = ground.relay(batch_size=10, turn_batches=2)
+    with statements(relay) as said:
+        async with relay:
+            await eventually(lambda: _is(count(ground.engine) == 0))
+
+    assert await ground.values(topic) == [b"%d" % n for n in range(1, 96)]
+    looks = [statement for statement in said if "LEFT JOIN kafka_topic_info" in statement]
+    assert len(looks) <= 3  # at the start, when LISTEN is heard, at the end
+
+
 async def test_exactly_the_acknowledged_ids_are_deleted(ground: Ground) -> None:
     """L3: one delete a batch, by ids; what was committed while the batch was on its way stays for the next."""
     topic = await ground.topic()
@@ -164,10 +177,13 @@ async def test_a_lease_outlives_a_slow_send(ground: Ground) -> None:
     rival = Leases(database, lease_s=1.0)
     async with Relay(ground.url, log, settings=OutboxSettings(lease_s=1.0)) as relay:
         await log.entered.wait()
-        until = time.monotonic() + 2.5
-        while time.monotonic() < until:
+        taken_at = lease_row(ground, topic)["locked_at"]
+
+        async def is_two_leases_old() -> bool:
             assert await rival.acquire(Place(topic, 0), "rival") is None
-            await asyncio.sleep(0.1)
+            return bool(lease_row(ground, topic)["locked_at"] >= taken_at + 2000)
+
+        await eventually(is_two_leases_old)
         log.may_pass.set()
         await relay.drain()
     await database.close()
@@ -383,27 +399,23 @@ async def test_a_failed_delete_is_raised_once_and_nothing_is_sent_again(ground: 
 
 
 async def test_an_idle_relay_is_quiet(ground: Ground) -> None:
-    """L15: with four workers and nothing to do it makes fewer than five statements a second."""
+    """L15: with four workers and nothing to do it soon makes fewer than five statements a second, but looks on."""
     relay = ground.relay(threads=4)
-    async with relay:
-        await asyncio.sleep(1.5)  # the first looks come quickly
-        with statements(relay) as said:
-            await asyncio.sleep(2)
-            quiet = list(said)
+    said_s: list[float] = []
+    with statements(relay, tell=lambda _: said_s.append(time.monotonic())):
+        async with relay:
+            await eventually(lambda: _is(len(said_s) > 5 and said_s[-1] - said_s[-6] > 1))
+            before = len(said_s)
+            await eventually(lambda: _is(len(said_s) >= before + 2), within_s=5)
 
-    assert 1 <= len(quiet) < 10, quiet
 
-
-async def test_a_commit_wakes_a_relay_of_the_same_process(ground: Ground) -> None:
-    """L15: whatever the database, and long before the next look."""
+async def test_a_commit_wakes_a_relay_of_the_same_process(ground: Ground, looked: asyncio.Event) -> None:
+    """L15: whatever the database, without another look by the clock."""
     topic = await ground.topic()
-    async with ground.relay(poll_interval_s=30) as relay:
-        await asyncio.sleep(1)  # until it looks seldom
-        relay._dispatcher._poll_interval_s = 30
+    async with ground.relay():
+        await looked.wait()
         publish(ground.engine, topic, numbered(1, 1))
-        started = time.monotonic()
-        await eventually(lambda: _is(count(ground.engine) == 0), within_s=5)
-        assert time.monotonic() - started < 5
+        await eventually(lambda: _is(count(ground.engine) == 0))
 
 
 async def test_a_late_low_id_is_sent(ground: Ground) -> None:

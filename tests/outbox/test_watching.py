@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli import outboxes
 from headrace.errors import Unreachable
-from headrace.outbox import JsonDecoder, JsonSerializer, Outbox, OutboxSettings, Relay, pending, status
+from headrace.log import open_log
+from headrace.model import TopicConfig
+from headrace.outbox import JsonDecoder, JsonSerializer, Outbox, OutboxSettings, Relay, migrate, pending, status
 from headrace.outbox.metrics import INSERTED, PENDING_COUNT, PENDING_MAX_WAIT, PROCESSED
 from headrace.outbox.stats import show_pending
 from headrace.outbox.testing import published
@@ -134,8 +137,31 @@ def test_the_command_says_what_is_wrong(tmp_path: Any) -> None:
 
     assert "outbox.database" in run("status")
     assert f"run: headrace outbox migrate --database '{url}'" in run("status", "--database", url)
+    assert not (tmp_path / "new.db").exists()
     assert "a relay needs at least 1" in run("relay", "--database", url, "--threads", "0")
     assert "cannot reach" in run("status", "--database", "postgresql://nobody@127.0.0.1:1/x")
+
+
+async def test_a_relay_without_tables_says_what_to_run(
+    database: URL, engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """L19: whoever forgot to migrate reads how to, and needs no restart afterwards."""
+    migrate(database, to="base")
+    log = await open_log(f"embedded:{tmp_path / 'log'}")
+    await log.admin.create("t", partitions=1, config=TopicConfig())
+    try:
+        async with Relay(database, log) as relay:
+
+            async def is_told() -> bool:
+                return "headrace outbox migrate --database" in caplog.text
+
+            await eventually(is_told)
+            migrate(database)
+            publish(engine, "t", numbered(1, 3))
+            await relay.drain()
+    finally:
+        migrate(database)
+        await log.close()
 
 
 def test_status_tells_who_holds_what_and_why(engine: Engine) -> None:

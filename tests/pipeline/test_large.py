@@ -33,7 +33,7 @@ MB = 1_000_000
 def test_memory_stays_flat_however_many_events_there_are(tier: Tier, topic: str, size: Size) -> None:
     """K16, K15: from few to many events no process grows, the driver gets a message a task, and audit finds nothing."""
     batch = size(2_000, 10_000)
-    many = size(20_000, 1_000_000)
+    many = size(12_000, 1_000_000)
     tier.with_journal(topic, lambda journal: journal.mark("set-up", "set-up"), partitions=PARTITIONS)
     _fill(tier, topic, 0, batch)
     few_peak, _ = _replicated(tier, topic, batch)

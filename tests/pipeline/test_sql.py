@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from typer.testing import CliRunner
 
 from headrace.cli.main import app
 from headrace.errors import BadArgument, HeadraceError, OperationFailed
-from headrace.model import NewRecord, TopicConfig
+from headrace.model import Event, NewRecord, TopicConfig
 from headrace.pipeline import Selection, query
 from headrace.pipeline.tables.sql_views import view_name
+from headrace.serde import BlockingRegistry, Payloads, Serde, avro
 from headrace.testing.conformance.journal_setting import replicate
 
 pytestmark = pytest.mark.timeout(300)
@@ -119,3 +121,51 @@ def test_a_held_journal_is_said_in_one_line(tier: Tier, topic: str) -> None:
     assert "Traceback" not in str(error.value)
     told = asked(tier, "select key from journal", "--topics", topic, "--skip-held", "--json")
     assert json.loads(told) == {"key": "k1"}
+
+
+@avro(namespace="shop")
+@dataclasses.dataclass
+class PriceKey:
+    id: str
+
+
+@avro(namespace="shop")
+@dataclasses.dataclass
+class Price:
+    price: float
+    currency: str = "EUR"
+
+
+PARTS: dict[str, Any] = {"key": PriceKey, "value": Price}
+
+
+def test_topics_and_journals_of_avro_are_typed(tier: Tier, topic: str) -> None:
+    """K6: `headrace sql` has typed keys, values and events of what the registry has schemas for, and text of others."""
+    address = f"log:{topic}-schemas"
+    with BlockingRegistry(address, log_address=tier.places.log) as registry:
+        serdes = {part: Serde[Any](registry.registry, f"{topic}-{part}", cls) for part, cls in PARTS.items()}
+        pairs = [("a", 1.5), ("b", 2.5), ("a", 3.5)]
+        data = [(registry.run(serdes["key"].encode(PriceKey(id_))), price) for id_, price in pairs]
+        framed = [NewRecord(topic, key, registry.run(serdes["value"].encode(Price(price)))) for key, price in data]
+        payloads = Payloads(registry.registry, f"{topic}-j", [Price])
+        events = registry.run(payloads.events(1, [Price(7.5)]))
+
+    async def fill(log: Any, _: Any) -> None:
+        await log.admin.create(topic, partitions=2, config=TopicConfig())
+        await log.append([*framed, NewRecord(topic, framed[1].key, None)])
+
+    tier.on(fill)
+    tier.with_journal(f"{topic}-j", lambda journal: journal.append("k", [*events, Event(2, {"json": 1})]), partitions=1)
+    statement = f"select key.id, value.price, value.currency, length(value_bytes) from {view_name('compact', topic)}"
+    told = asked(tier, statement, "--registry", address, "--json")
+    assert list(json.loads(told).values()) == ["a", 3.5, "EUR", 17]
+    statement = "select event_type, event.Price.price, payload_text from journal order by seq_nr"
+    told = asked(tier, statement, "--topics", f"{topic}-j", "--registry", address, "--json")
+    assert [list(json.loads(line).values()) for line in told.splitlines()] == [
+        ["shop.Price", 7.5, None],
+        [None, None, '{"json":1}'],
+    ]
+    tier.on(lambda log, _: log.append([NewRecord(topic, framed[0].key, b"{}")]))
+    with pytest.raises(OperationFailed, match="are not all framed Avro: not the record at") as error:
+        asked(tier, f"select value from {view_name('compact', topic)}", "--registry", address)
+    assert "SQLSTATE" not in str(error.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime as dt
 import ipaddress
 import ssl
@@ -103,11 +104,9 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     return make_certificate(tmp_path)
 
 
-@pytest.fixture
-def guard(registry: RunningService, certificate: tuple[Path, Path]) -> Iterator[str]:
-    """Return the address of the guarded registry."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
+@contextlib.contextmanager
+def guarding(registry: RunningService, context: ssl.SSLContext) -> Iterator[str]:
+    """Put a guard before the registry; yields its address."""
     server = Guard(registry.url, context)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -115,6 +114,15 @@ def guard(registry: RunningService, certificate: tuple[Path, Path]) -> Iterator[
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def guard(registry: RunningService, certificate: tuple[Path, Path]) -> Iterator[str]:
+    """Return the address of the guarded registry."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    with guarding(registry, context) as address:
+        yield address
 
 
 async def opened(address: str, **http: Any) -> Registry:
@@ -146,6 +154,28 @@ async def test_a_server_we_do_not_trust_is_not_used(guard: str, tmp_path: Path) 
     with pytest.raises(Unreachable, match=r"(?i)certificate"):
         await registry.subjects()
     await registry.close()
+
+
+async def test_a_server_wants_our_certificate_too(
+    registry: RunningService, certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """V5: mutual TLS: who shows the certificate that the server knows is let in, others are not."""
+    (tmp_path / "ours").mkdir()
+    ours, key = make_certificate(tmp_path / "ours")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    context.load_verify_locations(ours)
+    context.verify_mode = ssl.CERT_REQUIRED
+    known = {"ca_location": str(certificate[0]), "username": USER, "password": PASSWORD}
+    with guarding(registry, context) as address:
+        shown = await opened(address, certificate_location=str(ours), key_location=str(key), **known)
+        made = await shown.register(subject := new_subject(), record(id="string"))
+        assert list(await shown.versions(subject)) == [made]
+        await shown.close()
+        stranger = await opened(address, **known)
+        with pytest.raises(Unreachable):
+            await stranger.subjects()
+        await stranger.close()
 
 
 async def test_a_server_that_is_gone_is_unreachable() -> None:

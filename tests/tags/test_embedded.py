@@ -13,6 +13,7 @@ from headrace.config import HeadraceSettings, TagSettings
 from headrace.errors import TagsDisabled
 from headrace.model import Event
 from headrace.store import Store
+from headrace.testing.conformance.tags_filling import TagFillConformance
 from headrace.testing.conformance.tags_queries import TagQueryConformance
 from headrace.testing.conformance.tags_simulation import TagSimulation
 from headrace.testing.conformance.tags_views import TagLossConformance, TagRepairConformance, TagViewConformance
@@ -42,6 +43,10 @@ class TestEmbeddedViews(Embedded, TagViewConformance):
 
 class TestEmbeddedRepair(Embedded, TagRepairConformance):
     """Repairs."""
+
+
+class TestEmbeddedFills(Embedded, TagFillConformance):
+    """A tag that history gets afterwards."""
 
 
 class TestEmbeddedLoss(Embedded, TagLossConformance):

@@ -11,9 +11,10 @@ import pytest_asyncio
 
 from headrace.config import EmbeddedLogSettings, EmbeddedStoreSettings, LogSettings, StoreSettings
 from headrace.journal import replicate_batch
-from headrace.log import open_log
+from headrace.log import Log, open_log
 from headrace.model import TopicPartition
-from headrace.store import open_store
+from headrace.services import RunningService
+from headrace.store import Store, open_store
 from headrace.testing.conformance.tags_setting import Scene
 from headrace.testing.plugin import Size
 
@@ -21,18 +22,29 @@ MB = 1024 * 1024
 AN_APPEND = 50
 
 
-@pytest_asyncio.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    """Open a folder with a topic of one partition."""
-    log = await open_log(f"embedded:{tmp_path}", settings=LogSettings(embedded=EmbeddedLogSettings(fsync=False)))
-    store = await open_store(
-        f"embedded:{tmp_path}", settings=StoreSettings(embedded=EmbeddedStoreSettings(fsync=False))
-    )
+@pytest_asyncio.fixture(params=["embedded", pytest.param("servers", marks=pytest.mark.servers)])
+async def scene(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Scene]:
+    """Open a tier, with a topic of one partition."""
+    log, store = await (_open_servers(request) if request.param == "servers" else _open_embedded(tmp_path))
     scene = Scene(log, store)
     await scene.new_topic(partitions=1)
     yield scene
+    await scene.clear()
     await store.close()
     await log.close()
+
+
+async def _open_embedded(folder: Path) -> tuple[Log, Store]:
+    log = await open_log(f"embedded:{folder}", settings=LogSettings(embedded=EmbeddedLogSettings(fsync=False)))
+    settings = StoreSettings(embedded=EmbeddedStoreSettings(fsync=False))
+    return log, await open_store(f"embedded:{folder}", settings=settings)
+
+
+async def _open_servers(request: pytest.FixtureRequest) -> tuple[Log, Store]:
+    kafka: RunningService = request.getfixturevalue("kafka")
+    cassandra: RunningService = request.getfixturevalue("cassandra")
+    store = await open_store(f"cassandra://{cassandra.address}/tag_memory_tests")
+    return await open_log(f"kafka://{kafka.address}"), store
 
 
 @pytest.mark.timeout(3600)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 from cassandra.cluster import Cluster
 
+from headrace.app import connect
+from headrace.config import HeadraceSettings, TagSettings
+from headrace.errors import TagsDisabled
 from headrace.log import Log, open_log
+from headrace.model import Event
 from headrace.services import RunningService
 from headrace.store import Store, open_store
+from headrace.testing.conformance.journal_setting import replicate
+from headrace.testing.conformance.tags_filling import TagFillConformance
 from headrace.testing.conformance.tags_queries import TagQueryConformance
 from headrace.testing.conformance.tags_simulation import TagSimulation
 from headrace.testing.conformance.tags_views import TagLossConformance, TagRepairConformance, TagViewConformance
@@ -62,6 +69,10 @@ class TestServedRepair(Servers, TagRepairConformance):
     """Repairs."""
 
 
+class TestServedFills(Servers, TagFillConformance):
+    """A tag that history gets afterwards."""
+
+
 class TestServedSimulation(Servers, TagSimulation):
     """Everything at once."""
 
@@ -93,5 +104,31 @@ def _truncate(cassandra: RunningService) -> None:
         session = cluster.connect()
         for table in ("tag_views", "tag_views_buckets", "tag_views_progress"):
             session.execute(f"TRUNCATE tag_loss_tests.{table}", timeout=60)
+    finally:
+        cluster.shutdown()
+
+
+async def test_disabled_tags_leave_no_tables(kafka: RunningService, cassandra: RunningService) -> None:
+    """T33: journals work, replicated or not, queries fail with a clear error, and the keyspace has no table of tags."""
+    settings = HeadraceSettings(tags=TagSettings(enabled=False))
+    keyspace = f"tagless_{uuid.uuid4().hex[:8]}"
+    store = f"cassandra://{cassandra.address}/{keyspace}"
+    async with connect(f"kafka://{kafka.address}", store=store, settings=settings) as hr:
+        journal = hr.journal(f"tagless-{uuid.uuid4().hex[:8]}", partitions=1)
+        await journal.append("a", [Event(1, "x", tags=("vip",))])
+        await replicate(hr.log, hr.store, journal.topic)
+        assert [event.tags async for event in journal.read("a")] == [("vip",)]
+        with pytest.raises(TagsDisabled):
+            await anext(hr.events_by_tag("vip"))
+    tables = await asyncio.to_thread(_tables, cassandra, keyspace)
+    assert "journal" in tables
+    assert not [name for name in tables if "tag" in name]
+
+
+def _tables(cassandra: RunningService, keyspace: str) -> list[str]:
+    cluster = Cluster([cassandra.host], port=cassandra.port, protocol_version=4)
+    try:
+        query = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s"
+        return [name for (name,) in cluster.connect().execute(query, (keyspace,))]
     finally:
         cluster.shutdown()

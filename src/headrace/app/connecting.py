@@ -9,6 +9,7 @@ from headrace.config import HeadraceSettings, StoreSettings
 from headrace.errors import BadArgument
 from headrace.journal import HeadCache, Journal
 from headrace.log import Log, open_log
+from headrace.serde import Registry, open_registry
 from headrace.store import Store, open_store
 from headrace.tags import After, TaggedEvent, TagQueries
 
@@ -16,10 +17,11 @@ __all__ = ["Headrace", "connect"]
 
 
 class Headrace:
-    """An open Headrace: the log, the store, and what stands on them."""
+    """An open Headrace: the log, the store, the schema registry, and what stands on them."""
 
-    def __init__(self, log: Log, store: Store | None, settings: HeadraceSettings) -> None:
+    def __init__(self, log: Log, store: Store | None, registry: Registry, settings: HeadraceSettings) -> None:
         self.log = log
+        self.registry = registry
         self.settings = settings
         self._store = store
         self._head_cache: HeadCache | None = None
@@ -68,17 +70,21 @@ class Headrace:
             self._tags = TagQueries(self.log, self.store, self.settings.tags)
         return self._tags
 
-    def events_by_tag(self, tag: str, *, after: After = None, live: bool = False) -> AsyncGenerator[TaggedEvent, None]:
+    def events_by_tag(
+        self, tag: str, *, after: After = None, live: bool = False, read_only: bool = False
+    ) -> AsyncGenerator[TaggedEvent, None]:
         """Yield a tag's events of all journals, each once, in one order: those there are, or with `live` for ever.
 
-        Goes on after `after`: an event's `tag_offset`, the text of one, or a time.
+        Goes on after `after`: an event's `tag_offset`, the text of one, or a time. With `read_only` nothing is written
+        to the log, and events may wait for partitions where nothing happens.
         """
-        return self.tags.events(tag, after=after, live=live)
+        return self.tags.events(tag, after=after, live=live, read_only=read_only)
 
     async def close(self) -> None:
         """Close what was opened on top of log and store, then those."""
         if self._head_cache is not None:
             await self._head_cache.close()
+        await self.registry.close()
         if self._store is not None:
             await self._store.close()
         await self.log.close()
@@ -98,18 +104,19 @@ async def connect(
     """Open the log at `address` and what stands on it, while the block runs.
 
     `embedded:./data` is a folder of this machine, log and store in one; `kafka://host:9092` is a cluster, its store
-    is named by `store`. Without an address the settings decide; without settings they are loaded from the
-    environment and the files it names.
+    is named by `store`. The registry is the one that the settings name. Without an address the settings decide;
+    without settings they are loaded from the environment and the files it names.
     """
     settings = settings or HeadraceSettings.load()
     address = address or settings.log.address
-    store = store or _store_of(address, settings)
-    log = await open_log(address, settings=settings.log)
-    try:
-        opened = Headrace(log, await open_store(store, settings=settings.store) if store else None, settings)
-    except BaseException:
-        await log.close()
-        raise
+    async with contextlib.AsyncExitStack() as half_open:
+        log = await open_log(address, settings=settings.log)
+        half_open.push_async_callback(log.close)
+        registry = await open_registry(log=log, settings=settings.registry)
+        half_open.push_async_callback(registry.close)
+        where = store or _store_of(address, settings)
+        opened = Headrace(log, await open_store(where, settings=settings.store) if where else None, registry, settings)
+        half_open.pop_all()
     try:
         yield opened
     finally:

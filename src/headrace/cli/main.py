@@ -15,6 +15,7 @@ from headrace.cli import (
     journals,
     outboxes,
     pipeline_jobs,
+    pipeline_package,
     pipelines,
     projections,
     records,
@@ -53,6 +54,7 @@ app.command("sql")(sql.sql)
 app.command("demo")(demo.demo)
 records.add_commands(topics.app)
 pipeline_jobs.add_jobs(pipelines.app)
+pipeline_package.add_package(pipelines.app)
 
 
 @app.callback()

@@ -126,9 +126,10 @@ def _audit(
 
 def _print(report: AuditReport, *, repair: bool) -> None:
     if report.findings:
-        table = Table("partition", "journal", "what", "seq_nr", "offset", "about", *(["mended"] if repair else []))
+        mended = ["mended"] if repair else []
+        table = Table("partition", "journal", "tag", "what", "seq_nr", "offset", "about", *mended)
         for each in report.findings:
-            place = (f"{each.topic}[{each.partition}]", each.id, each.kind.value)
+            place = (f"{each.topic}[{each.partition}]", each.id, each.tag or "", each.kind.value)
             numbers = ("" if number is None else str(number) for number in (each.seq_nr, each.offset))
             table.add_row(*place, *numbers, each.detail, *(["yes" if each.mended else "no"] if repair else []))
         Console().print(table)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
@@ -14,6 +12,7 @@ import typer
 
 from headrace.app import Headrace
 from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.cli.tag_loading import load
 from headrace.cli.tags import after_of_text
 from headrace.errors import BadArgument
 from headrace.observe import progress_on
@@ -100,16 +99,8 @@ def status(where: Where, address: Address = None, store: StoreAddress = None, as
 
 def load_projection(where: str) -> Projection:
     """Return the projection that `module:name` names; modules of the current folder are found too."""
-    module, found, name = where.partition(":")
     rule = "it must name a Projection, as in shop.projections:orders"
-    if not found:
-        raise BadArgument("projection", where, rule)
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        projection = getattr(importlib.import_module(module), name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise BadArgument("projection", where, f"{rule} ({error})") from error
+    projection = load("projection", where, rule)
     if not isinstance(projection, Projection):
         raise BadArgument("projection", where, rule)
     return projection

@@ -11,17 +11,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from headrace.cli.asking import Address, AsJson, StoreAddress
+from headrace.cli.schemas import RegistryAddress
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
 from headrace.pipeline import Places, Selection, query, spark_session
 from headrace.pipeline.tables.sql_views import told_by_spark
+from headrace.serde import BlockingRegistry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,24 +46,38 @@ def sql(
     out: Annotated[Path | None, typer.Option(help="Write the rows to FILE.parquet or FILE.csv.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Most rows to print.")] = _SHOWN,
     skip_held: Annotated[bool, typer.Option("--skip-held", help="Leave quarantined journals out.")] = False,
+    registry: RegistryAddress = None,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask journals, heads, offsets and topics by SQL; tables: journal, meta, pointers, topic_NAME, compact_NAME."""
+    """Ask journals, heads, offsets and topics by SQL; tables: journal, meta, pointers, topic_NAME, compact_NAME.
+
+    What the registry has schemas for has typed columns.
+    """
     if out is not None and out.suffix.lstrip(".") not in _FORMATS:
         raise BadArgument("--out", str(out), "the file's name must end with .parquet or .csv")
     settings = HeadraceSettings.load()
     places = Places.of(address, store=store, settings=settings)
     selection = Selection(tuple(topics or ()), prefix)
-    with _session(settings) as spark:
-        frame = query(spark, places, statement, selection, held="skip" if skip_held else "raise")
+    held: Literal["raise", "skip"] = "skip" if skip_held else "raise"
+    with _registry(registry, places, settings) as schemas, _session(settings) as spark:
+        frame = query(spark, places, statement, selection, held=held, registry=schemas)
         try:
             _answer(frame, out, limit, as_json=as_json)
         except Exception as error:
             if type(error).__module__.startswith(("pyspark", "py4j")):
                 raise told_by_spark(error) from error
             raise
+
+
+def _registry(address: str | None, places: Places, settings: HeadraceSettings) -> BlockingRegistry:
+    """Open the registry, and with it the log, if it is in there."""
+    where = address or settings.registry.address
+    log = places.log if where.startswith("log:") else None
+    return BlockingRegistry(
+        where, log_address=log, settings=settings.registry, log_settings=places.settings_of_log() if log else None
+    )
 
 
 @contextmanager

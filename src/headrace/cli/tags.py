@@ -12,6 +12,7 @@ import typer
 
 from headrace.app import Headrace
 from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.cli.tag_backfills import backfill
 from headrace.errors import BadArgument
 from headrace.observe import progress_on
 from headrace.tags import After, TaggedEvent, TagRepair
@@ -19,6 +20,7 @@ from headrace.tags import After, TaggedEvent, TagRepair
 __all__ = ["after_of_text", "app"]
 
 app = typer.Typer(no_args_is_help=True)
+app.command("backfill")(backfill)
 
 Tag = Annotated[str, typer.Argument(help="The tag.")]
 Topic = Annotated[str | None, typer.Option("--topic", help="The topic of the journal.")]
@@ -52,6 +54,7 @@ def follow(
     ] = None,
     current: Annotated[bool, typer.Option("--current", help="Stop after what is there now.")] = False,
     limit: Annotated[int | None, typer.Option(help="Stop after so many events.")] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Write no Marks; events may have to wait.")] = False,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,
@@ -60,7 +63,8 @@ def follow(
 
     async def run(hr: Headrace) -> None:
         count = 0
-        async with aclosing(hr.events_by_tag(tag, after=after_of_text(after), live=not current)) as events:
+        found = hr.events_by_tag(tag, after=after_of_text(after), live=not current, read_only=read_only)
+        async with aclosing(found) as events:
             async for event in events:
                 _print(event, as_json=as_json)
                 count += 1

@@ -105,6 +105,14 @@ class CassandraStoreSettings(Section):
 
     username: str | None = Field(default=None, description="Who logs in; unset: nobody does.")
     password: SecretStr | None = Field(default=None, description="The user's password.")
+    tls: bool = Field(default=False, description="Speak TLS, and check that the nodes are who they say they are.")
+    ca_location: str | None = Field(
+        default=None, description="File with the certificates to trust; unset: those of the system."
+    )
+    ca_pem: str | None = Field(default=None, description="The certificates to trust themselves, as PEM; wins.")
+    certificate_location: str | None = Field(default=None, description="File with our own certificate, for mutual TLS.")
+    key_location: str | None = Field(default=None, description="File with the key of our certificate.")
+    key_password: SecretStr | None = Field(default=None, description="What opens that file.")
     local_dc: str | None = Field(
         default=None, description="The data centre whose nodes are asked; unset: that of the first that answers."
     )

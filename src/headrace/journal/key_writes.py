@@ -57,7 +57,8 @@ class KeyFold:
     """What a batch does to one key. `held` are the records behind one that can't be decoded, that one included.
 
     `tagged` are the rows with tags of all appends that count, also where a later action of the batch removes them.
-    `reopened_at` is the place of the verdict that applied what was held before.
+    `reopened_at` is the place of the verdict that applied what was held before; `stored` that of the state which all
+    of it was folded on.
     """
 
     meta: JournalMeta | None
@@ -67,6 +68,7 @@ class KeyFold:
     tagged: list[EventRow] = field(default_factory=list)
     removals: list[Removal] = field(default_factory=list)
     reopened_at: Place | None = None
+    stored: Place | None = None
 
 
 def fold_key(meta: JournalMeta | None, entries: Iterable[Entry], held: Iterable[Entry] = ()) -> KeyFold:
@@ -87,7 +89,7 @@ class _KeyFolder:
     """Takes the actions of one key one by one."""
 
     def __init__(self, meta: JournalMeta | None, held: Iterable[Entry]) -> None:
-        self._fold = KeyFold(meta)
+        self._fold = KeyFold(meta, stored=meta.place if meta is not None else None)
         self._piece = _Piece(meta)
         self._held_before = list(held)
 

@@ -67,13 +67,16 @@ async def replicate_batch(
 
     Records at or below what is replicated already change nothing. Runs may overlap, be cut anywhere, be repeated, and
     be applied by two processes at once. What lies behind a boundary waits until all old partitions are at theirs, and
-    for a layout that knows the boundary: then the answer's offset is below `up_to`, and the rest is to be given again.
+    for a layout that knows the boundary; views may have to wait too. Then the answer's offset is below `up_to`, and the
+    rest is to be given again.
     """
     start = await _start(store, layout, at)
     if start.generation > layout.generation:
         return Replicated(start.offset, 0, 0, 0, 0)
     if views is not None:
         start = msgspec.structs.replace(start, log_time_ms=await views.log_time_ms(layout, start))
+        limit = await views.last_offset(start)
+        up_to = up_to if limit is None else min(up_to, limit)
     up_to = min(up_to, await _limit(store, layout, at))
     batch = _batch(start, records, up_to)
     if batch.generation > layout.generation:

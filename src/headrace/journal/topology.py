@@ -74,7 +74,7 @@ class Topology:
         self._lease_s = lease_s
         self._layout: Layout | None = None
         self._trusted_until_s = 0.0
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, Routed] = {}  # of the layout, and for the lease, that we have
         self._reading = asyncio.Lock()
 
     async def layout(self) -> Layout:
@@ -85,10 +85,9 @@ class Topology:
             if (known := self._fresh()) is not None:
                 return known
             asked_s = time.monotonic()
-            layout = await self._load()
-            if layout != self._layout:
-                self._routes = {}
-            self._layout, self._trusted_until_s = layout, asked_s + self._lease_s
+            self._layout = layout = await self._load()
+            self._trusted_until_s = asked_s + self._lease_s
+            self._routes = {}
             return layout
 
     async def refresh(self) -> Layout:
@@ -104,12 +103,12 @@ class Topology:
         layout = self._layout
         if layout is None or layout.growing_to is not None or time.monotonic() > self._trusted_until_s:
             return None
-        route = self._routes.get(id_)
-        if route is None:
+        routed = self._routes.get(id_)
+        if routed is None:
             if len(self._routes) >= _ROUTES_KEPT:
                 self._routes.clear()
-            route = self._routes[id_] = Route(layout.route(id_), layout.generation)
-        return Routed(route, self._trusted_until_s)
+            routed = self._routes[id_] = Routed(Route(layout.route(id_), layout.generation), self._trusted_until_s)
+        return routed
 
     async def find_route(self, id_: str) -> Routed:
         """Return where to write a key's records; waits while the topic is growing."""

@@ -20,6 +20,10 @@ class Views(Protocol):
         """Return the log time to go on from after `start`: its own, or a later one where views need that."""
         ...
 
+    async def last_offset(self, start: ReplicatedOffset) -> int | None:
+        """Return the last offset that may be applied now; None: any. Asked after `log_time_ms`."""
+        ...
+
     async def write(self, at: TopicPartition, folds: Mapping[str, KeyFold], *, up_to: int) -> None:
         """Write what the keys of a batch bring, which ends at offset `up_to`.
 

@@ -18,6 +18,8 @@ class Compacted(NamedTuple):
 
     def ids_done(self, sent: Iterable[int]) -> list[int]:
         """Return all ids that are done when these were sent."""
+        if not self.superseded:
+            return list(sent)
         return [id_ for each in sent for id_ in (*self.superseded.get(each, ()), each)]
 
 

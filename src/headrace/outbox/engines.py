@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from headrace.errors import BadArgument, MissingExtra
+from headrace.errors import BadArgument, MissingExtra, OperationFailed, Unreachable
 from headrace.outbox.dialects import speech_of
 
-__all__ = ["READS", "DatabaseAddress", "engine_for", "url_of"]
+__all__ = ["READS", "DatabaseAddress", "engine_for", "named_errors", "url_of"]
 
 DatabaseAddress: TypeAlias = str | URL | Engine | AsyncEngine
 
@@ -30,12 +33,34 @@ _BUSY_TIMEOUT_MS = 30_000
 
 def url_of(database: DatabaseAddress) -> URL:
     """Return the URL behind what was given, with the blocking driver that the outbox uses."""
-    url = database.url if isinstance(database, Engine | AsyncEngine) else make_url(database)
+    url = database.url if isinstance(database, Engine | AsyncEngine) else _parsed(database)
     backend = url.get_backend_name()
     speech_of(backend)  # refuses databases that are not supported
     if backend == "sqlite" and url.database in (None, "", ":memory:"):
         raise BadArgument("database", str(url), "a relay reads a file; a database in memory belongs to one connection")
     return url.set(drivername=_DRIVERS[backend][0])
+
+
+@contextmanager
+def named_errors(database: DatabaseAddress, operation: str) -> Iterator[None]:
+    """Give the drivers' errors names: Unreachable, or OperationFailed for what the database refused."""
+    try:
+        yield
+    except DBAPIError as error:
+        given = database.url if isinstance(database, Engine | AsyncEngine) else _parsed(database)
+        reason, shown = str(error.orig).strip(), given.render_as_string(hide_password=True)
+        if isinstance(error, OperationalError | InterfaceError):
+            raise Unreachable(shown, reason) from error
+        raise OperationFailed(f"{operation} {shown}", reason) from error
+
+
+def _parsed(address: str | URL) -> URL:
+    try:
+        return make_url(address)
+    except ArgumentError as error:
+        shown = str(address).rpartition("@")[2]  # what stands before may be a password
+        rule = "an address looks like postgresql://user@host/name, mysql://user@host/name or sqlite:///file.db"
+        raise BadArgument("database", shown, rule) from error
 
 
 def engine_for(database: DatabaseAddress, *, pool_size: int = 5, relaxed: bool = False) -> Engine:

@@ -10,7 +10,7 @@ from headrace.outbox.messages import PendingMessage
 __all__ = ["Flow"]
 
 # About what it takes to hand a full batch to a producer.
-_PRODUCING_S = 0.008
+_PRODUCING_S = 0.003
 
 
 class Flow:
@@ -31,6 +31,11 @@ class Flow:
             return await read()
 
         self.reading = asyncio.create_task(read_then())
+
+    async def next_batch(self) -> list[PendingMessage] | None:
+        """Return what was read ahead, once; None if nothing was."""
+        reading, self.reading = self.reading, None
+        return None if reading is None else await reading
 
     def settle(self, settle: Coroutine[object, object, None]) -> None:
         """Begin to delete."""

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.errors import BadArgument
 from headrace.model import NewRecord
-from headrace.outbox.headers import GivenHeaders, with_event_id
+from headrace.outbox.headers import EVENT_ID, GivenHeaders, with_event_id
 
 __all__ = ["EncodedMessage", "Message", "PendingMessage", "Place", "event_time_ms", "record_of"]
 
@@ -87,6 +87,13 @@ def record_of(topic: str, row: PendingMessage, *, partition: int | None, now_ms:
 
     The log refuses timestamps ahead of its own time, and the database's clock may be ahead of the sender's.
     """
-    timestamp_ms = row.created_at if row.event_time is None else row.event_time
-    headers = with_event_id(row.headers, row.event_id)
-    return NewRecord(topic, row.key, row.message, headers, partition, min(timestamp_ms, now_ms))
+    _, message, key, _, headers, event_id, event_time, created_at = row
+    timestamp_ms = created_at if event_time is None else event_time
+    return NewRecord(
+        topic,
+        key,
+        message,
+        with_event_id(headers, event_id) if headers else ((EVENT_ID, event_id.encode()),),
+        partition,
+        timestamp_ms if timestamp_ms < now_ms else now_ms,
+    )

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, inspect, text
 from sqlalchemy.engine import Connection
 
 from headrace.errors import IncompatibleData, MissingExtra
-from headrace.outbox.engines import DatabaseAddress, engine_for
+from headrace.outbox.engines import DatabaseAddress, engine_for, named_errors
 
 __all__ = ["VERSION_TABLE", "migrate", "schema_version"]
 
@@ -26,14 +26,14 @@ def migrate(database: DatabaseAddress | Connection, *, to: str = "head") -> str 
     """Bring the tables to a version, `head` being the newest and `base` none at all; returns the version then.
 
     Any number of processes may do this at once. With a Connection it happens in the caller's transaction, as in a
-    migration of the application's own.
+    migration of the application's own. Raises Unreachable, OperationFailed.
     """
     if isinstance(database, Connection):
         _run(database, to)
         return _version(database)
     engine = engine_for(database, pool_size=2)
     try:
-        with _one_at_a_time(engine), engine.begin() as connection:
+        with named_errors(database, "migrating"), _one_at_a_time(engine), engine.begin() as connection:
             _run(connection, to)
         return schema_version(engine)
     finally:
@@ -43,11 +43,18 @@ def migrate(database: DatabaseAddress | Connection, *, to: str = "head") -> str 
 def schema_version(database: DatabaseAddress) -> str | None:
     """Return the version of the tables; None when they were never made."""
     engine = engine_for(database, pool_size=1)
+    if engine.dialect.name == "sqlite" and not _is_there(engine.url.database or ""):
+        return None
     try:
-        with engine.connect() as connection:
+        with named_errors(database, "looking for the tables in"), engine.connect() as connection:
             return _version(connection)
     finally:
         engine.dispose()
+
+
+def _is_there(file: str) -> bool:
+    """Say whether SQLite would find a file: it makes one when it is asked about one that is missing."""
+    return file.startswith("file:") or Path(file).exists() or not Path(file).parent.exists()
 
 
 def _run(connection: Connection, to: str) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from sqlalchemy import make_url
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DBAPIError
 
 from headrace.config import HeadraceSettings
-from headrace.errors import MissingTables, Unreachable
+from headrace.errors import MissingTables
 from headrace.observe import serve
 from headrace.outbox.databases import Database
 from headrace.outbox.dead import dead_messages, purge, replay
+from headrace.outbox.engines import named_errors
 from headrace.outbox.migrating import migrate, schema_version
 from headrace.outbox.relay import checked_threads
 from headrace.outbox.running import opened_relay
@@ -46,8 +46,7 @@ def check(settings: OutboxSettings) -> None:
 
 def make_tables(url: str, *, to: str) -> str | None:
     """Bring the tables to a version; returns it."""
-    with _named_errors(url):
-        return migrate(url, to=to)
+    return migrate(url, to=to)
 
 
 def ask(url: str, question: Callable[[Connection], T]) -> T:
@@ -62,9 +61,7 @@ def change(url: str, do: Callable[[Connection], T]) -> T:
 
 def need_tables(url: str) -> None:
     """Raise MissingTables, with what to run, unless the tables are there."""
-    with _named_errors(url):
-        version = schema_version(url)
-    if version is None:
+    if schema_version(url) is None:
         raise MissingTables(_shown(url))
 
 
@@ -78,6 +75,7 @@ async def relay_until_told(
             async with opened_relay(url, log_address, settings=settings.outbox, log_settings=settings.log) as relay:
                 tell(f"relaying with {len(relay.workers)} worker{'s' if len(relay.workers) != 1 else ''}")
                 await stop.wait()
+                tell("stopping: what is in hand is finished first; another signal does not wait for it")
         tell("stopped")
 
 
@@ -87,18 +85,10 @@ def _use(
     need_tables(url)
     opened = Database(url, threads=1)
     try:
-        with _named_errors(url), enter(opened) as connection:
+        with named_errors(url, "using"), enter(opened) as connection:
             return use(connection)
     finally:
         asyncio.run(opened.close())
-
-
-@contextmanager
-def _named_errors(url: str) -> Iterator[None]:
-    try:
-        yield
-    except DBAPIError as error:
-        raise Unreachable(_shown(url), str(error.orig).strip()) from error
 
 
 def _shown(url: str) -> str:

@@ -6,7 +6,9 @@ import asyncio
 import uuid
 from types import TracebackType
 
-from headrace.errors import BadArgument, TimedOut
+from sqlalchemy.exc import DBAPIError
+
+from headrace.errors import BadArgument, MissingTables, TimedOut
 from headrace.log import Log
 from headrace.observe import Health, get_logger
 from headrace.outbox.databases import Database
@@ -15,6 +17,7 @@ from headrace.outbox.engines import DatabaseAddress, url_of
 from headrace.outbox.exactly_once import ExactlyOnce
 from headrace.outbox.leases import Leases
 from headrace.outbox.listening import listen
+from headrace.outbox.migrating import schema_version
 from headrace.outbox.places import Places
 from headrace.outbox.ports import Decoder
 from headrace.outbox.rows import Rows
@@ -82,7 +85,7 @@ class Relay:
         for worker in self.workers:
             turn = Turn(self._parts, worker)
             self._working.add(f"outbox-{worker[:8]}", lambda turn=turn: self._work(turn), backoff=_RESTARTS)  # type: ignore[misc]
-        self._helping.add("outbox-dispatcher", self._dispatcher.run, backoff=_RESTARTS)
+        self._helping.add("outbox-dispatcher", self._dispatch, backoff=_RESTARTS)
         self._helping.add("outbox-metrics", self._measure, backoff=_RESTARTS)
         if self._url.get_backend_name() == "postgresql":
             self._helping.add("outbox-listener", lambda: listen(self._url, self._dispatcher.wake), backoff=_RESTARTS)
@@ -138,6 +141,17 @@ class Relay:
                 more = await turn.run(place)
             finally:
                 await self._dispatcher.done(place, more=more)
+
+    async def _dispatch(self) -> None:
+        try:
+            await self._dispatcher.run()
+        except DBAPIError as error:
+            # Every database names the table that it misses; only then is it worth asking.
+            if "kafka_messages" in str(error.orig) and await asyncio.to_thread(schema_version, self._url) is None:
+                raise MissingTables(
+                    self._url.set(drivername=self._url.get_backend_name()).render_as_string()
+                ) from error
+            raise
 
     async def _measure(self) -> None:
         while True:

@@ -71,9 +71,8 @@ class AtLeastOnce:
 
     async def send(self, lease: Lease, rows: Sequence[PendingMessage], policy: PoisonPolicy) -> Sent:
         """Append the records; a batch that is refused is cut in halves until the culprits stand alone."""
-        records = await self._placing.records(lease.place.topic, rows)
         sent = Sent()
-        await self._deliver(lease.place, list(zip(rows, records, strict=True)), policy, sent)
+        await self._deliver(lease.place, rows, policy, sent)
         return sent
 
     async def close(self) -> None:
@@ -83,31 +82,29 @@ class AtLeastOnce:
         await asyncio.gather(*(append for _, append in self._on_its_way.values()), return_exceptions=True)
         self._on_its_way.clear()
 
-    async def _deliver(
-        self, place: Place, batch: list[tuple[PendingMessage, NewRecord]], policy: PoisonPolicy, sent: Sent
-    ) -> None:
-        if not batch:
+    async def _deliver(self, place: Place, rows: Sequence[PendingMessage], policy: PoisonPolicy, sent: Sent) -> None:
+        if not rows:
             return
         try:
-            await self._append(place, batch)
+            sent.ids.extend(await self._append(place, rows))
         except Exception as error:
             if not is_about_a_record(error):
                 raise
-            if len(batch) == 1:
-                sent.refused[batch[0][0].id] = str(error)
+            if len(rows) == 1:
+                sent.refused[rows[0].id] = str(error)
                 return
         else:
-            sent.ids.extend(row.id for row, _ in batch)
             return
-        middle = len(batch) // 2
-        await self._deliver(place, batch[:middle], policy, sent)
-        free = not_behind(sent.refused, [row for row, _ in batch], policy)
-        await self._deliver(place, [each for each in batch[middle:] if free(each[0])], policy, sent)
+        middle = len(rows) // 2
+        await self._deliver(place, rows[:middle], policy, sent)
+        free = not_behind(sent.refused, rows, policy)
+        await self._deliver(place, [row for row in rows[middle:] if free(row)], policy, sent)
 
-    async def _append(self, place: Place, batch: list[tuple[PendingMessage, NewRecord]]) -> None:
-        append = self._append_all([record for _, record in batch])
-        self._on_its_way[place] = ([row.id for row, _ in batch], asyncio.create_task(append))
-        await self._wait(place)
+    async def _append(self, place: Place, rows: Sequence[PendingMessage]) -> list[int]:
+        records = await self._placing.records(place.topic, rows)
+        append = asyncio.create_task(self._append_all(records))
+        self._on_its_way[place] = ([row.id for row in rows], append)
+        return await self._wait(place)
 
     async def _append_all(self, records: Sequence[NewRecord]) -> None:
         await self._log.append(records)

@@ -136,9 +136,12 @@ class Turn:
                 if is_full and nr < settings.turn_batches:
                     flow.read_ahead(partial(self._parts.rows.read, place, policy, after=rows[-1].id))
                 is_whole = await self._send(lease, rows, flow)
-                if not is_full or not is_whole or self._parts.is_stopping() or flow.reading is None:
+                if not is_full or not is_whole or self._parts.is_stopping():
                     return is_full or not is_whole, False
-                rows = await flow.reading
+                following = await flow.next_batch()
+                if following is None:  # the turn is over
+                    return True, False
+                rows = following
             return False, is_blocked
         finally:
             await flow.end()

@@ -104,9 +104,9 @@ class Cassandra:
         return Command([*java, "-cp", ":".join(map(str, files)), "org.apache.cassandra.service.CassandraDaemon"])
 
     def is_ready(self, node: NodePlan, layout: Layout) -> bool:
-        """Ask by CQL; nodes after the first serve when they know all others."""
+        """Ask by CQL; nodes after the first serve when they know all others, as far as they tell strangers."""
         known = cassandra_peers((node.host, node.ports["client"]))
-        return node.number == 1 or known >= len(layout.nodes) - 1
+        return node.number == 1 or known is None or known >= len(layout.nodes) - 1
 
     def url(self, node: NodePlan) -> str:
         """Name it the way Headrace's settings do."""
@@ -114,7 +114,7 @@ class Cassandra:
 
 
 def cassandra_yaml(node: NodePlan, layout: Layout) -> dict[str, Any]:
-    """Decide the node's configuration; the caller's properties win."""
+    """Decide the node's configuration; the caller's properties win, those that are tables written as JSON."""
     # Every node is a seed, so that any of them can come back while any other is away.
     seeds = ",".join(one.at("storage") for one in layout.nodes)
     return {
@@ -147,5 +147,9 @@ def cassandra_yaml(node: NodePlan, layout: Layout) -> dict[str, Any]:
         "concurrent_writes": 16,
         "auto_snapshot": False,
         "disk_optimization_strategy": "ssd",
-        **layout.properties,
+        **{key: _plain(value) for key, value in layout.properties.items()},
     }
+
+
+def _plain(value: str) -> Any:  # noqa: ANN401 - whatever stands in the file
+    return json.loads(value) if value.startswith(("{", "[")) else value

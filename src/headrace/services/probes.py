@@ -64,10 +64,12 @@ def zookeeper_says(address: Address, word: str) -> str:
         return b"".join(iter(lambda: connection.recv(4096), b"")).decode(errors="replace")
 
 
-def cassandra_peers(address: Address) -> int:
-    """Count the other nodes that the node knows, by CQL."""
+def cassandra_peers(address: Address) -> int | None:
+    """Count the other nodes that the node knows, by CQL; None if it answers only who logs in."""
     with _connected(address) as connection:
-        _cql(connection, 1, struct.pack(">H", 1) + _text("CQL_VERSION") + _text("3.0.0"))  # STARTUP
+        kind, _ = _cql(connection, 1, struct.pack(">H", 1) + _text("CQL_VERSION") + _text("3.0.0"))  # STARTUP
+        if kind == 3:  # AUTHENTICATE
+            return None
         query = b"SELECT host_id FROM system.peers_v2"
         kind, rows = _cql(connection, 7, struct.pack(">i", len(query)) + query + struct.pack(">HB", 1, 2))  # QUERY
     if kind != 8:  # RESULT

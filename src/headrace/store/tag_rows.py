@@ -7,6 +7,7 @@ timeuuids is then the order of the events.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
@@ -37,7 +38,7 @@ class TagTime(NamedTuple):
     offset: int
 
 
-class TagRow(msgspec.Struct, frozen=True, kw_only=True):
+class TagRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event under one tag. `number` counts the events of (pid, tag) from 1, without gaps.
 
     `bucket_ms` is the start of the bucket that holds it; `pid` is the journal's id, in `topic`.
@@ -107,8 +108,13 @@ def timeuuid(at: TagTime) -> UUID:
 
 def tag_time_of(timestamp: UUID) -> TagTime:
     """Do the reverse."""
-    whole = timestamp.int
-    ticks = (whole >> 64 & 0xFFF) << 48 | (whole >> 80 & 0xFFFF) << 32 | whole >> 96
+    return _time_of(timestamp.int)
+
+
+@lru_cache(maxsize=256)  # events of one record share it, and stand together
+def _time_of(whole: int) -> TagTime:
+    high = whole >> 64
+    ticks = (high & 0xFFF) << 48 | (high >> 16 & 0xFFFF) << 32 | high >> 32
     log_time_ms, topic_number = divmod(ticks - _UUID_EPOCH_TICKS, _TICKS_PER_MS)
     low = whole & _LOW_BITS ^ _SIGNED
     return TagTime(log_time_ms, topic_number, low >> 48, low & MAX_OFFSET)

@@ -7,9 +7,20 @@ Does not promise: an order by the clocks of those who wrote, or anything about e
 
 from headrace.tags.buckets import Bucket
 from headrace.tags.events import TaggedEvent
+from headrace.tags.history import Chooser
 from headrace.tags.offsets import After, TagOffset, after_of
 from headrace.tags.query import TagQueries
 from headrace.tags.repairing import TagRepair
 from headrace.tags.writing import TagWriter
 
-__all__ = ["After", "Bucket", "TagOffset", "TagQueries", "TagRepair", "TagWriter", "TaggedEvent", "after_of"]
+__all__ = [
+    "After",
+    "Bucket",
+    "Chooser",
+    "TagOffset",
+    "TagQueries",
+    "TagRepair",
+    "TagWriter",
+    "TaggedEvent",
+    "after_of",
+]

@@ -16,8 +16,9 @@ from headrace.errors import UnknownTopic
 from headrace.journal import Layout
 from headrace.model import TopicPartition
 from headrace.store import Place, TagTime
-from headrace.store.tag_rows import LAST_TAG_TIME
+from headrace.store.tag_rows import FIRST_TAG_TIME, LAST_TAG_TIME
 from headrace.tags.events import TaggedEvent
+from headrace.tags.fills import check_filled
 from headrace.tags.head_context import HeadContext
 from headrace.tags.heads import PartitionHead
 from headrace.tags.marking import Marker
@@ -55,6 +56,7 @@ class Merge:
         self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
         self._ends: dict[TopicPartition, int] = {}
         self._looked_s = self._counted_s = asyncio.get_running_loop().time()
+        self._looked_up_to = FIRST_TAG_TIME
         context.layouts = dict(seam.layouts)
         context.heads = self._heads  # type: ignore[assignment]
         context.on_growth = self._grow
@@ -69,10 +71,11 @@ class Merge:
             while not await self._is_done():
                 self._context.moved.clear()
                 horizon = self._horizon()
-                if await self._next(horizon) is None:
+                first = await self._next(horizon)
+                if first is None:
                     await self._wait()
-                elif not await self._found_topics():
-                    yield await self._take(horizon)
+                elif first.tag_offset.time <= self._looked_up_to or not await self._found_topics():
+                    yield await self._take(min(horizon, _behind(self._looked_up_to)))
         finally:
             await self._stop()
 
@@ -146,18 +149,24 @@ class Merge:
             self._rows.pop()
 
     async def _found_topics(self) -> bool:
-        """Look for announcements: after the heads were read, before anything is delivered."""
-        context = self._context
+        """Look for announcements: after events were read, before they are delivered.
+
+        A topic that is announced later begins above all that was in the log by now.
+        """
+        context, up_to = self._context, self._last_waiting()
         now_s = asyncio.get_running_loop().time()
         if now_s - self._looked_s > _LOOK_FOR_TOPICS_S:
             self._looked_s = now_s
             registry = await self._seams.discover()
         else:
             registry = await self._seams.announced()
+        check_filled(registry.fills, context.tag, before=context.registry.fills)
         new = [topic for topic in registry.topics if topic not in context.registry.topics]
         context.registry = registry
         for topic in new:
             await self._add_topic(topic)
+        if up_to is not None:
+            self._looked_up_to = max(self._looked_up_to, up_to)
         return bool(new)
 
     async def _add_topic(self, topic: str) -> None:
@@ -183,13 +192,19 @@ class Merge:
         if await self._moved(self._gather_s) and self._last_waiting() != waiting:
             return  # more are coming: one Mark is enough for all of them
         idle = [at for at, head in self._heads.items() if head.position <= waiting and self._is_idle(head)]
-        for mark in await self._marker.mark(idle, waiting.log_time_ms + 1):
+        # Both take a while, and neither waits for the other.
+        marks, _ = await asyncio.gather(self._marker.mark(idle, waiting.log_time_ms + 1), self._look_ahead(waiting))
+        for mark in marks:
             at = TopicPartition(mark.topic, mark.partition)
             if self._until is not None:
                 self._until[at] = max(self._until[at], mark.offset + 1)
             self._heads[at].marked(mark)
         if self._horizon() <= waiting:
             await self._moved(_LOOK_FOR_TOPICS_S)
+
+    async def _look_ahead(self, waiting: TagTime) -> None:
+        if waiting > self._looked_up_to:
+            await self._found_topics()
 
     async def _drop_gone(self) -> None:
         """Every now and then look which topics are gone: a broker does not tell their readers."""
@@ -255,6 +270,10 @@ class Merge:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._rows.aclose()
+
+
+def _behind(place: TagTime) -> TagTime:
+    return place._replace(offset=place.offset + 1)
 
 
 def _order(event: TaggedEvent) -> TagOffset:

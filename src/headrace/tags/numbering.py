@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from headrace.model import TopicPartition
 from headrace.store import EventRow, TagNumber, TagRow, TagTime, timeuuid
 from headrace.tags.buckets import Bucket
+from headrace.tags.fills import TagFill
 
 __all__ = ["Numbered", "Numbering", "unique_tags"]
 
@@ -24,12 +26,15 @@ def unique_tags(tags: Iterable[str]) -> list[str]:
 
 
 class Numbering:
-    """Numbers the events of one topic."""
+    """Numbers the events of one topic. What a tag's fill decides about is left to it."""
 
-    def __init__(self, topic: str, topic_number: int, bucket: Bucket) -> None:
-        self._topic = topic
-        self._topic_number = topic_number
-        self._bucket = bucket
+    def __init__(
+        self, topic: str, topic_number: int, bucket: Bucket, fills: Mapping[str, TagFill] | None = None
+    ) -> None:
+        self.topic = topic
+        self.topic_number = topic_number
+        self.bucket = bucket
+        self._fills = fills or {}
 
     def number(self, pid: str, events: Iterable[EventRow], known: Mapping[str, TagNumber]) -> Numbered:
         """Number events of a pid that come in the order of the log.
@@ -39,7 +44,7 @@ class Numbering:
         """
         done = Numbered([], {})
         for event in events:
-            for tag in unique_tags(event.tags):
+            for tag in self._tags(event):
                 last = known.get(tag)
                 if last is not None and event.place <= last.place:
                     continue
@@ -49,20 +54,27 @@ class Numbering:
                 done.numbers[tag] = self._progress(row)
         return done
 
+    def _tags(self, event: EventRow) -> list[str]:
+        tags = unique_tags(event.tags)
+        if not self._fills:
+            return tags
+        at = TopicPartition(self.topic, event.partition)
+        return [tag for tag in tags if tag not in self._fills or not self._fills[tag].leaves_out(at, event.place)]
+
     def time_of(self, event: EventRow) -> TagTime:
         """Return an event's place in the order of tagged events."""
-        return TagTime(event.log_time_ms, self._topic_number, event.partition, event.offset)
+        return TagTime(event.log_time_ms, self.topic_number, event.partition, event.offset)
 
     def row(self, pid: str, event: EventRow, tag: str, number: int) -> TagRow:
         """Return an event's row under a tag."""
         return TagRow(
             tag=tag,
-            bucket_ms=self._bucket.start_of(event.log_time_ms),
+            bucket_ms=self.bucket.start_of(event.log_time_ms),
             timestamp=timeuuid(self.time_of(event)),
             pid=pid,
             number=number,
             seq_nr=event.seq_nr,
-            topic=self._topic,
+            topic=self.topic,
             generation=event.generation,
             partition=event.partition,
             offset=event.offset,
@@ -78,7 +90,7 @@ class Numbering:
 
     def _progress(self, row: TagRow) -> TagNumber:
         return TagNumber(
-            topic=self._topic,
+            topic=self.topic,
             pid=row.pid,
             tag=row.tag,
             seq_nr=row.seq_nr,

@@ -12,6 +12,7 @@ from headrace.model import TopicPartition
 from headrace.observe import get_logger
 from headrace.store import Store
 from headrace.tags.events import TaggedEvent
+from headrace.tags.fills import check_filled
 from headrace.tags.floors import Floors
 from headrace.tags.gaps import GapSearch, lowest_numbers
 from headrace.tags.head_context import HeadContext
@@ -45,14 +46,20 @@ class TagQueries:
         self._floors = Floors(store, self._registry, log)
         self._seams = SeamReader(log, store, self._registry, self._floors)
         self._marker = Marker(log, is_reader=read_only)
+        self._silent_marker = Marker(log, is_reader=True)
 
-    def events(self, tag: str, *, after: After = None, live: bool = False) -> AsyncGenerator[TaggedEvent, None]:
+    def events(
+        self, tag: str, *, after: After = None, live: bool = False, read_only: bool = False
+    ) -> AsyncGenerator[TaggedEvent, None]:
         """Yield a tag's events after an offset: those there are now, or with `live` all that come too.
 
         `after` is an event's `tag_offset`, its text, or a time (whose events are included); None: all. Nothing is
-        fetched before it is asked for, apart from a page. Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap.
+        fetched before it is asked for, apart from a page. With `read_only` no Marks are written, and events wait for
+        others to write into partitions where nothing happens.
+        Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap, TagBuilding.
         """
-        return _Query(self, tag, after_of(after), is_live=live).events()
+        marker = self._silent_marker if read_only else self._marker
+        return _Query(self, tag, after_of(after), marker, is_live=live).events()
 
     async def tags(self) -> list[str]:
         """List all tags that replication has met."""
@@ -69,13 +76,15 @@ class TagQueries:
 class _Query:
     """One query: where it is, and what it has seen."""
 
-    def __init__(self, queries: TagQueries, tag: str, after: TagOffset | None, *, is_live: bool) -> None:
+    def __init__(
+        self, queries: TagQueries, tag: str, after: TagOffset | None, marker: Marker, *, is_live: bool
+    ) -> None:
         self._log = queries._log  # noqa: SLF001 - a part of it
         self._store = queries._store  # noqa: SLF001
         self._settings = queries._settings  # noqa: SLF001
         self._floors = queries._floors  # noqa: SLF001
         self._seams = queries._seams  # noqa: SLF001
-        self._marker = queries._marker  # noqa: SLF001
+        self._marker = marker
         self._bucket = queries._registry.bucket  # noqa: SLF001
         self._tag = tag
         self._after = after
@@ -120,11 +129,22 @@ class _Query:
                         if error.offset >= error.start:
                             raise
                         _logger.info("retention overtook a query by tag; back to the views", tag=self._tag)
+            before = seam.registry.fills
+            seam = await self._read_seam()
+            check_filled(seam.registry.fills, self._tag, before=before)
+
+    async def _read_seam(self) -> Seam:
+        """Read the seam. Of a tag that history was given, the views hold all up to the cut: so must the seam."""
+        while True:
             seam = await self._seams.read()
+            check_filled(seam.registry.fills, self._tag)
+            fill = seam.registry.fills.get(self._tag)
+            if fill is None or all(known.place >= (fill.cut_of(known.at) or known.place) for known in seam.live):
+                return seam
 
     async def _begin(self) -> Seam:
         """Read the seam, and for a query that ends where it ends; scan if the offset is in the current bucket."""
-        seam = await self._seams.read()
+        seam = await self._read_seam()
         if not self._is_live:
             self._until = {known.at: (await self._log.bounds(known.at)).end for known in seam.live}
         after, now_ms = self._after, seam.highest_ms

@@ -5,7 +5,7 @@ Rows stay, so that numbers have no gaps. Tags without the policy keep everything
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from headrace.journal.key_writes import KeyFold, Removal
 from headrace.store import EventRow, Store, TagRow, tag_time_of
@@ -25,24 +25,28 @@ class Redaction:
         self._store = store
         self._tags = tags
 
-    async def apply(self, topic: str, folds: Mapping[str, KeyFold], numbering: Numbering) -> None:
-        """Redact what the batch deletes."""
+    async def apply(
+        self, topic: str, folds: Mapping[str, KeyFold], numbering: Numbering, filled: Collection[str] = ()
+    ) -> None:
+        """Redact what the batch deletes. Events don't bring the tags that history was `filled` with themselves."""
         if not self._tags:
             return
         for pid, fold in folds.items():
             for removal in fold.removals:
-                await self._remove(topic, pid, fold, removal, numbering)
+                await self._remove(topic, pid, fold, removal, numbering, self._tags.intersection(filled))
 
-    async def _remove(self, topic: str, pid: str, fold: KeyFold, removal: Removal, numbering: Numbering) -> None:
+    async def _remove(
+        self, topic: str, pid: str, fold: KeyFold, removal: Removal, numbering: Numbering, filled: frozenset[str]
+    ) -> None:
         gone = [row for row in fold.tagged if row.place <= removal.place and row.seq_nr <= removal.last]
-        gone += await self._stored(topic, pid, removal)
+        gone += await self._stored(topic, pid, removal, any_tags=bool(filled))
         for event in gone:
-            for tag in self._tags.intersection(unique_tags(event.tags)):
+            for tag in self._tags.intersection(unique_tags(event.tags)) | filled:
                 rows = await self._rows(numbering.row(pid, event, tag, 0))
                 await self._store.tags.views.redact(rows, at=removal.place)
 
-    async def _stored(self, topic: str, pid: str, removal: Removal) -> list[EventRow]:
-        """Return the events with such tags that the store holds and the removal takes."""
+    async def _stored(self, topic: str, pid: str, removal: Removal, *, any_tags: bool) -> list[EventRow]:
+        """Return the events with such tags, or any, that the store holds and the removal takes."""
         meta = await self._store.reader.meta(topic, pid)
         if meta is None or removal.last < removal.first:
             return []
@@ -53,7 +57,8 @@ class Redaction:
             row
             async for page in pages
             for row in page
-            if row.record_id == meta.record_id and row.place < removal.place and self._tags.intersection(row.tags)
+            if row.record_id == meta.record_id and row.place < removal.place
+            if any_tags or self._tags.intersection(row.tags)
         ]
 
     async def _rows(self, like: TagRow) -> list[TagRow]:

@@ -1,7 +1,7 @@
 """What all processes must agree on about tags, kept as one setting of the store and changed atomically.
 
-The size of the buckets, the epoch of the tables, a number for each topic, and the log times that topics and
-generations begin at.
+The size of the buckets, the epoch of the tables, a number for each topic, the log times that topics and generations
+begin at, and the tags that history was given afterwards.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from headrace.config import TagSettings
 from headrace.errors import TagsDisabled, TagViewsLost, WrongBucketSize
 from headrace.store import Store
 from headrace.tags.buckets import Bucket
+from headrace.tags.fills import FillState, TagFill
 
-__all__ = ["REGISTRY_KEY", "Registry", "TagRegistry", "TopicEntry"]
+__all__ = ["REGISTRY_KEY", "Registry", "TagRegistry", "TopicEntry", "reopened"]
 
 REGISTRY_KEY = "tags"
 
@@ -39,6 +40,11 @@ class Registry(msgspec.Struct, frozen=True):
     epoch: str
     is_ready: bool = False
     topics: Mapping[str, TopicEntry] = {}
+    fills: Mapping[str, TagFill] = {}
+
+    def with_fill(self, tag: str, fill: TagFill) -> Registry:
+        """Return the facts with a tag's fill changed."""
+        return msgspec.structs.replace(self, fills={**self.fills, tag: fill})
 
     def with_topic(self, topic: str, entry: TopicEntry) -> Registry:
         """Return the facts with a topic's entry changed."""
@@ -112,7 +118,7 @@ class TagRegistry:
         await self._store.tags.prepare()
         epoch = uuid.uuid4().hex
         await self._store.tags.put_epoch(epoch)
-        return await self.change(lambda registry: msgspec.structs.replace(registry, epoch=epoch, is_ready=True))
+        return await self.change(lambda registry: _begun_anew(registry, epoch))
 
     async def _read(self) -> Registry | None:
         stored = await self._store.settings.get(REGISTRY_KEY)
@@ -129,6 +135,20 @@ class TagRegistry:
         await self._store.tags.put_epoch(registry.epoch)
         self._prepared_epoch = registry.epoch
         return await self.change(lambda found: msgspec.structs.replace(found, is_ready=True))
+
+
+def reopened(registry: Registry, tag: str, fill: TagFill) -> Registry:
+    """Return the facts with a fill that was closing no more so; unchanged if it is another attempt, or done."""
+    known = registry.fills.get(tag)
+    if known is None or known.state is not FillState.CLOSING or known.close_id != fill.close_id:
+        return registry
+    return registry.with_fill(tag, msgspec.structs.replace(known, state=FillState.BUILDING, close_id="", cut={}))
+
+
+def _begun_anew(registry: Registry, epoch: str) -> Registry:
+    """Return the facts of new tables. What tags were filled with is gone: journals don't know of it."""
+    fills = {tag: TagFill(fill.id, fill.function) for tag, fill in registry.fills.items()}
+    return msgspec.structs.replace(registry, epoch=epoch, is_ready=True, fills=fills)
 
 
 def _encode(registry: Registry) -> str:

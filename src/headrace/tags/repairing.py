@@ -1,19 +1,20 @@
 """Repairing views by tag: writing them again from the journals, all of them or one pid's under one tag.
 
 A repair has a place in the order, as all else has: that of a Mark written for it, so that it wins over what was there.
-Events that were deleted from their journals can't be brought back under their tags; numbers go on all the same where
-the numbering is still known.
+Replication is brought there first: what it wrote afterwards of records below the Mark would lose. Events that were
+deleted from their journals can't be brought back under their tags; numbers go on all the same where the numbering is
+still known.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
 from headrace.config import TagSettings
-from headrace.errors import UnknownTopic
+from headrace.errors import BadArgument, UnknownTopic
 from headrace.journal import Layout
 from headrace.journal.actions import Mark
 from headrace.journal.barriers import write_mark
@@ -21,6 +22,8 @@ from headrace.journal.folding import exists
 from headrace.log import Log
 from headrace.observe import SILENT, Progress
 from headrace.store import EventRow, JournalMeta, Place, Store, TagNumber, TagRow
+from headrace.tags.catching_up import CatchingUp
+from headrace.tags.fills import TagFill
 from headrace.tags.floors import Floors, read_layout
 from headrace.tags.numbering import Numbering
 from headrace.tags.registry import TagRegistry
@@ -39,6 +42,7 @@ class TagRepair:
         self._store = store
         self._registry = TagRegistry(store, settings)
         self._seams = SeamReader(log, store, self._registry, Floors(store, self._registry, log))
+        self._catching_up = CatchingUp(log, store, settings)
 
     async def rebuild_all(self, progress: Progress = SILENT) -> int:
         """Write all views again from what the journals hold, then let replication go on; returns the rows written."""
@@ -54,12 +58,14 @@ class TagRepair:
         return count
 
     async def rebuild(self, topic: str, id_: str, tag: str) -> int:
-        """Write a journal's rows under a tag again; returns how many."""
-        await self._registry.open()
+        """Write a journal's rows under a tag again; returns how many. Raises BadArgument for a tag that was filled."""
+        registry = await self._registry.open()
+        if (fill := registry.fills.get(tag)) is not None:
+            rule = f"history was given it afterwards; run: headrace tags backfill {tag} {fill.function} --again"
+            raise BadArgument("tag", tag, rule)
+        place = await self._place(topic, id_)
         meta = await self._store.reader.meta(topic, id_)
-        if meta is None or not exists(meta):
-            return 0
-        return await self._rebuild(meta, tag, at=await self._place(topic, id_))
+        return 0 if meta is None or not exists(meta) else await self._rebuild(meta, tag, at=place)
 
     async def delete(self, topic: str, id_: str, tag: str) -> int:
         """Remove a journal's rows under a tag, and their numbering; returns how many. New events count from 1."""
@@ -74,9 +80,24 @@ class TagRepair:
         await self._store.tags.numbers.delete(topic, id_, tag, at=place)
         return count
 
+    async def mend(
+        self, topic: str, id_: str, right: Sequence[TagRow], wrong: Sequence[TagRow], numbers: Sequence[TagNumber]
+    ) -> None:
+        """Put a journal's rows right: remove what is wrong, whoever wrote it and when, then write what is right."""
+        place = await self._place(topic, id_)
+        before = Place(place.generation, place.offset - 1)
+        await self._store.tags.views.delete([*wrong, *right], at=before)
+        await self._write(list(right), place)
+        if redacted := [row for row in right if row.is_redacted]:
+            await self._store.tags.views.redact(redacted, at=place)
+        if numbers:
+            await self._store.tags.numbers.write(numbers, at=place)
+
     async def _rebuild(self, meta: JournalMeta, tag: str | None, *, at: Place | None) -> int:
         registry = await self._seams.announced()
-        numbering = Numbering(meta.topic, registry.topics[meta.topic].number, self._registry.bucket)
+        # Journals don't say which events a tag was filled with.
+        filled = {tag: TagFill(fill.id, fill.function) for tag, fill in registry.fills.items()}
+        numbering = Numbering(meta.topic, registry.topics[meta.topic].number, self._registry.bucket, filled)
         known = dict(await self._store.tags.numbers.of(meta.topic, meta.id))
         before = await self._before(meta, known)
         last: dict[str, TagNumber] = {tag: _numbered(known[tag], number) for tag, number in before.items()}
@@ -118,9 +139,14 @@ class TagRepair:
                     yield meta
 
     async def _place(self, topic: str, id_: str) -> Place:
-        """Write a Mark into the journal's partition and return its place."""
+        """Write a Mark into the journal's partition and return its place, once replication is there.
+
+        What it wrote later, of records below the Mark, would lose to the repair.
+        """
         layout = await self._layout(topic)
-        offset = await write_mark(self._log, layout.route(id_), id_, Mark(id=uuid.uuid4().hex))
+        at = layout.route(id_)
+        offset = await write_mark(self._log, at, id_, Mark(id=uuid.uuid4().hex))
+        await self._catching_up.reach({at: offset})
         return Place(layout.generation, offset)
 
     async def _layout(self, topic: str) -> Layout:

@@ -15,9 +15,8 @@ Pid: TypeAlias = tuple[str, str]
 _REMEMBERED = 1_000_000
 
 
-class _Seen(NamedTuple):
-    number: int
-    log_time_ms: int
+# A number, and the log time of its event.
+_Seen: TypeAlias = tuple[int, int]
 
 
 class Missing(NamedTuple):
@@ -42,40 +41,45 @@ class Sequences:
     def expect(self, lowest: Mapping[Pid, int]) -> None:
         """Expect these numbers first."""
         for pid, number in lowest.items():
-            self._seen[pid] = _Seen(number - 1, 0)
+            self._seen[pid] = (number - 1, 0)
 
     def follows(self, event: TaggedEvent) -> bool:
         """Take an event if it is the next of its pid; else change nothing: it is known, or some are missing."""
-        pid = (event.topic, event.id)
+        pid, number = (event.topic, event.id), event.number
         last = self._seen.get(pid)
         if last is None:
-            if self._from_start and event.number != 1:
+            if self._from_start and number != 1:
                 return False
-        elif event.number != last.number + 1:
+            self.saw(event)
+            return True
+        if number != last[0] + 1:
             return False
-        self.saw(event)
+        # A plain tuple is made in a third of the time, and this is done for every event.
+        self._seen[pid] = (number, event.tag_offset[0])
+        self._seen.move_to_end(pid)
         return True
 
     def missing(self, event: TaggedEvent) -> Missing | None:
         """Say what is missing before an event."""
         last = self._last(event)
-        if last is None or event.number <= last.number + 1:
+        if last is None or event.number <= last[0] + 1:
             return None
-        return Missing(last.number + 1, event.number - last.number - 1, last.log_time_ms)
+        number, log_time_ms = last
+        return Missing(number + 1, event.number - number - 1, log_time_ms)
 
     def is_known(self, event: TaggedEvent) -> bool:
         """Say whether the event was delivered before."""
         last = self._last(event)
-        return last is not None and event.number <= last.number
+        return last is not None and event.number <= last[0]
 
     def saw(self, event: TaggedEvent) -> None:
         """Remember an event that was delivered."""
         pid = (event.topic, event.id)
-        self._seen[pid] = _Seen(event.number, event.tag_offset.log_time_ms)
+        self._seen[pid] = (event.number, event.tag_offset.log_time_ms)
         self._seen.move_to_end(pid)
         while len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
             self._from_start = False  # who was forgotten may come again, with any number
 
     def _last(self, event: TaggedEvent) -> _Seen | None:
-        return self._seen.get((event.topic, event.id), _Seen(0, 0) if self._from_start else None)
+        return self._seen.get((event.topic, event.id), (0, 0) if self._from_start else None)

@@ -1,7 +1,8 @@
 """Writing the views by tag of a batch: rows first, then the numbers, so that a crash in between is made good.
 
 This is what replication calls as its `Views`. A process keeps the numbers of the pids it saw for as long as its
-batches follow one another; who finds the replicated offset elsewhere than it left it forgets them.
+batches follow one another; who finds the replicated offset elsewhere than it left it, or a journal further than that,
+forgets them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from headrace.journal.key_writes import KeyFold
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.runtime import crash_point
-from headrace.store import ReplicatedOffset, Store, TagNumber
+from headrace.store import Place, ReplicatedOffset, Store, TagNumber
+from headrace.tags.fills import FillState, TagFill
 from headrace.tags.floors import Floors
 from headrace.tags.metrics import ROWS
 from headrace.tags.numbering import Numbered, Numbering
 from headrace.tags.redacting import Redaction
-from headrace.tags.registry import Registry, TagRegistry
+from headrace.tags.registry import Registry, TagRegistry, reopened
 
 __all__ = ["TagWriter"]
 
@@ -34,6 +36,8 @@ _PIDS_AT_ONCE = 64
 _ROWS_AT_ONCE = 20_000
 _REMEMBERED = 100_000
 _CHECK_EVERY_S = 1.0
+_WAIT_FOR_FILL_S = 60.0
+_NOWHERE = Place(-1, -1)
 
 
 @dataclass(slots=True)
@@ -41,7 +45,9 @@ class _Followed:
     """A partition whose batches this process applies: where the last one ended, and the numbers it left."""
 
     end: int = -2
+    start: Place = _NOWHERE
     numbers: OrderedDict[str, dict[str, TagNumber]] = field(default_factory=OrderedDict)
+    facts: Registry | None = None
 
 
 class TagWriter:
@@ -58,6 +64,7 @@ class TagWriter:
         self._redaction = Redaction(store, frozenset(settings.redact))
         self._facts: Registry | None = None
         self._checked_s = 0.0
+        self._held_since_s: dict[str, float] = {}
         self._followed: dict[TopicPartition, _Followed] = {}
 
     async def open_topic(self, layout: Layout) -> None:
@@ -66,23 +73,48 @@ class TagWriter:
         self._facts, _ = await self._floors.generation(facts, layout, layout.generation)
 
     async def log_time_ms(self, layout: Layout, start: ReplicatedOffset) -> int:
-        """Return the log time that the partition goes on from."""
+        """Return the log time that the partition goes on from.
+
+        The facts are read anew for each batch: a fill's are written before the Marks that stand for them.
+        """
         followed = self._followed.setdefault(start.at, _Followed())
-        if followed.end != start.offset:
+        await self._open()
+        facts, log_time_ms = await self._floors.log_time_ms(await self._registry.read(), layout, start)
+        if followed.end != start.offset or followed.facts is None or followed.facts.fills != facts.fills:
             followed.numbers.clear()
-        facts = await self._open()
-        self._facts, log_time_ms = await self._floors.log_time_ms(facts, layout, start)
+        self._facts = followed.facts = facts
+        followed.start = Place(start.generation, start.offset)
         return log_time_ms
+
+    async def last_offset(self, start: ReplicatedOffset) -> int | None:
+        """Return where the partition has to wait for history to be counted under a tag; None: nowhere."""
+        facts = self._followed[start.at].facts or await self._open()
+        limits = [
+            limit
+            for tag, fill in facts.fills.items()
+            if (limit := fill.last_offset(start.at, start.offset)) is not None and not await self._gives_up(tag, fill)
+        ]
+        return min(limits, default=None)
+
+    async def _gives_up(self, tag: str, fill: TagFill) -> bool:
+        """Open a fill again that holds replication up for too long: who closes it is dead, or closes it again."""
+        now_s = time.monotonic()
+        since_s = self._held_since_s.setdefault(fill.close_id, now_s)
+        if now_s - since_s < _WAIT_FOR_FILL_S:
+            return False
+        facts = await self._registry.change(lambda known: reopened(known, tag, fill))
+        return facts.fills[tag].state is FillState.BUILDING
 
     async def write(self, at: TopicPartition, folds: Mapping[str, KeyFold], *, up_to: int) -> None:
         """Write rows, then numbers, of all events that count; then redact what the batch deletes."""
-        facts = self._facts or await self._open()
         followed = self._followed.setdefault(at, _Followed())
+        facts = followed.facts or await self._open()
         followed.end = -2  # until this batch is through
-        numbering = Numbering(at.topic, facts.topics[at.topic].number, self._registry.bucket)
+        _forget_rivals(followed, folds)
+        numbering = Numbering(at.topic, facts.topics[at.topic].number, self._registry.bucket, facts.fills)
         for pids in _slices(folds):
             await self._write_some(at.topic, pids, folds, numbering, followed)
-        await self._redaction.apply(at.topic, folds, numbering)
+        await self._redaction.apply(at.topic, folds, numbering, facts.fills)
         followed.end = up_to
         while len(followed.numbers) > _REMEMBERED:
             followed.numbers.popitem(last=False)
@@ -115,6 +147,16 @@ class TagWriter:
             self._facts = await self._registry.open()
             self._checked_s = time.monotonic()
         return self._facts
+
+
+def _forget_rivals(followed: _Followed, folds: Mapping[str, KeyFold]) -> None:
+    """Forget the numbers of pids that somebody else has taken further, and died before the offset was moved.
+
+    Their records are not folded again, so nothing would tell that they were numbered.
+    """
+    for pid, fold in folds.items():
+        if fold.stored is not None and fold.stored > followed.start:
+            followed.numbers.pop(pid, None)
 
 
 def _slices(folds: Mapping[str, KeyFold]) -> Iterable[list[str]]:

@@ -78,6 +78,15 @@ async def test_thousands_at_once_land_in_the_order_of_their_appends(log: KafkaLo
     await eventually(rested)
 
 
+async def test_large_records_do_not_wait_for_the_end_of_a_turn(log: KafkaLog, topic: str) -> None:
+    """A burst of large appends is handed to the driver in parts, while the rest of it is still being made."""
+    await log.append(numbered(topic, 1))
+    (appender,) = log._producers._appenders.values()
+    appends = [log._producers.append([NewRecord(topic, b"k", bytes(100_000))]) for _ in range(7)]
+    assert len(appender._waiting) == 1
+    assert [position.offset for append in appends for position in await append] == list(range(1, 8))
+
+
 async def test_a_thread_that_computes_does_not_stop_the_loop(log: KafkaLog, topic: str) -> None:
     """While another thread keeps the interpreter busy, deliveries are served in turns with it, not one at a time."""
     await log.append(numbered(topic, 1))

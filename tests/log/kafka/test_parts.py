@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
 from headrace.config import KafkaLogSettings
-from headrace.errors import UnknownPartition, UnknownTopic
+from headrace.errors import HeadraceError, UnknownPartition, UnknownTopic
 from headrace.log.kafka.addresses import servers_of
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import ClientConfigs
 from headrace.log.kafka.configs import from_kafka, to_kafka
+from headrace.log.kafka.placing import Placer, place
 from headrace.log.kafka.producers import batch_bytes_of
 from headrace.log.kafka.threads import Threads
-from headrace.model import Cleanup, Topic, TopicConfig, TopicPartition
+from headrace.model import Cleanup, NewRecord, Topic, TopicConfig, TopicPartition
 
 
 def _topic(name: str = "t", *, partitions: int = 2, limit: int = 1_048_588) -> Topic:
@@ -45,6 +49,40 @@ def test_settings_of_other_peoples_topics_are_understood() -> None:
 def test_batches_stay_below_the_limit_of_their_topic(limit: int, batch: int) -> None:
     """Rounded down to a power of two, so that topics share producers."""
     assert batch_bytes_of(_topic(limit=limit)) == batch <= limit
+
+
+@hypothesis.given(
+    key=st.none() | st.binary(max_size=40) | st.text(max_size=2),
+    value=st.none() | st.binary(max_size=200) | st.text(max_size=2),
+    headers=st.lists(st.tuples(st.text(max_size=20), st.none() | st.binary(max_size=20)), max_size=3),
+    partition=st.none() | st.integers(-1, 3),
+    timestamp_ms=st.none() | st.integers(-1, 1) | st.just(1_000_000_000_000) | st.just(1 << 60),
+    limit=st.integers(96, 400),
+    cleanup=st.sampled_from(Cleanup),
+)
+def test_the_short_way_places_as_the_long_one(
+    key: bytes | None,
+    value: bytes | None,
+    headers: list[tuple[str, bytes | None]],
+    partition: int | None,
+    timestamp_ms: int | None,
+    limit: int,
+    cleanup: Cleanup,
+) -> None:
+    """Whatever a record is: the same partition, or the same refusal."""
+    topic = Topic(name="t", topic_id="id", partitions=3, config=TopicConfig(max_record_bytes=limit, cleanup=cleanup))
+    record = NewRecord("t", key, value, tuple(headers), partition, timestamp_ms)
+    placer = Placer(topic)
+
+    def outcome(call: Callable[[], int]) -> int | str:
+        try:
+            return call()
+        except HeadraceError as refusal:
+            return f"{type(refusal).__name__}: {refusal}"
+
+    asked = outcome(lambda: place(record, topic))
+    assert outcome(lambda: placer.place(record)) == asked
+    assert outcome(lambda: placer.place(record, latest_ms=placer.latest_ms())) == asked
 
 
 def test_settings_of_the_application_reach_every_client_but_do_not_weaken_it() -> None:

@@ -15,6 +15,7 @@ from headrace.cli.demo.journal_part import show_journal
 from headrace.cli.demo.log_part import show_log
 from headrace.cli.demo.outbox import show_outbox
 from headrace.cli.demo.pipeline_part import show_pipeline
+from headrace.cli.demo.tags_part import show_tags
 from headrace.cli.demo.telling import console
 
 __all__ = ["demo"]
@@ -27,7 +28,7 @@ def demo(
     store: Annotated[str | None, typer.Option("--store", help="The store of a log that is not embedded.")] = None,
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Show the pipeline too; it starts Spark.")] = True,
 ) -> None:
-    """See the log, its journals and the pipeline at work, with a live reader and a process that is killed."""
+    """See log, journals, tags, outbox and pipeline at work, with live readers and a process that is killed."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder:
         # On somebody's own log the demo keeps to topics of its own.
@@ -44,4 +45,5 @@ async def _run(address: str, store: str | None, suffix: str) -> None:
         await show_log(hr.log, address, suffix)
         if store is not None or address.startswith("embedded:"):
             await show_journal(hr, suffix)
+            await show_tags(hr, suffix)
         await show_outbox(hr.log, suffix)

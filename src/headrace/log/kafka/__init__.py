@@ -18,7 +18,7 @@ __all__ = ["open_log"]
 
 
 async def open_log(address: str, settings: LogSettings) -> KafkaLog:
-    """Open `kafka://host:9092[,host:9092…]`. Raises Unreachable unless a broker answers in time."""
+    """Open `kafka://host:9092[,host:9092…]`. Raises Unreachable unless a broker answers in time, or Forbidden."""
     try:
         from headrace.log.kafka.log import KafkaLog
     except ModuleNotFoundError as missing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from headrace.config import redact
 from headrace.errors import BadArgument
 
 __all__ = ["servers_of"]
@@ -16,5 +17,5 @@ def servers_of(address: str) -> str:
     scheme, found, rest = address.partition("://")
     servers = rest.rstrip("/").split(",")
     if scheme != "kafka" or not found or not all(_SERVER.fullmatch(server) for server in servers):
-        raise BadArgument("address", address, "a Kafka address reads kafka://host:port[,host:port…]")
+        raise BadArgument("address", redact("address", address), "a Kafka address reads kafka://host:port[,host:port…]")
     return ",".join(servers)

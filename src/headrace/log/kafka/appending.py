@@ -1,7 +1,8 @@
 """One producer and the queue of appends before it.
 
-Appends made in one turn of the event loop are produced in one go at its end: a burst makes a few large batches
-instead of many small ones, each of which would cost the brokers a request.
+Appends made in one turn of the event loop are produced in one go at its end, or when they are as large as a few
+batches: a burst makes large batches instead of many small ones, each of which would cost the brokers a request, and the
+driver sends the first of them while others are still being made.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from headrace.errors import Closed
 from headrace.log.kafka.clients import LOGGER
 from headrace.log.kafka.deliveries import Append, ManyRecords, OneRecord
-from headrace.log.kafka.faults import error_in
+from headrace.log.kafka.faults import closed_first, error_in
 from headrace.log.kafka.polling import Landed, Poller
-from headrace.log.kafka.producing import REFRESHES, Placed, is_about_partition, refresh
+from headrace.log.kafka.producing import REFRESHES, Placed, flush, is_about_partition, refresh
 from headrace.log.kafka.threads import Threads
 from headrace.log.metrics import APPEND_SECONDS, APPENDED
 from headrace.model import NewRecord, Position
@@ -28,6 +29,7 @@ __all__ = ["Appender"]
 
 _SECONDS = APPEND_SECONDS.labels("kafka")
 _ROOM_S = 0.05
+_BURST_BYTES = 256 * 1024
 
 
 class Appender:
@@ -40,49 +42,61 @@ class Appender:
         self._producer = Producer({**config, "error_cb": self._on_error}, logger=LOGGER)
         self._waiting: deque[Append] = deque()
         self._landed = Landed()
-        self._is_held = False
+        self._waiting_bytes = 0
+        self._is_scheduled = False
+        self._is_blocked = False
         self._room: asyncio.TimerHandle | None = None
         self._is_stopped = False
         self._brokers_down = False
         self.is_dead = False
-        self._poller = Poller(self._producer, self._landed, self._settle)
+        self._poller = Poller(self._producer, self._landed, self._settle, waits_for_room=lambda: self._room is not None)
 
     def append_one(self, record: NewRecord, partition: int) -> asyncio.Future[list[Position]]:
         """Begin to append a record; what is returned raises DeliveryFailed."""
         future: asyncio.Future[list[Position]] = self._loop.create_future()
-        self._enqueue(OneRecord(record, partition, future, self._landed))
+        self._enqueue(OneRecord(record, partition, future, self._landed), len(record.value or b""))
         return future
 
     def append(self, placed: Sequence[Placed]) -> asyncio.Future[list[Position]]:
         """Begin to append records, in their order; what is returned raises DeliveryFailed."""
         future: asyncio.Future[list[Position]] = self._loop.create_future()
-        self._enqueue(ManyRecords(placed, future, self._landed))
+        self._enqueue(ManyRecords(placed, future, self._landed), 0)
         return future
 
     async def close(self, timeout_s: float) -> None:
-        """Flush, drop what could not be flushed in time, and end the thread."""
+        """Flush while the brokers take records, drop what they do not take, and end the thread."""
         self._produce_waiting()
         self._is_stopped = True
         self._poller.stop()
         for append in self._waiting:
             if not append.future.done():
-                append.future.set_exception(self._closed())
+                append.future.set_exception(closed_first(append.topic) if append.is_begun else self._closed())
         self._waiting.clear()
         await self._threads.run(self._shut, timeout_s)
 
-    def _enqueue(self, append: Append) -> None:
+    def _enqueue(self, append: Append, size_bytes: int) -> None:
         if self._is_stopped:
             raise self._closed()
         self._waiting.append(append)
-        if not self._is_held:
-            self._is_held = True
-            self._loop.call_soon(self._produce_waiting)
+        self._waiting_bytes += size_bytes
+        if self._is_blocked:
+            return
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._end_turn)
+        elif self._waiting_bytes >= _BURST_BYTES:
+            self._produce_waiting()
+
+    def _end_turn(self) -> None:
+        self._is_scheduled = False
+        if not self._is_blocked:
+            self._produce_waiting()
 
     def _produce_waiting(self) -> None:
         """Produce from the front. Held up by one append, all behind it wait, so that none overtakes."""
         self._stop_waiting_for_room()
         waiting, produced = self._waiting, 0
-        self._is_held = True
+        self._is_blocked, self._waiting_bytes = True, 0
         while waiting:
             append = waiting[0]
             try:
@@ -98,7 +112,7 @@ class Appender:
                 produced += self._end(append, failure)
             waiting.popleft()
         else:
-            self._is_held = False
+            self._is_blocked = False
         self._poller.expect(produced)
 
     def _must_wait(self, append: Append, failure: Exception) -> bool:
@@ -120,7 +134,7 @@ class Appender:
             return False
         is_on_its_way = append.refuse(error_in(failure))
         if not is_on_its_way:
-            append.settle(brokers_down=self._brokers_down)
+            append.settle(self._brokers_down)
         return is_on_its_way
 
     def _stop_waiting_for_room(self) -> None:
@@ -139,15 +153,14 @@ class Appender:
         if len(failed) < len(landed):
             self._brokers_down = False
         for append in landed:
-            append.settle(brokers_down=self._brokers_down)
+            append.settle(self._brokers_down)
         _count(landed)
         if self._room is not None:
             self._produce_waiting()
 
     def _shut(self, timeout_s: float) -> None:
         self._poller.join()
-        self._producer.flush(timeout_s)
-        if len(self._producer):
+        if not flush(self._producer, timeout_s):
             self._producer.purge()
             self._producer.flush(1)
         self._poller.hand_over()

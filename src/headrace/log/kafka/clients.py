@@ -34,6 +34,11 @@ class ClientConfigs:
         self._servers = servers
         self._settings = settings
 
+    @property
+    def given(self) -> list[str]:
+        """The names of the properties that come from the settings."""
+        return list(self._settings.client)
+
     def admin(self) -> Config:
         """Topics, offsets, groups."""
         return self._client({})

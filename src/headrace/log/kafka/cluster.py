@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource
+from confluent_kafka.admin import ConfigResource, ConfigSource
 
-from headrace.errors import Unreachable
-from headrace.log.kafka.clients import LOGGER, ClientConfigs
+from headrace.log.kafka.clients import ClientConfigs
 from headrace.log.kafka.configs import from_kafka
 from headrace.log.kafka.faults import STALE_LEADER, Faults, error_in
+from headrace.log.kafka.greeting import Complaints, admin_client, greet
 from headrace.log.kafka.producing import refresh
 from headrace.log.kafka.threads import Threads
 from headrace.model import Topic
@@ -32,7 +32,8 @@ class Cluster:
         self.faults = faults
         self.threads = threads
         self.request_timeout_s = request_timeout_s
-        self._clients = [AdminClient(configs.admin(), logger=LOGGER)]
+        self._complaints = Complaints()
+        self._clients = [admin_client(configs.admin(), self._complaints, given=configs.given)]
 
     @property
     def client(self) -> Any:  # noqa: ANN401 - the driver has no types
@@ -40,11 +41,9 @@ class Cluster:
         return self._clients[0]
 
     async def check(self) -> None:
-        """Raise Unreachable unless a broker answers in time."""
-        try:
-            await self.threads.run(self.client.list_topics, timeout=self.request_timeout_s)
-        except KafkaException as failure:
-            raise Unreachable(self.faults.address, error_in(failure).str()) from failure
+        """Raise Unreachable unless a broker answers in time, Forbidden as soon as one refuses us."""
+        timeout_s = self.request_timeout_s
+        await self.threads.run(greet, self.client, self._complaints, self.faults.address, timeout_s=timeout_s)
 
     async def ask(
         self,

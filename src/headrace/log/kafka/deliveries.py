@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, TypeAlias, cast
 
@@ -18,6 +18,9 @@ from headrace.log.kafka.producing import Placed, produce
 from headrace.model import NewRecord, Position
 
 __all__ = ["Append", "DeliveryFailed", "ManyRecords", "OneRecord"]
+
+# What Position._make does, without its call of Python.
+_position: Callable[[tuple[str, int, int, int]], Position] = functools.partial(tuple.__new__, Position)
 
 
 class DeliveryFailed(Exception):
@@ -42,10 +45,19 @@ class OneRecord:
         self.partition = partition
         self.future = future
         self.landed = landed
-        self.position: Position | None = None
         self.error: Any = None
         self.refreshes = 0
         self.started = perf_counter()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a part of it is on its way while it waits."""
+        return False
+
+    @property
+    def topic(self) -> str:
+        """Where it goes."""
+        return self.record.topic
 
     def count(self, counts: dict[str, int]) -> None:
         """Add the record to the count of its topic."""
@@ -54,17 +66,14 @@ class OneRecord:
 
     def produce(self, producer: Any) -> bool:  # noqa: ANN401
         """Queue the record; it is on its way then. Raises BufferError, KafkaException."""
-        record = self.record
-        if record.headers or record.timestamp_ms is not None:
-            produce(producer, record, self.partition, self)
-        else:  # the same, without another call
-            producer.produce(record.topic, record.value, record.key, self.partition, self)
+        produce(producer, self.record, self.partition, self)
         return True
 
     def __call__(self, error: Any, message: Any) -> None:  # noqa: ANN401
         """Take the driver's report."""
         if error is None:
-            self.position = Position(self.record.topic, message.partition(), message.offset(), message.timestamp()[1])
+            where = (self.record.topic, message.partition(), message.offset(), message.timestamp()[1])
+            self.position = _position(where)
         else:
             self.error = error
         self.landed.append(self)
@@ -74,12 +83,12 @@ class OneRecord:
         self.error = error
         return False
 
-    def settle(self, *, brokers_down: bool) -> None:
+    def settle(self, brokers_down: bool) -> None:
         """Wake the caller, unless it went away."""
         if self.future.done():
             return
         if self.error is None:
-            self.future.set_result([cast("Position", self.position)])
+            self.future.set_result([self.position])
         else:
             self.future.set_exception(DeliveryFailed(self.record, self.error, brokers_down=brokers_down))
 
@@ -95,7 +104,7 @@ class ManyRecords:
         "_at",
         "_errors",
         "_last",
-        "_numbers",
+        "_number",
         "_placed",
         "_positions",
         "future",
@@ -112,7 +121,7 @@ class ManyRecords:
         self._placed = placed
         self._at = 0
         self._last = -1
-        self._numbers = itertools.count()
+        self._number = itertools.count().__next__
         self._positions: list[Position | None] = [None] * len(placed)
         self._errors: dict[int, Any] = {}
 
@@ -120,6 +129,16 @@ class ManyRecords:
     def error(self) -> Any:  # noqa: ANN401
         """The error of the first record that failed."""
         return self._errors[min(self._errors)] if self._errors else None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a part of it is on its way while it waits."""
+        return self._at > 0
+
+    @property
+    def topic(self) -> str:
+        """Where its first record goes."""
+        return self._placed[0][0].topic
 
     def count(self, counts: dict[str, int]) -> None:
         """Add the records to the counts of their topics."""
@@ -131,8 +150,9 @@ class ManyRecords:
 
         Raises BufferError, KafkaException; the next call goes on from there.
         """
-        while self._at < len(self._placed):
-            produce(producer, *self._placed[self._at], functools.partial(self._deliver, self._at))
+        deliver = self._deliver
+        for record, partition in itertools.islice(self._placed, self._at, None):
+            produce(producer, record, partition, functools.partial(deliver, self._at))
             self._at += 1
         return not self._is_last(after=self._at)
 
@@ -141,7 +161,7 @@ class ManyRecords:
         self._errors[self._at] = error
         return not self._is_last(after=self._at)
 
-    def settle(self, *, brokers_down: bool) -> None:
+    def settle(self, brokers_down: bool) -> None:
         """Wake the caller, unless it went away."""
         if self.future.done():
             return
@@ -153,17 +173,17 @@ class ManyRecords:
 
     def _deliver(self, index: int, error: Any, message: Any) -> None:  # noqa: ANN401
         if error is None:
-            topic = self._placed[index][0].topic
-            self._positions[index] = Position(topic, message.partition(), message.offset(), message.timestamp()[1])
+            where = (self._placed[index][0].topic, message.partition(), message.offset(), message.timestamp()[1])
+            self._positions[index] = _position(where)
         else:
             self._errors[index] = error
-        if next(self._numbers) == self._last:
+        if self._number() == self._last:
             self.landed.append(self)
 
     def _is_last(self, *, after: int) -> bool:
         """Take the loop's number, having produced so many records."""
         self._last = after
-        return next(self._numbers) == self._last
+        return self._number() == self._last
 
 
 Append: TypeAlias = OneRecord | ManyRecords

@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError
 
 from headrace.errors import Closed, Forbidden, HeadraceError, OperationFailed, TimedOut, UnknownTopic, Unreachable
 
-__all__ = ["FENCED", "NOT_OWNER", "STALE_LEADER", "UNKNOWN_TOPIC", "Faults", "error_in"]
+__all__ = ["FENCED", "NOT_OWNER", "PURGED", "STALE_LEADER", "UNKNOWN_TOPIC", "Faults", "closed_first", "error_in"]
 
 UNKNOWN_TOPIC = frozenset(
     {
@@ -74,21 +74,23 @@ _TIMED_OUT = frozenset(
         KafkaError._TIMED_OUT,  # noqa: SLF001
         KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
         KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
-        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - sent, then dropped by a close whose time was up
         KafkaError.REQUEST_TIMED_OUT,
     }
 )
-_CLOSED = frozenset(
-    {
-        KafkaError._DESTROY,  # noqa: SLF001
-        KafkaError._PURGE_QUEUE,  # noqa: SLF001
-    }
-)
+# Dropped by a close. What waits for another try is in the queue as well: both may be in the log.
+PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 
 
 def error_in(exception: BaseException) -> Any:  # noqa: ANN401 - the driver has no types
     """Return the KafkaError that a KafkaException carries."""
     return exception.args[0]
+
+
+def closed_first(topic: str) -> OperationFailed:
+    """Return the error of an append that a close cut short."""
+    return OperationFailed(
+        f"append to topic {topic!r}", "the log was closed before the brokers acknowledged it", outcome_known=False
+    )
 
 
 class Faults:
@@ -116,6 +118,6 @@ class Faults:
             return Unreachable(self.address, error.str(), outcome_known=outcome_known)
         if code in _TIMED_OUT:
             return TimedOut(operation, timeout_s, outcome_known=outcome_known)
-        if code in _CLOSED:
+        if code == KafkaError._DESTROY:  # noqa: SLF001
             return Closed(f"log {self.address}")
         return OperationFailed(operation, f"{error.str()} ({error.name()})", outcome_known=outcome_known)

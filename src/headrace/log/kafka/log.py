@@ -52,7 +52,7 @@ class KafkaLog:
 
     @classmethod
     async def open(cls, address: str, settings: KafkaLogSettings) -> KafkaLog:
-        """Open a log whose brokers answer. Raises Unreachable."""
+        """Open a log whose brokers answer. Raises Unreachable or Forbidden."""
         log = cls(address, settings)
         try:
             await log._cluster.check()
@@ -78,7 +78,8 @@ class KafkaLog:
 
     async def append(self, records: Sequence[NewRecord]) -> Sequence[Position]:
         """Write records, acknowledged by all in-sync replicas."""
-        self._check_open()
+        if self._is_closed:
+            self._check_open()
         if not records:
             return []
         try:
@@ -120,7 +121,7 @@ class KafkaLog:
         return producer
 
     async def close(self) -> None:
-        """Flush what is on its way, leave groups, abort what is open, let go of every client and thread."""
+        """Flush what the brokers take, leave groups, abort what is open, let go of every client and thread."""
         if self._is_closed:
             return
         self._is_closed = True

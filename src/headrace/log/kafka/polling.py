@@ -35,12 +35,23 @@ class Landed(deque[Any]):
 
 
 class Poller:
-    """Polls a producer and calls `settle` on the loop with what has landed."""
+    """Polls a producer and calls `settle` on the loop with what has landed.
 
-    def __init__(self, producer: Any, landed: Landed, settle: Callable[[list[Any]], None]) -> None:  # noqa: ANN401
+    Also with nothing, while an append `waits_for_room`: a delivery may have made some.
+    """
+
+    def __init__(
+        self,
+        producer: Any,  # noqa: ANN401
+        landed: Landed,
+        settle: Callable[[list[Any]], None],
+        *,
+        waits_for_room: Callable[[], bool],
+    ) -> None:
         self._producer = producer
         self._landed = landed
         self._settle = settle
+        self._waits_for_room = waits_for_room
         self._loop = asyncio.get_running_loop()
         self._in_flight = 0
         self._is_stopped = False
@@ -67,7 +78,7 @@ class Poller:
         self._producer = None
 
     def hand_over(self) -> None:
-        """Settle what has landed, from any thread; also nothing, as a delivery may have made room."""
+        """Settle what has landed, from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._settle_all, self._landed.take())
 
@@ -77,7 +88,8 @@ class Poller:
 
     def _poll_on(self) -> None:
         while not self._is_stopped:
-            if self._producer.poll(_POLL_S):
+            # A part of an append is no reason to wake the loop: that costs as much as some ten deliveries.
+            if self._producer.poll(_POLL_S) and (self._landed or self._waits_for_room()):
                 self.hand_over()
             self._thread_polls.wait()
 

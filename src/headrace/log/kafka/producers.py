@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from typing import NamedTuple
 
 from confluent_kafka import KafkaError
 
@@ -20,11 +21,14 @@ from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import WHOLE_BATCH_BYTES
 from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.deliveries import DeliveryFailed
-from headrace.log.kafka.placing import place
+from headrace.log.kafka.faults import PURGED, closed_first
+from headrace.log.kafka.placing import Placer, place
 from headrace.log.kafka.producing import Placed
 from headrace.model import NewRecord, Position, Topic, size_of
 
 __all__ = ["Placing", "Producers", "batch_bytes_of", "refusal_of"]
+
+_LANES_KEPT = 10_000
 
 
 def batch_bytes_of(topic: Topic) -> int:
@@ -58,7 +62,20 @@ class Placing:
     async def place(self, records: Sequence[NewRecord]) -> tuple[Mapping[str, Topic], list[Placed]]:
         """Return the topics of the records, and the records with their partitions."""
         topics = {name: await self._catalogue.get(name) for name in {record.topic for record in records}}
+        if len(topics) == 1:
+            return topics, _place_all(records, topics[records[0].topic])
         return topics, [(record, place(record, topics[record.topic])) for record in records]
+
+
+def _place_all(records: Sequence[NewRecord], topic: Topic) -> list[Placed]:
+    placer = Placer(topic)
+    place_one, latest_ms = placer.place, placer.latest_ms()
+    return [(record, place_one(record, latest_ms=latest_ms)) for record in records]
+
+
+class _Lane(NamedTuple):
+    placer: Placer
+    appender: Appender
 
 
 class Producers:
@@ -76,6 +93,7 @@ class Producers:
         self._faults = cluster.faults
         self._delivery_timeout_s = delivery_timeout_s
         self._placing = Placing(catalogue)
+        self._lanes: dict[str, _Lane] = {}
         self._appenders: dict[int, Appender] = {}
         self._retired: list[Appender] = []
 
@@ -84,17 +102,28 @@ class Producers:
 
         Not a coroutine: one record for a known topic, the case that must be quick, needs no more than a future.
         """
-        topic = self._catalogue.fresh(records[0].topic) if len(records) == 1 else None
-        return self._append_one(records[0], topic) if topic is not None else self._append(records)
+        if len(records) != 1:
+            return self._append(records)
+        record = records[0]
+        topic = self._catalogue.fresh(record.topic)
+        if topic is None:
+            return self._append(records)
+        lane = self._lanes.get(record.topic)
+        if lane is None or lane.placer.topic is not topic or lane.appender.is_dead:
+            lane = self._lane(topic)
+        return lane.appender.append_one(record, lane.placer.place(record))
 
     async def close(self, timeout_s: float) -> None:
         """Flush and let go of all producers."""
         appenders = [*self._appenders.values(), *self._retired]
         await asyncio.gather(*(appender.close(timeout_s) for appender in appenders))
 
-    def _append_one(self, record: NewRecord, topic: Topic) -> Awaitable[list[Position]]:
-        partition = place(record, topic)
-        return self._appender(batch_bytes_of(topic)).append_one(record, partition)
+    def _lane(self, topic: Topic) -> _Lane:
+        """Remember what appends of single records to a topic need, until its description changes."""
+        if len(self._lanes) >= _LANES_KEPT:
+            self._lanes.clear()
+        lane = self._lanes[topic.name] = _Lane(Placer(topic), self._appender(batch_bytes_of(topic)))
+        return lane
 
     async def _append(self, records: Sequence[NewRecord]) -> list[Position]:
         topics, placed = await self._placing.place(records)
@@ -135,6 +164,8 @@ class Producers:
             return refusal
         if failure.error.code() == KafkaError._DESTROY:  # noqa: SLF001 - its partition was taken away
             return await self._gone(topic)
+        if failure.error.code() in PURGED:
+            return closed_first(topic)
         if failure.brokers_down:
             return Unreachable(self._faults.address, failure.error.str(), outcome_known=False)
         return self._faults.of(

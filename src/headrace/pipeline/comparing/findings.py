@@ -1,4 +1,4 @@
-"""What an audit finds: rows and heads that are missing, changed or added, by key and seq_nr."""
+"""What an audit finds: rows, heads and rows of views that are missing, changed or added, by key and seq_nr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["CHECKED", "FINDING_COLUMNS", "Finding", "FindingKind", "checked_batch", "findings_batch"]
 
 FINDING_COLUMNS = (
-    "topic string, partition int, id string, kind string, seq_nr bigint, offset bigint, detail string, mended boolean"
+    "topic string, partition int, id string, kind string, seq_nr bigint, offset bigint, detail string, mended boolean, "
+    "tag string"
 )
 # The kind of the row that a task ends with; its detail is the task's report.
 CHECKED = "checked"
@@ -29,13 +30,17 @@ class FindingKind(StrEnum):
     META_MISSING = "meta missing"
     META_CHANGED = "meta changed"
     META_ADDED = "meta added"
+    TAG_ROW_MISSING = "tag row missing"
+    TAG_ROW_CHANGED = "tag row changed"
+    TAG_ROW_ADDED = "tag row added"
+    TAG_NUMBER_CHANGED = "tag number changed"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that the store has otherwise than the log says.
 
     `seq_nr` is None for a head; `offset` is that of the record that tells what is right, or that the row claims.
-    `mended` is None where no repair was asked for.
+    `mended` is None where no repair was asked for. `tag` is the one of a row in a view by tag.
     """
 
     topic: str
@@ -46,9 +51,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     offset: int | None = None
     detail: str = ""
     mended: bool | None = None
+    tag: str | None = None
 
     def __str__(self) -> str:
-        what = self.kind.value if self.seq_nr is None else f"{self.kind.value}, seq_nr {self.seq_nr}"
+        kind = self.kind.value if self.tag is None else f"{self.kind.value} under {self.tag!r}"
+        what = kind if self.seq_nr is None else f"{kind}, seq_nr {self.seq_nr}"
         return f"{self.topic}[{self.partition}] {self.id!r}: {what}" + (f" ({self.detail})" if self.detail else "")
 
 
@@ -59,13 +66,15 @@ def findings_batch(findings: Sequence[Finding]) -> pa.RecordBatch:
 
 def checked_batch(topic: str, partition: int, report: bytes) -> pa.RecordBatch:
     """Return the row that a task ends with."""
-    return _batch([(topic, partition, None, CHECKED, None, None, report.decode(), None)])
+    return _batch([(topic, partition, None, CHECKED, None, None, report.decode(), None, None)])
 
 
 def _batch(rows: Sequence[tuple[object, ...]]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    types = (pa.string(), pa.int32(), pa.string(), pa.string(), pa.int64(), pa.int64(), pa.string(), pa.bool_())
+    types = (
+        pa.string(), pa.int32(), pa.string(), pa.string(), pa.int64(), pa.int64(), pa.string(), pa.bool_(), pa.string(),
+    )  # fmt: skip
     names = Finding.__struct_fields__
     columns = zip(*rows, strict=True)
     return pa.RecordBatch.from_arrays(

@@ -11,9 +11,11 @@ import msgspec
 from headrace.journal.actions import Append
 from headrace.journal.folding import Entry
 from headrace.pipeline.comparing.bases import judge
+from headrace.pipeline.comparing.findings import Finding
 from headrace.pipeline.comparing.judging import Case, Stored, Verdict
 from headrace.pipeline.comparing.key_windows import KeyWindow, Window
 from headrace.pipeline.comparing.store_looks import look
+from headrace.pipeline.comparing.tag_judging import TagVerdict
 from headrace.store import DEFAULT_SEGMENT_SIZE, JournalMeta, Store
 
 __all__ = ["KeyLook", "look_at_key"]
@@ -26,11 +28,18 @@ class KeyLook:
     id: str
     stored: Stored | None = None
     verdict: Verdict | None = None
+    tags: TagVerdict | None = None
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong, in the views by tag too."""
+        of_journal = self.verdict.findings if self.verdict is not None else []
+        return [*of_journal, *(self.tags.findings if self.tags is not None else [])]
 
     @property
     def is_clean(self) -> bool:
         """Whether the store has what it should."""
-        return self.verdict is not None and not self.verdict.findings
+        return self.verdict is not None and not self.findings
 
 
 async def look_at_key(

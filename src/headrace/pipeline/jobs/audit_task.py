@@ -1,12 +1,14 @@
 """What one task of the audit does: judge all journals of its partition, look twice, and mend if asked to.
 
-First all journals that the log's window knows, slice by slice; then those that only the store knows of. What looks
-wrong is looked at again, with the replicated offset as it is then: replication may have been at work.
+First all journals that the log's window knows, slice by slice, with their views by tag; then those that only the store
+knows of. What looks wrong is looked at again, with the replicated offset as it is then: replication may have been at
+work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -21,6 +23,7 @@ from headrace.pipeline.comparing.key_looks import KeyLook, look_at_key
 from headrace.pipeline.comparing.key_slices import EVENTS_AT_ONCE, entries_of, ids_in, slices, survey
 from headrace.pipeline.comparing.key_windows import Window, open_window
 from headrace.pipeline.comparing.mending import mend
+from headrace.pipeline.comparing.tag_looks import TagLooks, open_tag_looks
 from headrace.pipeline.jobs.job_reports import AuditedPartition, layout_of
 from headrace.pipeline.spark.errors_told import told
 from headrace.pipeline.spark.opened import log_of, run, store_of
@@ -74,11 +77,13 @@ class AuditTask:
         self._is_repair = repair
         self._events_at_once = events_at_once
         self._marker_ttl_s = places.settings_of_store().marker_ttl_s
+        self._tags: TagLooks | None = None
         self.report = AuditedPartition(topic=at.topic, partition=at.partition)
 
     async def findings(self) -> AsyncIterator[list[Finding]]:
         """Yield what is wrong, some at a time."""
         log, store = await log_of(self._places), await store_of(self._places)
+        self._tags = await open_tag_looks(log, store, self._places.settings_of_tags(), self._at.topic)
         window = await self._window(log, store)
         found = await survey(log, window)
         self._count(first=window.home.start, last=window.home.last, records=found.records)
@@ -95,17 +100,22 @@ class AuditTask:
                 heads = []
         if heads:
             yield await self._unlogged(log, store, window, heads)
+        if self._tags is not None and (strangers := await self._tags.strangers(window, found.__contains__)):
+            yield await self._look_again(log, store, strangers)
 
     async def _window(self, log: Log, store: Store) -> Window:
         return await open_window(log, store, await layout_of(log, store, self._at.topic), self._at)
 
     async def _unlogged(self, log: Log, store: Store, window: Window, ids: Sequence[str]) -> list[Finding]:
-        """Judge journals that the window has no record of."""
-        suspects = await self._first_look(store, window, {id_: [] for id_ in ids})
+        """Judge journals that the window has no record of; rows under tags are looked for at the end, all at once."""
+        looks = await self._look_at_keys(store, window, {id_: [] for id_ in ids})
+        suspects = self._suspects(looks)
         return await self._look_again(log, store, suspects) if suspects else []
 
     async def _first_look(self, store: Store, window: Window, by_id: Mapping[str, Sequence[Entry]]) -> list[str]:
-        looks = await self._look(store, window, by_id)
+        return self._suspects(await self._look(store, window, by_id))
+
+    def _suspects(self, looks: Sequence[KeyLook]) -> list[str]:
         self._count(journals=len(looks), rows=sum(look.stored.rows for look in looks if look.stored is not None))
         return [look.id for look in looks if not look.is_clean]
 
@@ -116,7 +126,7 @@ class AuditTask:
             window = await self._window(log, store)
             by_id = await entries_of(log, window, suspects)
             looks = await self._look(store, window, by_id)
-            wrong = [look for look in looks if look.verdict is not None and look.verdict.findings]
+            wrong = [look for look in looks if look.verdict is not None and look.findings]
             findings += await self._mended(store, window, wrong, by_id) if self._is_repair else _all(wrong)
             suspects = [look.id for look in looks if look.verdict is None]
             if not suspects or turn == _LOOKS - 1:
@@ -134,17 +144,26 @@ class AuditTask:
         for look in wrong:
             if look.stored is None or look.verdict is None:
                 continue
-            await mend(store, window, look.id, look.stored, look.verdict)
+            if look.verdict.findings:
+                await mend(store, window, look.id, look.stored, look.verdict)
+            if self._tags is not None and look.tags is not None and look.tags.findings:
+                await self._tags.mend(look.id, look.tags)
             (after,) = await self._look(store, window, {look.id: by_id[look.id]})
-            left = after.verdict.findings if after.verdict is not None else look.verdict.findings
-            names = {(finding.kind, finding.seq_nr) for finding in left}
+            left = after.findings if after.verdict is not None else look.findings
+            names = {_name(finding) for finding in left}
             findings += [
-                msgspec.structs.replace(finding, mended=(finding.kind, finding.seq_nr) not in names)
-                for finding in look.verdict.findings
+                msgspec.structs.replace(finding, mended=_name(finding) not in names) for finding in look.findings
             ]
         return findings
 
     async def _look(self, store: Store, window: Window, by_id: Mapping[str, Sequence[Entry]]) -> list[KeyLook]:
+        looks = await self._look_at_keys(store, window, by_id)
+        if self._tags is None:
+            return looks
+        of_tags = await self._tags.look(window, looks, by_id)
+        return [dataclasses.replace(look, tags=of_tags.get(look.id)) for look in looks]
+
+    async def _look_at_keys(self, store: Store, window: Window, by_id: Mapping[str, Sequence[Entry]]) -> list[KeyLook]:
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def one(id_: str) -> KeyLook:
@@ -161,7 +180,11 @@ class AuditTask:
 
 
 def _all(wrong: Sequence[KeyLook]) -> list[Finding]:
-    return [finding for look in wrong if look.verdict is not None for finding in look.verdict.findings]
+    return [finding for look in wrong for finding in look.findings]
+
+
+def _name(finding: Finding) -> tuple[object, ...]:
+    return finding.kind, finding.seq_nr, finding.tag, finding.offset if finding.tag is not None else None
 
 
 async def _without_records(log: Log, window: Window, metas: Sequence[JournalMeta]) -> list[str]:

@@ -25,6 +25,7 @@ __all__ = [
     "AuditedPartition",
     "BackfilledPartition",
     "ExpiryReport",
+    "FilledPartition",
     "PartitionReport",
     "check",
     "layout_of",
@@ -78,6 +79,16 @@ class BackfilledPartition(PartitionReport, frozen=True, kw_only=True):
     rows: int = 0
     restored: int = 0
     busy: int = 0
+
+
+class FilledPartition(PartitionReport, frozen=True, kw_only=True):
+    """What was counted of one partition under a tag; its journals as of offset `seen` and before are all in."""
+
+    generation: int = 0
+    seen: int = -1
+    journals: int = 0
+    events: int = 0
+    rows: int = 0
 
 
 def report_batch(report: PartitionReport) -> pa.RecordBatch:

@@ -8,8 +8,9 @@ from headrace.pipeline.jobs.backfill_task import backfill_partition
 from headrace.pipeline.jobs.expiry_task import purge_partition
 from headrace.pipeline.jobs.job_reports import REPORT_COLUMNS
 from headrace.pipeline.jobs.partition_jobs import PartitionJob, Work
+from headrace.pipeline.jobs.tag_backfill_task import fill_partition
 
-__all__ = ["AuditJob", "BackfillJob", "PurgeExpiredJob"]
+__all__ = ["AuditJob", "BackfillJob", "PurgeExpiredJob", "TagBackfillJob"]
 
 
 class PurgeExpiredJob(PartitionJob):
@@ -61,3 +62,20 @@ class BackfillJob(PartitionJob):
     def work(self) -> Work:
         """Return what a task does."""
         return backfill_partition
+
+
+class TagBackfillJob(PartitionJob):
+    """Gives a tag to history."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "headrace_tag_backfill"
+
+    def schema(self) -> str:
+        """Return the columns."""
+        return REPORT_COLUMNS
+
+    def work(self) -> Work:
+        """Return what a task does."""
+        return fill_partition

@@ -57,7 +57,7 @@ class Ended(Enum):
     DONE = "done"
     STOPPED = "stopped"
     CHANGED = "topics changed"
-    HELD = "waiting at a boundary"
+    HELD = "waiting for others"
     FAILED = "failed"
 
 
@@ -103,8 +103,11 @@ class Replication:
             if ended is not Ended.DONE:
                 self._summary.restarts += 1
                 RESTARTS.labels(ended.value).inc()
-            if ended in (Ended.FAILED, Ended.HELD):
+            if ended is Ended.FAILED:
                 self._failed(error, failures)
+            elif ended is Ended.HELD:  # by others who are at work: no failure of its own
+                self._tell(f"begins anew: {error}")
+                self._pause(_RETRY.delay_s(min(failures, 3) + 1))
         return self._summary
 
     def _plan(self) -> Plan | None:
@@ -241,7 +244,7 @@ def _reason(text: str, unfinished: Sequence[Outcome]) -> tuple[Ended, str]:
     if errors:
         return Ended.FAILED, errors[0]
     if unfinished:
-        return Ended.HELD, f"{unfinished[0].at} waits for other partitions to reach the boundary of a growth"
+        return Ended.HELD, f"{unfinished[0].at} waits for others at the boundary of a growth, or for a tag's history"
     for line in reversed(text.splitlines()):
         _, found, said = line.partition("headrace.errors.")
         if found and ": " in said:

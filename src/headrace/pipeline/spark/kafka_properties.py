@@ -3,56 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from headrace.errors import BadArgument
+from headrace.pipeline.spark.certificates import pem_of
+from headrace.pipeline.spark.private_keys import java_key
 
 __all__ = ["java_properties"]
 
-_SAME = frozenset(
-    {
-        "security.protocol",
-        "client.id",
-        "client.rack",
-        "ssl.endpoint.identification.algorithm",
-        "sasl.kerberos.service.name",
-    }
-)
+_SAME = frozenset({"client.id", "client.rack", "sasl.kerberos.service.name"})
 _LOGIN = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 _OF_LOGIN = frozenset({"sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"})
+_PROTOCOL, _HOST_CHECK = "security.protocol", "ssl.endpoint.identification.algorithm"
+_PKCS12 = ("ssl.keystore.location", "ssl.keystore.password")
+_KEY_PASSWORD = "ssl.key.password"  # noqa: S105 - its name
 _PEM = {
-    "ssl.ca.location": "ssl.truststore.location",
-    "ssl.keystore.location": "ssl.keystore.location",
-    "ssl.keystore.password": "ssl.keystore.password",
-    "ssl.key.password": "ssl.key.password",
-    "ssl.ca.pem": "ssl.truststore.certificates",
-    "ssl.key.pem": "ssl.keystore.key",
-    "ssl.certificate.pem": "ssl.keystore.certificate.chain",
+    "ssl.ca": "ssl.truststore.certificates",
+    "ssl.certificate": "ssl.keystore.certificate.chain",
+    "ssl.key": "ssl.keystore.key",
 }
-# Tuning of the other client, without a meaning here.
-_SECURITY = ("sasl.", "ssl.", "security.", "oauth")
+_KNOWN = (
+    _SAME
+    | _OF_LOGIN
+    | {_PROTOCOL, _HOST_CHECK, _KEY_PASSWORD, *_PKCS12}
+    | {f"{name}.{form}" for name in _PEM for form in ("pem", "location")}
+)
+_NO_CHECK = "enable.ssl.certificate.verification"
+# Everything else is tuning of the other client, without a meaning here.
+_SECURITY = ("sasl.", "ssl.", "security.", "oauth", _NO_CHECK)
 
 
 def java_properties(client: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties for the Java client. Raises BadArgument for a security property that has no like there."""
+    """Return the properties for the Java client. Raises BadArgument for a security property that has no like there.
+
+    Files are read here: Kafka's client runs on Spark's executors, whose machines may not have them.
+    """
+    _refuse_unknown(client)
     found = {name: client[name] for name in _SAME if name in client}
-    for name, java in _PEM.items():
-        if name in client:
-            found[java] = client[name]
-    if "ssl.ca.location" in client or "ssl.ca.pem" in client:
+    if _PROTOCOL in client:
+        found[_PROTOCOL] = client[_PROTOCOL].upper()
+    if _HOST_CHECK in client:
+        found[_HOST_CHECK] = "" if client[_HOST_CHECK] == "none" else client[_HOST_CHECK]
+    return found | _certificates(client) | _login(client)
+
+
+def _refuse_unknown(client: Mapping[str, str]) -> None:
+    for name, value in client.items():
+        if name == _NO_CHECK and value.lower() in ("true", "1"):
+            continue
+        if name.startswith(_SECURITY) and name not in _KNOWN:
+            raise BadArgument("log.kafka.client", name, "Spark's Kafka client has no property like it")
+
+
+def _certificates(client: Mapping[str, str]) -> dict[str, str]:
+    found = {java: pem for name, java in _PEM.items() if (pem := _pem(client, name)) is not None}
+    if _PEM["ssl.ca"] in found:
         found["ssl.truststore.type"] = "PEM"
-    if "ssl.key.pem" in client:
-        found["ssl.keystore.type"] = "PEM"
-    found |= _login(client)
-    known = _SAME | _OF_LOGIN | _PEM.keys()
-    for name in client:
-        if name.startswith(_SECURITY) and name not in known:
-            rule = f"Spark's Kafka client has no property like {name!r}; set its own one in pipeline.spark"
-            raise BadArgument("log.kafka.client", name, rule)
+    if (key := found.get(_PEM["ssl.key"])) is not None:
+        found |= {_PEM["ssl.key"]: java_key(key, client.get(_KEY_PASSWORD)), "ssl.keystore.type": "PEM"}
+    elif _PKCS12[0] in client:
+        found |= {name: client[name] for name in (*_PKCS12, _KEY_PASSWORD) if name in client}
+        found["ssl.keystore.type"] = "PKCS12"
     return found
+
+
+def _pem(client: Mapping[str, str], name: str) -> str | None:
+    location = f"{name}.location"
+    if f"{name}.pem" in client:
+        return client[f"{name}.pem"]
+    if location not in client or (name == "ssl.ca" and client[location] == "probe"):
+        return None
+    if Path(client[location]).is_dir():
+        rule = "Spark's Kafka client takes one file with all certificates, not a folder"
+        raise BadArgument(f"log.kafka.client {location}", client[location], rule)
+    return pem_of(client, location)
 
 
 def _login(client: Mapping[str, str]) -> dict[str, str]:
@@ -61,7 +89,7 @@ def _login(client: Mapping[str, str]) -> dict[str, str]:
         return {}
     if mechanism not in _LOGIN:
         rule = f"Spark's Kafka client logs in by {', '.join(_LOGIN)}"
-        raise BadArgument("log.kafka.client", mechanism, rule)
+        raise BadArgument("log.kafka.client sasl.mechanism", mechanism, rule)
     user, password = (_quoted(client.get(f"sasl.{part}", "")) for part in ("username", "password"))
     return {
         "sasl.mechanism": mechanism,
@@ -70,5 +98,7 @@ def _login(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    """Quote as JAAS does, which ends a text at the end of a line."""
+    for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
+        text = text.replace(plain, escaped)
+    return f'"{text}"'

@@ -9,6 +9,7 @@ from pydantic import BaseModel, SecretStr
 
 from headrace.config import HeadraceSettings, LogSettings, StoreSettings, TagSettings
 from headrace.errors import BadArgument
+from headrace.pipeline.spark.certificates import carried_to_cassandra, carried_to_kafka
 
 __all__ = ["PLACES_OPTION", "Places"]
 
@@ -39,7 +40,11 @@ class Places(msgspec.Struct, frozen=True):
             store = log if log.startswith("embedded:") else settings.store.address
         if not log.startswith("embedded:") and store == StoreSettings().address:
             raise BadArgument("store", None, "a log on Kafka needs a store; name one, as cassandra://host/keyspace")
-        return cls(log, store, _revealed(settings.log), _revealed(settings.store), _revealed(settings.tags))
+        log_settings = _revealed(settings.log)
+        log_settings["kafka"]["client"] = carried_to_kafka(settings.log.kafka.client)
+        store_settings = _revealed(settings.store)
+        store_settings["cassandra"] = _revealed(carried_to_cassandra(settings.store.cassandra))
+        return cls(log, store, log_settings, store_settings, _revealed(settings.tags))
 
     @classmethod
     def unpack(cls, text: str) -> Places:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Mapping
 from importlib import resources
 from typing import TYPE_CHECKING
 
 from headrace.config import PipelineSettings
 from headrace.errors import MissingExtra
+from headrace.pipeline.spark.redaction import SECRET_NAMES, is_secret
 from headrace.services import Quiet, Watcher, spark_jars
 
 if TYPE_CHECKING:
@@ -17,8 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["spark_session"]
 
 _LOOPBACK = "127.0.0.1"
-# What a person should not find in a log or in a plan: passwords, SASL lines, and places, which may hold them.
-_SECRETS = "(?i)secret|password|token|access[.]?key|credential|jaas|sasl|ssl"
 
 _SESSION = {
     "spark.sql.session.timeZone": "UTC",
@@ -34,8 +35,8 @@ _SESSION = {
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.authenticate.socketTimeout": "60s",  # a worker on a busy machine takes its time
-    "spark.redaction.regex": _SECRETS,
-    "spark.sql.redaction.options.regex": _SECRETS,
+    "spark.redaction.regex": SECRET_NAMES,
+    "spark.sql.redaction.options.regex": SECRET_NAMES,
 }
 
 
@@ -54,13 +55,26 @@ def spark_session(
     settings = settings or PipelineSettings()
     if (active := SparkSession.getActiveSession()) is not None:
         return active
-    builder = SparkSession.builder.appName(name)
+    # It logs every call with its arguments, and some of those are secret.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     is_submitted = "SPARK_ENV_LOADED" in os.environ
-    for key, value in {**_SESSION, **({} if is_submitted else _local(settings, watcher)), **settings.spark}.items():
+    config = {**_SESSION, **({} if is_submitted else _local(settings, watcher)), **settings.spark}
+    if not is_submitted:
+        _launch(config)
+    builder = SparkSession.builder.appName(name)
+    for key, value in config.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _launch(config: Mapping[str, str]) -> None:
+    """Start the JVM. Properties go on its command line, for all to see; so those that are secret come later."""
+    from pyspark import SparkConf, SparkContext
+
+    public = [(key, value) for key, value in config.items() if not is_secret(key)]
+    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(public))  # noqa: SLF001 - no public way
 
 
 def _local(settings: PipelineSettings, watcher: Watcher | None) -> dict[str, str]:
@@ -84,5 +98,5 @@ def _local(settings: PipelineSettings, watcher: Watcher | None) -> dict[str, str
 
 def _java_options() -> str:
     """Return options that keep the JVM quiet: people came to see their data."""
-    logging = resources.files(__package__).joinpath("log4j2.properties")
-    return f"-Dlog4j2.configurationFile={logging} -XX:+UseParallelGC -XX:TieredStopAtLevel=4"
+    quiet = resources.files(__package__).joinpath("log4j2.properties")
+    return f"-Dlog4j2.configurationFile={quiet} -XX:+UseParallelGC -XX:TieredStopAtLevel=4"

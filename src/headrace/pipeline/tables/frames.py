@@ -1,4 +1,8 @@
-"""Journals, their heads and the replicated offsets as DataFrames. Every action on one looks at log and store anew."""
+"""Journals, their heads and the replicated offsets as DataFrames.
+
+Log and store are looked at when a frame is first acted on. Spark keeps that look for further actions with the same
+filters: who wants what came since makes the frame anew.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from headrace.pipeline.logs.planning import Selection
 from headrace.pipeline.spark.places import PLACES_OPTION, Places
 from headrace.pipeline.spark.registering import register
 from headrace.pipeline.tables.manners import Manners
+from headrace.pipeline.tables.typed_events import with_events
+from headrace.serde import BlockingRegistry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +37,7 @@ def journal_frame(
     held: Literal["raise", "skip"] = "raise",
     clock_skew: timedelta | None = _AN_HOUR,
     counts: Path | None = None,
+    registry: BlockingRegistry | None = None,
 ) -> DataFrame:
     """Return the living events of whole journals: what the store has and what only the log has, each once.
 
@@ -38,7 +45,8 @@ def journal_frame(
     planned. Filters on key, topic, partition, seq_nr, offset and timestamp decide what is read at all; those on time
     skip journals whose first and last record lie further than `clock_skew` (None: look at all) from it. A quarantined
     journal fails the query, or is left out with `held="skip"`. `counts` is a folder where every task tells what it
-    read; workers must reach it.
+    read; workers must reach it. With a `registry` payloads that are framed Avro are there as `event` too, see
+    `with_events`.
     """
     from headrace.pipeline.tables.journal_source import HeadraceJournalSource
 
@@ -50,7 +58,8 @@ def journal_frame(
     text = "CASE WHEN payload_type IN ('text', 'json') THEN CAST(payload AS STRING) END AS payload_text"
     columns = list(frame.columns)
     after = columns.index("payload") + 1
-    return frame.selectExpr(*columns[:after], text, *columns[after:])
+    frame = frame.selectExpr(*columns[:after], text, *columns[after:])
+    return frame if registry is None else with_events(frame, places, selection, registry)
 
 
 def meta_frame(

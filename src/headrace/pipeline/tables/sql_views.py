@@ -11,7 +11,9 @@ from headrace.pipeline.logs.planning import Selection
 from headrace.pipeline.spark.opened import log_of, run
 from headrace.pipeline.spark.places import Places
 from headrace.pipeline.tables.frames import journal_frame, meta_frame, pointer_frame
-from headrace.pipeline.topics.topic_frames import compact, topic_frame
+from headrace.pipeline.tables.topic_views import topic_view
+from headrace.pipeline.tables.typed_events import reading_of_selection, with_reading
+from headrace.serde import BlockingRegistry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +23,7 @@ __all__ = ["query", "told_by_spark", "view_name"]
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
 _OF_TOPICS = ("topic_", "compact_")
-_OURS = re.compile(r"headrace\.errors\.\w+: (.*)")
+_OURS = re.compile(r"headrace\.errors\.\w+: (.*)|\[USER_RAISED_EXCEPTION\] (.*?) SQLSTATE")
 
 
 def query(
@@ -31,16 +33,18 @@ def query(
     selection: Selection | None = None,
     *,
     held: Literal["raise", "skip"] = "raise",
+    registry: BlockingRegistry | None = None,
 ) -> DataFrame:
     """Return the answer to a statement, not run yet.
 
     Views: `journal`, `meta` and `pointers` of the selected journals; `topic_NAME` and `compact_NAME` of any topic,
-    where characters that SQL names can't have are underscores. Raises BadArgument for what can't be understood.
+    where characters that SQL names can't have are underscores. What a `registry` has schemas for is typed: keys and
+    values of topics, and `event` beside the payloads of journals. Raises BadArgument for what can't be understood.
     """
     chosen = selection or Selection()
     words = {word.lower() for word in _WORD.findall(_TEXT.sub(" ", statement))}
     makers: dict[str, Callable[[], DataFrame]] = {
-        "journal": lambda: journal_frame(spark, places, chosen, held=held),
+        "journal": lambda: _journal(journal_frame(spark, places, chosen, held=held), places, chosen, registry),
         "meta": lambda: meta_frame(spark, places, chosen),
         "pointers": lambda: pointer_frame(spark, places, chosen),
     }
@@ -49,7 +53,7 @@ def query(
     asked = sorted(word for word in words if word.startswith(_OF_TOPICS))
     topics: Sequence[str] = run(_topics(places)) if asked else ()
     for name in asked:
-        _make_topic_view(spark, places, name, topics)
+        _make_topic_view(spark, places, name, topics, registry)
     try:
         return spark.sql(statement)
     except Exception as error:
@@ -67,34 +71,29 @@ def told_by_spark(error: Exception) -> HeadraceError:
     found = _OURS.search(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     of_worker = lines[-1] if "Traceback (most recent call last)" in text else lines[0]
-    return OperationFailed("running the statement", found[1] if found else of_worker)
+    return OperationFailed("running the statement", (found[1] or found[2]) if found else of_worker)
 
 
 async def _topics(places: Places) -> Sequence[str]:
     return await (await log_of(places)).admin.topics()
 
 
-def _make_topic_view(spark: SparkSession, places: Places, name: str, topics: Sequence[str]) -> None:
-    """Make the view if there is such a topic; keys and values are shown as text, the bytes stand beside them."""
+def _journal(frame: DataFrame, places: Places, selection: Selection, registry: BlockingRegistry | None) -> DataFrame:
+    reading = None if registry is None else reading_of_selection(places, selection, registry)
+    return frame if reading is None else with_reading(frame, reading)
+
+
+def _make_topic_view(
+    spark: SparkSession, places: Places, name: str, topics: Sequence[str], registry: BlockingRegistry | None
+) -> None:
+    """Make the view if there is such a topic."""
     kind: Literal["topic", "compact"] = "topic" if name.startswith("topic_") else "compact"
     fitting = [topic for topic in topics if view_name(kind, topic) == name]
     if not fitting:
         return
     if len(fitting) > 1:
         raise BadArgument("the statement", name, f"it could be any of the topics {', '.join(fitting)}")
-    frame = topic_frame(spark, places, fitting)
-    if kind == "compact":
-        frame = compact(frame)
-    frame.selectExpr(
-        "partition",
-        "offset",
-        "timestamp",
-        "CAST(key AS STRING) AS key",
-        "CAST(value AS STRING) AS value",
-        "key AS key_bytes",
-        "value AS value_bytes",
-        "map_from_entries(transform(headers, h -> struct(h.key, CAST(h.value AS STRING)))) AS headers",
-    ).createOrReplaceTempView(name)
+    topic_view(spark, places, fitting[0], kind, registry).createOrReplaceTempView(name)
 
 
 def _explained(statement: str, error: Exception, topics: Sequence[str]) -> HeadraceError:

@@ -13,6 +13,8 @@ from headrace.pipeline.logs.log_columns import LOG_SCHEMA
 from headrace.pipeline.logs.log_frames import log_table
 from headrace.pipeline.spark.opened import log_of, run
 from headrace.pipeline.spark.places import Places
+from headrace.pipeline.topics.typed_frames import typed
+from headrace.serde import BlockingRegistry
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -33,16 +35,18 @@ def topic_frame(
     start: Edge | None = None,
     end: Edge | None = None,
     clock_skew: timedelta = _AN_HOUR,
+    registry: BlockingRegistry | None = None,
 ) -> DataFrame:
     """Return the committed records of topics from `start` (inclusive) to `end` (exclusive), as far as the log has them.
 
     Columns: topic, partition, offset, timestamp, key, value, headers. The table ends where the log ends now. Where
     `end` is a time, what lies further behind it than `clock_skew`, how far clocks of producers may be apart, is not
-    read. Raises UnknownTopic.
+    read. With a `registry` key and value of one topic are typed, as `typed` does it; whatever schema a record of the
+    table was written with is known, because the registry is asked after the log. Raises UnknownTopic, UnknownSubject.
     """
     names = [topics] if isinstance(topics, str) else list(topics)
-    if not names:
-        raise BadArgument("topics", topics, "name at least one")
+    if not names or (registry is not None and len(names) > 1):
+        raise BadArgument("topics", topics, "name at least one" if not names else "one topic has one type; name one")
 
     async def look() -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         log = await log_of(places)
@@ -54,7 +58,8 @@ def topic_frame(
     frame = records.selectExpr(
         "topic", "partition", "offset", "timestamp_millis(timestamp_ms) AS timestamp", "key", "value", "headers"
     )
-    return _window(frame, _time(start), _time(end))
+    frame = _window(frame, _time(start), _time(end))
+    return frame if registry is None else typed(frame, names[0], registry)
 
 
 def compact(
@@ -68,7 +73,9 @@ def compact(
 
     Newest by offset, or by time, ties to the higher offset. `start` (inclusive) and `end` (exclusive) limit what is
     looked at, to offsets or to times. A record without a key has no newer one and is left out. Of a topic whose keys
-    changed partition, ask by time: offsets of two partitions can't be compared.
+    changed partition, ask by time: offsets of two partitions can't be compared. Typed keys are compared as what they
+    say, whatever version of their schema they were written with; `typed(compact(frame), …, parts=["value"])` decodes
+    no more values than are left.
     """
     from pyspark.sql import functions as f
 

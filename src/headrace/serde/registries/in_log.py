@@ -35,6 +35,7 @@ class LogRegistry:
         self._reading = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._is_made = False
+        self._is_there = False
         self.levels = LogLevels(self)
 
     async def register(self, subject: str, schema: Schema) -> Version:
@@ -89,6 +90,7 @@ class LogRegistry:
     async def write(self, decide: Callable[[], Entry | None]) -> None:
         """Decide on what the log holds, write, and see whether it counts; if somebody was faster, decide again."""
         async with self._writing:
+            await self._make_topic()
             for _ in range(ATTEMPTS):
                 await self.read_on()
                 entry = decide()
@@ -119,9 +121,10 @@ class LogRegistry:
             _log.warning("a void registry entry stays in the topic", topic=self._at.topic, exc_info=True)
 
     async def read_on(self, *, past: int = -1) -> None:
-        """Take in what was written since, up to the end as it is now."""
+        """Take in what was written since, up to the end as it is now. Where nobody wrote yet there is no topic."""
         async with self._reading:
-            await self._make_topic()
+            if not await self._has_topic():
+                return
             bounds = await self._log.bounds(self._at)
             start, end = max(self._position, bounds.start), max(bounds.end, past + 1)
             if end < self._position:
@@ -130,6 +133,11 @@ class LogRegistry:
                 for record in batch.records:
                     self._entries.apply(record)
                 self._position = batch.next_offset
+
+    async def _has_topic(self) -> bool:
+        if not (self._is_made or self._is_there):
+            self._is_there = self._at.topic in await self._log.admin.topics()
+        return self._is_made or self._is_there
 
     async def _make_topic(self) -> None:
         if not self._is_made:

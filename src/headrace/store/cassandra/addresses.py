@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from headrace.config import redact
 from headrace.errors import BadArgument
 
 __all__ = ["ClusterAddress", "parse"]
@@ -30,9 +31,11 @@ def parse(address: str) -> ClusterAddress:
     hosts, _, keyspace = rest.partition("/")
     matches = [_HOST.fullmatch(host) for host in hosts.split(",")]
     if scheme != "cassandra" or not found or not all(matches):
-        raise BadArgument("address", address, "a Cassandra address reads cassandra://host[:port][,host2]/keyspace")
+        raise BadArgument(
+            "address", redact("address", address), "a Cassandra address reads cassandra://host[:port][,host2]/keyspace"
+        )
     if not _KEYSPACE.fullmatch(keyspace):
         rule = "it must end with a keyspace: a small letter, then up to 47 small letters, digits and '_'"
-        raise BadArgument("address", address, rule)
+        raise BadArgument("address", redact("address", address), rule)
     contacts = tuple((match[1].strip("[]"), int(match[2] or DEFAULT_PORT)) for match in matches if match)
     return ClusterAddress(address, contacts, keyspace)

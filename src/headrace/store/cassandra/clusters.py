@@ -14,6 +14,7 @@ from cassandra.query import tuple_factory
 
 from headrace.config import CassandraStoreSettings
 from headrace.store.cassandra.addresses import ClusterAddress
+from headrace.store.cassandra.encryption import tls_context
 
 __all__ = ["connect", "make_cluster"]
 
@@ -37,6 +38,7 @@ def make_cluster(address: ClusterAddress, settings: CassandraStoreSettings) -> A
         contact_points=[DefaultEndPoint(host, port) for host, port in address.contacts],
         port=address.contacts[0][1],
         auth_provider=_login(settings),
+        ssl_context=tls_context(settings),
         execution_profiles={EXEC_PROFILE_DEFAULT: profile},
         protocol_version=_PROTOCOL,
         connect_timeout=settings.attempt_timeout_s,

@@ -33,6 +33,8 @@ _TRANSIENT = (
     OverloadedErrorMessage,
     TruncateError,
 )
+# The driver wraps OpenSSL's error in one that has its text only.
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 
 def is_transient(error: BaseException) -> bool:
@@ -61,7 +63,7 @@ def explain(
 
 def _is_forbidden(error: BaseException) -> bool:
     if isinstance(error, NoHostAvailable):
-        return any(isinstance(one, AuthenticationFailed) for one in _each(error))
+        return any(isinstance(one, AuthenticationFailed) or _UNTRUSTED in str(one) for one in _each(error))
     return isinstance(error, AuthenticationFailed | Unauthorized)
 
 

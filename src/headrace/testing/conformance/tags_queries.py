@@ -304,14 +304,17 @@ class TagQueryConformance(TagSetting):
         assert counted(MARKS) == quiet
         await follower.stop()
 
-    async def test_nothing_is_delivered_above_what_every_partition_was_read_up_to(self, scene: Scene) -> None:
-        """T34: with Marks forbidden an event waits until the other partitions have moved past it."""
+    @pytest.mark.parametrize("is_all", [True, False])
+    async def test_nothing_is_delivered_above_what_every_partition_was_read_up_to(
+        self, scene: Scene, is_all: bool
+    ) -> None:
+        """T34: with Marks forbidden, to all queries or one, an event waits until all partitions have moved past it."""
         from headrace.tags import TagQueries
 
         a, b, c, d = (ids_on(partition, 1)[0] for partition in range(4))
-        reader = TagQueries(scene.log, scene.store, scene.settings, read_only=True)
+        reader = TagQueries(scene.log, scene.store, scene.settings, read_only=is_all)
         await scene.append(a, 1)
-        events = reader.events(scene.tag, live=True)
+        events = reader.events(scene.tag, live=True, read_only=not is_all)
         waiting = asyncio.ensure_future(anext(events))
         for id_ in (b, c):
             await scene.append(id_, 1, [])

@@ -169,6 +169,18 @@ class TagViewConformance(TagSetting):
         await scene.replicate()
         assert [event.number for event in await scene.read()] == [1, 2, 3, 4, 5, 6]
 
+    async def test_a_replicator_notices_one_that_died_before_the_offset(self, scene: Scene) -> None:
+        """X7: it remembers numbers; another one numbers on, writes the journal and dies: the next number is right."""
+        await scene.append("a", 1)
+        await scene.replicate()
+        await scene.append("a", 2)
+        with crash_at("replicate.before-offset"), pytest.raises(SimulatedCrash):
+            await scene.again().replicate()
+        await scene.replicate()
+        await scene.append("a", 3)
+        await scene.replicate()
+        assert [(row.seq_nr, row.number) for row in await view_of(scene)] == [(1, 1), (2, 2), (3, 3)]
+
     async def test_deleted_events_stay_under_their_tag(self, scene: Scene) -> None:
         """T37: deletes and purges are not propagated; payloads stay."""
         at = await _home(scene, "a")

@@ -1,0 +1,32 @@
+"""`headrace pipeline package`: what a cluster needs, in one folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from headrace.pipeline import package
+from headrace.services import Terminal
+
+__all__ = ["add_package"]
+
+
+def add_package(app: typer.Typer) -> None:
+    """Add the command to `headrace pipeline`."""
+    app.command("package")(_package)
+
+
+def _package(
+    folder: Annotated[Path, typer.Argument(help="A folder that is not there yet.")],
+    own: Annotated[
+        list[str] | None,
+        typer.Option("--with", help="A package of your own, with all it requires; may be given again."),
+    ] = None,
+) -> None:
+    """Put modules and jars into a folder, for spark-submit. See docs/cluster.md."""
+    package(folder, own=own or (), watcher=Terminal(Console(stderr=True)))
+    typer.echo(f"cd {folder}")
+    typer.echo("spark-submit --master MASTER --properties-file spark.conf main.py pipeline replicate")

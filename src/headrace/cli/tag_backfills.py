@@ -1,0 +1,72 @@
+"""`headrace tags backfill`: give a tag to history, by Spark."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from headrace.cli.asking import Address, AsJson, StoreAddress
+from headrace.cli.tag_loading import load
+from headrace.config import HeadraceSettings
+from headrace.errors import BadArgument
+from headrace.services import Terminal
+from headrace.tags import Chooser
+
+__all__ = ["backfill", "load_chooser"]
+
+_RULE = "it must name a function of one event, as in shop.tags:is_big"
+
+
+def backfill(
+    tag: Annotated[str, typer.Argument(help="The tag.")],
+    where: Annotated[str, typer.Argument(help="What chooses its events, as in shop.tags:is_big: a function of one.")],
+    again: Annotated[
+        bool, typer.Option("--again", help="Fill the tag anew, also one whose back-fill was killed.")
+    ] = False,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a tag to all events that a function chooses, while writing goes on.
+
+    Let writers give the tag to their events first: what comes after the job is not asked about.
+    """
+    from pyspark.sql import SparkSession
+
+    from headrace.pipeline import Places, backfill_tag, spark_session
+    from headrace.pipeline.spark.opened import close_all
+
+    choose, settings = load_chooser(where), HeadraceSettings.load()
+    places = Places.of(address, store=store, settings=settings)
+    is_own = SparkSession.getActiveSession() is None
+    spark = spark_session(settings.pipeline, watcher=Terminal(Console(stderr=True)))
+    try:
+        done = backfill_tag(spark, places, tag, choose, name=where, again=again)
+    finally:
+        if is_own:
+            close_all()
+            spark.stop()
+    if as_json:
+        typer.echo(json.dumps(asdict(done)))
+    elif done.is_new:
+        typer.echo(f"{tag}: {done.tagged:,} of {done.events:,} events have it now; writers give it to later ones")
+    else:
+        typer.echo(f"{tag} is filled by {where} already; --again fills it anew")
+
+
+def load_chooser(where: str) -> Chooser:
+    """Return the function; workers get it by value, because they may not find its module."""
+    choose = load("function", where, _RULE)
+    if not callable(choose):
+        raise BadArgument("function", where, _RULE)
+    from pyspark.cloudpickle import register_pickle_by_value
+
+    if (module := sys.modules.get(getattr(choose, "__module__", ""))) is not None:
+        register_pickle_by_value(module)
+    chooser: Chooser = choose
+    return chooser

@@ -1,0 +1,186 @@
+"""Whether the views by tag have what the log makes of one journal: pure.
+
+Each event that counts has one row under each of its tags, with the next number. Where the log's start was cut off, the
+numbers before are unknown, and the rows that are there tell what they go on from. Rows of before the window can't be
+judged, nor what a tag was given to afterwards: the log does not say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headrace.journal.key_writes import KeyFold
+from headrace.model import TopicPartition
+from headrace.pipeline.comparing.findings import Finding, FindingKind
+from headrace.pipeline.comparing.judging import differing
+from headrace.pipeline.comparing.key_windows import KeyWindow
+from headrace.store import EventRow, Place, TagNumber, TagRow, tag_time_of
+from headrace.tags.fills import TagFill
+from headrace.tags.numbering import Numbering
+
+__all__ = ["TagCase", "TagVerdict", "judge_tags"]
+
+
+@dataclass(frozen=True, slots=True)
+class TagCase:
+    """One journal to be judged: what its records make, what the views have of it, and what is agreed about tags."""
+
+    at: TopicPartition
+    id: str
+    window: KeyWindow
+    fold: KeyFold
+    numbering: Numbering
+    rows: Sequence[TagRow]
+    numbers: Mapping[str, TagNumber]
+    fills: Mapping[str, TagFill] = field(default_factory=dict)
+    redacted: Collection[str] = ()
+    highest_log_time_ms: int = 0
+    log_end: int = 0
+
+
+@dataclass(slots=True)
+class TagVerdict:
+    """What is wrong; rows and numbers that would be right in its place, and rows that should not be there."""
+
+    findings: list[Finding] = field(default_factory=list)
+    right: list[TagRow] = field(default_factory=list)
+    wrong: list[TagRow] = field(default_factory=list)
+    numbers: list[TagNumber] = field(default_factory=list)
+
+
+def judge_tags(case: TagCase) -> TagVerdict:
+    """Compare a journal's rows and numbers, tag by tag."""
+    verdict = TagVerdict()
+    found: dict[str, list[TagRow]] = {}
+    for row in case.rows:
+        found.setdefault(row.tag, []).append(row)
+    named = {tag for event in case.fold.tagged for tag in event.tags}
+    for tag in sorted(named | set(found)):
+        fill = case.fills.get(tag)
+        if fill is None or fill.is_ready:
+            _TagJudge(case, tag, fill, found.get(tag, ())).judge(verdict)
+    return verdict
+
+
+class _TagJudge:
+    """Judges one tag of one journal."""
+
+    def __init__(self, case: TagCase, tag: str, fill: TagFill | None, rows: Sequence[TagRow]) -> None:
+        self._case = case
+        self._tag = tag
+        self._fill = fill
+        self._rows = [row for row in rows if not self._is_out_of_sight(row)]
+        self._events = [event for event in case.fold.tagged if tag in event.tags and not self._is_filled(event.place)]
+
+    def judge(self, verdict: TagVerdict) -> None:
+        """Add what is wrong."""
+        missing = {(row.offset, row.generation, row.seq_nr): row for row in self._expected()}
+        expected = list(missing.values())
+        for row in sorted(self._rows, key=lambda row: row.number):
+            right = missing.pop((row.offset, row.generation, row.seq_nr), None)
+            if right is None:
+                verdict.wrong.append(row)
+                verdict.findings.append(self._finding(FindingKind.TAG_ROW_ADDED, row, f"number {row.number}"))
+            elif detail := self._difference(row, right):
+                verdict.wrong.append(row)
+                verdict.right.append(_at_the_time_of(row, right) if self._is_time_possible(row, right) else right)
+                verdict.findings.append(self._finding(FindingKind.TAG_ROW_CHANGED, right, detail))
+        for right in missing.values():
+            verdict.right.append(right)
+            verdict.findings.append(self._finding(FindingKind.TAG_ROW_MISSING, right, f"number {right.number}"))
+        if expected and self._is_wrong_number(expected[-1]):
+            number = _number_of(expected[-1])
+            verdict.numbers.append(number)
+            verdict.findings.append(
+                self._finding(FindingKind.TAG_NUMBER_CHANGED, expected[-1], f"the last number is {number.number}")
+            )
+
+    def _expected(self) -> Iterator[TagRow]:
+        case, before = self._case, self._number_before()
+        for number, event in enumerate(self._events, before + 1):
+            row = case.numbering.row(case.id, event, self._tag, number)
+            yield _without_words(row) if self._tag in case.redacted and self._is_removed(event) else row
+
+    def _number_before(self) -> int:
+        """Return the number before the window's first event."""
+        if self._case.window.is_whole and self._fill is None:
+            return 0
+        places = {(event.offset, event.generation, event.seq_nr): n for n, event in enumerate(self._events, 1)}
+        told = Counter(
+            row.number - places[key]
+            for row in self._rows
+            if (key := (row.offset, row.generation, row.seq_nr)) in places and row.number >= places[key]
+        )
+        if told:
+            return max(told, key=lambda before: (told[before], -before))
+        known = self._case.numbers.get(self._tag)
+        if known is None or self._case.window.is_ahead(known.place):
+            return 0
+        return max(0, known.number - sum(event.place <= known.place for event in self._events))
+
+    def _is_out_of_sight(self, row: TagRow) -> bool:
+        """Say whether nothing can be said of a row: of before the window, replicated since, or chosen by a fill."""
+        if None in (row.generation, row.offset):  # typed in
+            return False
+        window = self._case.window
+        if window.is_before(row.place) and not (window.is_whole or row.place < Place(0, 0)):
+            return True
+        return (window.is_ahead(row.place) and row.offset < self._case.log_end) or self._is_filled(row.place)
+
+    def _is_filled(self, place: Place) -> bool:
+        return self._fill is not None and self._fill.leaves_out(self._case.at, place)
+
+    def _is_removed(self, event: EventRow) -> bool:
+        return any(gone.place > event.place and event.seq_nr <= gone.last for gone in self._case.fold.removals)
+
+    def _difference(self, row: TagRow, right: TagRow) -> str:
+        if row.is_redacted and self._tag in self._case.redacted:
+            right = _without_words(right)
+        if self._is_time_possible(row, right):
+            right = _at_the_time_of(row, right)
+        return "" if row == right else differing(row, right)
+
+    def _is_time_possible(self, row: TagRow, right: TagRow) -> bool:
+        """Say whether a row may have another log time than the window tells: before it there may have been a higher."""
+        time, told = tag_time_of(row.timestamp), tag_time_of(right.timestamp)
+        is_same_record = time[1:] == told[1:]
+        return is_same_record and right.timestamp_ms <= time.log_time_ms <= self._case.highest_log_time_ms
+
+    def _is_wrong_number(self, last: TagRow) -> bool:
+        known = self._case.numbers.get(self._tag)
+        if known is None:
+            return True
+        if known.place > last.place:
+            return False
+        return (known.number, known.place) != (last.number, last.place)
+
+    def _finding(self, kind: FindingKind, row: TagRow, detail: str) -> Finding:
+        topic, partition = self._case.at
+        return Finding(
+            topic=topic, partition=partition, id=self._case.id, kind=kind, seq_nr=row.seq_nr, offset=row.offset,
+            detail=detail, tag=self._tag,
+        )  # fmt: skip
+
+
+def _without_words(row: TagRow) -> TagRow:
+    return msgspec.structs.replace(row, payload_type=None, payload=None, metadata=None, headers={}, is_redacted=True)
+
+
+def _at_the_time_of(row: TagRow, right: TagRow) -> TagRow:
+    return msgspec.structs.replace(right, timestamp=row.timestamp, bucket_ms=row.bucket_ms)
+
+
+def _number_of(row: TagRow) -> TagNumber:
+    return TagNumber(
+        topic=row.topic,
+        pid=row.pid,
+        tag=row.tag,
+        seq_nr=row.seq_nr,
+        number=row.number,
+        generation=row.generation,
+        offset=row.offset,
+    )

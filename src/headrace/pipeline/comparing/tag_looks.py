@@ -1,0 +1,132 @@
+"""Looking at the views by tag of some journals at once: the buckets of the window are walked through once for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from headrace.config import TagSettings
+from headrace.journal.folding import Entry
+from headrace.log import Log
+from headrace.pipeline.comparing.key_looks import KeyLook
+from headrace.pipeline.comparing.key_windows import Window
+from headrace.pipeline.comparing.tag_judging import TagCase, TagVerdict, judge_tags
+from headrace.store import Store, TagNumber, TagRow, tag_time_of
+from headrace.tags import TagRepair
+from headrace.tags.numbering import Numbering
+from headrace.tags.registry import REGISTRY_KEY, Registry, TagRegistry
+
+__all__ = ["TagLooks", "open_tag_looks"]
+
+_AT_ONCE = 32
+
+
+async def open_tag_looks(log: Log, store: Store, settings: TagSettings, topic: str) -> TagLooks | None:
+    """Return who looks at the views; None where there are none. Raises TagViewsLost."""
+    if not settings.enabled or await store.settings.get(REGISTRY_KEY) is None:
+        return None
+    registry = TagRegistry(store, settings)
+    facts = await registry.open()
+    if topic not in facts.topics:
+        return None
+    numbering = Numbering(topic, facts.topics[topic].number, registry.bucket)
+    return TagLooks(log, store, settings, facts, numbering)
+
+
+@dataclass(frozen=True, slots=True)
+class TagLooks:
+    """Looks at the views of one topic."""
+
+    log: Log
+    store: Store
+    settings: TagSettings
+    facts: Registry
+    numbering: Numbering
+
+    async def look(
+        self, window: Window, looks: Sequence[KeyLook], by_id: Mapping[str, Sequence[Entry]]
+    ) -> dict[str, TagVerdict]:
+        """Judge the views of journals that were judged themselves; by id."""
+        is_whole = _is_whole(window)
+        judged = {look.id: look for look in looks if look.verdict is not None and (is_whole or by_id[look.id])}
+        if not judged:
+            return {}
+        first_ms = 0 if is_whole else self._first_bucket_ms(entry for id_ in judged for entry in by_id[id_])
+        rows: dict[str, list[TagRow]] = {id_: [] for id_ in judged}
+        async for row in self._rows(window, first_ms, rows.__contains__):
+            rows[row.pid].append(row)
+        end = (await self.log.bounds(window.at)).end
+        numbers = await self._numbers([id_ for id_, look in judged.items() if _is_tagged(look)])
+        return {id_: self._judge(window, look, rows[id_], numbers.get(id_, {}), end) for id_, look in judged.items()}
+
+    async def strangers(self, window: Window, is_known: Callable[[str], bool]) -> list[str]:
+        """Return whose rows the views have without any record in the window."""
+        if not _is_whole(window):
+            return []
+        return sorted({row.pid async for row in self._rows(window, 0, lambda id_: not is_known(id_))})
+
+    async def mend(self, id_: str, verdict: TagVerdict) -> None:
+        """Put right what is wrong of a journal."""
+        repair = TagRepair(self.log, self.store, self.settings)
+        await repair.mend(self.numbering.topic, id_, verdict.right, verdict.wrong, verdict.numbers)
+
+    def _first_bucket_ms(self, entries: Iterable[Entry]) -> int:
+        return self.numbering.bucket.start_of(min((entry.log_time_ms for entry in entries), default=0))
+
+    def _judge(
+        self, window: Window, look: KeyLook, rows: Sequence[TagRow], numbers: Mapping[str, TagNumber], end: int
+    ) -> TagVerdict:
+        if look.verdict is None:
+            raise AssertionError("it was judged")
+        return judge_tags(
+            TagCase(
+                at=window.at,
+                id=look.id,
+                window=window.of_key(look.id),
+                fold=look.verdict.fold,
+                numbering=self.numbering,
+                rows=rows,
+                numbers=numbers,
+                fills=self.facts.fills,
+                redacted=self.settings.redact,
+                highest_log_time_ms=window.highest_log_time_ms,
+                log_end=end,
+            )
+        )
+
+    async def _rows(self, window: Window, first_ms: int, wanted: Callable[[str], bool]) -> AsyncIterator[TagRow]:
+        """Yield rows of the task's own journals."""
+        views = self.store.tags.views
+        for tag in await views.tags():
+            for bucket_ms in await views.buckets(tag, first_ms=first_ms):
+                async for page in views.read(tag, bucket_ms):
+                    for row in page:
+                        if wanted(row.pid) and self._is_ours(window, row):
+                            yield row
+
+    def _is_ours(self, window: Window, row: TagRow) -> bool:
+        time = tag_time_of(row.timestamp)
+        if time.topic_number != self.numbering.topic_number:
+            return False
+        if window.layout.generation == 0:
+            return time.partition == window.at.partition
+        return window.layout.route(row.pid) == window.at
+
+    async def _numbers(self, ids: Sequence[str]) -> dict[str, Mapping[str, TagNumber]]:
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(id_: str) -> Mapping[str, TagNumber]:
+            async with limit:
+                return await self.store.tags.numbers.of(self.numbering.topic, id_)
+
+        return dict(zip(ids, await asyncio.gather(*(one(id_) for id_ in ids)), strict=True))
+
+
+def _is_whole(window: Window) -> bool:
+    """Say whether the log goes back to its beginning, so that every row can be judged."""
+    return all(stretch.start == 0 for stretch in window.stretches.values())
+
+
+def _is_tagged(look: KeyLook) -> bool:
+    return look.verdict is not None and bool(look.verdict.fold.tagged)

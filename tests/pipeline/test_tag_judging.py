@@ -1,0 +1,145 @@
+"""What an audit says of views by tag, without Spark: its tasks are run here, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.pipeline.tag_by_hand import TagSql
+from tests.pipeline.test_backfill import live
+from tests.pipeline.test_tag_audit import Named, rows_of
+
+from headrace.config import HeadraceSettings
+from headrace.journal import Journal, grow_topic
+from headrace.log import Log
+from headrace.model import Event, TopicPartition
+from headrace.pipeline import Finding, FindingKind, Places
+from headrace.pipeline.jobs.audit_task import AuditTask
+from headrace.pipeline.jobs.job_reports import layout_of
+from headrace.pipeline.spark.opened import close_all, log_of, run, store_of
+from headrace.store import Store, TagRow
+from headrace.tags import TagWriter
+from headrace.testing.conformance.journal_setting import replicate
+from headrace.testing.crashes import SimulatedCrash, crash_at
+
+TOPIC = "audited"
+STEPS = ("tags.before-progress", "tags.after-progress", "replicate.after-views", "replicate.before-meta",
+         "replicate.after-key", "replicate.before-offset")  # fmt: skip
+
+
+class Scene:
+    """A folder, and what is done there."""
+
+    def __init__(self, folder: Path) -> None:
+        fast = {"log": {"embedded": {"fsync": False}}, "store": {"embedded": {"fsync": False}}}
+        self.is_embedded = True
+        self.places = Places.of(f"embedded:{folder}", settings=HeadraceSettings.model_validate(fast))
+
+    async def open(self) -> tuple[Log, Store, Journal]:
+        log, store = await log_of(self.places), await store_of(self.places)
+        return log, store, Journal(log, store, TOPIC, cache=None, partitions=4)
+
+    async def replicate(self) -> None:
+        log, store, _ = await self.open()
+        for _ in range(2):  # what lies behind a boundary is taken in the second round
+            await replicate(log, store, TOPIC, views=TagWriter(store, self.places.settings_of_tags(), log=log))
+
+    async def audit(self, *, repair: bool = False, events_at_once: int = 20_000) -> list[Finding]:
+        log, store, _ = await self.open()
+        found: list[Finding] = []
+        for partition in range((await layout_of(log, store, TOPIC)).partitions):
+            at = TopicPartition(TOPIC, partition)
+            task = AuditTask(self.places, at, repair=repair, events_at_once=events_at_once)
+            found += [finding async for some in task.findings() for finding in some]
+        return found
+
+    async def rows(self, tag: str) -> list[TagRow]:
+        return await rows_of((await self.open())[1], tag)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    """Give a folder; the loop that the pipeline's parts share is closed afterwards."""
+    yield Scene(tmp_path)
+    close_all()
+
+
+def named(findings: list[Finding]) -> Named:
+    return {(found.id, found.kind, found.seq_nr, found.tag) for found in findings}
+
+
+@pytest.mark.parametrize("is_grown", [False, True])
+def test_what_replication_left_is_no_finding(scene: Scene, is_grown: bool) -> None:
+    """K15: random histories, replicators that die at every step, a topic that grows: the views are right."""
+
+    async def work() -> None:
+        log, store, journal = await scene.open()
+        for seed, step in enumerate(STEPS):
+            await live(journal, seed=seed, steps=24)
+            if is_grown and seed == 2:
+                await grow_topic(log, store.settings, TOPIC, partitions=6, lease_s=0.01)
+                journal = (await scene.open())[2]
+            with crash_at(step, nth=2):
+                try:
+                    await scene.replicate()
+                except SimulatedCrash:
+                    await scene.replicate()
+            assert [str(found) for found in await scene.audit()] == []
+        assert await scene.rows("a")
+        assert await scene.audit(events_at_once=3) == []
+
+    run(work())
+
+
+def test_every_row_that_is_lost_or_changed_is_named_and_mended(scene: Scene) -> None:
+    """K15: one by one, with deletes and a purge in the history: what is named is what was done, and comes back."""
+
+    async def work() -> None:
+        _, _, journal = await scene.open()
+        await live(journal, seed=3, steps=40)
+        await scene.replicate()
+        rows, operator = await scene.rows("a"), TagSql(scene)  # type: ignore[arg-type]
+        assert len({row.pid for row in rows}) > 2
+        for number, row in enumerate(rows):
+            kind = FindingKind.TAG_ROW_MISSING if number % 2 else FindingKind.TAG_ROW_CHANGED
+            (operator.remove if number % 2 else operator.change)(row)
+            expected = {(row.pid, kind, row.seq_nr, "a")}
+            assert named(await scene.audit()) == expected
+            mended = await scene.audit(repair=True)
+            assert named(mended) == expected
+            assert all(found.mended for found in mended)
+            assert await scene.rows("a") == rows
+        assert await scene.audit() == []
+
+    run(work())
+
+
+def test_a_log_that_was_cut_tells_enough(scene: Scene) -> None:
+    """K15: the numbers before the log's start are unknown; rows that are there tell them, and what is lost is found."""
+
+    async def work() -> None:
+        log, _, journal = await scene.open()
+        for n in range(1, 11):
+            await asyncio.gather(*(journal.append(f"k{key}", [Event(n, {"n": n}, ("a",))]) for key in range(4)))
+        await scene.replicate()
+        rows = await scene.rows("a")
+        cut = {TopicPartition(TOPIC, row.partition): row.offset for row in rows if row.seq_nr == 6}
+        for at, offset in cut.items():
+            await log.retention.truncate(at, before=offset)
+        assert await scene.audit() == []
+        lost = next(row for row in rows if row.seq_nr == 9)
+        TagSql(scene).remove(lost)  # type: ignore[arg-type]
+        added = msgspec.structs.replace(lost, number=77, seq_nr=77)
+        TagSql(scene).add(added)  # type: ignore[arg-type]
+        expected = {
+            (lost.pid, FindingKind.TAG_ROW_MISSING, 9, "a"),
+            (lost.pid, FindingKind.TAG_ROW_ADDED, 77, "a"),
+        }
+        assert named(await scene.audit(repair=True)) == expected
+        assert await scene.rows("a") == rows
+        assert await scene.audit() == []
+
+    run(work())
