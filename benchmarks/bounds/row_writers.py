@@ -29,6 +29,9 @@ TOPIC = "raw"
 SEGMENT_SIZE = 10_000
 NOW_MS = 1_790_000_000_000
 TIMEOUT_S = 120.0
+# As many keys as replication writes at a time; with more, a server on two cores answers with time-outs.
+BATCHES_IN_FLIGHT = 64
+SINGLES_IN_FLIGHT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +123,8 @@ class _Table:
             for row in own:
                 yield self._insert.bind((id_, TOPIC, row.segment, *event_values(row)))
 
-    def execute(self, statements: Iterator[Any]) -> None:
-        """Execute all, as many in flight as the store allows."""
-        in_flight = self._settings.max_requests_in_flight
+    def execute(self, statements: Iterator[Any], *, in_flight: int) -> None:
+        """Execute all, so many in flight."""
         free = Semaphore(in_flight)
         failures: list[BaseException] = []
 
@@ -178,7 +180,10 @@ def _serve(pipe: Connection, host: str, port: int, keyspace: str, keys: Sequence
 
 def _written(table: _Table, part: Part, rows: dict[str, list[EventRow]]) -> str | None:
     try:
-        table.execute(table.singles(rows) if part.is_single else table.batches(rows))
+        if part.is_single:
+            table.execute(table.singles(rows), in_flight=SINGLES_IN_FLIGHT)
+        else:
+            table.execute(table.batches(rows), in_flight=BATCHES_IN_FLIGHT)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import headrace.sync
-from headrace.errors import Closed, WrongSeqNr
+from headrace.errors import Closed, IncompatibleSchema, WrongSeqNr
 from headrace.model import Event, NewRecord, TopicConfig, TopicPartition
+from headrace.serde import schema_of
 
 
 def test_a_script_can_use_a_journal(tmp_path: Path) -> None:
@@ -62,3 +63,15 @@ def test_a_read_that_is_not_finished_is_closed(tmp_path: Path) -> None:
             break
     with pytest.raises(Closed):
         hr.log.bounds(TopicPartition("t", 0))
+
+
+def test_schemas_are_registered_and_found(tmp_path: Path) -> None:
+    """V5: the registry is there for blocking code, too, and refuses what would break somebody."""
+    with headrace.sync.connect(f"embedded:{tmp_path}") as hr:
+        assert hr.registry.subjects() == []
+        first = hr.registry.register("t-value", schema_of(int))
+        assert hr.registry.subjects() == ["t-value"]
+        assert hr.registry.schema(first.schema_id) == schema_of(int)
+        assert [version.version for version in hr.registry.versions("t-value")] == [1]
+        with pytest.raises(IncompatibleSchema):
+            hr.registry.register("t-value", schema_of(str))

@@ -9,6 +9,6 @@ Promises: the behaviour of the asynchronous calls, on an event loop in a thread 
 """
 
 from headrace.sync.bridge import LoopThread
-from headrace.sync.facade import SyncHeadrace, SyncJournal, SyncLog, SyncSnapshots, connect
+from headrace.sync.facade import SyncHeadrace, SyncJournal, SyncLog, SyncRegistry, SyncSnapshots, connect
 
-__all__ = ["LoopThread", "SyncHeadrace", "SyncJournal", "SyncLog", "SyncSnapshots", "connect"]
+__all__ = ["LoopThread", "SyncHeadrace", "SyncJournal", "SyncLog", "SyncRegistry", "SyncSnapshots", "connect"]

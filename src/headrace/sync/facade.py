@@ -24,10 +24,11 @@ from headrace.model import (
     TopicConfig,
     TopicPartition,
 )
+from headrace.serde import Registry, Schema, Version
 from headrace.sync.bridge import LoopThread
 from headrace.tags import After, TaggedEvent
 
-__all__ = ["SyncHeadrace", "SyncJournal", "SyncLog", "SyncSnapshots", "connect"]
+__all__ = ["SyncHeadrace", "SyncJournal", "SyncLog", "SyncRegistry", "SyncSnapshots", "connect"]
 
 
 class SyncLog:
@@ -116,6 +117,30 @@ class SyncJournal:
         return self._loop.iterate(self._journal.ids())
 
 
+class SyncRegistry:
+    """The schema registry, blocking."""
+
+    def __init__(self, loop: LoopThread, registry: Registry) -> None:
+        self._loop = loop
+        self._registry = registry
+
+    def register(self, subject: str, schema: Schema) -> Version:
+        """Find the schema's version under the subject, or make one; refused if it would break somebody."""
+        return self._loop.run(self._registry.register(subject, schema))
+
+    def schema(self, schema_id: int) -> Schema:
+        """Return the schema of an id."""
+        return self._loop.run(self._registry.schema(schema_id))
+
+    def versions(self, subject: str) -> Sequence[Version]:
+        """Return a subject's versions, oldest first."""
+        return self._loop.run(self._registry.versions(subject))
+
+    def subjects(self) -> Sequence[str]:
+        """Return the subjects there are."""
+        return self._loop.run(self._registry.subjects())
+
+
 class SyncHeadrace:
     """An open Headrace, blocking."""
 
@@ -124,6 +149,7 @@ class SyncHeadrace:
         self._opened = opened
         self.settings = opened.settings
         self.log = SyncLog(loop, opened.log)
+        self.registry = SyncRegistry(loop, opened.registry)
 
     def journal(
         self, topic: str, *, read_only: bool = False, origin: str | None = None, partitions: int | None = None

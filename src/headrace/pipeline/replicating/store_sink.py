@@ -15,7 +15,6 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 
 from headrace.errors import OperationFailed
 from headrace.pipeline.replicating.outcomes import Outcome, write_outcomes
-from headrace.pipeline.replicating.tasks import replicate_partition
 from headrace.pipeline.spark.places import PLACES_OPTION, Places
 
 if TYPE_CHECKING:
@@ -52,6 +51,9 @@ class _Writer(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Replicate what a task was given; in a worker."""
+        # Not where Spark only asks for the sink: that is three processes, and this is most of what they would import.
+        from headrace.pipeline.replicating.tasks import replicate_partition
+
         return _Message(replicate_partition(self._places, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

@@ -10,12 +10,14 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace.log import Log, open_log
 from headrace.pipeline.spark.places import Places
-from headrace.store import Store, open_store
-from headrace.tags import TagWriter
+
+if TYPE_CHECKING:  # imported where something is opened: Spark's planning workers open nothing
+    from headrace.log import Log
+    from headrace.store import Store
+    from headrace.tags import TagWriter
 
 __all__ = ["close_all", "log_of", "run", "store_of", "tag_writer_of"]
 
@@ -47,6 +49,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 async def log_of(places: Places) -> Log:
     """Return the open log; to be called on the loop."""
+    from headrace.log import open_log
+
     here, key = _here(), places.pack()
     async with here.opening:
         if key not in here.logs:
@@ -56,6 +60,8 @@ async def log_of(places: Places) -> Log:
 
 async def store_of(places: Places) -> Store:
     """Return the open store; to be called on the loop."""
+    from headrace.store import open_store
+
     here, key = _here(), places.pack()
     async with here.opening:
         if key not in here.stores:
@@ -65,6 +71,8 @@ async def store_of(places: Places) -> Store:
 
 async def tag_writer_of(places: Places, *, with_log: bool = False) -> TagWriter | None:
     """Return who writes the views by tag; None where tags are off. `with_log` it can open topics; to be called so."""
+    from headrace.tags import TagWriter
+
     settings = places.settings_of_tags()
     if not settings.enabled:
         return None

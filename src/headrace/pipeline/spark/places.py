@@ -1,15 +1,18 @@
-"""Where a job's log and store are, in a form that travels to Spark's workers."""
+"""Where a job's log and store are, in a form that travels to Spark's workers.
+
+Settings are imported where they are needed: they cost a third of a second, and most workers only pass places on.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from pydantic import BaseModel, SecretStr
 
-from headrace.config import HeadraceSettings, LogSettings, StoreSettings, TagSettings
 from headrace.errors import BadArgument
-from headrace.pipeline.spark.certificates import carried_to_cassandra, carried_to_kafka
+
+if TYPE_CHECKING:
+    from headrace.config import HeadraceSettings, LogSettings, StoreSettings, TagSettings
 
 __all__ = ["PLACES_OPTION", "Places"]
 
@@ -34,6 +37,9 @@ class Places(msgspec.Struct, frozen=True):
         cls, address: str | None = None, *, store: str | None = None, settings: HeadraceSettings | None = None
     ) -> Places:
         """Return the places that `headrace.connect` with the same arguments would open."""
+        from headrace.config import HeadraceSettings, StoreSettings
+        from headrace.pipeline.spark.certificates import carried_to_cassandra, carried_to_kafka
+
         settings = settings or HeadraceSettings.load()
         log = address or settings.log.address
         if store is None:
@@ -57,18 +63,26 @@ class Places(msgspec.Struct, frozen=True):
 
     def settings_of_log(self) -> LogSettings:
         """Return the log's settings, typed."""
+        from headrace.config import LogSettings
+
         return LogSettings.model_validate(self.log_settings)
 
     def settings_of_store(self) -> StoreSettings:
         """Return the store's settings, typed."""
+        from headrace.config import StoreSettings
+
         return StoreSettings.model_validate(self.store_settings)
 
     def settings_of_tags(self) -> TagSettings:
         """Return the settings of events by tag, typed."""
+        from headrace.config import TagSettings
+
         return TagSettings.model_validate(self.tag_settings)
 
 
 def _revealed(value: object) -> Any:  # noqa: ANN401 - plain JSON values
+    from pydantic import BaseModel, SecretStr
+
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     if isinstance(value, BaseModel):
