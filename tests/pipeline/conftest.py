@@ -39,8 +39,9 @@ ON_SERVERS = {
     "test_partitions_added_behind_our_back_stop_replication",
 }
 
-# Minutes on two cores: a Spark of its own that crawls until it is killed. Others prove the same (E5, K12) as well.
-ONLY_FULL = {"test_a_killed_driver_leaves_nothing_wrong"}
+# A Spark of its own each, which is most of a minute. Others prove the same as well: E5, K12; and K2 with secrets
+# (tests/secured).
+ONLY_FULL = {"test_a_killed_driver_leaves_nothing_wrong", "test_a_cluster_does_the_same"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -75,7 +76,7 @@ def spark(crash_file: Path) -> Iterator[SparkSession]:
     os.environ[CRASH_FILE_VARIABLE] = str(crash_file)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH"))))
     sys.path.append(str(PLUGIN))
-    session = spark_session(PipelineSettings(master="local[2]"))
+    session = spark_session(PipelineSettings(master="local[2]"), is_brief=True)
     yield session
     close_all()
     session.stop()

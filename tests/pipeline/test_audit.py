@@ -19,6 +19,7 @@ from headrace.journal import grow_topic
 from headrace.model import TopicPartition
 from headrace.pipeline import AuditReport, FindingKind, Places, Selection, audit
 from headrace.store import EventRow
+from headrace.testing.plugin import Size
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -42,13 +43,16 @@ def operator(tier: Tier) -> Iterator[Operator]:
     made.close()
 
 
-def test_random_histories_with_crashes_end_in_what_the_log_says(tier: Tier, topic: str) -> None:
+def test_random_histories_with_crashes_end_in_what_the_log_says(tier: Tier, topic: str, size: Size) -> None:
     """E17, K15: append, mark, delete, purge; workers die at each step of the writing; then the audit is clean."""
+    audit_each = size(len(CRASHES), 1)  # a later run mends nothing: what an earlier crash broke is seen at the end
     for seed, point in enumerate(CRASHES):
         tier.with_journal(topic, lambda journal, seed=seed: live(journal, seed=seed + 10, steps=24))
         tier.arm(point, nth=random.Random(seed).randint(1, 3))
         tier.replicate(topic)
         assert tier.disarm(), f"nobody passed {point}"
+        if (seed + 1) % audit_each:
+            continue
         report = audited(tier, topic)
         assert report.findings == [], [str(found) for found in report.findings]
         assert report.total("busy") == 0

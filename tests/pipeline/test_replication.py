@@ -15,7 +15,8 @@ from headrace.errors import OperationFailed, RecordsLost
 from headrace.journal import Journal
 from headrace.log import Log
 from headrace.model import Event, NewRecord, TopicPartition
-from headrace.pipeline import Places, planning
+from headrace.pipeline import Places
+from headrace.pipeline.logs import planning
 from headrace.store import Store
 
 pytestmark = pytest.mark.timeout(300)

@@ -16,7 +16,7 @@ from headrace.pipeline.logs.log_frames import log_stream, log_table
 def main() -> None:
     """Take cases from the input as JSON, answer as JSON."""
     told = json.load(sys.stdin)
-    spark = spark_session(PipelineSettings(master="local[2]", driver_memory="512m"))
+    spark = spark_session(PipelineSettings(master="local[2]", driver_memory="512m"), is_brief=True)
     at = TopicPartition(told["topic"], 0)
     answers: dict[str, Any] = {}
     for name, case in told["cases"].items():

@@ -36,6 +36,7 @@ def check(done: Done, secured: Secured, topic: str, *, tokens: tuple[str, ...]) 
     assert done.leaks(tokens) == []
 
 
+@pytest.mark.full
 def test_variables_reach_local_workers_and_are_not_seen(secured: Secured, topic: str, tmp_path: Path) -> None:
     """K2: credentials in environment variables, local[2], the debug log on: no secret in any output, file or ps."""
     append_events(secured, topic, keys=6, events=3)

@@ -28,7 +28,7 @@ def show_pipeline(address: str, store: str | None, suffix: str) -> None:
     before = asyncio.run(_answers(address, store, topic))
     say("Spark carries the journals into the store")
     started = time.perf_counter()
-    spark = spark_session(PipelineSettings(master="local[2]"), watcher=Terminal(console))
+    spark = spark_session(PipelineSettings(master="local[2]"), watcher=Terminal(console), is_brief=True)
     tell(f"Spark is up after {time.perf_counter() - started:.1f} s")
     try:
         summary = Replication(spark, places, Selection((topic,)), watcher=LineDisplay(console)).run(once=True)

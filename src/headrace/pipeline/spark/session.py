@@ -41,9 +41,13 @@ _SESSION = {
 
 
 def spark_session(
-    settings: PipelineSettings | None = None, *, name: str = "headrace", watcher: Watcher | None = None
+    settings: PipelineSettings | None = None,
+    *,
+    name: str = "headrace",
+    watcher: Watcher | None = None,
+    is_brief: bool = False,
 ) -> SparkSession:
-    """Return the session of this process, started if there is none.
+    """Return the session of this process, started if there is none. `is_brief` is for little work, as in tests.
 
     Inside spark-submit the master and all else that was submitted stay as they are. Jars are fetched once, checked by
     SHA-256, and kept.
@@ -58,7 +62,7 @@ def spark_session(
     # It logs every call with its arguments, and some of those are secret.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     is_submitted = "SPARK_ENV_LOADED" in os.environ
-    config = {**_SESSION, **({} if is_submitted else _local(settings, watcher)), **settings.spark}
+    config = {**_SESSION, **({} if is_submitted else _local(settings, watcher, is_brief=is_brief)), **settings.spark}
     if not is_submitted:
         _launch(config)
     builder = SparkSession.builder.appName(name)
@@ -77,7 +81,7 @@ def _launch(config: Mapping[str, str]) -> None:
     SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(public))  # noqa: SLF001 - no public way
 
 
-def _local(settings: PipelineSettings, watcher: Watcher | None) -> dict[str, str]:
+def _local(settings: PipelineSettings, watcher: Watcher | None, *, is_brief: bool) -> dict[str, str]:
     """Return what a session that we start ourselves needs; a submitted one has it from its command line."""
     jars = spark_jars(watcher or Quiet())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the property alone is not heard when sources are planned
@@ -87,7 +91,7 @@ def _local(settings: PipelineSettings, watcher: Watcher | None) -> dict[str, str
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,
         "spark.driver.memory": settings.driver_memory,
-        "spark.driver.extraJavaOptions": _java_options(),
+        "spark.driver.extraJavaOptions": _java_options(is_brief=is_brief),
         "spark.ui.enabled": str(settings.ui).lower(),
     }
     if settings.master.startswith("local"):
@@ -96,7 +100,10 @@ def _local(settings: PipelineSettings, watcher: Watcher | None) -> dict[str, str
     return config
 
 
-def _java_options() -> str:
-    """Return options that keep the JVM quiet: people came to see their data."""
+def _java_options(*, is_brief: bool) -> str:
+    """Return options that keep the JVM quiet: people came to see their data.
+
+    Its second compiler costs more in the first minute than it brings.
+    """
     quiet = resources.files(__package__).joinpath("log4j2.properties")
-    return f"-Dlog4j2.configurationFile={quiet} -XX:+UseParallelGC -XX:TieredStopAtLevel=4"
+    return f"-Dlog4j2.configurationFile={quiet} -XX:+UseParallelGC -XX:TieredStopAtLevel={1 if is_brief else 4}"
