@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -74,6 +75,7 @@ async def _replicate(scene: Scene) -> list[int]:
     peaks = []
     tracemalloc.start()
     async for batch in scene.log.read(at, 0, (await scene.log.bounds(at)).end, max_records=20):
+        gc.collect()  # what earlier batches left to the collector is not this one's
         tracemalloc.reset_peak()
         await replicate_batch(scene.store, layout, at, batch.records, up_to=batch.next_offset - 1, views=scene.writer)
         peaks.append(tracemalloc.get_traced_memory()[1])
