@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ except ImportError:
 __all__ = ["ServerProcess", "user_ids"]
 
 KILL_S = 10.0
+STOP_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,12 @@ class ServerProcess:
         psutil.wait_procs(family, timeout=KILL_S)
 
     def pause(self) -> None:
-        """Freeze it and its children."""
-        self._send(self._family(), signal.SIGSTOP)
+        """Freeze it and its children, and wait until they stand still: the signal alone returns before that."""
+        family = self._family()
+        self._send(family, signal.SIGSTOP)
+        until = time.monotonic() + STOP_S
+        while any(map(_is_moving, family)) and time.monotonic() < until:
+            time.sleep(0.005)
 
     def resume(self) -> None:
         """Let it and its children go on."""
@@ -110,6 +116,12 @@ class ServerProcess:
             # psutil looks at the start time before it sends.
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
+
+
+def _is_moving(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _need_psutil() -> None:
