@@ -13,6 +13,7 @@ from headrace.config import CassandraStoreSettings
 from headrace.errors import Closed
 from headrace.runtime import Backoff
 from headrace.store.cassandra.addresses import ClusterAddress
+from headrace.store.cassandra.binding import Binding
 from headrace.store.cassandra.clusters import connect, make_cluster
 from headrace.store.cassandra.completions import Completions
 from headrace.store.cassandra.faults import DRIVER_ERRORS, explain, is_transient
@@ -40,7 +41,7 @@ class Session:
         self._settings = settings
         self._cluster = cluster
         self._driver = driver
-        self._prepared: dict[str, Any] = {}
+        self._prepared: dict[str, Binding] = {}
         self._completions = Completions()
         self._free = asyncio.Semaphore(settings.max_requests_in_flight)
         self._active = 0
@@ -77,7 +78,11 @@ class Session:
 
     def bind(self, query: str, values: Sequence[object]) -> Any:  # noqa: ANN401
         """Return a prepared query with its values."""
-        return self._prepared[query].bind(values)
+        return self._prepared[query].bound(values)
+
+    def fill(self, batch: Any, query: str, key: Sequence[object], rows: Iterable[Sequence[object]]) -> None:  # noqa: ANN401
+        """Add a prepared query to a batch, once for each row; the values of all begin with `key`."""
+        self._prepared[query].fill(batch, key, rows)
 
     async def read(self, operation: str, query: str, values: Sequence[object]) -> Sequence[Row]:
         """Return all rows of a query whose answer fits one page."""
@@ -181,7 +186,7 @@ class Session:
         for query in queries:
             prepared = self._driver.prepare(query.replace("{keyspace}", self.address.keyspace))
             prepared.is_idempotent = True
-            self._prepared[query] = prepared
+            self._prepared[query] = Binding(prepared)
 
     def _define(self, text: str) -> None:
         self._driver.execute(text, timeout=self._settings.request_timeout_s * 3)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from typing import Any
-
-from cassandra.query import BatchStatement, BatchType
 
 from headrace.store.arguments import check_paging
 from headrace.store.cassandra.batches import cut_groups
+from headrace.store.cassandra.binding import unlogged
 from headrace.store.cassandra.locks import locked
 from headrace.store.cassandra.session import Session
 from headrace.store.cassandra.tag_columns import (
@@ -150,12 +148,11 @@ class CassandraTagViews:
         self._known |= buckets
 
     async def _write_batch(self, rows: Sequence[TagRow], at: Place | None) -> None:
-        where, bind = (rows[0].tag, rows[0].bucket_ms), self._session.bind
+        where = (rows[0].tag, rows[0].bucket_ms)
         async with self._free:
-            batch = _unlogged()
-            batch.add(bind(_CLEAR_BUCKET, (ABOVE_CLOCKS, *where)))  # what was written by hand goes
-            for row in rows:
-                batch.add(bind(_PUT_ROW, where + row_values(row, at)))
+            batch = unlogged()
+            batch.add(self._session.bind(_CLEAR_BUCKET, (ABOVE_CLOCKS, *where)))  # what was written by hand goes
+            self._session.fill(batch, _PUT_ROW, where, (row_values(row, at) for row in rows))
             await self._session.write("write tag rows", batch)
 
     async def _each(self, rows: Sequence[TagRow], at: Place, *queries: str) -> None:
@@ -167,7 +164,7 @@ class CassandraTagViews:
             max_rows=BATCH_MAX_ROWS // 2,
             max_bytes=BATCH_MAX_BYTES,
         ):
-            batch = _unlogged()
+            batch = unlogged()
             for row in batch_rows:
                 where = (row.tag, row.bucket_ms, row.timestamp, row.pid, row.number)
                 for query in queries:
@@ -211,7 +208,7 @@ class CassandraTagNumbers:
         bound = [self._session.bind(_PUT_NUMBER, number_values(number, at)) for number in numbers]
         statement = bound[0]
         if len(bound) > 1:
-            statement = _unlogged()
+            statement = unlogged()
             for one in bound:
                 statement.add(one)
         await self._session.write("write tag numbers", statement)
@@ -268,12 +265,6 @@ class CassandraTags:
         query = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s"
         found = {name for (name,) in await self._session.ask_once(query, (self._session.address.keyspace,))}
         return set(_EPOCHS) <= found
-
-
-def _unlogged() -> Any:  # noqa: ANN401 - the driver has no types
-    batch = BatchStatement(BatchType.UNLOGGED)
-    batch.is_idempotent = True
-    return batch
 
 
 def _size_of(row: TagRow) -> int:

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
-from cassandra.query import BatchStatement, BatchType
-
 from headrace.config import CassandraStoreSettings
 from headrace.store.cassandra.batches import cut
+from headrace.store.cassandra.binding import unlogged
 from headrace.store.cassandra.columns import EVENT, META, POINTER, event_values, meta_values, pointer_values
 from headrace.store.cassandra.session import Session
 from headrace.store.metrics import ROWS_WRITTEN
@@ -100,12 +99,9 @@ class CassandraWriter:
 
     def _batch(self, topic: str, id_: str, rows: Sequence[EventRow]) -> Any:  # noqa: ANN401 - the driver has no types
         where = (id_, topic, rows[0].segment)
-        bind = self._session.bind
-        batch = BatchStatement(BatchType.UNLOGGED)
-        batch.is_idempotent = True
-        batch.add(bind(_DELETE_SEGMENT, (ABOVE_CLOCKS, *where)))
-        for row in rows:
-            batch.add(bind(_INSERT_EVENT, where + event_values(row)))
+        batch = unlogged()
+        batch.add(self._session.bind(_DELETE_SEGMENT, (ABOVE_CLOCKS, *where)))
+        self._session.fill(batch, _INSERT_EVENT, where, map(event_values, rows))
         return batch
 
     async def _delete(self, topic: str, id_: str, deletion: RowDeletion, time: int) -> None:

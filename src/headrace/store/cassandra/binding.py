@@ -1,0 +1,65 @@
+"""Prepared queries and their values in the wire's form.
+
+The driver's own `bind` describes every column anew for every value, and takes two exceptions to see that a time is in
+milliseconds: 20 µs a row, half of what replication had to do for it. The driver's types still encode; the way to them
+is short (4 µs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+from cassandra.cqltypes import DateType, LongType, TimestampType
+from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, BoundStatement
+
+__all__ = ["Binding", "unlogged"]
+
+Encode: TypeAlias = Callable[[Any, int], bytes]
+
+_TIMES = (DateType, TimestampType)
+
+
+class Binding:
+    """Binds one prepared query. Times are given in milliseconds."""
+
+    def __init__(self, prepared: Any) -> None:  # noqa: ANN401 - the driver has no types
+        self._prepared = prepared
+        self._version = prepared.protocol_version
+        self._encoders = tuple(_encoder(column.type) for column in prepared.column_metadata)
+
+    def bound(self, values: Sequence[object]) -> Any:  # noqa: ANN401
+        """Return the query with its values."""
+        statement = BoundStatement(self._prepared)
+        statement.raw_values = values
+        statement.values = self._encoded(self._encoders, values)
+        return statement
+
+    def fill(self, batch: Any, key: Sequence[object], rows: Iterable[Sequence[object]]) -> None:  # noqa: ANN401
+        """Add the query once for each row to a batch; the values of all begin with `key`, encoded once."""
+        statement = BoundStatement(self._prepared)
+        own = self._encoders[len(key) :]
+        same = self._encoded(self._encoders[: len(key)], key)
+        for row in rows:
+            statement.values = same + self._encoded(own, row)
+            batch.add(statement)  # which takes the values, and leaves us the statement
+
+    def _encoded(self, encoders: Sequence[Encode], values: Sequence[object]) -> list[object]:
+        version = self._version
+        return [
+            value if value is None or value is UNSET_VALUE else encode(value, version)
+            for encode, value in zip(encoders, values, strict=True)
+        ]
+
+
+def unlogged() -> Any:  # noqa: ANN401
+    """Return an empty batch of writes to one partition, which may be repeated."""
+    batch = BatchStatement(BatchType.UNLOGGED)
+    batch.is_idempotent = True
+    return batch
+
+
+def _encoder(kind: Any) -> Encode:  # noqa: ANN401
+    chosen = LongType if kind in _TIMES else kind
+    encode: Encode = chosen.serialize
+    return encode
