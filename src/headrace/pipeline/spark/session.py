@@ -34,6 +34,7 @@ _SESSION = {
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    "spark.python.daemon.module": "headrace.pipeline.spark.worker_daemon",
     "spark.python.authenticate.socketTimeout": "60s",  # a worker on a busy machine takes its time
     "spark.redaction.regex": SECRET_NAMES,
     "spark.sql.redaction.options.regex": SECRET_NAMES,
