@@ -191,8 +191,8 @@ def test_throttle_bounds_the_speed(proxy: TcpProxy, client: socket.socket) -> No
     assert time.monotonic() - began >= 0.18
     proxy.restore()
     began = time.monotonic()
-    assert echoed(client, b"x" * 10_000) == b"x" * 10_000
-    assert time.monotonic() - began < 0.18
+    assert echoed(client, b"x" * 200_000) == b"x" * 200_000
+    assert time.monotonic() - began < 3.9
 
 
 def test_a_server_that_is_not_there_looks_like_a_reset() -> None:

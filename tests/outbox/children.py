@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import select
 import signal
 import sys
-import threading
 import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from sqlalchemy import create_engine, text
@@ -17,63 +21,108 @@ from headrace.log import open_log
 from headrace.outbox import Outbox, OutboxSettings, Relay
 from headrace.outbox.engines import engine_for
 from headrace.outbox.metrics import LEASES_LOST
-from headrace.runtime import watching
+from headrace.runtime import load_backend, watching
 from headrace.runtime.crash_points import CRASH_AT_VARIABLE
 
 COUNTERS = "CREATE TABLE IF NOT EXISTS test_counters (name VARCHAR(20) PRIMARY KEY, n INTEGER NOT NULL)"
 
 
-def write_until_told(url: str, topic: str, names: list[str], buckets: int) -> None:
-    """Raise counters, one in a transaction, and publish each new value under the counter's name; two may share them."""
+def die_while_writing(
+    url: str, address: str, topic: str, names: list[str], rounds: int, settings: dict[str, Any]
+) -> None:
+    """Let two writers share keys, and run two relays that are killed with -9, round after round.
+
+    All are forked from this process, which has imported what they need and runs no thread; that makes a round cheap.
+    """
+    _import_drivers(url, address)
+    with _writing(url, topic, names):
+        for nr in range(rounds):
+            print(f"round {nr} {_die(nr, url, address, settings):.2f} s", flush=True)
+    print("written", flush=True)
+
+
+def _import_drivers(url: str, address: str) -> None:
+    engine_for(url).dispose()
+    load_backend("log", address)
+
+
+@contextmanager
+def _writing(url: str, topic: str, names: list[str]) -> Iterator[None]:
+    """Have two writers until the block ends, and see that both ended well."""
+    told, tell = os.pipe()
+
+    def write() -> None:
+        os.close(tell)
+        _write_until(told, url, topic, names)
+
+    writers = [_forked(write) for _ in range(2)]
+    yield
+    os.close(tell)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in writers]
+    if codes != [0, 0]:
+        raise AssertionError(f"writers ended with {codes}")
+
+
+def _write_until(told: int, url: str, topic: str, names: list[str]) -> None:
+    """Raise counters, one in a transaction, and publish each new value under the counter's name."""
     engine = engine_for(url) if url.startswith("sqlite") else create_engine(url)
-    producer = Outbox(OutboxSettings(buckets=buckets)).producer(topic)
-    told = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.readline(), told.set()), daemon=True).start()
-    print("ready", flush=True)
-    while not told.is_set():
+    producer = Outbox(OutboxSettings(buckets=2)).producer(topic)
+    while not select.select([told], [], [], 0.002)[0]:
         name = random.choice(names)
         with engine.begin() as db:
             db.execute(text("UPDATE test_counters SET n = n + 1 WHERE name = :name"), {"name": name})
             n = db.execute(text("SELECT n FROM test_counters WHERE name = :name"), {"name": name}).scalar_one()
             producer.publish(db, b"%d" % n, key=name)
-        time.sleep(0.002)
-    print("done", flush=True)
 
 
-def die_again_and_again(url: str, address: str, topic: str, rounds: int, settings: dict[str, Any]) -> None:
-    """Run two relays and kill both with -9, round after round: one at a crash point, the other wherever it stands.
+def _die(nr: int, url: str, address: str, settings: dict[str, Any]) -> float:
+    """Run two relays; when the first has died at its crash point kill the other wherever it stands.
 
-    They are forked from a process that has imported all there is and runs no thread, which makes a round cheap.
+    Returns how long it took until one had taken over what the last round's dead left, sent some of it and died.
     """
     points = ("outbox.after-send", "outbox.before-delete-commit")
-    for nr in range(rounds):
-        armed = f"{points[nr % 2]}:{1 + nr % 3}"
-        first, second = _forked(url, address, settings, armed), _forked(url, address, settings, None)
-        _wait(first, within_s=20)
-        for pid in (first, second):
-            _kill(pid)
-        print(f"round {nr}", flush=True)
+    started_s = time.monotonic()
+    armed = [f"{points[(nr + n) % 2]}:{1 + 7 * (nr % 3)}" for n in range(2)]
+    relays = [_forked(partial(_relay_armed, at, url, address, settings)) for at in armed]
+    _wait_for_a_crash(relays, within_s=60)
+    took_s = time.monotonic() - started_s
+    for pid in relays:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return took_s
 
 
-def _forked(url: str, address: str, settings: dict[str, Any], armed: str | None) -> int:
+def _relay_armed(armed: str, url: str, address: str, settings: dict[str, Any]) -> None:
+    os.environ[CRASH_AT_VARIABLE] = armed
+    asyncio.run(_relay(url, address, settings))
+
+
+def _wait_for_a_crash(relays: list[int], *, within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        for pid in relays:
+            died = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if died is not None and died.si_code == os.CLD_KILLED:
+                return
+            if died is not None:
+                raise AssertionError(f"a relay ended by itself with {died.si_status}")
+        time.sleep(0.005)
+    raise AssertionError(f"in {within_s} s no relay came to its crash point: they stand still")
+
+
+def _forked(work: Callable[[], None]) -> int:
+    """Return the process in which the work goes on; it never comes back from here."""
     pid = os.fork()
     if pid:
         return pid
-    if armed:
-        os.environ[CRASH_AT_VARIABLE] = armed
-    asyncio.run(_relay(url, address, settings))
-    os._exit(0)
-
-
-def _wait(pid: int, *, within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-
-
-def _kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 async def _relay(url: str, address: str, settings: dict[str, Any]) -> None:

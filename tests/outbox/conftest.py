@@ -25,8 +25,8 @@ GROUNDS = [
     pytest.param("mariadb-kafka", marks=SERVERS),
     pytest.param("sqlite-kafka", marks=SERVERS),
 ]
-# For tests that take many seconds on each ground: the last one is left to --full.
-GROUNDS_OF_SLOW_TESTS = [*GROUNDS[:-1], pytest.param("sqlite-kafka", marks=[SERVERS, pytest.mark.full])]
+# For tests that take seconds on each ground: each database with Kafka; the embedded log is left to --full.
+GROUNDS_OF_SLOW_TESTS = [pytest.param("sqlite-embedded", marks=pytest.mark.full), *GROUNDS[1:]]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 from tests.outbox import children
-from tests.outbox.conftest import GROUNDS, GROUNDS_OF_SLOW_TESTS
+from tests.outbox.conftest import GROUNDS, GROUNDS_OF_SLOW_TESTS, SERVERS
 from tests.outbox.setting import Ground, count, numbered, publish, rows
 
 from headrace.model import Record
-from headrace.outbox import OutboxSettings, Relay, event_id_of
+from headrace.outbox import OutboxSettings, Relay, engines, event_id_of
 from headrace.outbox.messages import Message
 from headrace.services import RunningService
 from headrace.testing import ChildProcess, running, running_function
@@ -70,19 +72,13 @@ async def die_while_writing(ground: Ground, rounds: int, settings: dict[str, Any
     """Let two writers share keys while relays are killed over and over; returns what reached the log."""
     topic = await ground.topic(partitions=2)
     make_counters(ground)
-    writing = (f"{CHILDREN}:write_until_told", shown(ground), topic, NAMES, 2)
-    with running_function(*writing) as one, running_function(*writing) as other:
-        for writer in (one, other):
-            await asyncio.to_thread(writer.wait_for_line, "ready", 60)
-        dying = (f"{CHILDREN}:die_again_and_again", shown(ground), ground.address, topic, rounds, settings)
-        with running_function(*dying) as relays:
-            for nr in range(rounds):
-                await asyncio.to_thread(relays.wait_for_line, f"round {nr}$", 60)
-        for writer in (one, other):
-            writer.send_line("stop")
-            assert await asyncio.to_thread(writer.wait, 60) == 0, writer.stderr
+    dying = (f"{CHILDREN}:die_while_writing", shown(ground), ground.address, topic, NAMES, rounds, settings)
+    with running_function(*dying) as child:
+        for nr in range(rounds):
+            await asyncio.to_thread(child.wait_for_line, f"round {nr} ", 120)
+        await asyncio.to_thread(child.wait_for_line, "written", 60)
     # What the dying left behind grows with the rounds; in small batches it would take minutes.
-    async with ground.relay(**{**settings, "batch_size": 1000, "lease_s": 30.0}) as relay:
+    async with ground.relay(**{**settings, "batch_size": 1000}) as relay:
         await relay.drain(300)
     return await ground.records(topic)
 
@@ -91,7 +87,6 @@ KILLED = {"batch_size": 5, "lease_s": 0.5, "poll_interval_s": 0.1, "max_retry_s"
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("ground", GROUNDS_OF_SLOW_TESTS, indirect=True)
 async def test_kill_9_in_a_loop_loses_and_reorders_nothing(ground: Ground, size: Size) -> None:
     """L16: same keys, two writers, two relays that die: per key the de-duplicated sequence is 1, 2, 3 … without end."""
     records = await die_while_writing(ground, size(10, 100), KILLED)
@@ -102,7 +97,6 @@ async def test_kill_9_in_a_loop_loses_and_reorders_nothing(ground: Ground, size:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("ground", GROUNDS_OF_SLOW_TESTS, indirect=True)
 async def test_exactly_once_shows_no_duplicate_after_kills(ground: Ground, size: Size) -> None:
     """L22: a reader of committed records sees every message once, in order, however often relays are killed."""
     settings = {**KILLED, "delivery": "exactly_once", "source": f"s{time.time_ns()}"}
@@ -198,6 +192,26 @@ async def test_a_database_that_goes_away_needs_no_restart(ground: Ground) -> Non
     assert [record.value for record in first_times(await ground.records(topic))] == [b"%d" % n for n in range(1, 21)]
 
 
+@pytest.mark.servers
+@pytest.mark.parametrize("ground", GROUNDS[3:], indirect=True)
+async def test_a_database_that_is_locked_for_long_needs_no_restart(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L19: what going away is to a server, a stranger's lock is to a file: when it is gone the relay goes on."""
+    monkeypatch.setattr(engines, "_BUSY_TIMEOUT_MS", 50)
+    topic = await ground.topic()
+    async with ground.relay(threads=2) as relay:
+        publish(ground.engine, topic, numbered(1, 10))
+        await relay.drain()
+        with closing(sqlite3.connect(ground.url.database or "", isolation_level=None)) as stranger:
+            stranger.execute("BEGIN EXCLUSIVE")
+            await eventually(lambda: _is_down(relay))
+        publish(ground.engine, topic, numbered(11, 20))
+        await eventually(lambda: _is_empty(ground), within_s=60)
+
+    assert [record.value for record in first_times(await ground.records(topic))] == [b"%d" % n for n in range(1, 21)]
+
+
 async def _is_down(relay: Relay) -> bool:
     return not relay.health.is_up
 
@@ -239,8 +253,21 @@ async def test_notify_wakes_a_relay_in_another_process(ground: Ground, looked: a
                 await eventually(lambda: _is_empty(ground))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
-@pytest.mark.parametrize("ground", [GROUNDS[0], GROUNDS[1], GROUNDS_OF_SLOW_TESTS[-1]], indirect=True)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+# Every signal on one ground, and every database with one signal; what else there is to pair is left to --full.
+GROUNDS_AND_SIGNALS = [
+    *(pytest.param("sqlite-kafka", number, marks=SERVERS) for number in SIGNALS),
+    *(pytest.param(f"{database}-kafka", SIGNALS[0], marks=SERVERS) for database in ("postgres", "mariadb")),
+    *(
+        pytest.param(f"{database}-kafka", number, marks=[SERVERS, pytest.mark.full])
+        for database in ("postgres", "mariadb")
+        for number in SIGNALS[1:]
+    ),
+    *(pytest.param("sqlite-embedded", number, marks=pytest.mark.full) for number in SIGNALS),
+]
+
+
+@pytest.mark.parametrize(("ground", "number"), GROUNDS_AND_SIGNALS, indirect=["ground"])
 async def test_a_signal_ends_the_relay_in_good_order(ground: Ground, number: signal.Signals, size: Size) -> None:
     """L18: within 5 s under a backlog, with the batch in hand finished, all leases given back and nothing lost."""
     topic, total = await ground.topic(), size(10_000, 100_000)

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pyspark
+from tests.pipeline.tier import Dump, append_all, dump_of
 from tests.secured.servers import Secured
 from tests.secured.watching import CommandLines, holding
 
 from headrace.journal import Journal
-from headrace.log import open_log
-from headrace.model import Event
-from headrace.store import open_store
+from headrace.log import Log, open_log
+from headrace.store import Store, open_store
+from headrace.testing.conformance.journal_setting import replicate
 
 WORK = Path(pyspark.__file__).parent / "work"
 TIMEOUT_S = 500
+PARTITIONS = 4
+# For executors, too: their second compiler costs more in the first minute than it brings.
+QUICK_JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
 
 
 @dataclass(frozen=True)
@@ -40,69 +49,117 @@ class Done:
         return shown + holding(self.folders, tokens)
 
 
-def run_job(command: Sequence[str], folder: Path, environ: dict[str, str], *, cwd: Path | None = None) -> Done:
-    """Run a command to its end, its processes watched; all of its temporary files are in the folder."""
+def run_job(
+    command: Sequence[str],
+    folder: Path,
+    environ: dict[str, str],
+    *,
+    cwd: Path | None = None,
+    given: str = "",
+    meanwhile: Callable[[psutil.Process], None] | None = None,
+) -> Done:
+    """Run a command to its end, its processes watched; all of its temporary files are in the folder.
+
+    `given` is its input; `meanwhile` is called in a thread while it runs.
+    """
     (folder / "tmp").mkdir(parents=True)
     before = set(WORK.glob("*"))
-    job = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "TMPDIR": str(folder / "tmp"), "SPARK_LOCAL_DIRS": str(folder / "tmp"), **environ},
-    )
-    with CommandLines(job.pid).watched() as watched:
-        try:
-            out, err = job.communicate(timeout=TIMEOUT_S)
-        except BaseException:
+    own = {"TMPDIR": str(folder / "tmp"), "SPARK_LOCAL_DIRS": str(folder / "tmp"), **QUICK_JAVA}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    job = subprocess.Popen(command, **pipes, text=True, cwd=cwd, env={**os.environ, **own, **environ})
+    with CommandLines(job.pid).watched() as watched, ThreadPoolExecutor(1) as threads, _ended(job):
+        beside = threads.submit(meanwhile, psutil.Process(job.pid)) if meanwhile is not None else None
+        out, err = job.communicate(given, timeout=TIMEOUT_S)
+        if beside is not None:
+            beside.result(TIMEOUT_S)
+    return Done(job.returncode, out, err, frozenset(watched.seen), [folder, *(set(WORK.glob("*")) - before)])
+
+
+@contextmanager
+def _ended(job: subprocess.Popen[str]) -> Iterator[None]:
+    """See to it that nothing of a job stays."""
+    try:
+        yield
+    finally:
+        if job.poll() is None:
+            family = psutil.Process(job.pid).children(recursive=True)
             job.kill()
             job.wait()
-            raise
-    return Done(job.returncode, out, err, frozenset(watched.seen), [folder, *(set(WORK.glob("*")) - before)])
+            for process in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+def replicate_arguments(topic: str, *options: str) -> list[str]:
+    """Return what comes after `headrace`."""
+    return [*options, "pipeline", "replicate", "--topics", topic, "--once"]
 
 
 def replicate_command(topic: str, *options: str) -> list[str]:
     """Return the shipped command."""
-    return [sys.executable, "-m", "headrace.cli", *options, "pipeline", "replicate", "--topics", topic, "--once"]
+    return [sys.executable, "-m", "headrace.cli", *replicate_arguments(topic, *options)]
 
 
 def append_events(secured: Secured, topic: str, *, keys: int, events: int) -> None:
     """Write journals."""
 
     async def write() -> None:
-        settings = secured.settings()
-        log = await open_log(secured.log, settings=settings.log)
-        store = await open_store(secured.store(), settings=settings.store)
-        try:
-            journal = Journal(log, store, topic, cache=None, partitions=4)
-            for n in range(1, events + 1):
-                await asyncio.gather(*(journal.append(f"k{key}", [Event(n, {"n": n})]) for key in range(keys)))
-        finally:
-            await store.close()
-            await log.close()
+        async with _opened(secured) as (log, store):
+            await append_all(Journal(log, store, topic, cache=None, partitions=PARTITIONS), keys, events)
 
     asyncio.run(write())
 
 
-def stored_numbers(secured: Secured, topic: str) -> dict[str, list[int]]:
-    """Return what the store has of each journal, without a look at the log."""
+def stored(secured: Secured, topic: str) -> Dump:
+    """Return all that the store has of a topic, without a look at the log."""
+    with _blocking_store(secured) as (runner, store):
+        return runner.run(dump_of(store, topic))
 
-    async def read() -> dict[str, list[int]]:
-        store = await open_store(secured.store(), settings=secured.settings().store)
+
+def expected(secured: Secured, topic: str) -> Dump:
+    """Return what the plain in-order fold of the log makes of an empty store."""
+
+    async def fold() -> Dump:
+        with tempfile.TemporaryDirectory() as folder:
+            other = await open_store(f"embedded:{folder}")
+            try:
+                async with _opened(secured) as (log, _):
+                    await replicate(log, other, topic)
+                return await dump_of(other, topic)
+            finally:
+                await other.close()
+
+    return asyncio.run(fold())
+
+
+@contextmanager
+def counting(secured: Secured, topic: str) -> Iterator[Callable[[], int]]:
+    """Give a function that tells how many events the store knows of a topic now, by the journals' heads."""
+
+    async def count(store: Store) -> int:
+        return sum([meta.seq_nr async for page in store.reader.metas(topic) for meta in page])
+
+    with _blocking_store(secured) as (runner, store):
+        yield lambda: runner.run(count(store))
+
+
+@contextmanager
+def _blocking_store(secured: Secured) -> Iterator[tuple[asyncio.Runner, Store]]:
+    with asyncio.Runner() as runner:
+        store = runner.run(open_store(secured.store(), settings=secured.settings().store))
         try:
-            found = {}
-            async for page in store.reader.metas(topic):
-                for meta in page:
-                    pages = store.reader.rows(topic, meta.id, segment_size=meta.segment_size, first=1, last=meta.seq_nr)
-                    found[meta.id] = [row.seq_nr async for rows in pages for row in rows]
-            return found
+            yield runner, store
         finally:
-            await store.close()
-
-    return asyncio.run(read())
+            runner.run(store.close())
 
 
-def all_of(keys: int, events: int) -> dict[str, list[int]]:
-    """Return what must be there."""
-    return {f"k{key}": list(range(1, events + 1)) for key in range(keys)}
+@asynccontextmanager
+async def _opened(secured: Secured) -> AsyncIterator[tuple[Log, Store]]:
+    settings = secured.settings()
+    log = await open_log(secured.log, settings=settings.log)
+    store = await open_store(secured.store(), settings=settings.store)
+    try:
+        yield log, store
+    finally:
+        await store.close()
+        await log.close()

@@ -7,6 +7,8 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,17 @@ class Secured:
             **own,
         }
 
+    def mutual_client(self) -> dict[str, str]:
+        """Properties for the listener that wants a certificate."""
+        certificate, key = self.client
+        return {
+            "security.protocol": "ssl",
+            "ssl.ca.location": str(self.authority.ca),
+            "ssl.certificate.location": str(certificate),
+            "ssl.key.location": str(key),
+            "ssl.key.password": self.key_password,
+        }
+
     def cassandra_login(self, **changed: object) -> dict[str, Any]:
         """Settings that log in."""
         return {
@@ -92,32 +105,39 @@ def _words(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def secured_servers(folder: Path) -> Iterator[Secured]:
-    """Start both."""
+    """Start both, at the same time."""
     authority = Authority(folder)
     key_password = _secret()
-    ports = {"client": 0, "controller": 0, "sasl": 0, "mutual": 0}
     taken: set[int] = set()
-    ports = {role: free_port(["127.0.0.1"], taken=taken) for role in ports}
+    ports = {role: free_port(["127.0.0.1"], taken=taken) for role in ("client", "controller", "sasl", "mutual")}
     scram, plain, login = _secret('p"a\\ss; =', "\nß€'"), _secret(), _secret('q"u\\o ', "'ß€")
-    kafka = start(
-        "kafka",
-        ports={role: ports[role] for role in ("client", "controller")},
-        properties=_kafka_properties(authority, ports, plain),
-    )
-    with kafka, start("cassandra", properties=_cassandra_properties(authority)) as cassandra:
-        _add_scram(kafka.address, scram)
-        _add_role(cassandra.host, cassandra.port, login)
+    with ExitStack() as stack, ThreadPoolExecutor(2) as threads:
+        kafka = threads.submit(_start_kafka, stack, authority, ports, plain=plain, scram=scram)
+        cassandra = threads.submit(_start_cassandra, stack, authority, login)
+        kafka.result()
         yield Secured(
             authority=authority,
             kafka=f"127.0.0.1:{ports['sasl']}",
             mutual=f"127.0.0.1:{ports['mutual']}",
-            cassandra=cassandra.address,
+            cassandra=cassandra.result(),
             client=authority.issue(USER, password=key_password.encode()),
             scram=scram,
             plain=plain,
             login=login,
             key_password=key_password,
         )
+
+
+def _start_kafka(stack: ExitStack, authority: Authority, ports: dict[str, int], *, plain: str, scram: str) -> None:
+    own = {role: ports[role] for role in ("client", "controller")}
+    kafka = stack.enter_context(start("kafka", ports=own, properties=_kafka_properties(authority, ports, plain)))
+    _add_scram(kafka.address, scram)
+
+
+def _start_cassandra(stack: ExitStack, authority: Authority, login: str) -> str:
+    cassandra = stack.enter_context(start("cassandra", properties=_cassandra_properties(authority)))
+    _add_role(cassandra.host, cassandra.port, login)
+    return cassandra.address
 
 
 def _kafka_properties(authority: Authority, ports: dict[str, int], plain: str) -> dict[str, str]:

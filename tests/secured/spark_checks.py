@@ -1,39 +1,56 @@
-"""Run as a process: reads and writes a secured topic through Spark in several ways, and shows plans and errors."""
+"""Run as a process: ways into a secured topic through Spark, with their plans and errors; then a headrace command.
+
+Settings come as to any command (HEADRACE_CONFIG); what to check comes as JSON on the input, the answers go to a file.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import runpy
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from headrace.config import HeadraceSettings, PipelineSettings
+from headrace.config import HeadraceSettings
 from headrace.model import TopicPartition
 from headrace.pipeline import Places, Selection, append_frame, journal_frame, spark_session
 from headrace.pipeline.logs.log_frames import log_stream, log_table
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 def main() -> None:
-    """Take cases from the input as JSON, answer as JSON."""
+    """Answer, then run the command in the same session."""
     told = json.load(sys.stdin)
-    spark = spark_session(PipelineSettings(master="local[2]", driver_memory="512m"), is_brief=True)
+    spark = spark_session(HeadraceSettings.load().pipeline, is_brief=True)
     at = TopicPartition(told["topic"], 0)
-    answers: dict[str, Any] = {}
-    for name, case in told["cases"].items():
-        places = Places.of(settings=HeadraceSettings.model_validate(case))
-        frame = log_table(spark, places, {at: 0}, {at: told["records"]})
-        answers[name] = {"plan": plan_of(frame), "repr": repr(places), "settings": repr(HeadraceSettings(**case))}
-        try:
-            answers[name]["read"] = frame.count()  # Kafka's Java client in an executor
-            rows = spark.createDataFrame([("a", name)], "key string, value string")
-            answers[name]["written"] = append_frame(rows, places, told["topic"]).records  # librdkafka in a worker
-        except Exception as error:
-            answers[name]["error"] = f"{type(error).__name__} {error} {error!r}"
+    answers: dict[str, Any] = {
+        name: answer_of(spark, at, told["records"], case) for name, case in told["cases"].items()
+    }
+    places = Places.of()
     stream = log_stream(spark, places, {at: 0}, max_records=1)
     answers["plans"] = plan_of(stream) + plan_of(journal_frame(spark, places, Selection(("none",))))
     answers["conf"] = spark.sparkContext._jsc.sc().conf().toDebugString()
-    print(json.dumps(answers))
-    spark.stop()
+    Path(told["answers"]).write_text(json.dumps(answers))
+    sys.argv = ["headrace", *told["command"]]
+    runpy.run_module("headrace.cli", run_name="__main__")
+
+
+def answer_of(spark: SparkSession, at: TopicPartition, records: int, case: dict[str, Any]) -> dict[str, Any]:
+    """Read and write with the settings of a case."""
+    settings = HeadraceSettings.model_validate(case)
+    places = Places.of(settings=settings)
+    frame = log_table(spark, places, {at: 0}, {at: records})
+    answer: dict[str, Any] = {"plan": plan_of(frame), "repr": repr(places), "settings": repr(settings)}
+    try:
+        answer["read"] = frame.count()  # Kafka's Java client in an executor
+        rows = spark.createDataFrame([("a", "b")], "key string, value string")
+        answer["written"] = append_frame(rows, places, at.topic).records  # librdkafka in a worker
+    except Exception as error:
+        answer["error"] = f"{type(error).__name__} {error} {error!r}"
+    return answer
 
 
 def plan_of(frame: Any) -> str:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pyspark
-from tests.secured.watching import command_line
+from tests.secured.deaths import executors_below, until
+from tests.secured.job import QUICK_JAVA
 
 from headrace.services.addresses import free_port
 from headrace.services.java import find_java
@@ -31,12 +31,11 @@ class Standalone:
 
     def executors(self) -> list[psutil.Process]:
         """Return the processes in which tasks run now."""
-        return [
-            each
-            for worker in self.workers
-            for each in psutil.Process(worker.pid).children(recursive=True)
-            if "CoarseGrainedExecutorBackend" in command_line(each)
-        ]
+        return executors_below(*(worker.pid for worker in self.workers))
+
+    def work(self) -> set[Path]:
+        """Return what each executor that ever ran had to say."""
+        return set(self.folder.glob("worker-*/work/app-*/*/stderr"))
 
 
 def bare(folder: Path, **more: str) -> dict[str, str]:
@@ -49,6 +48,7 @@ def bare(folder: Path, **more: str) -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "HEADRACE_PYTHON": str(interpreter),
+        **QUICK_JAVA,
         **more,
     }
 
@@ -83,14 +83,6 @@ def standalone(folder: Path, *, workers: int = 2) -> Iterator[Standalone]:
         )
         until(lambda: all("Successfully registered with master" in each.stderr for each in pool))
         yield Standalone(url, folder, pool)
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 180.0) -> None:
-    """Wait for something."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def _start(stack: ExitStack, folder: Path, name: str, *options: str) -> ChildProcess:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from tests.secured.job import TIMEOUT_S, all_of, append_events, run_job, stored_numbers
+from tests.secured.deaths import kill_in_the_middle
+from tests.secured.job import append_events, counting, expected, run_job, stored
 from tests.secured.servers import Secured
-from tests.secured.standalone import SPARK_HOME, Standalone, bare, standalone, until
+from tests.secured.settings_files import settings_file
+from tests.secured.standalone import SPARK_HOME, Standalone, bare, standalone
 from tests.secured.watching import holding
 
 from headrace.errors import BadArgument
@@ -34,25 +36,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     """Start a master and two workers."""
     with standalone(tmp_path_factory.mktemp("standalone")) as running:
         yield running
-
-
-def settings_file(secured: Secured, folder: Path, **pipeline: object) -> Path:
-    """Write the settings with all secrets into a file that only its owner reads."""
-    file = folder / "headrace.toml"
-    file.touch(mode=0o600)
-    settings = secured.settings()
-    tables = {
-        "log": {"address": secured.log},
-        "log.kafka.client": settings.log.kafka.client,
-        "store": {"address": secured.store()},
-        "store.cassandra": secured.cassandra_login(),
-        "pipeline": pipeline,
-    }
-    lines = []
-    for name, table in tables.items():
-        lines += [f"[{name}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items())]
-    file.write_text("\n".join(lines))
-    return file
 
 
 def submit_command(master: str, topic: str) -> list[str]:
@@ -110,13 +93,13 @@ def test_the_documented_command_replicates(
 ) -> None:
     """K2: spark-submit to a standalone cluster; credentials reach its workers and are seen nowhere on it."""
     append_events(secured, topic, keys=6, events=3)
-    environ = gateway(tmp_path / "home", settings_file(secured, tmp_path))
+    environ = gateway(tmp_path / "home", settings_file(secured, tmp_path, pipeline={}, spark={}))
     done = run_job(submit_command(cluster.url, topic), tmp_path / "job", environ, cwd=packed)
     assert done.code == 0, done.err
     assert json.loads(done.out.splitlines()[-1])["rows"] == 18  # spark-submit puts both outputs of Python into one
-    assert stored_numbers(secured, topic) == all_of(6, 3)
+    assert stored(secured, topic) == expected(secured, topic)
     assert done.leaks(secured.tokens) == []
-    assert list(cluster.folder.rglob("work/app-*/*/stderr")), "no executor left a trace of itself"
+    assert cluster.work(), "no executor left a trace of itself"
     assert holding([cluster.folder, packed], secured.tokens) == []
 
 
@@ -126,24 +109,23 @@ def test_the_documented_command_replicates(
 def test_a_killed_executor_harms_nothing(
     secured: Secured, packed: Path, cluster: Standalone, topic: str, tmp_path: Path
 ) -> None:
-    """K2, E5: an executor is killed in the middle; the job goes on by itself and ends with everything in the store."""
-    append_events(secured, topic, keys=8, events=4)
-    environ = gateway(tmp_path / "home", settings_file(secured, tmp_path, max_records=4, interval_s=0.0))
-    killed: list[int] = []
+    """K2, E5: an executor is killed in the middle; another one takes its place, the job goes on by itself, and the
+    store has what the log says, row for row."""
+    keys, events = 8, 5
+    append_events(secured, topic, keys=keys, events=events)
+    settings = settings_file(secured, tmp_path, pipeline={"max_records": 4, "interval_s": 0.0}, spark={})
+    environ = gateway(tmp_path / "home", settings)
+    before = cluster.work()
 
-    def kill_one() -> None:
-        until(lambda: len(stored_numbers(secured, topic)) > 0, TIMEOUT_S)
-        victim = cluster.executors()[0]
-        victim.kill()
-        killed.append(victim.pid)
+    def kill_one(job: psutil.Process) -> None:
+        with counting(secured, topic) as count:
+            kill_in_the_middle(cluster.executors, count, total=keys * events, job=job)
 
-    killer = threading.Thread(target=kill_one)
-    killer.start()
-    done = run_job(submit_command(cluster.url, topic), tmp_path / "job", environ, cwd=packed)
-    killer.join()
-    assert killed
+    command = submit_command(cluster.url, topic)
+    done = run_job(command, tmp_path / "job", environ, cwd=packed, meanwhile=kill_one)
     assert done.code == 0, done.err
-    assert stored_numbers(secured, topic) == all_of(8, 4)
+    assert stored(secured, topic) == expected(secured, topic)
+    assert len(cluster.work() - before) >= len(cluster.workers) + 1, "nobody took the place of the dead"
 
 
 @pytest.mark.full
@@ -154,10 +136,10 @@ def test_the_documented_command_replicates_on_a_local_cluster(
 ) -> None:
     """K2: the same command with local-cluster[2,1,1024]."""
     append_events(secured, topic, keys=6, events=3)
-    environ = gateway(tmp_path / "home", settings_file(secured, tmp_path))
+    environ = gateway(tmp_path / "home", settings_file(secured, tmp_path, pipeline={}, spark={}))
     done = run_job(submit_command("local-cluster[2,1,1024]", topic), tmp_path / "job", environ, cwd=packed)
     assert done.code == 0, done.err
-    assert stored_numbers(secured, topic) == all_of(6, 3)
+    assert stored(secured, topic) == expected(secured, topic)
     assert done.leaks(secured.tokens) == []
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import psutil
 
+# Looking costs; a process of Java or Python that lives shorter than this has not begun its work.
+LOOK_EVERY_S = 0.1
+
 
 class CommandLines:
     """The command lines of all processes of a job, looked at while it runs."""
@@ -30,7 +33,7 @@ class CommandLines:
             thread.join()
 
     def _watch(self) -> None:
-        while not self._end.wait(0.05):
+        while not self._end.wait(LOOK_EVERY_S):
             try:
                 processes = [self._root, *self._root.children(recursive=True)]
             except psutil.NoSuchProcess:
