@@ -22,6 +22,7 @@ from headrace.log import Log
 from headrace.model import Event, NewRecord, Position, TopicConfig, TopicPartition, partition_of
 from headrace.testing import SimulatedCrash, crash_at
 from headrace.testing.conformance.log_on_top import LogOnTop
+from headrace.testing.conformance.log_setting import eventually
 
 LEASE_S = 0.3
 
@@ -138,44 +139,65 @@ async def test_records_behind_a_boundary_wait_for_all_old_partitions(hr: Headrac
         assert await numbers(accounts, id_) == [1, 2]
 
 
-async def test_growth_under_load_loses_nothing(hr: Headrace, cache: HeadCache) -> None:
-    """Writers and readers go on while the topic grows twice; every journal ends whole and in order."""
-    accounts = journal(hr, cache)
-    written = dict.fromkeys((f"k{n}" for n in range(12)), 0)
-    is_over = False
+class Load:
+    """Writers, readers and a replicator that go on until they are told."""
 
-    async def write(id_: str) -> None:
-        while not is_over:
-            await accounts.append(id_, [Event(written[id_] + 1)])
-            written[id_] += 1
+    def __init__(self, hr: Headrace, accounts: Journal) -> None:
+        self._hr = hr
+        self._accounts = accounts
+        self._is_over = False
+        self.written = dict.fromkeys((f"k{n}" for n in range(12)), 0)
+        works = [work(id_) for id_ in self.written for work in (self._write, self._read)]
+        self._tasks = [asyncio.ensure_future(work) for work in (*works, self._carry())]
+
+    async def go_on(self) -> None:
+        """Wait until every writer has come some way further."""
+        before = dict(self.written)
+
+        async def is_further() -> bool:
+            assert not [task for task in self._tasks if task.done()]
+            return all(self.written[id_] > last + 3 for id_, last in before.items())
+
+        await eventually(is_further)
+
+    async def end(self) -> None:
+        """Let all come to their end; raises what one of them met."""
+        self._is_over = True
+        await asyncio.gather(*self._tasks)
+
+    async def _write(self, id_: str) -> None:
+        while not self._is_over:
+            await self._accounts.append(id_, [Event(self.written[id_] + 1)])
+            self.written[id_] += 1
             await asyncio.sleep(0.01)
 
-    async def read(id_: str) -> None:
-        while not is_over:
-            known = written[id_]
-            found = await numbers(accounts, id_)
+    async def _read(self, id_: str) -> None:
+        while not self._is_over:
+            known = self.written[id_]
+            found = await numbers(self._accounts, id_)
             assert found == list(range(1, len(found) + 1))
             assert len(found) >= known
             await asyncio.sleep(0.02)
 
-    async def carry() -> None:
-        while not is_over:
-            await replicate(hr)
+    async def _carry(self) -> None:
+        while not self._is_over:
+            await replicate(self._hr)
             await asyncio.sleep(0.03)
 
-    tasks = [asyncio.ensure_future(work(id_)) for id_ in written for work in (write, read)]
-    tasks.append(asyncio.ensure_future(carry()))
+
+async def test_growth_under_load_loses_nothing(hr: Headrace, cache: HeadCache) -> None:
+    """Writers and readers go on while the topic grows twice; every journal ends whole and in order."""
+    accounts = journal(hr, cache)
+    load = Load(hr, accounts)
     for partitions in (6, 8):
-        await asyncio.sleep(0.3)
+        await load.go_on()
         await grow(hr, partitions)
-    await asyncio.sleep(0.3)
-    is_over = True
-    await asyncio.gather(*tasks)
+    await load.go_on()
+    await load.end()
     for _ in range(3):
         await replicate(hr)
-    for id_, last in written.items():
+    for id_, last in load.written.items():
         assert await numbers(accounts, id_) == list(range(1, last + 1))
-    assert all(last > 5 for last in written.values())
 
 
 @pytest.mark.parametrize("point", ["grow.announced", "grow.added", "grow.marked"])
