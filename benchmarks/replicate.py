@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from benchmarks.bounds.kafka import RawProducer
-from benchmarks.bounds.row_writers import RowWriters
+from benchmarks.bounds.row_writers import IN_FLIGHT, RowWriters
 from benchmarks.harness import Bench, Contest, Measure, Readings, Stage, at_least, stopwatch
 from benchmarks.workloads.journals import KEYSPACE, ground, opened
 from benchmarks.workloads.replications import Backlog, Job, running, session
@@ -42,20 +42,23 @@ class ReplicateContest:
         (small,) = await self._job.carried(1)
         return {
             "events_per_s": rate,
+            "events_per_s_beside_one_at_a_time": rate,
             "events_per_s_beside_single_rows": rate,
             "first_batch_s": self.first_batch_s,
             "batch_of_one_s": small.took_s,
         }
 
     async def bound(self) -> Readings:
-        """Write rows with the driver, in batches and one at a time."""
+        """Write rows with the driver: in batches, one after another, and as single rows with many in flight."""
+        singles = min(self._count, SINGLES)
         return {
-            "events_per_s": await self._write(self._count, is_single=False),
-            "events_per_s_beside_single_rows": await self._write(min(self._count, SINGLES), is_single=True),
+            "events_per_s": await self._write(self._count),
+            "events_per_s_beside_one_at_a_time": await self._write(singles // 4, is_single=True, in_flight=1),
+            "events_per_s_beside_single_rows": await self._write(singles, is_single=True),
         }
 
-    async def _write(self, count: int, *, is_single: bool) -> float:
-        await asyncio.to_thread(self._writers.make, count, is_single=is_single)
+    async def _write(self, count: int, *, is_single: bool = False, in_flight: int = IN_FLIGHT) -> float:
+        await asyncio.to_thread(self._writers.make, count, is_single=is_single, in_flight=in_flight)
         with stopwatch() as watch:
             await asyncio.to_thread(self._writers.write)
         return watch.rate(count)
@@ -94,10 +97,15 @@ BENCH = Bench(
             target=at_least(0.5),
         ),
         Measure(
+            "events_per_s_beside_one_at_a_time",
+            unit="events/s",
+            against="the same rows one at a time, from each of 2 processes",
+            target=at_least(5),
+        ),
+        Measure(
             "events_per_s_beside_single_rows",
             unit="events/s",
-            against="the same rows one at a time, from 2 processes",
-            target=at_least(5),
+            against="the same rows as single requests, 64 in flight from each of 2 processes",
         ),
         Measure("first_batch_s", unit="s"),
         Measure("batch_of_one_s", unit="s"),

@@ -1,4 +1,4 @@
-"""Plain cassandra-driver in several processes: full journal rows in batches of one partition, or one at a time."""
+"""Plain cassandra-driver in several processes: full journal rows in batches of one partition, or row by row."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from headrace.store.cassandra.batches import cut
 from headrace.store.cassandra.columns import EVENT, event_values
 from headrace.store.rows import EventRow
 
-__all__ = ["RowWriters", "journal_row"]
+__all__ = ["IN_FLIGHT", "RowWriters", "journal_row"]
 
 TOPIC = "raw"
 SEGMENT_SIZE = 10_000
 NOW_MS = 1_790_000_000_000
 TIMEOUT_S = 120.0
 # As many keys as replication writes at a time; with more, a server on two cores answers with time-outs.
-BATCHES_IN_FLIGHT = 64
-SINGLES_IN_FLIGHT = 64
+IN_FLIGHT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,7 @@ class Part:
     first: int
     rows: int
     is_single: bool
+    in_flight: int
 
 
 class RowWriters:
@@ -59,10 +59,10 @@ class RowWriters:
             self._processes.append(process)
         self._written = 0
 
-    def make(self, count: int, *, is_single: bool = False) -> None:
+    def make(self, count: int, *, is_single: bool = False, in_flight: int = IN_FLIGHT) -> None:
         """Let the processes make their rows."""
         for pipe in self._pipes:
-            pipe.send(Part(self._written, count // len(self._pipes), is_single))
+            pipe.send(Part(self._written, count // len(self._pipes), is_single, in_flight))
         self._written += count
         self._wait()
 
@@ -180,10 +180,8 @@ def _serve(pipe: Connection, host: str, port: int, keyspace: str, keys: Sequence
 
 def _written(table: _Table, part: Part, rows: dict[str, list[EventRow]]) -> str | None:
     try:
-        if part.is_single:
-            table.execute(table.singles(rows), in_flight=SINGLES_IN_FLIGHT)
-        else:
-            table.execute(table.batches(rows), in_flight=BATCHES_IN_FLIGHT)
+        statements = table.singles(rows) if part.is_single else table.batches(rows)
+        table.execute(statements, in_flight=part.in_flight)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
