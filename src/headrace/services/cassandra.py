@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.services.cache import Cache
 from headrace.services.fetch import fetch
-from headrace.services.java import find_java
+from headrace.services.java import find_java, private_tmp
 from headrace.services.packages import locked
 from headrace.services.ports import Command, Layout, NodePlan
 from headrace.services.probes import cassandra_peers
@@ -97,7 +97,7 @@ class Cassandra:
             "java.net.preferIPv4Stack": "true",
             "logback.configurationFile": str(node.folder / "logback.xml"),
         }
-        java = [str(find_java(newest=NEWEST_JAVA)), *JVM, f"-javaagent:{meter}"]
+        java = [str(find_java(newest=NEWEST_JAVA)), *JVM, private_tmp(node.folder), f"-javaagent:{meter}"]
         java += [f"--add-exports={package}=ALL-UNNAMED" for package in EXPORTS]
         java += [f"--add-opens={package}=ALL-UNNAMED" for package in OPENS]
         java += [f"-D{name}={value}" for name, value in settings.items()]

@@ -1,4 +1,4 @@
-"""Finding a Java that the servers run on."""
+"""Finding a Java that the servers run on, and what all of them are told."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headrace.errors import UnsupportedPlatform
 
-__all__ = ["find_java"]
+__all__ = ["find_java", "private_tmp"]
 
 WANTED = 17
 NEXT_STEP = "install a Java 17 runtime (for example the package openjdk-17-jre-headless) or point JAVA_HOME to one"
@@ -25,6 +25,16 @@ def find_java(*, newest: int | None = None) -> Path:
         need = f"Java {WANTED}" if newest == WANTED else f"Java {WANTED} or newer"
         raise UnsupportedPlatform(need, f"Java {version} at {java}", NEXT_STEP)
     return java
+
+
+def private_tmp(folder: Path) -> str:
+    """Return the option that keeps a server's temporary files (unpacked native libraries) with the rest of it.
+
+    A server that is killed leaves them behind, and nobody would ever remove them from the machine's own folder.
+    """
+    own = folder / "tmp"
+    own.mkdir(exist_ok=True)
+    return f"-Djava.io.tmpdir={own}"
 
 
 def _named_by_home() -> Path | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from headrace.errors import ServiceFailed
 from headrace.services.cache import Cache
 from headrace.services.fetch import fetch
-from headrace.services.java import find_java
+from headrace.services.java import find_java, private_tmp
 from headrace.services.packages import locked
 from headrace.services.ports import Command, Layout, NodePlan
 from headrace.services.probes import kafka_brokers
@@ -75,7 +75,7 @@ class Kafka:
 
     def _java(self, node: NodePlan, files: Sequence[Path]) -> list[str]:
         log4j = f"-Dlog4j2.configurationFile={node.folder / 'log4j2.properties'}"
-        return [str(find_java()), *JVM, log4j, "-cp", ":".join(map(str, files))]
+        return [str(find_java()), *JVM, private_tmp(node.folder), log4j, "-cp", ":".join(map(str, files))]
 
     def _format(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> None:
         config = str(node.folder / "server.properties")

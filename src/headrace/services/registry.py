@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.services.cache import Cache
-from headrace.services.java import find_java
+from headrace.services.java import find_java, private_tmp
 from headrace.services.packages import locked
 from headrace.services.ports import Command, Layout, NodePlan
 from headrace.services.probes import http_answers
@@ -53,7 +53,7 @@ class Registry:
             "QUARKUS_BANNER_ENABLED": "false",
             **layout.properties,
         }
-        return Command([str(find_java()), *JVM, "-jar", str(runner)], env=settings)
+        return Command([str(find_java()), *JVM, private_tmp(node.folder), "-jar", str(runner)], env=settings)
 
     def is_ready(self, node: NodePlan, layout: Layout) -> bool:
         """Ask for the list of subjects."""

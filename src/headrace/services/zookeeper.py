@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.services.cache import Cache
 from headrace.services.fetch import fetch
-from headrace.services.java import find_java
+from headrace.services.java import find_java, private_tmp
 from headrace.services.packages import locked
 from headrace.services.ports import Command, Layout, NodePlan
 from headrace.services.probes import zookeeper_says
@@ -47,7 +47,8 @@ class ZooKeeper:
 
     def command(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> Command:
         """Run QuorumPeerMain."""
-        java = [str(find_java()), *JVM, "-Dorg.slf4j.simpleLogger.showDateTime=true", "-cp", ":".join(map(str, files))]
+        java = [str(find_java()), *JVM, private_tmp(node.folder), "-Dorg.slf4j.simpleLogger.showDateTime=true"]
+        java += ["-cp", ":".join(map(str, files))]
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         return Command([*java, main, str(node.folder / "zoo.cfg")])
 
