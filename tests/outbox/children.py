@@ -8,11 +8,13 @@ import random
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from sqlalchemy import create_engine, text
@@ -21,7 +23,7 @@ from headrace.log import open_log
 from headrace.outbox import Outbox, OutboxSettings, Relay
 from headrace.outbox.engines import engine_for
 from headrace.outbox.metrics import LEASES_LOST
-from headrace.runtime import load_backend, watching
+from headrace.runtime import watching
 from headrace.runtime.crash_points import CRASH_AT_VARIABLE
 
 COUNTERS = "CREATE TABLE IF NOT EXISTS test_counters (name VARCHAR(20) PRIMARY KEY, n INTEGER NOT NULL)"
@@ -43,7 +45,7 @@ def die_while_writing(
 
 def _import_drivers(url: str, address: str) -> None:
     engine_for(url).dispose()
-    load_backend("log", address)
+    import_module("headrace.log.kafka.log" if address.startswith("kafka:") else "headrace.log.embedded.log")
 
 
 @contextmanager
@@ -82,7 +84,7 @@ def _die(nr: int, url: str, address: str, settings: dict[str, Any]) -> float:
     """
     points = ("outbox.after-send", "outbox.before-delete-commit")
     started_s = time.monotonic()
-    armed = [f"{points[(nr + n) % 2]}:{1 + 7 * (nr % 3)}" for n in range(2)]
+    armed = [f"{points[(nr + n) % 2]}:{1 + 3 * (nr % 3)}" for n in range(2)]
     relays = [_forked(partial(_relay_armed, at, url, address, settings)) for at in armed]
     _wait_for_a_crash(relays, within_s=60)
     took_s = time.monotonic() - started_s
@@ -141,13 +143,14 @@ def relay(url: str, address: str, settings: dict[str, Any], skew_s: float = 0) -
     asyncio.run(_relay(url, address, settings))
 
 
-def relay_and_freeze(url: str, address: str, topic: str, settings: dict[str, Any]) -> None:
-    """Stop the own process between the first send and its delete; when thawed, tell how the lease was lost."""
+def relay_and_freeze(url: str, address: str, topic: str, settings: dict[str, Any], at: str) -> None:
+    """Stop the own process when it first comes to a crash point; when thawed, go on until the lease was lost."""
     passes = iter([True])
 
     def freeze(name: str) -> None:
-        if name == "outbox.after-send" and next(passes, False):
-            os.kill(os.getpid(), signal.SIGSTOP)
+        if name == at and next(passes, False):
+            # To this very thread: sent to the process, another thread may take it, and this one run on for a moment.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     async def run() -> None:
         log = await open_log(address)

@@ -11,7 +11,7 @@ from sqlalchemy import URL, Engine, text
 
 from headrace.log import Log
 from headrace.model import Record, TopicConfig, TopicPartition
-from headrace.outbox import Message, Outbox, OutboxSettings, Relay
+from headrace.outbox import Message, Outbox, OutboxSettings, Relay, event_id_of
 from headrace.outbox.engines import engine_for
 from headrace.testing.conformance.log_setting import read_all
 
@@ -86,3 +86,22 @@ class Ground:
     async def at(self, topic: str, partition: int = 0) -> int:
         """Return the end of a partition."""
         return (await self.log.bounds(TopicPartition(topic, partition))).end
+
+
+def shown(ground: Ground) -> str:
+    """Return the address of the database, for a child."""
+    return ground.url.render_as_string(hide_password=False)
+
+
+def first_times(records: Sequence[Record]) -> list[Record]:
+    """Drop what a consumer with an inbox would drop."""
+    seen: set[str | None] = set()
+    return [r for r in records if (id_ := event_id_of(r.headers)) not in seen and not seen.add(id_)]  # type: ignore[func-returns-value]
+
+
+def sequences(records: Sequence[Record]) -> dict[bytes, list[int]]:
+    """Return the numbers that each key was given, in order."""
+    found: dict[bytes, list[int]] = {}
+    for record in records:
+        found.setdefault(record.key or b"", []).append(int(record.value or b""))
+    return found

@@ -7,20 +7,15 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import text
-from tests.outbox import children
 from tests.outbox.conftest import GROUNDS, GROUNDS_OF_SLOW_TESTS, SERVERS
-from tests.outbox.setting import Ground, count, numbered, publish, rows
+from tests.outbox.setting import Ground, count, first_times, numbered, publish, rows, sequences, shown
 
-from headrace.model import Record
-from headrace.outbox import OutboxSettings, Relay, engines, event_id_of
-from headrace.outbox.messages import Message
+from headrace.model import NewRecord, TopicPartition
+from headrace.outbox import OutboxSettings, Relay, exactly_once, sessions
+from headrace.outbox.messages import Message, Place
 from headrace.services import RunningService
 from headrace.testing import ChildProcess, running, running_function
 from headrace.testing.conformance.log_setting import eventually
@@ -28,82 +23,7 @@ from headrace.testing.plugin import Size
 from headrace.testing.proxy import TcpProxy
 
 CHILDREN = "tests.outbox.children"
-ROOT = Path(__file__).parents[2]
-NAMES = ["a", "b", "c", "d", "e"]
-
-
-@pytest.fixture(autouse=True)
-def _children_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child has this process' sys.path, on which pytest does not put the tests."""
-    monkeypatch.syspath_prepend(str(ROOT))
-
-
-def shown(ground: Ground) -> str:
-    return ground.url.render_as_string(hide_password=False)
-
-
-def make_counters(ground: Ground) -> None:
-    with ground.engine.begin() as db:
-        db.execute(text(children.COUNTERS))
-        db.execute(text("DELETE FROM test_counters"))
-        for name in NAMES:
-            db.execute(text("INSERT INTO test_counters (name, n) VALUES (:name, 0)"), {"name": name})
-
-
-def counters(ground: Ground) -> dict[bytes, int]:
-    with ground.engine.connect() as db:
-        return {name.encode(): n for name, n in db.execute(text("SELECT name, n FROM test_counters"))}
-
-
-def first_times(records: Sequence[Record]) -> list[Record]:
-    """Drop what a consumer with an inbox would drop."""
-    seen: set[str | None] = set()
-    return [r for r in records if (id_ := event_id_of(r.headers)) not in seen and not seen.add(id_)]  # type: ignore[func-returns-value]
-
-
-def sequences(records: Sequence[Record]) -> dict[bytes, list[int]]:
-    found: dict[bytes, list[int]] = {}
-    for record in records:
-        found.setdefault(record.key or b"", []).append(int(record.value or b""))
-    return found
-
-
-async def die_while_writing(ground: Ground, rounds: int, settings: dict[str, Any]) -> list[Record]:
-    """Let two writers share keys while relays are killed over and over; returns what reached the log."""
-    topic = await ground.topic(partitions=2)
-    make_counters(ground)
-    dying = (f"{CHILDREN}:die_while_writing", shown(ground), ground.address, topic, NAMES, rounds, settings)
-    with running_function(*dying) as child:
-        for nr in range(rounds):
-            await asyncio.to_thread(child.wait_for_line, f"round {nr} ", 120)
-        await asyncio.to_thread(child.wait_for_line, "written", 60)
-    # What the dying left behind grows with the rounds; in small batches it would take minutes.
-    async with ground.relay(**{**settings, "batch_size": 1000}) as relay:
-        await relay.drain(300)
-    return await ground.records(topic)
-
-
-KILLED = {"batch_size": 5, "lease_s": 0.5, "poll_interval_s": 0.1, "max_retry_s": 0.2, "threads": 2}
-
-
-@pytest.mark.timeout(1800)
-async def test_kill_9_in_a_loop_loses_and_reorders_nothing(ground: Ground, size: Size) -> None:
-    """L16: same keys, two writers, two relays that die: per key the de-duplicated sequence is 1, 2, 3 … without end."""
-    records = await die_while_writing(ground, size(10, 100), KILLED)
-
-    assert len(records) > len(first_times(records)), "no kill fell between a send and its delete"
-    assert sequences(first_times(records)) == {name: list(range(1, n + 1)) for name, n in counters(ground).items()}
-    assert min(counters(ground).values()) > 0
-
-
-@pytest.mark.timeout(1800)
-async def test_exactly_once_shows_no_duplicate_after_kills(ground: Ground, size: Size) -> None:
-    """L22: a reader of committed records sees every message once, in order, however often relays are killed."""
-    settings = {**KILLED, "delivery": "exactly_once", "source": f"s{time.time_ns()}"}
-    records = await die_while_writing(ground, size(10, 100), settings)
-
-    assert sequences(records) == {name: list(range(1, n + 1)) for name, n in counters(ground).items()}
-    assert len({event_id_of(record.headers) for record in records}) == len(records)
+pytestmark = pytest.mark.usefixtures("children_find_the_tests")
 
 
 @pytest.mark.parametrize("ground", GROUNDS_OF_SLOW_TESTS, indirect=True)
@@ -112,11 +32,11 @@ async def test_a_frozen_worker_finds_its_lease_gone(ground: Ground, delivery: st
     """L11, L22: frozen between send and delete it is replaced; thawed it deletes and releases nothing, and stops."""
     topic = await ground.topic()
     publish(ground.engine, topic, numbered(1, 5))
-    settings = {"lease_s": 1.0, "delivery": delivery, "source": topic}
+    settings = {"lease_s": 0.3, "delivery": delivery, "source": topic}
     # It renews nothing meanwhile: frozen in the middle of that, it would keep SQLite's only lock.
     frozen_settings = {**settings, "lease_s": 60.0}
     freezing = (f"{CHILDREN}:relay_and_freeze", shown(ground), ground.address, topic, frozen_settings)
-    with running_function(*freezing) as frozen:
+    with running_function(*freezing, "outbox.after-send") as frozen:
         await eventually(lambda: _is_stopped(frozen), within_s=60)
         async with ground.relay(**settings) as relay:
             await relay.drain()
@@ -134,9 +54,60 @@ async def test_a_frozen_worker_finds_its_lease_gone(ground: Ground, delivery: st
         assert len(records) == len(first_times(records))
 
 
+@pytest.mark.servers
+@pytest.mark.parametrize("ground", GROUNDS[1:3], indirect=True)
+@pytest.mark.parametrize("delivery", ["at_least_once", pytest.param("exactly_once", marks=pytest.mark.full)])
+async def test_a_worker_frozen_in_its_transaction_holds_up_nobody(ground: Ground, delivery: str) -> None:
+    """L8, L11: a server does not keep the locks of one that stands still for longer than its lease."""
+    topic = await ground.topic()
+    publish(ground.engine, topic, numbered(1, 5))
+    settings = {"lease_s": 1.0, "delivery": delivery, "source": topic}
+    freezing = (f"{CHILDREN}:relay_and_freeze", shown(ground), ground.address, topic, settings)
+    with running_function(*freezing, "outbox.before-delete-commit") as frozen:
+        await eventually(lambda: _is_stopped(frozen), within_s=60)
+        await ground.relayed(**settings)
+        frozen.send_signal(signal.SIGCONT)
+        publish(ground.engine, topic, numbered(6, 8))
+        await eventually(lambda: _is_empty(ground))
+    records = await ground.records(topic)
+
+    assert [record.value for record in first_times(records)] == [b"%d" % n for n in range(1, 9)]
+    if delivery == "exactly_once":
+        assert len(records) == len(first_times(records))
+
+
 async def _is_stopped(child: ChildProcess) -> bool:
     wait = os.waitid  # does not block: WNOHANG
     return wait(os.P_PID, child.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("ground", GROUNDS[3:], indirect=True)
+async def test_a_transaction_that_a_stranger_left_open_costs_its_time_and_no_more(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L22: it hides the notes behind it; the place is held back until it has ended, and nothing is sent twice."""
+    monkeypatch.setattr(exactly_once, "_NOTE_S", 0.2)
+    topic = await ground.topic()
+    at = await exactly_once.ExactlyOnce(ground.log, source=topic)._progress_partition(Place(topic, 0))
+    before = (await ground.log.bounds(at)).high_watermark
+    stranger = await ground.log.transactional(f"stranger-{topic}", timeout_s=60)
+    await stranger.begin()
+    await stranger.append([NewRecord(exactly_once.PROGRESS_TOPIC, b"stranger", b"{}", partition=at.partition)])
+    await eventually(lambda: _is_higher(ground, at, before))
+    publish(ground.engine, topic, numbered(1, 3))
+
+    async with ground.relay(delivery="exactly_once", source=topic, max_retry_s=0.5) as relay:
+        await eventually(lambda: _has_error(ground, topic))
+        assert await ground.values(topic) == []
+        await stranger.close()
+        await relay.drain()
+
+    assert await ground.values(topic) == [b"1", b"2", b"3"]
+
+
+async def _is_higher(ground: Ground, at: TopicPartition, before: int) -> bool:
+    return (await ground.log.bounds(at)).high_watermark > before
 
 
 @pytest.mark.servers
@@ -193,12 +164,32 @@ async def test_a_database_that_goes_away_needs_no_restart(ground: Ground) -> Non
 
 
 @pytest.mark.servers
+@pytest.mark.parametrize("ground", GROUNDS[2:3], indirect=True)
+async def test_a_database_that_falls_silent_is_noticed(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L19: a pulled cable resets no connection; nobody waits for ever for an answer on one that is dead."""
+    monkeypatch.setattr(sessions, "_SILENCE_S", 1)
+    topic = await ground.topic()
+    with TcpProxy(ground.url.host or "", ground.url.port or 0) as proxy:
+        through = ground.url.set(host=proxy.host, port=proxy.port)
+        async with Relay(through, ground.log) as relay:
+            publish(ground.engine, topic, numbered(1, 10))
+            await relay.drain()
+            proxy.drop()
+            await eventually(lambda: _is_down(relay))
+            proxy.restore()
+            publish(ground.engine, topic, numbered(11, 20))
+            await eventually(lambda: _is_empty(ground), within_s=60)
+
+    assert [record.value for record in first_times(await ground.records(topic))] == [b"%d" % n for n in range(1, 21)]
+
+
+@pytest.mark.servers
 @pytest.mark.parametrize("ground", GROUNDS[3:], indirect=True)
 async def test_a_database_that_is_locked_for_long_needs_no_restart(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L19: what going away is to a server, a stranger's lock is to a file: when it is gone the relay goes on."""
-    monkeypatch.setattr(engines, "_BUSY_TIMEOUT_MS", 50)
+    monkeypatch.setattr(sessions, "_BUSY_TIMEOUT_MS", 50)
     topic = await ground.topic()
     async with ground.relay(threads=2) as relay:
         publish(ground.engine, topic, numbered(1, 10))
@@ -249,7 +240,7 @@ async def test_notify_wakes_a_relay_in_another_process(ground: Ground, looked: a
             await looked.wait()
             for _ in range(5):
                 child.send_line("")
-                await asyncio.to_thread(child.wait_for_line, "published", 10)
+                await asyncio.to_thread(child.wait_for_line, "published", 60)
                 await eventually(lambda: _is_empty(ground))
 
 
@@ -307,7 +298,7 @@ async def test_a_second_signal_ends_the_relay_at_once(ground: Ground, kafka: Run
             publish(ground.engine, topic, numbered(2, 10))
             await eventually(lambda: _is_locked(ground))
             child.send_signal(signal.SIGTERM)
-            await asyncio.to_thread(child.wait_for_line, "stopping", 10)
+            await asyncio.to_thread(child.wait_for_line, "stopping", 60)
             started = time.monotonic()
             child.send_signal(signal.SIGTERM)
             code = await asyncio.to_thread(child.wait, 10)
@@ -315,7 +306,8 @@ async def test_a_second_signal_ends_the_relay_at_once(ground: Ground, kafka: Run
         finally:
             await asyncio.to_thread(kafka.resume)
 
-    assert (code, took_s < 1) == (128 + signal.SIGTERM, True)
+    assert code == 128 + signal.SIGTERM
+    assert took_s < 2  # the first one alone would have waited for 3
 
 
 async def _is_locked(ground: Ground) -> bool:

@@ -8,6 +8,7 @@ import uuid
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import make_url
 
 from headrace.errors import BadArgument, RecordTooLarge, TimedOut, UnknownTopic, Unreachable
 from headrace.model import Record
@@ -17,6 +18,7 @@ from headrace.outbox.keys import bucket_of, encode_key
 from headrace.outbox.messages import PendingMessage, Place, event_time_ms, record_of
 from headrace.outbox.places import WaitingPlace, free_places, soonest_s
 from headrace.outbox.poison import is_about_a_record, not_behind
+from headrace.outbox.sessions import session_options
 
 MINUTE_MS = 60_000
 
@@ -165,3 +167,18 @@ def test_a_foreign_record_is_known_by_its_place() -> None:
     from headrace.outbox import Inbox
 
     assert Inbox("c")._row(Record("t", 2, 7, 0))["event_id"] == "t[2]@7"
+
+
+def test_a_session_is_told_what_the_url_asks_and_what_we_need() -> None:
+    """L8: the URL's own words win, its settings stay, and a transaction that stands still ends with the lease."""
+    url = make_url("postgresql+psycopg://h/db?options=-csearch_path%3Dshop&keepalives_idle=7")
+
+    asked = session_options(url, relaxed=True, patience_s=59.5)["connect_args"]
+
+    settings = "-csearch_path=shop -c synchronous_commit=off -c idle_in_transaction_session_timeout=60s"
+    assert asked["options"] == settings
+    assert "keepalives_idle" not in asked
+    assert asked["keepalives_count"] == 3
+    mysql = session_options(make_url("mysql+pymysql://h/db"), relaxed=False, patience_s=0.5)
+    assert mysql["pool_recycle"] == 1  # the least that MySQL can wait is a second, and we stay well below
+    assert "pool_recycle" not in session_options(make_url("mysql+pymysql://h/db"), relaxed=False, patience_s=None)

@@ -11,18 +11,23 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, text
+from tests.outbox.conftest import GROUNDS
 from tests.outbox.setting import Ground, count, numbered, publish, rows
 from tests.outbox.watched import WatchedLog
 
 from headrace.errors import BadArgument, TimedOut, Unreachable
 from headrace.model import TopicConfig, partition_of
-from headrace.outbox import Inbox, Message, Outbox, OutboxSettings, Relay, event_id_of
+from headrace.outbox import Inbox, Message, Outbox, OutboxSettings, Relay, event_id_of, migrate
 from headrace.outbox.databases import Database
+from headrace.outbox.dialects import speech_of
+from headrace.outbox.engines import engine_for
 from headrace.outbox.leases import LeaseLost, Leases
 from headrace.outbox.messages import Place
 from headrace.outbox.metrics import LEASES_LOST, PROCESSED, SEND_ERRORS
 from headrace.outbox.places import Places
 from headrace.testing.conformance.log_setting import eventually
+
+INFO = ("kafka_topic_info", "topic, bucket")
 
 
 def change(engine: Engine, sql: str, **parameters: object) -> None:
@@ -31,7 +36,7 @@ def change(engine: Engine, sql: str, **parameters: object) -> None:
 
 
 def lease_row(ground: Ground, topic: str) -> Any:
-    return next(row for row in rows(ground.engine, "kafka_topic_info", "topic, bucket") if row["topic"] == topic)
+    return next(row for row in rows(ground.engine, *INFO) if row["topic"] == topic)
 
 
 @contextmanager
@@ -168,22 +173,25 @@ async def test_exactly_the_acknowledged_ids_are_deleted(ground: Ground) -> None:
 
 
 async def test_a_lease_outlives_a_slow_send(ground: Ground) -> None:
-    """L8: the lease is renewed by its own task while a batch takes longer than the lease, and nobody can take it."""
+    """L8: the lease is renewed by its own task while a batch takes longer than the lease, and nobody can take it.
+
+    The rival is more patient than the holder, who may be late on a busy machine; unless renewed the lease were his.
+    """
     topic = await ground.topic()
     publish(ground.engine, topic, numbered(1, 3))
     log = WatchedLog(ground.log)
     log.may_pass.clear()
     database = Database(ground.url)
-    rival = Leases(database, lease_s=1.0)
+    rival = Leases(database, lease_s=2.0)
     async with Relay(ground.url, log, settings=OutboxSettings(lease_s=1.0)) as relay:
         await log.entered.wait()
         taken_at = lease_row(ground, topic)["locked_at"]
 
-        async def is_two_leases_old() -> bool:
+        async def is_past_the_rivals_time() -> bool:
             assert await rival.acquire(Place(topic, 0), "rival") is None
-            return bool(lease_row(ground, topic)["locked_at"] >= taken_at + 2000)
+            return bool(lease_row(ground, topic)["locked_at"] > taken_at + 2000)
 
-        await eventually(is_two_leases_old)
+        await eventually(is_past_the_rivals_time)
         log.may_pass.set()
         await relay.drain()
     await database.close()
@@ -197,37 +205,33 @@ async def test_a_lease_nobody_renews_becomes_free(ground: Ground) -> None:
     publish(ground.engine, topic, numbered(1, 3))
     database = Database(ground.url)
     await Places(database).waiting()
-    assert await Leases(database, lease_s=1).acquire(Place(topic, 0), "dead") is not None
     started = time.monotonic()
+    assert await Leases(database, lease_s=1).acquire(Place(topic, 0), "dead") is not None
 
     await ground.relayed(lease_s=1.0)
     await database.close()
 
-    assert time.monotonic() - started > 0.7
+    assert time.monotonic() - started > 0.99  # the database counts milliseconds
     assert await ground.values(topic) == [b"1", b"2", b"3"]
 
 
 async def test_an_error_holds_the_topic_back_and_success_resets_it(ground: Ground) -> None:
-    """L9: unlocked, error and retries recorded, the wait doubles from 100 ms; success clears it; nothing is dead."""
+    """L9: unlocked, error and retries recorded, the wait doubles; success clears it; nothing is dead."""
     topic = await ground.topic()
     publish(ground.engine, topic, numbered(1, 3))
     log = WatchedLog(ground.log)
     log.failures = [Unreachable("broker", "away", outcome_known=False), TimedOut("append", 1, outcome_known=False)]
     errors = SEND_ERRORS.labels(topic)._value.get()
-    relay = Relay(ground.url, log, settings=OutboxSettings(first_retry_s=1.0))
-    await relay.start()
-
-    async def is_held() -> bool:
-        found = rows(ground.engine, "kafka_topic_info", "topic")
-        return any(bool(row["error"]) and row["retries"] == 1 for row in found)
-
-    await eventually(is_held)
-    held = lease_row(ground, topic)
-    assert (held["locked_by"], held["locked_at"]) == (None, None)
-    assert "cannot reach broker" in held["last_error"]
-    assert held["retry_at"] is not None
-    await relay.drain()
-    await relay.stop()
+    async with Relay(ground.url, log, settings=OutboxSettings(first_retry_s=30.0, max_retry_s=600.0)) as relay:
+        first = await held(ground, topic, retries=1)
+        first_wait_ms, then_ms = first["retry_at"] - now_ms(ground), now_ms(ground)
+        end_hold(ground, topic)
+        second = await held(ground, topic, retries=2)
+        assert first_wait_ms <= 30_000 < second["retry_at"] - then_ms
+        end_hold(ground, topic)
+        await relay.drain()
+    assert (first["locked_by"], first["locked_at"]) == (None, None)
+    assert "cannot reach broker" in first["last_error"]
 
     after = lease_row(ground, topic)
     assert (bool(after["error"]), after["retries"], after["retry_at"], after["last_error"]) == (False, 0, None, None)
@@ -235,6 +239,23 @@ async def test_an_error_holds_the_topic_back_and_success_resets_it(ground: Groun
     assert count(ground.engine, "kafka_dead_messages") == 0
     assert SEND_ERRORS.labels(topic)._value.get() == errors + 2
     assert len(log.appends) == 3
+
+
+async def held(ground: Ground, topic: str, *, retries: int) -> Any:
+    """Wait until an error holds the topic back, and return its row."""
+    await eventually(lambda: _is(any(row["retries"] == retries for row in rows(ground.engine, *INFO))))
+    return lease_row(ground, topic)
+
+
+def end_hold(ground: Ground, topic: str) -> None:
+    """Let the time of the hold be over."""
+    change(ground.engine, "UPDATE kafka_topic_info SET retry_at = 0 WHERE topic = :t", t=topic)
+
+
+def now_ms(ground: Ground) -> int:
+    """Read the database's clock."""
+    with ground.engine.connect() as db:
+        return int(db.execute(text(f"SELECT {speech_of(ground.engine.dialect.name).now_ms}")).scalar_one())
 
 
 async def test_a_topic_marked_as_failed_without_a_lock_is_not_lost(ground: Ground) -> None:
@@ -523,6 +544,25 @@ async def test_the_inbox_turns_at_least_once_into_once(ground: Ground) -> None:
         assert inbox.forget(db, older_than_s=3600) == 0
 
     assert handled == [b"1", b"2", b"3"]
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("ground", GROUNDS[1:2], indirect=True)
+async def test_what_the_url_asks_of_a_session_is_kept(ground: Ground) -> None:
+    """L4: PostgreSQL finds the tables in the schema that the URL's options name, whatever else we ask of it."""
+    change(ground.engine, "CREATE SCHEMA IF NOT EXISTS shop")
+    url = ground.url.update_query_dict({"options": "-csearch_path=shop"})
+    migrate(url)
+    engine = engine_for(url)
+    topic = await ground.topic()
+    publish(engine, topic, numbered(1, 3))
+    assert (count(engine), count(ground.engine)) == (3, 0)
+
+    async with Relay(url, ground.log) as relay:
+        await relay.drain()
+    engine.dispose()
+
+    assert await ground.values(topic) == [b"1", b"2", b"3"]
 
 
 async def test_a_missing_topic_holds_its_messages_until_it_is_made(ground: Ground) -> None:

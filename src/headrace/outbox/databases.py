@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import CursorResult, Engine, text
 from sqlalchemy.engine import Connection
 
 from headrace.outbox.dialects import Speech, speech_of
-from headrace.outbox.engines import READS, DatabaseAddress, engine_for
+from headrace.outbox.engines import DatabaseAddress, engine_for
+from headrace.outbox.sessions import READS
 
 __all__ = ["Database", "execute"]
 
@@ -29,12 +31,14 @@ class Database:
     """Connections to one database, and the threads that use them.
 
     `write` waits for the disk at its commit; `write_relaxed` does not where the server lets a session choose.
+    Of a server with `patience_s` a transaction that stands still for longer is ended, see `engine_for`.
     """
 
-    def __init__(self, database: DatabaseAddress, *, threads: int = 4) -> None:
-        self._engine = engine_for(database, pool_size=threads)
+    def __init__(self, database: DatabaseAddress, *, threads: int = 4, patience_s: float | None = None) -> None:
+        make = partial(engine_for, database, pool_size=threads, patience_s=patience_s)
+        self._engine = make()
         self._is_postgresql = self._engine.dialect.name == "postgresql"
-        self._relaxed = engine_for(database, pool_size=threads, relaxed=True) if self._is_postgresql else self._engine
+        self._relaxed = make(relaxed=True) if self._is_postgresql else self._engine
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="headrace-outbox-sql")
         self.speech: Speech = speech_of(self._engine.dialect.name)
 

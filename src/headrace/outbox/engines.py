@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from sqlalchemy import URL, Engine, create_engine, event, make_url
-from sqlalchemy.engine import Connection
+from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from headrace.errors import BadArgument, MissingExtra, OperationFailed, Unreachable
 from headrace.outbox.dialects import speech_of
+from headrace.outbox.sessions import prepare, session_options
 
-__all__ = ["READS", "DatabaseAddress", "engine_for", "named_errors", "url_of"]
+__all__ = ["DatabaseAddress", "engine_for", "named_errors", "url_of"]
 
 DatabaseAddress: TypeAlias = str | URL | Engine | AsyncEngine
-
-READS = "headrace_reads"
-"""The execution option of a connection that writes nothing."""
 
 _DRIVERS = {
     "postgresql": ("postgresql+psycopg", "psycopg", "postgres"),
@@ -28,7 +24,6 @@ _DRIVERS = {
     "mariadb": ("mariadb+pymysql", "pymysql", "mysql"),
     "sqlite": ("sqlite", "sqlite3", "outbox"),
 }
-_BUSY_TIMEOUT_MS = 30_000
 
 
 def url_of(database: DatabaseAddress) -> URL:
@@ -63,52 +58,22 @@ def _parsed(address: str | URL) -> URL:
         raise BadArgument("database", shown, rule) from error
 
 
-def engine_for(database: DatabaseAddress, *, pool_size: int = 5, relaxed: bool = False) -> Engine:
+def engine_for(
+    database: DatabaseAddress, *, pool_size: int = 5, relaxed: bool = False, patience_s: float | None = None
+) -> Engine:
     """Make an engine. A `relaxed` one does not wait for the disk, where that is the session's to decide.
 
     Leases may be relaxed: one that a crash of the server forgets is fenced by the holder's uuid all the same.
+    With `patience_s` a server ends a transaction in which nothing is said for so long. It would keep the locks of a
+    process that is frozen, or of a machine that is gone, and with them whoever waits for the same rows.
     """
     url = url_of(database)
     backend = url.get_backend_name()
     try:
-        engine = create_engine(url, pool_size=pool_size, max_overflow=0, **_options(backend, relaxed=relaxed))
+        options = session_options(url, relaxed=relaxed, patience_s=patience_s)
+        engine = create_engine(url, pool_size=pool_size, max_overflow=0, **options)
     except ModuleNotFoundError as missing:
         _, module, extra = _DRIVERS[backend]
         raise MissingExtra(module, extra) from missing
-    if backend == "sqlite":
-        event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
+    prepare(engine, patience_s=patience_s)
     return engine
-
-
-def _options(backend: str, *, relaxed: bool) -> dict[str, Any]:
-    if backend == "postgresql":
-        return {"connect_args": {"connect_timeout": 10, "application_name": "headrace-outbox", **_postgresql(relaxed)}}
-    if backend in ("mysql", "mariadb"):
-        # REPEATABLE READ would lock gaps, and with them the inserts of applications.
-        return {"isolation_level": "READ COMMITTED", "connect_args": {"connect_timeout": 10}}
-    return {"connect_args": {"check_same_thread": False}}
-
-
-def _postgresql(relaxed: bool) -> dict[str, Any]:
-    from psycopg import Cursor, pq
-
-    class BinaryCursor(Cursor[Any]):
-        """Takes rows as they are; as text a batch costs twice the time to read."""
-
-        def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - the driver's own
-            super().__init__(*arguments, **named)
-            self.format = pq.Format.BINARY
-
-    return {"cursor_factory": BinaryCursor, "options": "-c synchronous_commit=off" if relaxed else ""}
-
-
-def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = None  # transactions begin where we say, see below
-    connection.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that reads first and writes later fails at once when somebody wrote in between.
-    if not connection.get_execution_options().get(READS):
-        connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -57,7 +57,7 @@ class Relay:
         self.settings = settings = settings or OutboxSettings()
         self._threads = checked_threads(settings)
         self._url = url_of(database)
-        self._database = Database(database, threads=2 * self._threads + 2)
+        self._database = Database(database, threads=2 * self._threads + 2, patience_s=settings.lease_s)
         self._is_stopping = False
         self.workers = tuple(str(uuid.uuid4()) for _ in range(self._threads))
         self._parts = Parts(

@@ -1,0 +1,98 @@
+"""How sessions of the relay's own engines are set up: what waits, for how long, and what ends what stands still."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from functools import partial
+from typing import Any
+
+from sqlalchemy import URL, Engine, event
+from sqlalchemy.engine import Connection
+
+__all__ = ["READS", "prepare", "session_options"]
+
+READS = "headrace_reads"
+"""The execution option of a connection that writes nothing."""
+
+_CONNECT_S = 10
+_BUSY_TIMEOUT_MS = 30_000
+# When a server's machine is gone nothing resets its connections; the kernel's own keepalive asks after two hours.
+_KEEPALIVES = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+# MySQL's driver has no such setting. No statement of ours takes that long, but a count of a huge backlog comes near.
+_SILENCE_S = 300
+
+
+def session_options(url: URL, *, relaxed: bool, patience_s: float | None) -> dict[str, Any]:
+    """Return what create_engine needs to be told. What the URL's query asks for wins over it."""
+    backend = url.get_backend_name()
+    if backend == "postgresql":
+        ours = {"connect_timeout": _CONNECT_S, "application_name": "headrace-outbox", **_KEEPALIVES}
+        settings = {"options": _settings(url, relaxed=relaxed, patience_s=patience_s)}
+        return {"connect_args": {**_unasked(url, ours), **settings, **_binary()}}
+    if backend in ("mysql", "mariadb"):
+        # REPEATABLE READ would lock gaps, and with them the inserts of applications.
+        waits = {"connect_timeout": _CONNECT_S, **({} if patience_s is None else {"read_timeout": _SILENCE_S})}
+        # Beyond half of its patience a server may have hung up on a connection that nobody used.
+        recycle = {} if patience_s is None else {"pool_recycle": _whole_s(patience_s) / 2}
+        return {"isolation_level": "READ COMMITTED", "connect_args": _unasked(url, waits), **recycle}
+    return {"connect_args": {"check_same_thread": False}}
+
+
+def prepare(engine: Engine, *, patience_s: float | None) -> None:
+    """Have each session of the engine told what can't be said while it connects."""
+    backend = engine.url.get_backend_name()
+    if backend == "sqlite":
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    elif backend != "postgresql" and patience_s is not None:
+        event.listen(engine, "connect", partial(_prepare_mysql, _whole_s(patience_s)))
+
+
+def _unasked(url: URL, ours: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in ours.items() if name not in url.query}
+
+
+def _settings(url: URL, *, relaxed: bool, patience_s: float | None) -> str:
+    """Return PostgreSQL's settings for the session: those of the URL, a search_path perhaps, and ours."""
+    asked = url.query.get("options", ())
+    settings = [asked] if isinstance(asked, str) else [*asked]
+    if relaxed:
+        settings.append("-c synchronous_commit=off")
+    if patience_s is not None:
+        settings.append(f"-c idle_in_transaction_session_timeout={_whole_s(patience_s)}s")
+    return " ".join(settings)
+
+
+def _whole_s(patience_s: float) -> int:
+    return max(2, math.ceil(patience_s))  # MySQL counts in seconds
+
+
+def _binary() -> dict[str, Any]:
+    from psycopg import Cursor, pq
+
+    class BinaryCursor(Cursor[Any]):
+        """Takes rows as they are; as text a batch costs twice the time to read."""
+
+        def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - the driver's own
+            super().__init__(*arguments, **named)
+            self.format = pq.Format.BINARY
+
+    return {"cursor_factory": BinaryCursor}
+
+
+def _prepare_mysql(silence_s: int, connection: Any, _record: object) -> None:  # noqa: ANN401 - the driver's own
+    # It knows no time-out for transactions alone that MySQL and MariaDB share.
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION wait_timeout = {silence_s}")
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None  # transactions begin where we say, see below
+    connection.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that reads first and writes later fails at once when somebody wrote in between.
+    if not connection.get_execution_options().get(READS):
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
