@@ -71,7 +71,7 @@ class KafkaAdmin:
         changes += [_unset(name) for name in own.keys() - wanted.keys()]
         if changes:
             await self._alter(topic, changes)
-            await self._until(f"topic {topic!r} to change", lambda: self._has_settings(topic, wanted))
+            await self._until(f"topic {topic!r} to change", lambda: self._has_settings(topic, own, wanted))
         return await self._learn(topic)
 
     async def describe(self, topic: str) -> Topic:
@@ -145,9 +145,12 @@ class KafkaAdmin:
         led = [part for part in layout.partitions if part.leader is not None and part.leader.id >= 0]
         return len(led) >= partitions
 
-    async def _has_settings(self, topic: str, wanted: dict[str, str]) -> bool:
+    async def _has_settings(self, topic: str, before: dict[str, str], wanted: dict[str, str]) -> bool:
         _, own = await self._cluster.settings(topic)
-        return own.keys() == wanted.keys()
+        # A broker may write a value in another way than we do; that it is no longer the old one is enough.
+        return own.keys() == wanted.keys() and all(
+            own[name] == value or own[name] != before.get(name) for name, value in wanted.items()
+        )
 
     async def _is_gone(self, topic: str) -> bool:
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from typing import Any, Literal, TypeAlias
 
 import confluent_kafka
@@ -16,6 +18,11 @@ from headrace.model import TopicPartition
 __all__ = ["ConsumerPool", "PooledConsumer", "take"]
 
 Kind: TypeAlias = Literal["bounded", "follow"]
+
+# The driver forgets topics that nobody reads after some minutes.
+_TRUSTED_S = 60.0
+_TOPICS_KEPT = 10_000
+_ANSWER_S = 1.0  # longer than that it need not be: the driver would ask again by itself
 
 
 def take(consumer: Any, max_records: int, wait_s: float) -> list[Any]:  # noqa: ANN401
@@ -36,10 +43,22 @@ class PooledConsumer:
         self.kind = kind
         self._consumer = Consumer(configs.reader(follow=kind == "follow"), logger=LOGGER)
         self.threads = Threads(f"reader-{kind}", count=1)
+        self._asked_s: dict[str, float] = {}
 
     def seek(self, at: TopicPartition, offset: int) -> None:
         """Go to a place. Blocking; to be run in the consumer's thread, as all below."""
+        self._find_leaders(at.topic)
         self._consumer.assign([confluent_kafka.TopicPartition(at.topic, at.partition, offset)])
+
+    def _find_leaders(self, topic: str) -> None:
+        """Ask who leads a topic that is new here: by itself the driver asks at its next tick, up to a second later."""
+        if time.monotonic() - self._asked_s.get(topic, -_TRUSTED_S) < _TRUSTED_S:
+            return
+        if len(self._asked_s) >= _TOPICS_KEPT:
+            self._asked_s.clear()
+        with contextlib.suppress(KafkaException):  # no broker answers: whoever reads will find out
+            self._consumer.list_topics(topic, _ANSWER_S)
+            self._asked_s[topic] = time.monotonic()
 
     def take(self, max_records: int, wait_s: float) -> list[Any]:
         """Return what comes next, and events; empty when the time is up."""
