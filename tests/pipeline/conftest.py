@@ -41,7 +41,12 @@ ON_SERVERS = {
 
 # A Spark of its own each, which is most of a minute. Others prove the same as well: E5, K12; and K2 with secrets
 # (tests/secured).
-ONLY_FULL = {"test_a_killed_driver_leaves_nothing_wrong", "test_a_cluster_does_the_same"}
+ONLY_FULL = {
+    "test_a_killed_driver_leaves_nothing_wrong",
+    "test_a_killed_driver_of_a_cluster_leaves_nothing_wrong",
+    "test_a_cluster_does_the_same",
+    "test_a_cluster_that_gives_up_is_told",
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

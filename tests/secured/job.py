@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from headrace.testing.conformance.journal_setting import replicate
 
 WORK = Path(pyspark.__file__).parent / "work"
 TIMEOUT_S = 500
+_APPLICATION = re.compile(r" --app-id (\S+)")
 PARTITIONS = 4
 # For executors, too: their second compiler costs more in the first minute than it brings.
 QUICK_JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
@@ -40,13 +42,18 @@ class Done:
     out: str
     err: str
     commands: frozenset[str]
-    folders: Sequence[Path]
+    folder: Path
+
+    @property
+    def work(self) -> list[Path]:
+        """Where the executors of a local cluster ran; Spark leaves that, and whoever ran it removes it."""
+        return [WORK / name for name in {name for each in self.commands for name in _APPLICATION.findall(each)}]
 
     def leaks(self, tokens: Sequence[str]) -> list[str]:
         """Return the places where a secret can be seen."""
         texts = {"stdout": self.out, "stderr": self.err} | {f"command {n}": c for n, c in enumerate(self.commands)}
         shown = [f"{name}: {token}" for name, text in texts.items() for token in tokens if token in text]
-        return shown + holding(self.folders, tokens)
+        return shown + holding([self.folder, *self.work], tokens)
 
 
 def run_job(
@@ -63,7 +70,6 @@ def run_job(
     `given` is its input; `meanwhile` is called in a thread while it runs.
     """
     (folder / "tmp").mkdir(parents=True)
-    before = set(WORK.glob("*"))
     own = {"TMPDIR": str(folder / "tmp"), "SPARK_LOCAL_DIRS": str(folder / "tmp"), **QUICK_JAVA}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     job = subprocess.Popen(command, **pipes, text=True, cwd=cwd, env={**os.environ, **own, **environ})
@@ -72,7 +78,7 @@ def run_job(
         out, err = job.communicate(given, timeout=TIMEOUT_S)
         if beside is not None:
             beside.result(TIMEOUT_S)
-    return Done(job.returncode, out, err, frozenset(watched.seen), [folder, *(set(WORK.glob("*")) - before)])
+    return Done(job.returncode, out, err, frozenset(watched.seen), folder)
 
 
 @contextmanager

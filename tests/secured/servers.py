@@ -16,7 +16,7 @@ from typing import Any
 from tests.secured.authority import Authority
 
 from headrace.config import HeadraceSettings
-from headrace.services import start
+from headrace.services import RunningService, start
 from headrace.services.addresses import free_port
 
 USER = "app"
@@ -35,7 +35,7 @@ class Secured:
     authority: Authority
     kafka: str
     mutual: str
-    cassandra: str
+    cassandra: RunningService
     client: tuple[Path, Path]
     scram: str = field(repr=False)
     plain: str = field(repr=False)
@@ -54,7 +54,7 @@ class Secured:
 
     def store(self, keyspace: str = "secured") -> str:
         """The address of the store."""
-        return f"cassandra://{self.cassandra}/{keyspace}"
+        return f"cassandra://{self.cassandra.address}/{keyspace}"
 
     def kafka_client(self, **changed: str) -> dict[str, str]:
         """Properties that log in; names are written with _ for dots."""
@@ -134,10 +134,10 @@ def _start_kafka(stack: ExitStack, authority: Authority, ports: dict[str, int], 
     _add_scram(kafka.address, scram)
 
 
-def _start_cassandra(stack: ExitStack, authority: Authority, login: str) -> str:
+def _start_cassandra(stack: ExitStack, authority: Authority, login: str) -> RunningService:
     cassandra = stack.enter_context(start("cassandra", properties=_cassandra_properties(authority)))
     _add_role(cassandra.host, cassandra.port, login)
-    return cassandra.address
+    return cassandra
 
 
 def _kafka_properties(authority: Authority, ports: dict[str, int], plain: str) -> dict[str, str]:

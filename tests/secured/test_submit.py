@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import subprocess
+import textwrap
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-from tests.secured.deaths import kill_in_the_middle
-from tests.secured.job import append_events, counting, expected, run_job, stored
+from tests.secured.deaths import executor_killer
+from tests.secured.job import append_events, expected, replicate_arguments, replicate_command, run_job, stored
 from tests.secured.servers import Secured
 from tests.secured.settings_files import settings_file
 from tests.secured.standalone import SPARK_HOME, Standalone, bare, standalone
 from tests.secured.watching import holding
 
+from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
 from headrace.pipeline import package
 
@@ -38,12 +40,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
         yield running
 
 
-def submit_command(master: str, topic: str) -> list[str]:
+def submit_command(master: str, *arguments: str) -> list[str]:
     """Return the documented command, with little memory."""
     small = ["--conf", "spark.executor.memory=512m", "--conf", "spark.driver.memory=512m"]
     small += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1"]
     submit = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", master, "--properties-file", "spark.conf", *small]
-    return [*submit, "main.py", "pipeline", "replicate", "--topics", topic, "--once", "--json"]
+    return [*submit, "main.py", *arguments, "--json"]
 
 
 def gateway(folder: Path, settings: Path) -> dict[str, str]:
@@ -94,7 +96,7 @@ def test_the_documented_command_replicates(
     """K2: spark-submit to a standalone cluster; credentials reach its workers and are seen nowhere on it."""
     append_events(secured, topic, keys=6, events=3)
     environ = gateway(tmp_path / "home", settings_file(secured, tmp_path, pipeline={}, spark={}))
-    done = run_job(submit_command(cluster.url, topic), tmp_path / "job", environ, cwd=packed)
+    done = run_job(submit_command(cluster.url, *replicate_arguments(topic)), tmp_path / "job", environ, cwd=packed)
     assert done.code == 0, done.err
     assert json.loads(done.out.splitlines()[-1])["rows"] == 18  # spark-submit puts both outputs of Python into one
     assert stored(secured, topic) == expected(secured, topic)
@@ -106,23 +108,65 @@ def test_the_documented_command_replicates(
 @pytest.mark.full
 @pytest.mark.servers
 @pytest.mark.spark
+def test_other_jobs_are_submitted_alike(
+    secured: Secured, packed: Path, cluster: Standalone, topic: str, tmp_path: Path
+) -> None:
+    """K2: a query, which sees what is in the log only, and an audit, which finds that the store lacks nothing yet."""
+    append_events(secured, topic, keys=6, events=3)
+    environ = gateway(tmp_path / "home", settings_file(secured, tmp_path, pipeline={}, spark={}))
+    jobs = {
+        "sql": ["sql", "select count(*) as n from journal", "--topics", topic],
+        "audit": ["pipeline", "audit", "--topics", topic],
+    }
+    said = {}
+    for name, arguments in jobs.items():
+        done = run_job(submit_command(cluster.url, *arguments), tmp_path / name, environ, cwd=packed)
+        assert done.code == 0, done.err
+        assert done.leaks(secured.tokens) == []
+        said[name] = json.loads(done.out.splitlines()[-1])
+    assert said["sql"] == {"n": 18}
+    assert (said["audit"]["clean"], said["audit"]["found"]) == (True, 0)
+    assert holding([cluster.folder], secured.tokens) == []
+
+
+@pytest.mark.full
+@pytest.mark.servers
+@pytest.mark.spark
+def test_a_master_in_the_settings_does_without_spark_submit(
+    secured: Secured, cluster: Standalone, topic: str, tmp_path: Path
+) -> None:
+    """K2: `pipeline.master` names the cluster, whose machines have the same environment at the same path."""
+    append_events(secured, topic, keys=6, events=3)
+    pipeline = {"master": cluster.url, "driver_memory": "512m"}
+    settings = settings_file(secured, tmp_path, pipeline=pipeline, spark={"spark.executor.memory": "512m"})
+    environ = {"HEADRACE_CONFIG": str(settings), "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = run_job(replicate_command(topic), tmp_path / "job", environ)
+    assert done.code == 0, done.err
+    assert stored(secured, topic) == expected(secured, topic)
+    assert done.leaks(secured.tokens) == []
+    assert holding([cluster.folder], secured.tokens) == []
+
+
+@pytest.mark.full
+@pytest.mark.servers
+@pytest.mark.spark
 def test_a_killed_executor_harms_nothing(
     secured: Secured, packed: Path, cluster: Standalone, topic: str, tmp_path: Path
 ) -> None:
-    """K2, E5: an executor is killed in the middle; another one takes its place, the job goes on by itself, and the
-    store has what the log says, row for row."""
-    keys, events = 8, 5
-    append_events(secured, topic, keys=keys, events=events)
-    settings = settings_file(secured, tmp_path, pipeline={"max_records": 4, "interval_s": 0.0}, spark={})
+    """K2, E5: an executor is killed in the middle of a task; another one takes its place, the job goes on by itself,
+    and the store has what the log says, row for row."""
+    append_events(secured, topic, keys=8, events=10)
+    settings = settings_file(secured, tmp_path, pipeline={"max_records": 8, "interval_s": 0.0}, spark={})
     environ = gateway(tmp_path / "home", settings)
     before = cluster.work()
-
-    def kill_one(job: psutil.Process) -> None:
-        with counting(secured, topic) as count:
-            kill_in_the_middle(cluster.executors, count, total=keys * events, job=job)
-
-    command = submit_command(cluster.url, topic)
-    done = run_job(command, tmp_path / "job", environ, cwd=packed, meanwhile=kill_one)
+    killer = executor_killer(secured, topic, lambda _: cluster.executors())
+    done = run_job(
+        submit_command(cluster.url, *replicate_arguments(topic)),
+        tmp_path / "job",
+        environ,
+        cwd=packed,
+        meanwhile=killer,
+    )
     assert done.code == 0, done.err
     assert stored(secured, topic) == expected(secured, topic)
     assert len(cluster.work() - before) >= len(cluster.workers) + 1, "nobody took the place of the dead"
@@ -137,15 +181,22 @@ def test_the_documented_command_replicates_on_a_local_cluster(
     """K2: the same command with local-cluster[2,1,1024]."""
     append_events(secured, topic, keys=6, events=3)
     environ = gateway(tmp_path / "home", settings_file(secured, tmp_path, pipeline={}, spark={}))
-    done = run_job(submit_command("local-cluster[2,1,1024]", topic), tmp_path / "job", environ, cwd=packed)
+    done = run_job(
+        submit_command("local-cluster[2,1,1024]", *replicate_arguments(topic)), tmp_path / "job", environ, cwd=packed
+    )
     assert done.code == 0, done.err
     assert stored(secured, topic) == expected(secured, topic)
     assert done.leaks(secured.tokens) == []
+    (work,) = done.work
+    shutil.rmtree(work)
 
 
-def test_the_commands_of_the_documentation_are_the_ones_tested() -> None:
-    """K2: what docs/cluster.md tells people to type is what runs here."""
+def test_the_documentation_is_what_is_tested() -> None:
+    """K2: docs/cluster.md tells people to type what runs here, and its settings are read as they stand."""
     page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
     assert "headrace pipeline package headrace-spark" in page
     assert "--properties-file spark.conf main.py pipeline replicate" in " ".join(page.replace("\\\n", " ").split())
-    assert os.fspath(Path("main.py")) in page
+    example = textwrap.dedent(page[page.index("    # production.toml") :].split("\n\n")[0])
+    settings = HeadraceSettings.model_validate(tomllib.loads(example))
+    assert settings.store.cassandra.tls
+    assert settings.log.kafka.client["security.protocol"] == "SASL_SSL"

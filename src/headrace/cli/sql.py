@@ -128,7 +128,9 @@ def _write(frame: DataFrame, out: Path) -> None:
     try:
         writer = frame.repartition(1).write.mode("overwrite").option("header", "true")
         writer.format(out.suffix.lstrip(".")).save((folder / "rows").resolve().as_uri())
-        (written,) = (folder / "rows").glob("part-*")
+        written = next((folder / "rows").glob("part-*"), None)
+        if written is None:
+            raise BadArgument("--out", str(out), "on a cluster it must lie in a folder that all its machines share")
         written.replace(out)
     finally:
         shutil.rmtree(folder)

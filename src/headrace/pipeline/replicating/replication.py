@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import PipelineSettings
-from headrace.errors import OperationFailed, Unavailable
+from headrace.errors import OperationFailed, Unavailable, WorkerFailed
 from headrace.observe import get_logger
 from headrace.pipeline.logs.log_frames import log_stream
 from headrace.pipeline.logs.planning import Plan, Selection, plan_of
@@ -89,6 +89,7 @@ class Replication:
         """Replicate until `stop`, or with `once` until all that the log held when this began is in the store.
 
         Raises what an operator must act on: RecordsLost, WrongPartitionCount, …; what goes by itself is waited for.
+        Raises WorkerFailed when Spark ended the session.
         """
         target = self._plan() if once else None
         failures, before = 0, None
@@ -135,7 +136,11 @@ class Replication:
         with tempfile.TemporaryDirectory(prefix="headrace-pipeline-") as folder:
             outcomes = Path(folder) / "outcomes"
             outcomes.mkdir()
-            query = self._start(plan, folder, outcomes, once=once)
+            try:
+                query = self._start(plan, folder, outcomes, once=once)
+            except Exception:
+                self._check_session()
+                raise
             try:
                 return self._watch(query, plan, outcomes, once=once)
             finally:
@@ -220,11 +225,20 @@ class Replication:
 
     def _failed(self, error: str, failures: int) -> None:
         """Wait before the next attempt; give up when nothing moves any more."""
+        self._check_session()
         if failures >= self._settings.attempts:
             raise OperationFailed(f"replicating {self._selection}", error)
         self._tell(f"begins anew: {error}")
         if failures:
             self._pause(_RETRY.delay_s(failures))
+
+    def _check_session(self) -> None:
+        """Give up if Spark has ended the session: another one is for whoever started this one to make."""
+        if self._spark.sparkContext._jsc.sc().isStopped():  # noqa: SLF001 - there is no public way to ask
+            reason = "Spark ended its session: executors died too often, or the cluster's master is gone"
+            raise WorkerFailed(
+                f"replication of {self._selection}", f"{reason}; run it again, it goes on from the store"
+            )
 
     def _tell(self, text: str) -> None:
         _logger.warning("replication", event_text=text)

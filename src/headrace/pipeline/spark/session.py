@@ -50,7 +50,8 @@ def spark_session(
 ) -> SparkSession:
     """Return the session of this process, started if there is none. `is_brief` is for little work, as in tests.
 
-    Inside spark-submit the master and all else that was submitted stay as they are. Jars are fetched once, checked by
+    Inside spark-submit the master, jars and resources stay as they were submitted; what the jobs stand on (time zone,
+    no speculation, Arrow, …) is set in any case, and `pipeline.spark` wins over both. Jars are fetched once, checked by
     SHA-256, and kept.
     """
     try:
