@@ -111,6 +111,7 @@ class _Comparison:
         if pair in self._entered:
             return
         self._entered.add(pair)
+        yield from _ambiguities(writer, reader, where)
         for field in reader.fields:
             inside = f"{where}.{field.name}" if where else field.name
             source = source_of(field, writer, reader)
@@ -118,6 +119,24 @@ class _Comparison:
                 yield from self.of(source.shape, field.shape, inside)
             elif field.default is NO_DEFAULT:
                 yield _problem(inside, Rule.DEFAULT, "data may lack the field, and it has no default")
+
+
+def _ambiguities(writer: RecordShape, reader: RecordShape, where: str) -> Iterator[Problem]:
+    """Name the fields that different readers of Avro would fill differently, or not at all.
+
+    Data with both a field and its alias has two values for it, and a value that two aliases name has two places.
+    """
+    names = {field.name for field in reader.fields}
+    given: set[str] = set()
+    for field in reader.fields:
+        aliases = [each.name for each in writer.fields if each.name in field.aliases and each.name not in names]
+        own = [each.name for each in writer.fields if each.name == field.name]
+        inside = f"{where}.{field.name}" if where else field.name
+        if len(own + aliases) > 1:
+            yield _problem(inside, Rule.NAME, f"the data has {' and '.join(own + aliases)}, and all are this field")
+        if claimed := given.intersection(aliases):
+            yield _problem(inside, Rule.NAME, f"{', '.join(sorted(claimed))} is the alias of another field as well")
+        given.update(aliases)
 
 
 def _primitives(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -27,11 +28,18 @@ def as_it_is(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
+def _as_float(value: int) -> float:
+    """Return the number that a float of 32 bits has for a whole one, as every other reader does."""
+    return float(_FLOAT.unpack(_FLOAT.pack(value))[0])
+
+
+_FLOAT = struct.Struct("<f")
+
 PROMOTIONS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("int", "long"): as_it_is,
-    ("int", "float"): float,
+    ("int", "float"): _as_float,
     ("int", "double"): float,
-    ("long", "float"): float,
+    ("long", "float"): _as_float,
     ("long", "double"): float,
     ("float", "double"): as_it_is,
     ("string", "bytes"): str.encode,
