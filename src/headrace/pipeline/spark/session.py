@@ -6,11 +6,13 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from importlib import resources
 from typing import TYPE_CHECKING
 
 from headrace.config import PipelineSettings
 from headrace.errors import MissingExtra
+from headrace.pipeline.spark.homes import compiled_home
 from headrace.pipeline.spark.redaction import SECRET_NAMES, is_secret
 from headrace.services import Quiet, Watcher, spark_jars
 
@@ -66,7 +68,8 @@ def spark_session(
     is_submitted = "SPARK_ENV_LOADED" in os.environ
     config = {**_SESSION, **({} if is_submitted else _local(settings, watcher, is_brief=is_brief)), **settings.spark}
     if not is_submitted:
-        _launch(config)
+        with compiled_home() if settings.master.startswith("local") else nullcontext():
+            _launch(config)
     builder = SparkSession.builder.appName(name)
     for key, value in config.items():
         builder = builder.config(key, value)
