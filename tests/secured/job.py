@@ -23,10 +23,10 @@ from tests.secured.watching import CommandLines, holding
 
 from headrace.journal import Journal
 from headrace.log import Log, open_log
+from headrace.services.cache import cache_folder
 from headrace.store import Store, open_store
 from headrace.testing.conformance.journal_setting import replicate
 
-WORK = Path(pyspark.__file__).parent / "work"
 TIMEOUT_S = 500
 _APPLICATION = re.compile(r" --app-id (\S+)")
 PARTITIONS = 4
@@ -47,7 +47,9 @@ class Done:
     @property
     def work(self) -> list[Path]:
         """Where the executors of a local cluster ran; Spark leaves that, and whoever ran it removes it."""
-        return [WORK / name for name in {name for each in self.commands for name in _APPLICATION.findall(each)}]
+        names = {name for each in self.commands for name in _APPLICATION.findall(each)}
+        homes = [Path(pyspark.__file__).parent, *(cache_folder() / "spark-home").glob("*")]
+        return [work for home in homes for name in names if (work := home / "work" / name).exists()]
 
     def leaks(self, tokens: Sequence[str]) -> list[str]:
         """Return the places where a secret can be seen."""
