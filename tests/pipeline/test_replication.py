@@ -17,6 +17,8 @@ from headrace.log import Log
 from headrace.model import Event, NewRecord, TopicPartition
 from headrace.pipeline import Places
 from headrace.pipeline.logs import planning
+from headrace.pipeline.logs.planning import Plan
+from headrace.pipeline.replicating.settling import lag_of
 from headrace.store import Store
 
 pytestmark = pytest.mark.timeout(300)
@@ -267,10 +269,20 @@ def test_one_task_has_one_partition(tier: Tier, topic: str) -> None:
         assert report.records == sum(outcome.records for outcome in report.outcomes)
         assert report.took_s > 0
     assert {at.partition for report in seen.reports for at in report.lag} == {0, 1, 2, 3}
-    lags = [sum(report.lag.values()) for report in seen.reports]
-    assert lags == sorted(lags, reverse=True)
-    assert lags[0] > 0 == lags[-1]
+    behind = 120
+    for report in seen.reports:
+        behind -= report.records
+        assert sum(report.lag.values()) == behind
+    assert behind == 0
     assert Counter({"rows": 120}) == Counter({"rows": sum(report.rows for report in seen.reports)})
+
+
+def test_the_lag_is_behind_whoever_saw_most_of_the_log() -> None:
+    """K17: a source that saw less than the plan, or more: what is not replicated is told."""
+    one, other = TopicPartition("t", 0), TopicPartition("t", 1)
+    plan = Plan({}, starts={one: 0, other: 0}, ends={one: 27, other: 5})
+    assert lag_of(plan, latest={one: 24, other: 9}, ends={one: 12, other: 9}) == {one: 15, other: 0}
+    assert lag_of(plan, latest={one: 30}, ends={one: 12, other: 2}) == {one: 18, other: 3}
 
 
 def test_the_store_is_the_only_memory(tier: Tier, topic: str) -> None:

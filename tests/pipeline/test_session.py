@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyspark
+import pytest
+
+from headrace.pipeline.spark.homes import compiled_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,8 +20,6 @@ def test_workers_are_forked_with_everything_imported(spark: SparkSession) -> Non
     """K2: a worker runs the project's interpreter with its own pyspark, imported before the daemon forked it."""
 
     def look(_: int) -> tuple[str, str, str, bool]:
-        import os
-
         parent = Path(f"/proc/{os.getppid()}")
         libraries = (parent / "maps").read_text()
         has_libraries = "pyarrow" in libraries and "msgspec" in libraries
@@ -28,3 +30,29 @@ def test_workers_are_forked_with_everything_imported(spark: SparkSession) -> Non
     assert package == pyspark.__file__  # and not one in a zip, which is compiled anew by each process
     assert "headrace.pipeline.spark.worker_daemon" in daemon
     assert has_libraries
+
+
+def test_a_home_is_made_of_links_and_left_behind_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has Spark's jars and no zip of pyspark, also the second time; the process' environment is as before."""
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    for _ in range(2):
+        with compiled_home():
+            home = Path(os.environ["SPARK_HOME"])
+            assert home.is_relative_to(tmp_path)
+            assert list(home.glob("jars/spark-core*.jar"))
+            assert not (home / "python").exists()
+        assert "SPARK_HOME" not in os.environ
+
+
+def test_spark_starts_from_its_own_home_where_none_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that can't be written to, or a home that somebody chose: nothing is changed."""
+    (tmp_path / "spark-home").touch()
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    with compiled_home():
+        assert "SPARK_HOME" not in os.environ
+    monkeypatch.setenv("SPARK_HOME", "/chosen")
+    with compiled_home():
+        assert os.environ["SPARK_HOME"] == "/chosen"
+    assert os.environ["SPARK_HOME"] == "/chosen"

@@ -21,7 +21,7 @@ from headrace.pipeline.replicating.watching import BatchReport
 from headrace.pipeline.spark.opened import log_of, store_of, tag_writer_of
 from headrace.pipeline.spark.places import Places
 
-__all__ = ["settle"]
+__all__ = ["lag_of", "settle"]
 
 
 async def settle(places: Places, plan: Plan, progress: Mapping[str, Any], outcomes: Sequence[Outcome]) -> BatchReport:
@@ -37,9 +37,19 @@ async def settle(places: Places, plan: Plan, progress: Mapping[str, Any], outcom
         records=int(progress["numInputRows"]),
         rows=sum(outcome.rows for outcome in outcomes),
         took_s=progress["durationMs"].get("triggerExecution", 0) / 1000,
-        lag={at: max(0, latest.get(at, end) - end) for at, end in ends.items()},
+        lag=lag_of(plan, latest, ends),
         outcomes=outcomes,
     )
+
+
+def lag_of(
+    plan: Plan, latest: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """Return how far what is replicated lies behind the log: behind what the source saw of it, or we saw before.
+
+    The source was once told an end below what had been acknowledged long before.
+    """
+    return {at: max(0, latest.get(at, end) - end, plan.ends.get(at, end) - end) for at, end in ends.items()}
 
 
 async def _pass(places: Places, plan: Plan, at: TopicPartition, end: int, applied: int) -> None:
