@@ -12,18 +12,22 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _lock = threading.Lock()
-_known: set[tuple[str, str]] = set()
+
+# Without it Spark refuses a source that takes filters, and it is off unless somebody turns it on.
+_PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession, source: type[DataSource]) -> None:
-    """Register a Python data source, unless the session knows it.
+    """Register a Python data source, unless the session knows it, and set what it needs of the session.
 
-    The JVM looks for it in the session that is active in the calling thread, which Spark sets only in the thread
+    Spark keeps sources for each session, so the session itself remembers, in a property, which ones it knows.
+    The JVM looks for a source in the session that is active in the calling thread, which Spark sets only in the thread
     that made the session; there is no public way to say so.
     """
     spark._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)  # noqa: SLF001
-    known = (spark.sparkContext.applicationId, source.name())
+    known = f"headrace.source.{source.name()}"
     with _lock:
-        if known not in _known:
+        if spark.conf.get(known, None) is None:
+            spark.conf.set(_PUSH_DOWN, "true")
             spark.dataSource.register(source)
-            _known.add(known)
+            spark.conf.set(known, "registered")

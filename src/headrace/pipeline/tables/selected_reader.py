@@ -11,6 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from headrace.pipeline.logs.planning import Selection
 from headrace.pipeline.spark.opened import log_of, run, store_of
 from headrace.pipeline.spark.places import PLACES_OPTION, Places
+from headrace.pipeline.tables.frame_scans import asked_by_all_scans
 from headrace.pipeline.tables.journal_parts import JournalPart, journal_parts
 from headrace.pipeline.tables.wanted import EVERYTHING, wanted_of
 
@@ -27,11 +28,12 @@ class SelectedReader(DataSourceReader):
         self._places = Places.unpack(options[PLACES_OPTION])
         self._selection = msgspec.json.decode(options["selection"], type=Selection)
         self._counts = options.get("counts")
+        self._frame = options["frame"]
         self._wanted = EVERYTHING
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Take note of what is wanted. All filters go back: Spark looks at each row again."""
-        self._wanted = wanted_of(filters)
+        self._wanted = asked_by_all_scans(self._frame, wanted_of(filters))
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:

@@ -39,9 +39,12 @@ def query(
 
     Views: `journal`, `meta` and `pointers` of the selected journals; `topic_NAME` and `compact_NAME` of any topic,
     where characters that SQL names can't have are underscores. What a `registry` has schemas for is typed: keys and
-    values of topics, and `event` beside the payloads of journals. Raises BadArgument for what can't be understood.
+    values of topics, and `event` beside the payloads of journals. The statement can name the caller's own views, too;
+    they stay as they are, because ours are made in a copy of the session. Raises BadArgument for what can't be
+    understood.
     """
     chosen = selection or Selection()
+    spark = _copy_of(spark)
     words = {word.lower() for word in _WORD.findall(_TEXT.sub(" ", statement))}
     makers: dict[str, Callable[[], DataFrame]] = {
         "journal": lambda: _journal(journal_frame(spark, places, chosen, held=held), places, chosen, registry),
@@ -72,6 +75,13 @@ def told_by_spark(error: Exception) -> HeadraceError:
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     of_worker = lines[-1] if "Traceback (most recent call last)" in text else lines[0]
     return OperationFailed("running the statement", (found[1] or found[2]) if found else of_worker)
+
+
+def _copy_of(spark: SparkSession) -> SparkSession:
+    """Return a session that begins with all that this one has, and shares nothing that is made later."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - no public way
 
 
 async def _topics(places: Places) -> Sequence[str]:

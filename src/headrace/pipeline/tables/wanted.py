@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
 __all__ = ["EVERYTHING", "Span", "Wanted", "wanted_of"]
+
+T = TypeVar("T")
 
 
 class Span(NamedTuple):
@@ -35,6 +37,12 @@ class Span(NamedTuple):
         highs = [bound for bound in (self.high, high) if bound is not None]
         return Span(max(lows, default=None), min(highs, default=None))
 
+    def widened(self, other: Span) -> Span:
+        """Return the least span that holds both."""
+        low = None if self.low is None or other.low is None else min(self.low, other.low)
+        high = None if self.high is None or other.high is None else max(self.high, other.high)
+        return Span(low, high)
+
 
 _ANY = Span()
 
@@ -54,8 +62,24 @@ class Wanted:
         """Say whether an event may be wanted."""
         return seq_nr in self.seq_nr and offset in self.offset and timestamp_ms in self.time_ms
 
+    def or_(self, other: Wanted) -> Wanted:
+        """Return what holds all that either wants."""
+        return Wanted(
+            _either(self.topics, other.topics),
+            _either(self.keys, other.keys),
+            _either(self.partitions, other.partitions),
+            self.seq_nr.widened(other.seq_nr),
+            self.offset.widened(other.offset),
+            self.time_ms.widened(other.time_ms),
+        )
+
 
 EVERYTHING = Wanted()
+
+
+def _either(names: frozenset[T] | None, others: frozenset[T] | None) -> frozenset[T] | None:
+    return None if names is None or others is None else names | others
+
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
