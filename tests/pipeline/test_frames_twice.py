@@ -35,31 +35,32 @@ def journals(tier: Tier, topic: str) -> str:
 # Each statement uses one table twice, with filters that differ; beside it, what it must give.
 STATEMENTS: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
     "scalar subqueries": (
-        "select (select count(*) from journal where key = 'k0'), (select count(*) from journal where key = 'k1')",
+        """select (select count(*) from journal where key = 'k0'), (select count(*) from journal where key = 'k1')""",
         [(5, 7)],
     ),
     "union": (
-        "select key, seq_nr from journal where key = 'k0' and seq_nr = 5 union all "
-        "select key, seq_nr from journal where key = 'k1' and seq_nr = 1 order by 1",
+        """select key, seq_nr from journal where key = 'k0' and seq_nr = 5 union all
+           select key, seq_nr from journal where key = 'k1' and seq_nr = 1 order by 1""",
         [("k0", 5), ("k1", 1)],
     ),
     "self-join": (
-        "select a.key, count(*) from journal a join journal b on a.seq_nr = b.seq_nr "
-        "where a.key = 'k1' and b.key = 'k2' group by a.key",
+        """select a.key, count(*) from journal a join journal b on a.seq_nr = b.seq_nr
+           where a.key = 'k1' and b.key = 'k2' group by a.key""",
         [("k1", 3)],
     ),
     "in": (
-        "select key, count(*) from journal where seq_nr in (select seq_nr from journal where key = 'k1') "
-        "group by key order by key",
+        """select key, count(*) from journal where seq_nr in (select seq_nr from journal where key = 'k1')
+           group by key order by key""",
         [("k0", 5), ("k1", 7), ("k2", 3)],
     ),
     "with": (
-        "with late as (select * from journal where seq_nr > 4) "
-        "select (select count(*) from late), (select count(*) from journal)",
+        """with late as (select * from journal where seq_nr > 4)
+           select (select count(*) from late), (select count(*) from journal)""",
         [(4, 15)],
     ),
     "all beside one": (
-        "select a.n, b.n from (select count(*) as n from journal) a, (select count(*) as n from journal where key='k2') b",
+        """select a.n, b.n from (select count(*) as n from journal) a,
+                                (select count(*) as n from journal where key='k2') b""",
         [(15, 3)],
     ),
 }
