@@ -600,7 +600,8 @@ class IntegrityBroken(Misconfigured):
     seq_nr: int
     reason: str
     says: ClassVar[str] = (
-        "journal {key!r} is broken in the store at seq_nr {seq_nr}: {reason}; run: headrace pipeline audit --repair"
+        "journal {key!r} is broken in the store at seq_nr {seq_nr}: {reason}; run: headrace pipeline audit --repair, "
+        "and delete by hand what that names and can't remove"
     )
 
 

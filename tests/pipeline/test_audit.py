@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 from headrace.cli.pipeline_jobs import add_jobs
 from headrace.journal import grow_topic
+from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.pipeline import AuditReport, FindingKind, Places, Selection, audit
-from headrace.store import EventRow
+from headrace.store import EventRow, Store
 from headrace.testing.plugin import Size
 
 pytestmark = pytest.mark.timeout(300)
@@ -61,6 +62,24 @@ def test_random_histories_with_crashes_end_in_what_the_log_says(tier: Tier, topi
     by_slices = audited(tier, topic, events_at_once=3)
     assert (by_slices.found, by_slices.total("rows")) == (0, report.total("rows"))
     assert tier.dump(topic) == tier.expected(topic)
+
+
+def test_a_replicated_offset_beyond_the_log_is_no_clean_audit(tier: Tier, topic: str) -> None:
+    """FP7: an offset past the log's end is named, also after a repair, which can't know what is right."""
+    tier.with_journal(topic, lambda journal: append_all(journal, 2, 2), partitions=1)
+    tier.replicate(topic)
+    at = TopicPartition(topic, 0)
+
+    async def move(_: Log, store: Store) -> None:
+        stored = await store.reader.replicated(at)
+        assert stored is not None
+        await store.writer.move_replicated(msgspec.structs.replace(stored, offset=900))
+
+    tier.on(move)
+    for repair in (False, True):
+        report = audited(tier, topic, repair=repair)
+        assert named(report) == {("", FindingKind.POINTER_CHANGED, None)}
+        assert not report.is_clean
 
 
 def test_what_was_done_by_hand_is_named_and_mended(tier: Tier, topic: str, operator: Operator) -> None:

@@ -15,14 +15,15 @@ from headrace.journal.folding import exists
 from headrace.journal.headers import decode_action
 from headrace.journal.layout import Generation, Layout
 from headrace.log import Log
-from headrace.model import Batch, Record
+from headrace.model import Batch, Record, TopicPartition
 from headrace.pipeline.comparing.findings import Finding, FindingKind
 from headrace.pipeline.comparing.judging import BY_HAND
 from headrace.pipeline.comparing.key_looks import KeyLook, look_at_key
 from headrace.pipeline.comparing.key_slices import entries_of, slices, survey
 from headrace.pipeline.comparing.key_windows import Stretch, Window
 from headrace.pipeline.comparing.mending import mend
-from headrace.store import EventRow, JournalMeta, Store
+from headrace.pipeline.comparing.pointer_judging import pointer_findings
+from headrace.store import EventRow, JournalMeta, ReplicatedOffset, Store
 from headrace.testing.conformance.journal_histories import IDS, random_history
 from headrace.testing.conformance.journal_memory import MemoryStore
 from headrace.testing.conformance.journal_script import Script
@@ -233,3 +234,28 @@ async def test_slices_hold_every_journal_once_and_whole() -> None:
     ids = [id_ for each in by_slice for id_ in each]
     assert sorted(ids) == sorted(set(ids))
     assert sum(len(entries) for each in by_slice for entries in each.values()) == found.records
+
+
+def test_a_replicated_offset_that_no_replication_stored_is_named() -> None:
+    """FP7: an offset beyond the log's end, of a wrong generation, or of a time to come is a finding of the audit."""
+    at, now_ms = TopicPartition("accounts", 0), 1_000_000
+    grown = Layout(
+        topic="accounts",
+        topic_id="1",
+        generations=(Generation(partitions=1, boundaries={}), Generation(partitions=2, boundaries={0: 4})),
+    )
+
+    def told(offset: int, *, generation: int, log_time_ms: int = now_ms) -> list[str]:
+        stored = ReplicatedOffset(
+            at=at, generation=generation, offset=offset, log_time_ms=log_time_ms, created_ms=0, updated_ms=0
+        )
+        stretch = Stretch(at, 0, min(offset, 9), 10, 0, stored, stored)
+        return [str(each) for each in pointer_findings(Window(grown, at, {0: stretch}), now_ms)]
+
+    assert [told(3, generation=0), told(4, generation=0), told(4, generation=1), told(9, generation=1)] == [[]] * 4
+    (beyond,) = told(10, generation=1)
+    assert beyond.startswith("accounts[0]: replicated offset changed (it is at or beyond the log's end, 10")
+    assert "its generation is 0, and records there are of generation 1" in told(7, generation=0)[0]
+    assert "its generation is 1, and records there are of generation 0" in told(2, generation=1)[0]
+    assert "and the topic's is 1" in told(7, generation=5)[-1]
+    assert "300 s in the future" in told(7, generation=1, log_time_ms=now_ms + 300_000)[0]

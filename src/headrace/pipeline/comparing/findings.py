@@ -30,6 +30,7 @@ class FindingKind(StrEnum):
     META_MISSING = "meta missing"
     META_CHANGED = "meta changed"
     META_ADDED = "meta added"
+    POINTER_CHANGED = "replicated offset changed"
     TAG_ROW_MISSING = "tag row missing"
     TAG_ROW_CHANGED = "tag row changed"
     TAG_ROW_ADDED = "tag row added"
@@ -39,8 +40,9 @@ class FindingKind(StrEnum):
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that the store has otherwise than the log says.
 
-    `seq_nr` is None for a head; `offset` is that of the record that tells what is right, or that the row claims.
-    `mended` is None where no repair was asked for. `tag` is the one of a row in a view by tag.
+    `id` is empty for a partition's replicated offset. `seq_nr` is None for a head; `offset` is that of the record that
+    tells what is right, or that the row claims. `mended` is None where no repair was asked for. `tag` is the one of a
+    row in a view by tag.
     """
 
     topic: str
@@ -56,7 +58,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         kind = self.kind.value if self.tag is None else f"{self.kind.value} under {self.tag!r}"
         what = kind if self.seq_nr is None else f"{kind}, seq_nr {self.seq_nr}"
-        return f"{self.topic}[{self.partition}] {self.id!r}: {what}" + (f" ({self.detail})" if self.detail else "")
+        of = f"{self.topic}[{self.partition}]" + (f" {self.id!r}" if self.id else "")
+        return f"{of}: {what}" + (f" ({self.detail})" if self.detail else "")
 
 
 def findings_batch(findings: Sequence[Finding]) -> pa.RecordBatch:

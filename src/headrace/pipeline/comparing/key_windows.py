@@ -28,7 +28,10 @@ _decode_registry = msgspec.json.Decoder(Registry).decode
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Records of one partition: from `start` up to `last` (inclusive), which is replicated; the log ends at `end`."""
+    """Records of one partition: from `start` up to `last` (inclusive), which is replicated; the log ends at `end`.
+
+    `stored` is the replicated offset as the store has it, `replicated` the same if it is of this partition's time.
+    """
 
     at: TopicPartition
     start: int
@@ -36,6 +39,7 @@ class Stretch:
     end: int
     generation: int
     replicated: ReplicatedOffset | None
+    stored: ReplicatedOffset | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ async def _stretch(log: Log, store: Store, layout: Layout, at: TopicPartition) -
     is_begun = replicated is not None and replicated.generation >= layout.first_generation(at.partition)
     last = min(replicated.offset, bounds.end - 1) if replicated is not None and is_begun else bounds.start - 1
     generation = generation_at(layout, at, bounds.start)
-    return Stretch(at, bounds.start, last, bounds.end, generation, replicated if is_begun else None)
+    return Stretch(at, bounds.start, last, bounds.end, generation, replicated if is_begun else None, replicated)
 
 
 async def _floors(store: Store, topic: str) -> dict[int, int]:

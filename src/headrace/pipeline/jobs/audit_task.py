@@ -23,6 +23,7 @@ from headrace.pipeline.comparing.key_looks import KeyLook, look_at_key
 from headrace.pipeline.comparing.key_slices import EVENTS_AT_ONCE, entries_of, ids_in, slices, survey
 from headrace.pipeline.comparing.key_windows import Window, open_window
 from headrace.pipeline.comparing.mending import mend
+from headrace.pipeline.comparing.pointer_judging import pointer_findings
 from headrace.pipeline.comparing.tag_looks import TagLooks, open_tag_looks
 from headrace.pipeline.jobs.job_reports import AuditedPartition, layout_of
 from headrace.pipeline.spark.errors_told import told
@@ -85,6 +86,9 @@ class AuditTask:
         log, store = await log_of(self._places), await store_of(self._places)
         self._tags = await open_tag_looks(log, store, self._places.settings_of_tags(), self._at.topic)
         window = await self._window(log, store)
+        if wrong := pointer_findings(window, round(time.time() * 1000)):
+            self._count(findings=len(wrong))
+            yield [msgspec.structs.replace(each, mended=False if self._is_repair else None) for each in wrong]
         found = await survey(log, window)
         self._count(first=window.home.start, last=window.home.last, records=found.records)
         async for by_id in slices(log, window, found, events_at_once=self._events_at_once):
