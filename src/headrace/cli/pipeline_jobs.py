@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
@@ -16,14 +15,10 @@ from rich.table import Table
 
 from headrace.cli.asking import Address, AsJson, StoreAddress
 from headrace.cli.pipelines import Prefix, Topics, selection_of
+from headrace.cli.spark_sessions import spark_for
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
-from headrace.pipeline import AuditReport, Places, audit, backfill, purge_expired, spark_session
-from headrace.pipeline.spark.opened import close_all
-from headrace.services import Terminal
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from headrace.pipeline import AuditReport, Places, audit, backfill, purge_expired
 
 __all__ = ["add_jobs"]
 
@@ -41,21 +36,6 @@ def add_jobs(app: typer.Typer) -> None:
         app.command(name)(command)
 
 
-@contextmanager
-def _session(settings: HeadraceSettings) -> Iterator[SparkSession]:
-    """Give a session; one that was there before stays."""
-    from pyspark.sql import SparkSession
-
-    is_own = SparkSession.getActiveSession() is None
-    spark = spark_session(settings.pipeline, watcher=Terminal(Console(stderr=True)))
-    try:
-        yield spark
-    finally:
-        if is_own:
-            close_all()
-            spark.stop()
-
-
 def _purge_expired(
     topics: Topics = None,
     prefix: Prefix = None,
@@ -68,7 +48,7 @@ def _purge_expired(
     settings = HeadraceSettings.load()
     places, selection = Places.of(address, store=store, settings=settings), selection_of(topics, prefix)
     at = _time("--now", now)
-    with _session(settings) as spark:
+    with spark_for(places, settings) as spark:
         done = purge_expired(spark, places, selection, now=at)
     if as_json:
         typer.echo(json.dumps(asdict(done)))
@@ -91,7 +71,7 @@ def _backfill(
     settings = HeadraceSettings.load()
     places, selection = Places.of(address, store=store, settings=settings), selection_of(topics, prefix)
     times = {"since_ms": _milliseconds("--since", since), "until_ms": _milliseconds("--until", until)}
-    with _session(settings) as spark:
+    with spark_for(places, settings) as spark:
         done = backfill(spark, places, selection, first=first, last=last, **times)
     if as_json:
         typer.echo(json.dumps(asdict(done)))
@@ -113,7 +93,7 @@ def _audit(
     """Compare the store with the log; ends with 1 if something is wrong and was not mended."""
     settings = HeadraceSettings.load()
     places, selection = Places.of(address, store=store, settings=settings), selection_of(topics, prefix)
-    with _session(settings) as spark:
+    with spark_for(places, settings) as spark:
         report = audit(spark, places, selection, repair=repair, shown=shown)
         report.close()
     if as_json:

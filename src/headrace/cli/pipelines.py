@@ -14,13 +14,13 @@ from rich.console import Console
 
 from headrace.cli import quarantines
 from headrace.cli.asking import Address, AsJson, StoreAddress
+from headrace.cli.spark_sessions import spark_for
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
 from headrace.observe import serve
-from headrace.pipeline import Places, Replication, Selection, Summary, accept_loss, spark_session
+from headrace.pipeline import Places, Replication, Selection, Summary, accept_loss
 from headrace.pipeline.replicating.display import display_on
-from headrace.pipeline.spark.opened import close_all, run
-from headrace.services import Terminal
+from headrace.pipeline.spark.opened import run
 
 __all__ = ["Prefix", "Topics", "app", "selection_of"]
 
@@ -65,13 +65,10 @@ def replicate(
         console.print(f"accepted: {loss}", highlight=False, markup=False)
     if settings.observe.metrics_port is not None:
         serve(settings.observe.metrics_port)
-    spark = spark_session(settings.pipeline, watcher=Terminal(console))
-    with display_on(console) as display:
+    with spark_for(places, settings) as spark, display_on(console) as display:
         job = Replication(spark, places, selection, settings=settings.pipeline, watcher=display)
         with _stopping(job):
             summary = job.run(once=once)
-    close_all()
-    spark.stop()
     _print(summary, as_json=as_json)
 
 

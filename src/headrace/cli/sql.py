@@ -7,8 +7,6 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,14 +17,15 @@ from rich.table import Table
 
 from headrace.cli.asking import Address, AsJson, StoreAddress
 from headrace.cli.schemas import RegistryAddress
+from headrace.cli.spark_sessions import spark_for
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
-from headrace.pipeline import Places, Selection, query, spark_session
+from headrace.pipeline import Places, Selection, query
 from headrace.pipeline.tables.sql_views import told_by_spark
 from headrace.serde import BlockingRegistry
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 __all__ = ["sql"]
 
@@ -61,7 +60,9 @@ def sql(
     places = Places.of(address, store=store, settings=settings)
     selection = Selection(tuple(topics or ()), prefix)
     held: Literal["raise", "skip"] = "skip" if skip_held else "raise"
-    with _registry(registry, places, settings) as schemas, _session(settings) as spark:
+    # Spark logs, with the JVM's traceback, what our error says in one sentence.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    with _registry(registry, places, settings) as schemas, spark_for(places, settings, name="headrace sql") as spark:
         frame = query(spark, places, statement, selection, held=held, registry=schemas)
         try:
             _answer(frame, out, limit, as_json=as_json)
@@ -78,23 +79,6 @@ def _registry(address: str | None, places: Places, settings: HeadraceSettings) -
     return BlockingRegistry(
         where, log_address=log, settings=settings.registry, log_settings=places.settings_of_log() if log else None
     )
-
-
-@contextmanager
-def _session(settings: HeadraceSettings) -> Iterator[SparkSession]:
-    """Use the session that is there, or one for the time of the command."""
-    from pyspark.logger import PySparkLogger
-    from pyspark.sql import SparkSession
-
-    # It logs, with the JVM's traceback, what our error says in one sentence.
-    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    is_ours = SparkSession.getActiveSession() is None
-    spark = spark_session(settings.pipeline, name="headrace sql")
-    try:
-        yield spark
-    finally:
-        if is_ours:
-            spark.stop()
 
 
 def _answer(frame: DataFrame, out: Path | None, limit: int, *, as_json: bool) -> None:

@@ -8,13 +8,11 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from headrace.cli.asking import Address, AsJson, StoreAddress
 from headrace.cli.tag_loading import load
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
-from headrace.services import Terminal
 from headrace.tags import Chooser
 
 __all__ = ["backfill", "load_chooser"]
@@ -36,21 +34,13 @@ def backfill(
 
     Let writers give the tag to their events first: what comes after the job is not asked about.
     """
-    from pyspark.sql import SparkSession
-
-    from headrace.pipeline import Places, backfill_tag, spark_session
-    from headrace.pipeline.spark.opened import close_all
+    from headrace.cli.spark_sessions import spark_for
+    from headrace.pipeline import Places, backfill_tag
 
     choose, settings = load_chooser(where), HeadraceSettings.load()
     places = Places.of(address, store=store, settings=settings)
-    is_own = SparkSession.getActiveSession() is None
-    spark = spark_session(settings.pipeline, watcher=Terminal(Console(stderr=True)))
-    try:
+    with spark_for(places, settings) as spark:
         done = backfill_tag(spark, places, tag, choose, name=where, again=again)
-    finally:
-        if is_own:
-            close_all()
-            spark.stop()
     if as_json:
         typer.echo(json.dumps(asdict(done)))
     elif done.is_new:

@@ -205,6 +205,9 @@ class PipelineSettings(Section):
     attempts: int = Field(
         default=8, ge=1, description="Attempts in a row that get nowhere before replication gives up; waiting is none."
     )
+    once_timeout_s: Seconds = Field(
+        default=60.0, description="How long a run that ends by itself waits for a log or store that is away."
+    )
     driver_memory: str = Field(default="1g", description="Memory of Spark's driver, as the JVM writes it.")
     ui: bool = Field(default=False, description="Serve Spark's web page while a job runs.")
     spark: dict[str, str] = Field(

@@ -7,6 +7,7 @@ something failed; each time from what the store says. That costs about a second,
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 import threading
 import time
@@ -79,6 +80,7 @@ class Replication:
         self._settings = settings or PipelineSettings()
         self._watcher = watcher or SilentWatcher()
         self._stop = threading.Event()
+        self._give_up_s: float | None = None
         self._summary = Summary()
 
     def stop(self) -> None:
@@ -88,9 +90,11 @@ class Replication:
     def run(self, *, once: bool = False) -> Summary:
         """Replicate until `stop`, or with `once` until all that the log held when this began is in the store.
 
-        Raises what an operator must act on: RecordsLost, WrongPartitionCount, …; what goes by itself is waited for.
+        Raises what an operator must act on: RecordsLost, WrongPartitionCount, …; what goes by itself is waited for,
+        with `once` for `once_timeout_s` at a time.
         Raises WorkerFailed when Spark ended the session.
         """
+        self._give_up_s = self._settings.once_timeout_s if once else None
         target = self._plan() if once else None
         failures, before = 0, None
         while (plan := self._plan()) is not None and not (target is not None and _is_reached(plan, target)):
@@ -121,11 +125,13 @@ class Replication:
                     await tags.open_topic(layout)
             return plan
 
-        attempt = 0
+        attempt, began_s = 0, time.monotonic()
         while not self._stop.is_set():
             try:
                 return run(look())
             except Unavailable as error:
+                if self._give_up_s is not None and time.monotonic() - began_s > self._give_up_s:
+                    raise
                 attempt += 1
                 delay_s = _RETRY.delay_s(attempt)
                 self._tell(f"waiting: {error}")
@@ -187,9 +193,7 @@ class Replication:
 
     def _settle_new(self, query: Any, plan: Plan, outcomes: Path, seen: str) -> str:  # noqa: ANN401
         """Move the stored offsets to the end of what finished batches covered; returns the time of the last of them."""
-        for progress in query.recentProgress:
-            if progress["timestamp"] <= seen:
-                continue
+        for progress in _progress_after(query, seen):
             seen = progress["timestamp"]
             source = progress["sources"][0] if progress["sources"] else None
             if source is None or source["endOffset"] == source["startOffset"]:
@@ -246,6 +250,21 @@ class Replication:
 
     def _pause(self, seconds: float) -> None:
         self._stop.wait(seconds)
+
+
+def _progress_after(query: Any, seen: str) -> list[dict[str, Any]]:  # noqa: ANN401
+    """Return what the query told after a time, oldest first.
+
+    Spark keeps a thousand reports. Only the new ones are looked at: reading all of them costs most of a second.
+    """
+    kept = query._jsq.recentProgress()  # noqa: SLF001 - the public property reads all of them
+    found: list[dict[str, Any]] = []
+    for place in reversed(range(len(kept))):
+        progress = json.loads(kept[place].json())
+        if progress["timestamp"] <= seen:
+            break
+        found.append(progress)
+    return found[::-1]
 
 
 def _is_reached(plan: Plan, target: Plan) -> bool:

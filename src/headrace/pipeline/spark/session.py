@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.config import PipelineSettings
-from headrace.errors import MissingExtra
+from headrace.errors import FetchFailed, MissingExtra
+from headrace.observe import get_logger
 from headrace.pipeline.spark.homes import compiled_home
+from headrace.pipeline.spark.places import Places
 from headrace.pipeline.spark.redaction import SECRET_NAMES, is_secret
 from headrace.services import Quiet, Watcher, spark_jars
 
@@ -21,26 +24,34 @@ if TYPE_CHECKING:
 
 __all__ = ["spark_session"]
 
+_logger = get_logger(__name__)
+
 _LOOPBACK = "127.0.0.1"
 
-_SESSION = {
+# What the jobs stand on: it holds whatever was submitted.
+_REQUIRED = {
     "spark.sql.session.timeZone": "UTC",
     "spark.speculation": "false",  # two attempts of a task would write at the same time
-    "spark.sql.adaptive.enabled": "true",
-    "spark.sql.shuffle.partitions": "8",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.streaming.numRecentProgressUpdates": "1000",
     "spark.sql.streaming.noDataProgressEventInterval": "2000",
+    "spark.redaction.regex": SECRET_NAMES,
+    "spark.sql.redaction.options.regex": SECRET_NAMES,
+}
+# What suits them; whoever submits a job knows their cluster better.
+_PREFERRED = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.daemon.module": "headrace.pipeline.spark.worker_daemon",
     "spark.python.authenticate.socketTimeout": "60s",  # a worker on a busy machine takes its time
-    "spark.redaction.regex": SECRET_NAMES,
-    "spark.sql.redaction.options.regex": SECRET_NAMES,
 }
+# Set for the driver's process by spark-submit's script, and by the launcher of a driver inside a YARN cluster.
+_SUBMITTED = ("SPARK_ENV_LOADED", "PYSPARK_GATEWAY_PORT")
 
 
 def spark_session(
@@ -49,12 +60,13 @@ def spark_session(
     name: str = "headrace",
     watcher: Watcher | None = None,
     is_brief: bool = False,
+    places: Places | None = None,
 ) -> SparkSession:
     """Return the session of this process, started if there is none. `is_brief` is for little work, as in tests.
 
-    Inside spark-submit the master, jars and resources stay as they were submitted; what the jobs stand on (time zone,
-    no speculation, Arrow, …) is set in any case, and `pipeline.spark` wins over both. Jars are fetched once, checked by
-    SHA-256, and kept.
+    Inside spark-submit all properties stay as they were submitted but for those that the jobs stand on (time zone, no
+    speculation, Arrow, …), and `pipeline.spark` wins over both. Jars are fetched once, checked by SHA-256, and kept;
+    with `places` on the embedded tier a machine without a network does without them.
     """
     try:
         from pyspark.sql import SparkSession
@@ -65,8 +77,12 @@ def spark_session(
         return active
     # It logs every call with its arguments, and some of those are secret.
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    is_submitted = "SPARK_ENV_LOADED" in os.environ
-    config = {**_SESSION, **({} if is_submitted else _local(settings, watcher, is_brief=is_brief)), **settings.spark}
+    is_submitted = any(name in os.environ for name in _SUBMITTED)
+    if is_submitted:
+        base = {**_not_submitted(_PREFERRED), **_REQUIRED}
+    else:
+        base = {**_PREFERRED, **_REQUIRED, **_local(settings, _jars(places, watcher), is_brief=is_brief)}
+    config = {**base, **settings.spark}
     if not is_submitted:
         with compiled_home() if settings.master.startswith("local") else nullcontext():
             _launch(config)
@@ -86,9 +102,28 @@ def _launch(config: Mapping[str, str]) -> None:
     SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(public))  # noqa: SLF001 - no public way
 
 
-def _local(settings: PipelineSettings, watcher: Watcher | None, *, is_brief: bool) -> dict[str, str]:
+def _not_submitted(preferred: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what the command line or the defaults of the cluster set."""
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # noqa: SLF001 - without the JVM, which is there, nobody knows them
+    submitted = SparkConf()
+    return {key: value for key, value in preferred.items() if not submitted.contains(key)}
+
+
+def _jars(places: Places | None, watcher: Watcher | None) -> list[Path]:
+    """Return Kafka's connector and Avro's reader. The embedded tier needs them only for typed columns."""
+    try:
+        return spark_jars(watcher or Quiet())
+    except FetchFailed as error:
+        if places is None or not places.log.startswith("embedded:"):
+            raise
+        _logger.warning("spark starts without its jars for Kafka and Avro", reason=str(error))
+        return []
+
+
+def _local(settings: PipelineSettings, jars: Sequence[Path], *, is_brief: bool) -> dict[str, str]:
     """Return what a session that we start ourselves needs; a submitted one has it from its command line."""
-    jars = spark_jars(watcher or Quiet())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the property alone is not heard when sources are planned
     config = {
         "spark.master": settings.master,

@@ -1,0 +1,47 @@
+"""The Spark session of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from headrace.config import HeadraceSettings
+from headrace.errors import MissingExtra
+from headrace.pipeline import Places, spark_session
+from headrace.pipeline.spark.opened import close_all, log_of, run, store_of
+from headrace.services import Terminal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["spark_for"]
+
+
+@contextmanager
+def spark_for(places: Places, settings: HeadraceSettings, *, name: str = "headrace") -> Iterator[SparkSession]:
+    """Give a session for the time of a command; one that was there before stays.
+
+    Log and store are asked before it starts: a wrong address is known in seconds, and a session takes ten.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise MissingExtra("pyspark", "pipeline") from error
+    run(_ask(places))
+    is_own = SparkSession.getActiveSession() is None
+    spark = spark_session(settings.pipeline, name=name, watcher=Terminal(Console(stderr=True)), places=places)
+    try:
+        yield spark
+    finally:
+        if is_own:
+            close_all()
+            spark.stop()
+
+
+async def _ask(places: Places) -> None:
+    """Ask log and store something. Raises what is wrong with them."""
+    await (await log_of(places)).admin.topics()
+    await (await store_of(places)).settings.all("topic/")
