@@ -1,32 +1,27 @@
-"""The pytest plugin: real servers as session fixtures, started once a run and only when a test asks for them.
+"""The pytest plugin: Headrace in a folder of the test's own, and real servers, started only when a test asks for them.
 
-Installed with the package (entry point `pytest11`); `--full` runs the tests marked `full` at the sizes that
-docs/behaviours writes down.
+Installed with the package (entry point `pytest11`), so it is part of every run of pytest in that environment: all its
+names begin with `headrace_`, it adds no option, and it imports what it needs when a fixture is used.
 """
 
 from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from headrace.testing.services import *  # noqa: F403  (fixtures)
 
-__all__ = ["pytest_addoption", "pytest_configure", "size"]
+if TYPE_CHECKING:
+    from headrace.app import Headrace
 
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--full`."""
-    parser.getgroup("headrace").addoption(
-        "--full", action="store_true", help="run at the sizes written in the behaviours, not at small ones"
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Declare the plugin's marker."""
-    config.addinivalue_line("markers", "servers: needs real servers, which the fixtures start from packages")
+__all__ = ["Size", "headrace_address"]
 
 
 class Size:
-    """Chooses between a small size and the written one."""
+    """Chooses between a small size and the one that the behaviours write down."""
 
     def __init__(self, *, is_full: bool) -> None:
         self.is_full = is_full
@@ -36,7 +31,24 @@ class Size:
         return full if self.is_full else small
 
 
-@pytest.fixture(scope="session")
-def size(pytestconfig: pytest.Config) -> Size:
-    """Return `size(small, full)`: the first in `make test`, the second in `make test-full`."""
-    return Size(is_full=bool(pytestconfig.getoption("--full")))
+@pytest.fixture
+def headrace_address(tmp_path: Path) -> str:
+    """Return the address of an embedded log and store in a folder of the test's own, for `headrace.connect`."""
+    return f"embedded:{tmp_path / 'headrace'}"
+
+
+try:
+    import pytest_asyncio
+except ImportError:  # asynchronous fixtures need it; it comes with headrace[testing]
+    pass
+else:
+
+    @pytest_asyncio.fixture
+    async def headrace_embedded(headrace_address: str) -> AsyncIterator[Headrace]:
+        """Return Headrace, connected to a folder of the test's own."""
+        from headrace.app import connect
+
+        async with connect(headrace_address) as hr:
+            yield hr
+
+    __all__ += ["headrace_embedded"]

@@ -7,51 +7,61 @@ whose `address`, `host`, `port` and `url` say where the server is.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.services import RunningService, start
+if TYPE_CHECKING:  # the plugin is loaded by every run of pytest; what starts servers is imported when one is asked for
+    from headrace.services import RunningService
 
-__all__ = ["cassandra", "kafka", "mariadb", "postgres", "registry", "zookeeper"]
+__all__ = [
+    "headrace_cassandra",
+    "headrace_kafka",
+    "headrace_mariadb",
+    "headrace_postgres",
+    "headrace_registry",
+    "headrace_zookeeper",
+]
 
 
 @pytest.fixture(scope="session")
-def kafka() -> Iterator[RunningService]:
+def headrace_kafka() -> Iterator[RunningService]:
     """One Kafka broker."""
-    with start("kafka") as service:
-        yield service
+    yield from _started("kafka")
 
 
 @pytest.fixture(scope="session")
-def cassandra() -> Iterator[RunningService]:
+def headrace_cassandra() -> Iterator[RunningService]:
     """One Cassandra node."""
-    with start("cassandra") as service:
-        yield service
+    yield from _started("cassandra")
 
 
 @pytest.fixture(scope="session")
-def zookeeper() -> Iterator[RunningService]:
+def headrace_zookeeper() -> Iterator[RunningService]:
     """One ZooKeeper server."""
-    with start("zookeeper") as service:
-        yield service
+    yield from _started("zookeeper")
 
 
 @pytest.fixture(scope="session")
-def registry() -> Iterator[RunningService]:
+def headrace_registry() -> Iterator[RunningService]:
     """One schema registry; `url` is the base for clients of Confluent's registry."""
-    with start("registry") as service:
-        yield service
+    yield from _started("registry")
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[RunningService]:
+def headrace_postgres() -> Iterator[RunningService]:
     """One PostgreSQL server; `url` logs in as its superuser."""
-    with start("postgres") as service:
-        yield service
+    yield from _started("postgres")
 
 
 @pytest.fixture(scope="session")
-def mariadb() -> Iterator[RunningService]:
+def headrace_mariadb() -> Iterator[RunningService]:
     """One MariaDB server; its user root has no password."""
-    with start("mariadb") as service:
+    yield from _started("mariadb")
+
+
+def _started(name: str) -> Iterator[RunningService]:
+    from headrace.services import start
+
+    with start(name) as service:
         yield service
