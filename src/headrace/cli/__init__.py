@@ -4,6 +4,16 @@ Promises: whatever goes wrong on purpose is one message, without a traceback, an
 to stdout, all else to stderr.
 """
 
-from headrace.cli.main import app, main
+import sys
 
-__all__ = ["app", "main"]
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command. Importing it takes half a second, and an interrupt in that time is no traceback either."""
+    try:
+        from headrace.cli.main import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -12,6 +12,7 @@ from headrace.config import HeadraceSettings
 from headrace.errors import MissingExtra
 from headrace.pipeline import Places, spark_session
 from headrace.pipeline.spark.opened import close_all, log_of, run, store_of
+from headrace.pipeline.spark.session import end_session
 from headrace.services import Terminal
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def spark_for(places: Places, settings: HeadraceSettings, *, name: str = "headra
     finally:
         if is_own:
             close_all()
-            spark.stop()
+            end_session(spark)
 
 
 async def _ask(places: Places) -> None:

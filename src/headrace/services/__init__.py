@@ -8,6 +8,7 @@ Does not promise: anything a production deployment needs, such as safety of the 
 from headrace.services.catalog import NAMES
 from headrace.services.detached import Detached
 from headrace.services.foreground import hold, told_to_end
+from headrace.services.java import find_java
 from headrace.services.layouts import Wishes
 from headrace.services.logs import follow
 from headrace.services.nodes import Node
@@ -25,6 +26,7 @@ __all__ = [
     "Terminal",
     "Watcher",
     "Wishes",
+    "find_java",
     "follow",
     "hold",
     "spark_jars",

@@ -10,14 +10,6 @@ from typing import Annotated
 
 import typer
 
-from headrace.app import connect
-from headrace.cli.demo.journal_part import show_journal
-from headrace.cli.demo.log_part import show_log
-from headrace.cli.demo.outbox import show_outbox
-from headrace.cli.demo.pipeline_part import show_pipeline
-from headrace.cli.demo.tags_part import show_tags
-from headrace.cli.demo.telling import console
-
 __all__ = ["demo"]
 
 
@@ -29,6 +21,10 @@ def demo(
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Show the pipeline too; it starts Spark.")] = True,
 ) -> None:
     """See log, journals, tags, outbox and pipeline at work, with live readers and a process that is killed."""
+    # The scenes import every room, and other commands have no need to wait for that.
+    from headrace.cli.demo.pipeline_part import show_pipeline
+    from headrace.cli.demo.telling import console
+
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder:
         # On somebody's own log the demo keeps to topics of its own.
@@ -41,6 +37,12 @@ def demo(
 
 
 async def _run(address: str, store: str | None, suffix: str) -> None:
+    from headrace.app import connect
+    from headrace.cli.demo.journal_part import show_journal
+    from headrace.cli.demo.log_part import show_log
+    from headrace.cli.demo.outbox import show_outbox
+    from headrace.cli.demo.tags_part import show_tags
+
     async with connect(address, store=store) as hr:
         await show_log(hr.log, address, suffix)
         if store is not None or address.startswith("embedded:"):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.config import PipelineSettings
 from headrace.errors import FetchFailed, MissingExtra
@@ -17,16 +18,17 @@ from headrace.observe import get_logger
 from headrace.pipeline.spark.homes import compiled_home
 from headrace.pipeline.spark.places import Places
 from headrace.pipeline.spark.redaction import SECRET_NAMES, is_secret
-from headrace.services import Quiet, Watcher, spark_jars
+from headrace.services import Quiet, Watcher, find_java, spark_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["spark_session"]
+__all__ = ["end_session", "spark_session"]
 
 _logger = get_logger(__name__)
 
 _LOOPBACK = "127.0.0.1"
+_started: list[subprocess.Popen[bytes]] = []  # the JVM of this process, if we started it
 
 # What the jobs stand on: it holds whatever was submitted.
 _REQUIRED = {
@@ -83,15 +85,56 @@ def spark_session(
     else:
         base = {**_PREFERRED, **_REQUIRED, **_local(settings, _jars(places, watcher), is_brief=is_brief)}
     config = {**base, **settings.spark}
-    if not is_submitted:
-        with compiled_home() if settings.master.startswith("local") else nullcontext():
-            _launch(config)
-    builder = SparkSession.builder.appName(name)
-    for key, value in config.items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with _jvm_ends_with_failure():
+        if not is_submitted:
+            find_java()
+            with compiled_home() if settings.master.startswith("local") else nullcontext():
+                _launch(config)
+        builder = SparkSession.builder.appName(name)
+        for key, value in config.items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def end_session(spark: SparkSession) -> None:
+    """Stop a session and the JVM that `spark_session` started for it; another one can be started afterwards."""
+    from pyspark import SparkContext
+
+    spark.stop()
+    if not _started:
+        return
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None  # noqa: SLF001
+    if gateway is not None:
+        gateway.shutdown()
+    _kill_started()
+
+
+@contextmanager
+def _jvm_ends_with_failure() -> Iterator[None]:
+    """Kill the JVM if its start fails or is interrupted: pyspark forgets it, and it would stay for good."""
+    from pyspark import java_gateway
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401 - as Popen takes them
+        _started.append(subprocess.Popen(*arguments, **options))
+        return _started[-1]
+
+    real, java_gateway.Popen = java_gateway.Popen, start
+    try:
+        yield
+    except BaseException:
+        _kill_started()
+        raise
+    finally:
+        java_gateway.Popen = real
+
+
+def _kill_started() -> None:
+    while _started:
+        process = _started.pop()
+        process.kill()
+        process.wait()
 
 
 def _launch(config: Mapping[str, str]) -> None:
