@@ -57,8 +57,17 @@ pipeline_jobs.add_jobs(pipelines.app)
 pipeline_package.add_package(pipelines.app)
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 @app.callback()
 def configure_logging(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the library's debug log.")] = False,
 ) -> None:
     """Set up logging: the library itself never does."""

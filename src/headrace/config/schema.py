@@ -79,7 +79,7 @@ def is_secret(model: type[BaseModel], path: KeyPath) -> bool:
 
 
 def type_name(annotation: Any) -> str:  # noqa: ANN401
-    """Return the type as documentation shows it: `int`, `console or json`, `dict[str, str]`."""
+    """Return the type in words: `whole number`, `console or json`, `table of text`."""
     kinds = [kind for kind in _alternatives(annotation) if kind is not type(None)]
     return " or ".join(_plain_name(kind) for kind in kinds)
 
@@ -121,9 +121,23 @@ def _deep(annotation: Any) -> Iterator[Any]:  # noqa: ANN401
 
 
 def _plain_name(kind: Any) -> str:  # noqa: ANN401
-    if get_origin(kind) is Literal:
-        return " or ".join(map(str, get_args(kind)))
-    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " or ".join(map(str, parts))
+    if origin in (dict, Mapping):
+        return f"table of {type_name(parts[1])}"
+    if origin in (list, tuple, set, frozenset):
+        return f"list of {type_name(parts[0])}"
+    return _WORDS.get(kind, kind.__name__ if isinstance(kind, type) else str(kind))
+
+
+_WORDS: dict[Any, str] = {
+    str: "text",
+    SecretStr: "secret text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+}
 
 
 def _value_type(annotation: Any) -> Any:  # noqa: ANN401
