@@ -150,6 +150,9 @@ class Misconfigured(HeadraceError):
     """An operator must act; the message ends with what to do."""
 
 
+_COMMIT_UNKNOWN = "it may or may not have been committed; take the id again, then read what is there"
+
+
 def _suffix(outcome_known: bool) -> str:
     return "nothing was done" if outcome_known else "it may or may not have happened"
 
@@ -237,12 +240,22 @@ class TimestampTooFarAhead(Refused):
 
 @dataclass(eq=False)
 class Fenced(Refused):
-    """A successor took over the transactional id; nothing this owner still has in hand was written."""
+    """This owner of a transactional id is not its owner any more, and must stop.
+
+    A successor took the id over, or the log ended a transaction that was open for too long. Nothing of what this
+    owner still had open was written, unless `outcome_known` is False: then it was about to commit, and the answer
+    does not tell whether the commit came first.
+    """
 
     transactional_id: str
-    says: ClassVar[str] = (
-        "transactional id {transactional_id!r} was taken over by a newer owner; stop writing and drop what is open"
-    )
+    outcome_known: bool = True
+
+    def __str__(self) -> str:
+        ended = "nothing it had open was written" if self.outcome_known else _COMMIT_UNKNOWN
+        return (
+            f"transactional id {self.transactional_id!r} was taken over by a newer owner, or its transaction was open "
+            f"for too long; this owner must stop: {ended}"
+        )
 
 
 @dataclass(eq=False)
@@ -417,14 +430,19 @@ class TimedOut(Unavailable):
 
 @dataclass(eq=False)
 class TransactionFailed(Unavailable):
-    """The log gave up a transaction. With `outcome_known` it was aborted and can be tried again."""
+    """A transaction failed. With `outcome_known` nothing of it was committed, and it can be tried again.
+
+    Otherwise its commit was sent and not acknowledged. Take the id again: that settles it either way, and what was
+    committed is there to be read.
+    """
 
     transactional_id: str
     reason: str
     outcome_known: bool = True
 
     def __str__(self) -> str:
-        return f"transaction {self.transactional_id!r} failed: {self.reason}; {_suffix(self.outcome_known)}"
+        ended = "nothing of it was committed" if self.outcome_known else _COMMIT_UNKNOWN
+        return f"transaction {self.transactional_id!r} failed: {self.reason}; {ended}"
 
 
 @dataclass(eq=False)

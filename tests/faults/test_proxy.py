@@ -93,6 +93,23 @@ def test_a_megabyte_survives_the_way(client: socket.socket) -> None:
     sender.join()
 
 
+def test_held_answers_are_lost_when_the_connection_is_cut(proxy: TcpProxy, client: socket.socket) -> None:
+    """FL1: the server gets what was sent, the client hears nothing until `restore`, and never after a cut."""
+    proxy.hold_answers()
+    client.sendall(b"done?")
+    until(lambda: proxy.bytes_to_server == 5)
+    assert is_silent(client, 0.1)
+    proxy.restore()
+    assert receive(client, 5) == b"done?"
+    proxy.hold_answers()
+    client.sendall(b"again")
+    until(lambda: proxy.bytes_to_server == 10)
+    proxy.cut()
+    with pytest.raises(ConnectionResetError):
+        client.recv(1)
+    assert proxy.bytes_to_client == 5
+
+
 def test_the_end_of_a_stream_is_passed_on(proxy: TcpProxy, client: socket.socket) -> None:
     """A client that stops sending still gets the whole answer, and then the end."""
     client.sendall(b"last words" * 10_000)

@@ -63,13 +63,21 @@ class TransactionalProducer(Protocol):
     """One owner of a transactional id; taking the id fenced all owners before.
 
     Promises: what is appended between begin and commit becomes visible at once, or never.
-    Does not promise: anything about a commit that raised with `outcome_known` False.
+    Does not promise: anything about a commit that raised with `outcome_known` False. Such a commit was sent and not
+    acknowledged, whatever the error's type, Fenced included; taking the id again settles it, and then reading tells.
+    Does not promise: that one producer lasts. After a commit that was not acknowledged, or a connection that broke
+    while a transaction ended, `begin` raises TransactionFailed: the log may still hold a late request of the last
+    transaction, which would end the next one half-way. Take the id again then.
     """
 
     transactional_id: str
 
     async def begin(self) -> None:
-        """Open a transaction. Raises TransactionMisused if one is open, Fenced if the id was taken over."""
+        """Open a transaction.
+
+        Raises TransactionMisused if one is open, Fenced if the id was taken over, TransactionFailed if the id must be
+        taken again first.
+        """
         ...
 
     async def append(self, records: Sequence[NewRecord]) -> None:
@@ -81,7 +89,10 @@ class TransactionalProducer(Protocol):
         ...
 
     async def commit(self) -> Sequence[Position]:
-        """Make it visible; returns where each record landed, in the order of the appends."""
+        """Make it visible; returns where each record landed, in the order of the appends.
+
+        Raises Fenced or TransactionFailed, each with `outcome_known`: False means that it may have been committed.
+        """
         ...
 
     async def abort(self) -> None:

@@ -43,6 +43,11 @@ class TcpProxy:
         return f"{self.host}:{self.port}"
 
     @property
+    def target(self) -> tuple[str, int]:
+        """Where the server is: host and port."""
+        return self._conditions.target
+
+    @property
     def open_connections(self) -> int:
         """How many clients are connected now."""
         return len(self._links)
@@ -87,6 +92,10 @@ class TcpProxy:
         """Accept everything and forward nothing, as when a cable is pulled: nobody hears anything."""
         self._call(self._set(is_black_hole=True))
 
+    def hold_answers(self) -> None:
+        """Forward what clients send and hold back what the server answers: it does what nobody hears of."""
+        self._call(self._set(answers_are_held=True))
+
     def delay(self, seconds: float) -> None:
         """Hold everything back for so long, in both directions."""
         if seconds < 0:
@@ -101,7 +110,7 @@ class TcpProxy:
 
     def restore(self) -> None:
         """Work as at the start: accept, forward what was held back, at full speed."""
-        self._call(self._set(is_black_hole=False, delay_s=0.0, bytes_per_s=None))
+        self._call(self._set(is_black_hole=False, answers_are_held=False, delay_s=0.0, bytes_per_s=None))
         self._call(self._listen())
 
     def __enter__(self) -> TcpProxy:

@@ -27,18 +27,22 @@ class Conditions:
 
     target: tuple[str, int]
     is_black_hole: bool = False
+    answers_are_held: bool = False
     delay_s: float = 0.0
     bytes_per_s: float | None = None
     connections: int = 0
     bytes_to_server: int = 0
     bytes_to_client: int = 0
 
-    async def let_through(self, arrived_s: float) -> None:
+    async def let_through(self, arrived_s: float, direction: Direction = "bytes_to_server") -> None:
         """Wait until what arrived at that time may go on."""
         loop = asyncio.get_running_loop()
-        while self.is_black_hole or loop.time() < arrived_s + self.delay_s:
+        while (is_held := self._holds(direction)) or loop.time() < arrived_s + self.delay_s:
             left_s = arrived_s + self.delay_s - loop.time()
-            await asyncio.sleep(LOOK_S if self.is_black_hole else min(left_s, LOOK_S))
+            await asyncio.sleep(LOOK_S if is_held else min(left_s, LOOK_S))
+
+    def _holds(self, direction: Direction) -> bool:
+        return self.is_black_hole or (self.answers_are_held and direction == "bytes_to_client")
 
     async def pace(self, sent_bytes: int) -> None:
         """Wait as long as so many bytes take at the speed allowed."""
@@ -102,7 +106,7 @@ class Link:
     async def _drain(self, line: asyncio.Queue[Chunk], writer: asyncio.StreamWriter, direction: Direction) -> None:
         while True:
             arrived_s, chunk = await line.get()
-            await self._conditions.let_through(arrived_s)
+            await self._conditions.let_through(arrived_s, direction)
             if not chunk:
                 writer.write_eof()
                 return
@@ -110,7 +114,7 @@ class Link:
 
     async def _send(self, chunk: bytes, writer: asyncio.StreamWriter, direction: Direction) -> None:
         while chunk:
-            await self._conditions.let_through(0.0)
+            await self._conditions.let_through(0.0, direction)
             size = self._conditions.piece_bytes()
             piece, chunk = chunk[:size], chunk[size:]
             # Counted first: whoever has received a byte finds it counted.

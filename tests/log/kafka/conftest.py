@@ -10,16 +10,45 @@ import pytest_asyncio
 from headrace.config import KafkaLogSettings
 from headrace.log.kafka.log import KafkaLog
 from headrace.services import RunningService, start
+from headrace.services.addresses import free_port
 from headrace.testing.conformance.log_setting import new_topic
+from headrace.testing.proxy import TcpProxy
 
 OpenKafka = Callable[..., Awaitable[KafkaLog]]
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[RunningService]:
-    """A broker that tests may kill and pause; whoever does brings it back."""
-    with start("kafka") as service:
+def broker(proxied: TcpProxy) -> Iterator[RunningService]:
+    """A broker that tests may kill and pause; whoever does brings it back.
+
+    It has a second listener behind a proxy. Its own traffic, as that of other clients, goes by the first one.
+    """
+    taken: set[int] = set()
+    client, controller = (free_port([proxied.host], taken=taken) for _ in range(2))
+    listeners = f"CLIENT://{proxied.host}:{client},CONTROLLER://{proxied.host}:{controller}"
+    host, port = proxied.target
+    properties = {
+        "listeners": f"{listeners},PROXIED://{host}:{port}",
+        "advertised.listeners": f"CLIENT://{proxied.host}:{client},PROXIED://{proxied.address}",
+        "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT",
+    }
+    with start("kafka", ports={"client": client, "controller": controller}, properties=properties) as service:
         yield service
+
+
+@pytest.fixture(scope="session")
+def proxied() -> Iterator[TcpProxy]:
+    """The proxy before the broker's second listener."""
+    host = "127.0.0.1"
+    with TcpProxy(host, free_port([host], taken=set())) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(broker: RunningService, proxied: TcpProxy) -> Iterator[TcpProxy]:
+    """The way to the broker that a test may cut and hold."""
+    yield proxied
+    proxied.restore()
 
 
 @pytest_asyncio.fixture
@@ -27,7 +56,7 @@ async def opened() -> AsyncIterator[OpenKafka]:
     """Open logs with settings of the test's choice, closed at the end."""
     logs: list[KafkaLog] = []
 
-    async def open_kafka(service: RunningService, **settings: object) -> KafkaLog:
+    async def open_kafka(service: RunningService | TcpProxy, **settings: object) -> KafkaLog:
         logs.append(await KafkaLog.open(f"kafka://{service.address}", KafkaLogSettings(**settings)))  # type: ignore[arg-type]
         return logs[-1]
 

@@ -138,13 +138,18 @@ async def test_a_frozen_broker_makes_appends_time_out(broker: RunningService, op
     assert values(await read_all(log, topic))[-1] == b"after"
 
 
-async def test_a_commit_that_runs_out_of_time_can_be_asked_again(broker: RunningService, opened: OpenKafka) -> None:
-    """A frozen broker leaves the outcome of a commit unknown; committing again tells it."""
+async def test_a_commit_that_runs_out_of_time_may_have_been_done(broker: RunningService, opened: OpenKafka) -> None:
+    """A frozen broker leaves the outcome of a commit unknown; taking the id again settles it."""
     log = await opened(broker, delivery_timeout_s=30, request_timeout_s=2)
     topic = await new_topic(log)
     producer = await log.transactional(f"id-{topic}")
     await producer.begin()
     await producer.append(numbered(topic, 2))
+
+    async def is_delivered() -> bool:
+        return len(producer._attempt.landed) == 2 or await asyncio.to_thread(producer._producer.poll, 0.1) < 0
+
+    await eventually(is_delivered)
     await asyncio.to_thread(broker.pause)
     try:
         with pytest.raises(TransactionFailed) as failed:
@@ -152,12 +157,19 @@ async def test_a_commit_that_runs_out_of_time_can_be_asked_again(broker: Running
         assert not failed.value.outcome_known
     finally:
         await asyncio.to_thread(broker.resume)
-    assert [position.offset for position in await producer.commit()] == [0, 1]
-    assert values(await read_all(log, topic)) == [b"0", b"1"]
+    await eventually(lambda: _is_taken_again(log, producer.transactional_id))
+    assert values(await read_all(log, topic)) in ([], [b"0", b"1"])
+
+
+async def _is_taken_again(log: KafkaLog, transactional_id: str) -> bool:
+    with contextlib.suppress(Unavailable):  # a thawed broker on a busy machine needs longer than a short time-out
+        await (await log.transactional(transactional_id)).close()
+        return True
+    return False
 
 
 async def test_records_that_time_out_fail_their_transaction(broker: RunningService, opened: OpenKafka) -> None:
-    """When records can't be delivered nothing is committed, the error says that, and the next transaction works."""
+    """When records can't be delivered nothing is committed, the error says that, and the next owner's work."""
     log = await opened(broker, delivery_timeout_s=1, request_timeout_s=4)
     topic = await new_topic(log)
     producer = await log.transactional(f"id-{topic}")
@@ -172,10 +184,11 @@ async def test_records_that_time_out_fail_their_transaction(broker: RunningServi
         await asyncio.to_thread(broker.resume)
 
     async def is_committed() -> bool:
-        with contextlib.suppress(TransactionFailed):  # a thawed broker on a busy machine needs longer than 1 s
-            await producer.begin()
-            await producer.append([NewRecord(topic, b"k", b"again")])
-            return bool(await producer.commit())
+        with contextlib.suppress(Unavailable):  # a thawed broker on a busy machine needs longer than 1 s
+            again = await log.transactional(producer.transactional_id)
+            await again.begin()
+            await again.append([NewRecord(topic, b"k", b"again")])
+            return bool(await again.commit())
         return False
 
     await eventually(is_committed)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+import time
 from collections.abc import Callable
 
 import hypothesis
@@ -13,10 +15,12 @@ import pytest
 from headrace.config import KafkaLogSettings
 from headrace.errors import HeadraceError, UnknownPartition, UnknownTopic
 from headrace.log.kafka.addresses import servers_of
+from headrace.log.kafka.breaks import Breaks
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import ClientConfigs
 from headrace.log.kafka.configs import from_kafka, to_kafka
 from headrace.log.kafka.placing import Placer, place
+from headrace.log.kafka.polling import Landed, Poller
 from headrace.log.kafka.producers import batch_bytes_of
 from headrace.log.kafka.threads import Threads
 from headrace.model import Cleanup, NewRecord, Topic, TopicConfig, TopicPartition
@@ -172,3 +176,63 @@ async def test_threads_run_calls_in_order_and_end() -> None:
     await threads.join()
     assert ran == list(range(20))
     assert threading.active_count() == before
+
+
+class _FailingProducer:
+    """Polls like a producer that fails for good in its first poll, and reports what was on its way after that."""
+
+    def __init__(self, landed: Landed) -> None:
+        self._landed = landed
+        self._polls = 0
+
+    def poll(self, wait_s: float) -> int:
+        self._polls += 1
+        if self._polls == 1:
+            raise SystemError("returned NULL without setting an exception")
+        if self._polls == 2:
+            self._landed.append("an append")
+            return 1
+        time.sleep(wait_s)
+        return 0
+
+
+@pytest.mark.parametrize("in_flight", [1, 1000])
+async def test_a_producer_that_fails_for_good_is_polled_on(in_flight: int) -> None:
+    """FL1: the driver raises a fatal error from a poll; appends that wait must hear of it, and the next ones too."""
+    landed, fatal = Landed(), list[bool]()
+    settled: asyncio.Future[list[object]] = asyncio.get_running_loop().create_future()
+
+    def settle(found: list[object]) -> None:
+        if found and not settled.done():
+            settled.set_result(found)
+
+    poller = Poller(
+        _FailingProducer(landed),
+        landed,
+        settle,
+        waits_for_room=lambda: False,
+        on_fatal=lambda: fatal.append(True),
+    )
+    poller.expect(in_flight)
+    assert await asyncio.wait_for(settled, 5) == ["an append"]
+    assert fatal == [True]
+    poller.stop()
+    await asyncio.to_thread(poller.join)
+
+
+@pytest.mark.parametrize(
+    ("facility", "text", "is_break"),
+    [
+        ("FAIL", "TxnCoordinator: Disconnected: connection reset by peer (after 823ms in state UP)", True),
+        ("FAIL", "TxnCoordinator: 1 request(s) timed out: disconnect (after 5004ms in state REAUTH)", True),
+        ("REQTMOUT", "b:1/1: Timed out EndTxnRequest in flight (after 1004ms, timeout #0)", True),
+        ("FAIL", "localhost:1: Connect to ipv6#[::1]:1 failed: Connection refused (after 0ms in state CONNECT)", False),
+        ("GETPID", "Failed to acquire transactional PID: Coordinator load in progress: retrying", False),
+    ],
+)
+def test_only_connections_that_were_up_can_break(facility: str, text: str, is_break: bool) -> None:
+    """FL1: a refused connect, as of localhost's other address, has carried no commit, and spends no producer."""
+    breaks = Breaks()
+    breaks.log(logging.INFO, "%s [%s] %s", facility, "rdkafka#producer-1", text)
+    assert breaks.since(time.monotonic()) is is_break
+    assert not breaks.since(time.monotonic() + 60)

@@ -49,7 +49,13 @@ class Appender:
         self._is_stopped = False
         self._brokers_down = False
         self.is_dead = False
-        self._poller = Poller(self._producer, self._landed, self._settle, waits_for_room=lambda: self._room is not None)
+        self._poller = Poller(
+            self._producer,
+            self._landed,
+            self._settle,
+            waits_for_room=lambda: self._room is not None,
+            on_fatal=self._die,
+        )
 
     def append_one(self, record: NewRecord, partition: int) -> asyncio.Future[list[Position]]:
         """Begin to append a record; what is returned raises DeliveryFailed."""
@@ -141,6 +147,9 @@ class Appender:
         if self._room is not None:
             self._room.cancel()
             self._room = None
+
+    def _die(self) -> None:
+        self.is_dead = True
 
     def _on_error(self, error: Any) -> None:  # noqa: ANN401
         if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001

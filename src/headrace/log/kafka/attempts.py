@@ -20,7 +20,10 @@ class Attempt:
     def __init__(self) -> None:
         self.topics: dict[str, Topic] = {}
         self.records: Counter[str] = Counter()
+        self.is_broken = False  # a call of this transaction failed: the driver will not commit it
+        self.offsets_sent_s: float | None = None
         self._positions: list[Position | None] = []
+        self._failure: Any = None
         self._refusal: HeadraceError | None = None
         self._queued_bytes: Counter[tuple[str, int]] = Counter()
 
@@ -38,6 +41,11 @@ class Attempt:
     def refusal(self) -> HeadraceError | None:
         """What a broker refused, if it refused a record."""
         return self._refusal
+
+    @property
+    def failure(self) -> Any:  # noqa: ANN401 - the driver has no types
+        """The driver's error for the first record that was not delivered, if there was one."""
+        return self._failure
 
     def know(self, topics: Mapping[str, Topic]) -> None:
         """Remember the topics of records to come."""
@@ -79,7 +87,9 @@ class Attempt:
             self._positions[index] = Position(
                 message.topic(), message.partition(), message.offset(), message.timestamp()[1]
             )
-        elif self._refusal is None:
+            return
+        self._failure = self._failure or error
+        if self._refusal is None:
             self._refusal = refusal_of(error, record, self.topics.get(record.topic))
 
     def _is_small(self, record: NewRecord) -> bool:

@@ -25,6 +25,7 @@ _PROPAGATION_MS = 3_000
 # how soon the end is reported (bounded reads), and how soon a re-used consumer is free for its next partition.
 _BOUNDED_WAIT_MS = 1
 _FOLLOW_WAIT_MS = 100
+_INFO = 6  # of syslog
 
 
 class ClientConfigs:
@@ -56,6 +57,8 @@ class ClientConfigs:
                 **self._delivering(min(self._settings.delivery_timeout_s, timeout_ms / 1000)),
                 "transactional.id": transactional_id,
                 "transaction.timeout.ms": timeout_ms,
+                "log_level": _INFO,  # broken connections are told there, and Breaks must hear of them
+                "log.connection.close": True,
             }
         )
 

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from headrace.errors import Closed, Forbidden, HeadraceError, OperationFailed, TimedOut, UnknownTopic, Unreachable
 
-__all__ = ["FENCED", "NOT_OWNER", "PURGED", "STALE_LEADER", "UNKNOWN_TOPIC", "Faults", "closed_first", "error_in"]
+__all__ = [
+    "FATAL_TOLD",
+    "FENCED",
+    "NOT_OWNER",
+    "PURGED",
+    "STALE_LEADER",
+    "UNKNOWN_TOPIC",
+    "Faults",
+    "closed_first",
+    "error_in",
+]
 
 UNKNOWN_TOPIC = frozenset(
     {
@@ -18,6 +28,9 @@ UNKNOWN_TOPIC = frozenset(
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
     }
 )
+# What `poll` and `flush` raise, once, when the client has failed for good. The driver may lose the exception on the
+# way. Whatever is asked of the client afterwards is answered with the fatal error, by name.
+FATAL_TOLD = (KafkaException, SystemError)
 FENCED = frozenset(
     {
         KafkaError._FENCED,  # noqa: SLF001

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from headrace.log.kafka.faults import FATAL_TOLD
+
 __all__ = ["Landed", "Poller"]
 
 _POLL_S = 0.1
@@ -47,11 +49,13 @@ class Poller:
         settle: Callable[[list[Any]], None],
         *,
         waits_for_room: Callable[[], bool],
+        on_fatal: Callable[[], None],
     ) -> None:
         self._producer = producer
         self._landed = landed
         self._settle = settle
         self._waits_for_room = waits_for_room
+        self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._in_flight = 0
         self._is_stopped = False
@@ -89,15 +93,23 @@ class Poller:
     def _poll_on(self) -> None:
         while not self._is_stopped:
             # A part of an append is no reason to wake the loop: that costs as much as some ten deliveries.
-            if self._producer.poll(_POLL_S) and (self._landed or self._waits_for_room()):
+            if self._poll(_POLL_S) and (self._landed or self._waits_for_room()):
                 self.hand_over()
             self._thread_polls.wait()
+
+    def _poll(self, wait_s: float) -> int:
+        """Poll; polling goes on after a fatal error, which is raised once: the deliveries that failed come then."""
+        try:
+            return int(self._producer.poll(wait_s))
+        except FATAL_TOLD:
+            self._on_fatal()
+            return 1
 
     def _look(self) -> None:
         """Serve deliveries on the loop; go on, or leave the last few to the thread."""
         if self._is_stopped:
             return
-        self._producer.poll(0)
+        self._poll(0)
         self._settle_all(self._landed.take())
         if self._in_flight >= _MANY:
             self._loop.call_later(_LOOK_EVERY_S, self._look)

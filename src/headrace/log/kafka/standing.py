@@ -16,9 +16,7 @@ class State(Enum):
     READY = auto()
     OPEN = auto()
     EXPIRED = auto()  # aborted because it was open for too long; its owner does not know yet
-    UNSETTLED = auto()  # a commit ran out of time; only another commit can tell
-    ABORTING = auto()  # an abort ran out of time; it comes before anything else
-    DEAD = auto()
+    SPENT = auto()  # never to be used again
     CLOSED = auto()
 
 
@@ -34,7 +32,9 @@ class Standing:
         self.state = State.READY
         self._transactional_id = transactional_id
         self._timeout_s = timeout_s
+        self._reason = ""
         self._was_fenced = False
+        self._commit_is_known = True
 
     def expect(self, call: str, *states: State) -> None:
         """Raise what is wrong with `call` now."""
@@ -42,34 +42,33 @@ class Standing:
             return
         if self.state is State.CLOSED:
             raise Closed(f"transactional producer {self._transactional_id!r}")
-        if self.state is State.DEAD:
-            raise self._dead()
+        if self.state is State.SPENT:
+            raise self.spent(outcome_known=self._commit_is_known or call != "commit")
         if self.state is State.EXPIRED and call != "begin":
             raise self.expired()
         raise TransactionMisused(self._transactional_id, f"{call} {_PROBLEMS[self.state]}")
 
-    def die(self, outcome: str) -> None:
-        """Note that the producer can do no more, and count why, once."""
-        if self.state is not State.DEAD:
-            count_outcome(outcome)
-        self.state = State.DEAD
-        self._was_fenced = outcome == "fenced"
+    def spend(self, reason: str, *, fenced: bool = False, commit_is_known: bool = True) -> None:
+        """Note that the producer must not be used again, and why; the first reason counts."""
+        if self.state is State.SPENT:
+            return
+        self.state = State.SPENT
+        self._reason, self._was_fenced, self._commit_is_known = reason, fenced, commit_is_known
+
+    def spent(self, *, outcome_known: bool) -> HeadraceError:
+        """Return what to tell somebody who uses a producer that is spent."""
+        if self._was_fenced:
+            return Fenced(self._transactional_id, outcome_known)
+        return TransactionFailed(self._transactional_id, f"{self._reason}; take the id again", outcome_known)
 
     def expired(self) -> TransactionFailed:
         """Return what to tell the owner of a transaction that was open for too long."""
         reason = f"it was open for longer than its {self._timeout_s:g} s and was aborted"
         return TransactionFailed(self._transactional_id, reason)
 
-    def _dead(self) -> HeadraceError:
-        if self._was_fenced:
-            return Fenced(self._transactional_id)
-        return TransactionMisused(self._transactional_id, "this producer has failed for good; take the id again")
-
 
 _PROBLEMS = {
     State.READY: "without a transaction; begin one first",
     State.OPEN: "while a transaction is open; commit or abort it first",
     State.EXPIRED: "while a transaction is open; commit or abort it first",
-    State.UNSETTLED: "while the outcome of a commit is not known; commit again to learn it, or take the id again",
-    State.ABORTING: "after a failed transaction that is not aborted yet; abort it, or begin the next one",
 }

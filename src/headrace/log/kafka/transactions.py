@@ -6,22 +6,22 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from headrace.errors import (
     BadArgument,
-    Fenced,
     HeadraceError,
     NotOwner,
     TransactionFailed,
 )
 from headrace.log.kafka.attempts import Attempt
+from headrace.log.kafka.breaks import Breaks
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import LOGGER, WHOLE_BATCH_BYTES
 from headrace.log.kafka.cluster import Cluster
-from headrace.log.kafka.ending import abort_at_last, commit_until, flush_and_abort
+from headrace.log.kafka.ending import abort_at_last, commit_until, deliver_all, flush_and_abort
 from headrace.log.kafka.enlisting import enlist
 from headrace.log.kafka.faults import FENCED, NOT_OWNER, error_in
 from headrace.log.kafka.members import KafkaMember
@@ -60,6 +60,9 @@ async def take_id(
 class KafkaTransactional:
     """Kafka's TransactionalProducer. Calls take turns; one that began goes to its end even if its caller leaves.
 
+    Once a commit was not acknowledged, or a connection broke while a transaction ended, the producer is spent: a
+    request that is still on its way could end its next transaction half-way.
+
     An open transaction is aborted here when its time is up, before the brokers would do it: they would fence the
     producer as well, and it could not be told from a take-over.
     """
@@ -75,7 +78,8 @@ class KafkaTransactional:
         self._timeout_s = timeout_s
         self._threads = Threads("transactions", count=1)
         config = cluster.configs.transactional(transactional_id, timeout_s=timeout_s, batch_bytes=WHOLE_BATCH_BYTES)
-        self._producer = Producer(config, logger=LOGGER)
+        self._breaks = Breaks()
+        self._producer = Producer(config, logger=self._breaks)
         self._turns = Turns()
         self._standing = Standing(transactional_id, timeout_s)
         self._attempt = Attempt()
@@ -106,7 +110,7 @@ class KafkaTransactional:
         await self._turns.run(self._commit_offsets, member, offsets)
 
     async def commit(self) -> Sequence[Position]:
-        """Make it visible. After an unknown outcome it may be called again, to learn the outcome."""
+        """Make it visible."""
         return await self._turns.run(self._commit)
 
     async def abort(self) -> None:
@@ -118,8 +122,6 @@ class KafkaTransactional:
         await self._turns.run(self._close)
 
     async def _begin(self) -> None:
-        if self._standing.state is State.ABORTING:
-            await self._abort_now()
         self._standing.expect("begin", State.READY)
         await self._blocking("begin", self._producer.begin_transaction)
         self._standing.state, self._attempt = State.OPEN, Attempt()
@@ -147,6 +149,7 @@ class KafkaTransactional:
         if not positions:
             return
         metadata = await self._threads.run(member.group_metadata)
+        self._attempt.offsets_sent_s = self._attempt.offsets_sent_s or time.monotonic()
         send = functools.partial(
             self._producer.send_offsets_to_transaction, positions, metadata, self._cluster.request_timeout_s
         )
@@ -156,57 +159,88 @@ class KafkaTransactional:
         if self._standing.state is State.EXPIRED:
             self._standing.state = State.READY
             raise self._standing.expired()
-        self._standing.expect("commit", State.OPEN, State.UNSETTLED)
+        self._standing.expect("commit", State.OPEN)
         self._stop_timer()
-        self._standing.state = State.UNSETTLED
-        try:
-            deadline = time.monotonic() + self._cluster.request_timeout_s
-            await self._threads.run(commit_until, self._producer, deadline)
-        except KafkaException as failure:
-            await self._not_committed(failure)
-        self._ended("committed")
+        deadline = time.monotonic() + self._cluster.request_timeout_s
+        await self._deliver(deadline)
+        await self._send_commit(deadline)
         self._settling.ended(self._attempt.positions)
         for topic, count in self._attempt.records.items():
             APPENDED.labels("kafka", topic).inc(count)
         return self._attempt.positions
 
-    async def _not_committed(self, failure: KafkaException) -> NoReturn:
-        """Raise what a failed commit means, having aborted what can be aborted."""
-        error = error_in(failure)
-        if error.txn_requires_abort():
-            # Whether the abort gets through or not: a transaction in this state was not committed and never will be.
-            # After a refused record librdkafka has skipped sequence numbers, and fails the next transaction as well
-            # before it renews its epoch; that one ends here too, with nothing done.
-            refusal = self._attempt.refusal
-            await self._abort_after(failure)
-            raise refusal or TransactionFailed(self.transactional_id, error.str()) from failure
-        if error.code() in FENCED or error.fatal():
-            raise self._named(error, "commit") from failure
-        count_outcome("unknown")
-        raise TransactionFailed(self.transactional_id, error.str(), outcome_known=False) from failure
+    async def _deliver(self, deadline: float) -> None:
+        """Wait for all records. Raises, and aborts, while the commit has not been sent: nothing can be committed."""
+        left = await self._threads.run(deliver_all, self._producer, deadline)
+        failure, attempt = self._attempt.failure, self._attempt
+        if not left and failure is None and not attempt.is_broken:
+            return
+        # After a refused record librdkafka has skipped sequence numbers, and fails the next transaction as well
+        # before it renews its epoch; that one ends here too, with nothing done.
+        await self._abort_quietly()
+        count_outcome("failed")
+        if attempt.refusal is not None:
+            raise attempt.refusal
+        late = f"{left} records were not delivered within {self._cluster.request_timeout_s:g} s"
+        reason = failure.str() if failure is not None else late if left else "an earlier call of it failed"
+        raise TransactionFailed(self.transactional_id, reason)
 
-    async def _abort_after(self, failure: KafkaException) -> None:
+    async def _abort_quietly(self) -> None:
+        """Abort for an error that is about to be raised; only a take-over is raised instead of it."""
         try:
             await self._abort_now()
-        except TransactionFailed as late:
-            LOGGER.warning("%s; it will be aborted before the next one begins (after: %s)", late, failure)
-        count_outcome("failed")
+        except TransactionFailed as failed:
+            LOGGER.warning("%s", failed)
+
+    async def _send_commit(self, deadline: float) -> None:
+        """Send the commit and wait for its answer.
+
+        Whatever fails from here on, the commit may have been done: its answer can be lost, and an attempt that was
+        sent before can have been done when the next one is refused. An abort would not tell either: librdkafka may
+        answer it by renewing its epoch, which works after a commit too.
+        """
+        began_s = time.monotonic()
+        try:
+            await self._threads.run(commit_until, self._producer, deadline)
+        except KafkaException as failure:
+            error = error_in(failure)
+            is_fenced = error.code() in FENCED
+            reason = f"the commit was sent and not acknowledged: {error.str()}"
+            self._standing.spend(reason, fenced=is_fenced, commit_is_known=False)
+            count_outcome("fenced" if is_fenced else "unknown")
+            raise self._standing.spent(outcome_known=False) from failure
+        self._ended(began_s)
+        count_outcome("committed")
 
     async def _abort(self) -> None:
         if self._standing.state is State.EXPIRED:
             self._standing.state = State.READY
             return
-        self._standing.expect("abort", State.OPEN, State.ABORTING)
+        self._standing.expect("abort", State.OPEN)
         self._stop_timer()
         await self._abort_now()
         count_outcome("aborted")
 
     async def _abort_now(self) -> None:
-        self._standing.state = State.ABORTING
+        began_s = time.monotonic()
         abort = functools.partial(flush_and_abort, self._producer, self._cluster.request_timeout_s)
-        await self._blocking("abort", abort)
-        self._standing.state = State.READY
+        try:
+            await self._blocking("abort", abort)
+        except HeadraceError:
+            self._standing.spend("its last abort was not acknowledged")
+            raise
+        self._ended(began_s)
         self._settling.ended(self._attempt.landed)
+
+    def _ended(self, began_s: float) -> None:
+        """Note the end of a transaction, acknowledged to a request that was sent after `began_s`.
+
+        When a connection broke meanwhile, that request was sent twice, perhaps. The other one may arrive during the
+        next transaction and end it half-way, because both have one epoch: so there is no next one.
+        """
+        self._standing.state = State.READY
+        if self._breaks.since(self._attempt.offsets_sent_s or began_s):
+            self._standing.spend("a connection broke while its last transaction ended")
 
     def _expire(self, attempt: Attempt) -> None:
         self._turns.start(self._abort_expired, attempt)
@@ -215,14 +249,15 @@ class KafkaTransactional:
         if self._standing.state is not State.OPEN or attempt is not self._attempt:
             return
         await self._abort_now()
-        self._standing.state = State.EXPIRED
+        if self._standing.state is State.READY:
+            self._standing.state = State.EXPIRED
         count_outcome("failed")
 
     async def _close(self) -> None:
         if self._standing.state is State.CLOSED:
             return
         self._stop_timer()
-        is_open = self._standing.state in {State.OPEN, State.ABORTING}
+        is_open = self._standing.state is State.OPEN
         self._standing.state = State.CLOSED
         await self._threads.run(self._shut, is_open=is_open)
         await self._threads.join()
@@ -239,19 +274,20 @@ class KafkaTransactional:
         try:
             return await self._threads.run(call)
         except KafkaException as failure:
+            self._attempt.is_broken = True
             error = error_in(failure)
             if group is not None and error.code() in NOT_OWNER:
                 raise NotOwner(group, error.str()) from failure
             raise self._named(error, operation) from failure
 
     def _named(self, error: Any, operation: str) -> HeadraceError:  # noqa: ANN401
-        """Return the error for what is not a refused commit; in all of these nothing was committed."""
+        """Return the error for a failed call other than the commit; in all of these nothing was committed."""
         if error.code() in FENCED:
-            self._die("fenced")
-            return Fenced(self.transactional_id)
+            self._die("fenced", "", fenced=True)
+            return self._standing.spent(outcome_known=True)
         if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
-            self._die("failed")
-            return TransactionFailed(self.transactional_id, f"{error.str()}; take the id again")
+            self._die("failed", f"{operation}: {error.str()}")
+            return self._standing.spent(outcome_known=True)
         if self._standing.state is State.READY:
             what = f"{operation} transactional id {self.transactional_id!r}"
             return self._cluster.faults.of(error, what, timeout_s=self._cluster.request_timeout_s)
@@ -259,13 +295,11 @@ class KafkaTransactional:
             return self._attempt.refusal
         return TransactionFailed(self.transactional_id, f"{operation}: {error.str()}")
 
-    def _die(self, outcome: str) -> None:
+    def _die(self, outcome: str, reason: str, *, fenced: bool = False) -> None:
         self._stop_timer()
-        self._standing.die(outcome)
-
-    def _ended(self, outcome: str) -> None:
-        self._standing.state = State.READY
-        count_outcome(outcome)
+        if self._standing.state is not State.SPENT:
+            count_outcome(outcome)
+        self._standing.spend(reason, fenced=fenced)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

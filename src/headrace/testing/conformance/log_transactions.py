@@ -106,11 +106,13 @@ class Transactions(LogSetting):
         new = await (await another()).transactional(f"id-{topic}")
         async with transaction(new) as opened:
             await opened.append(NewRecord(topic, b"k", b"new"))
-        with pytest.raises(Fenced, match=f"id-{topic}"):
+        with pytest.raises(Fenced, match=f"id-{topic}") as fenced:
             await old.commit()
-        with pytest.raises(Fenced):
+        assert fenced.value.outcome_known in (True, False)
+        with pytest.raises(Fenced) as late_fenced:
             async with transaction(old) as late:
                 await late.append(NewRecord(topic, b"k", b"late"))
+        assert late_fenced.value.outcome_known
         assert values(await read_all(log, topic)) == [b"new"]
         await old.close()
         await new.close()
