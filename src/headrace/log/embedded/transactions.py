@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.errors import BadArgument, Closed, Fenced, Refused, TransactionFailed, TransactionMisused
+from headrace.log import checks
 from headrace.log.embedded.catalog import PartitionTail
+from headrace.log.embedded.groups import EmbeddedMember
 from headrace.log.embedded.offsets import store_offsets
 from headrace.log.embedded.writing import Call, RecordWriter, Work, savepoint
 from headrace.log.metrics import TRANSACTIONS
@@ -136,15 +138,16 @@ class EmbeddedTransactions:
     async def append(self, records: Sequence[NewRecord]) -> None:
         """Add records."""
         content = self._current("append")
-        await self._commits.submit(_Check(self._owner, tuple(records)))
-        content.records.extend(records)
+        checked = checks.check_records(records)
+        await self._commits.submit(_Check(self._owner, checked))
+        content.records.extend(checked)
 
     async def commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit a group's offsets along."""
-        for at, offset in offsets.items():
-            if offset < 0:
-                raise BadArgument(f"offset of {at}", offset, "offsets start at 0")
-        self._current("commit offsets").offsets.append((member, dict(offsets)))
+        wanted = checks.check_offsets(offsets)
+        if not isinstance(member, EmbeddedMember):
+            raise BadArgument("member", member, "it must be a member of a group of this log")
+        self._current("commit offsets").offsets.append((member, wanted))
 
     async def commit(self) -> Sequence[Position]:
         """Write it all in one piece."""
