@@ -7,6 +7,7 @@
     │   ├── TopicExists
     │   ├── UnknownPartition
     │   ├── OffsetOutOfRange        the log does not hold that offset (any more, or yet)
+    │   ├── UnreadableRecord        the log holds a record that can't be decoded
     │   ├── RecordTooLarge
     │   ├── TimestampTooFarAhead
     │   ├── Fenced                  somebody took over; this owner must stop
@@ -109,6 +110,7 @@ __all__ = [
     "UnknownSubject",
     "UnknownTopic",
     "Unreachable",
+    "UnreadableRecord",
     "UnsupportedPlatform",
     "VoidAppend",
     "WorkerFailed",
@@ -210,6 +212,22 @@ class OffsetOutOfRange(Refused):
             lost = f"{self.start - self.offset} records from {self.offset} to {self.start - 1} are gone"
             return f"{where} is out of range: {held}; {lost}, start at {self.start} or restore them"
         return f"{where} is out of range: {held}; nothing was ever written there, start at {self.end} or lower"
+
+
+@dataclass(eq=False)
+class UnreadableRecord(Refused):
+    """The log holds something at an offset that is no record; all before it was handed out, nothing after it."""
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"offset {self.offset} of {self.topic}[{self.partition}] holds no readable record: {self.reason}; "
+            f"go on at {self.offset + 1} to leave it out (a member of a group commits that offset)"
+        )
 
 
 @dataclass(eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
@@ -11,10 +12,20 @@ from pathlib import Path
 import pytest
 
 from headrace.config import EmbeddedLogSettings, LogSettings
-from headrace.errors import BadArgument, Closed, IncompatibleData, UnknownBackend, UnknownTopic, Unreachable
+from headrace.errors import (
+    BadArgument,
+    Closed,
+    IncompatibleData,
+    UnknownBackend,
+    UnknownTopic,
+    Unreachable,
+    UnreadableRecord,
+)
 from headrace.log import Log, open_log
 from headrace.log.embedded import EmbeddedLog
 from headrace.log.embedded import open_log as open_embedded
+from headrace.log.embedded.schema import MAX_OFFSET
+from headrace.log.embedded.writing import Call
 from headrace.model import NewRecord, TopicConfig, TopicPartition
 from headrace.testing.clock import SettableClock
 from headrace.testing.conformance.log_setting import eventually, new_topic, numbered, read_all, values
@@ -203,3 +214,103 @@ def test_importing_the_log_imports_no_driver() -> None:
         assert child.wait(20) == 0
         assert child.stdout == "[]\n"
     assert sys.modules["headrace"]
+
+
+def damage(folder: Path, offset: int, column: str, value: object) -> None:
+    """Put something into a stored record that no append would have let in."""
+    db = sqlite3.connect(folder / "log.db")
+    db.execute(f"UPDATE records SET {column} = ? WHERE place & ? = ?", (value, MAX_OFFSET, offset))
+    db.commit()
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("headers", b"\x91\x92\xa1n\xa4text"),  # a header whose value is text
+        ("headers", b"\xc1 no msgpack"),
+        ("headers", "text"),
+        ("key", "text"),
+        ("value", 7),
+        ("timestamp_ms", 1.5),
+    ],
+)
+async def test_a_stored_record_that_can_not_be_read_is_named_and_can_be_passed(
+    log: Log, tmp_path: Path, column: str, value: object
+) -> None:
+    """FL3: all before it is handed out, the error names its place, and a read behind it gives the rest."""
+    topic = await new_topic(log)
+    at = TopicPartition(topic, 0)
+    await log.append(numbered(topic, 5))
+    damage(tmp_path, 2, column, value)
+    reader = log.read(at, 0, 5)
+    assert values((await anext(reader)).records) == [b"0", b"1"]
+    with pytest.raises(UnreadableRecord, match=r"offset 2 of .*\[0\]") as unreadable:
+        await anext(reader)
+    assert (unreadable.value.topic, unreadable.value.partition, unreadable.value.offset) == (topic, 0, 2)
+    assert values(await read_all(log, topic, start=unreadable.value.offset + 1)) == [b"3", b"4"]
+
+
+async def test_a_member_goes_past_what_it_can_not_read_by_a_commit(log: Log, tmp_path: Path) -> None:
+    """FL3: each poll raises until the member commits the offset behind it; the others lose nothing meanwhile."""
+    topic = await new_topic(log, partitions=2)
+    await log.append(numbered(topic, 3, partition=0))
+    damage(tmp_path, 1, "headers", b"\xc1")
+    await log.append(numbered(topic, 30, partition=1, first=10))
+    member = await log.groups.join("g", [topic])
+    found: list[bytes | None] = []
+
+    async def poll_until_unreadable() -> UnreadableRecord:
+        while True:
+            try:
+                found.extend(values(await member.poll(max_records=4)))
+            except UnreadableRecord as error:
+                return error
+
+    errors = [await poll_until_unreadable() for _ in range(20)]
+    assert {(error.partition, error.offset) for error in errors} == {(0, 1)}
+    assert sorted(found, key=str) == sorted([b"0", *(b"%d" % n for n in range(10, 40))], key=str)
+    await member.commit({TopicPartition(topic, 0): 2})
+    assert values(await member.poll()) == [b"2"]
+    await member.leave()
+
+
+async def test_a_cancelled_poll_loses_nothing(log: Log) -> None:
+    """What a poll had taken from one partition when it was cancelled comes with the next one, once."""
+    topic = await new_topic(log, partitions=3)
+    for partition in range(3):
+        await log.append(numbered(topic, 1, partition=partition, first=partition))
+    for turns in range(1, 40):
+        member = await log.groups.join(f"g{turns}", [topic])
+        found: list[bytes | None] = []
+        polling = asyncio.ensure_future(member.poll())
+        for _ in range(turns):
+            await asyncio.wait([polling], timeout=0.0005)
+        polling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            found += values(await polling)
+        while len(found) < 3:
+            more = await member.poll(timeout_s=5)
+            assert more, f"cancelled after {turns} turns, only {found} came"
+            found += values(more)
+        assert sorted(found, key=str) == [b"0", b"1", b"2"]
+        await member.leave()
+
+
+async def test_what_was_never_a_refusal_stays_with_its_caller(log: Log) -> None:
+    """FJ10: a mistake inside one piece of work is raised to its caller; those who share its commit don't see it."""
+    assert isinstance(log, EmbeddedLog)
+    topic = await new_topic(log)
+
+    def fail(db: sqlite3.Connection) -> None:
+        db.execute("DELETE FROM topics")
+        raise ZeroDivisionError
+
+    outcomes = await asyncio.gather(
+        log.append(numbered(topic, 1)),
+        log._commits.submit(Call(fail)),
+        log.append(numbered(topic, 1, first=1)),
+        return_exceptions=True,
+    )
+    assert isinstance(outcomes[1], ZeroDivisionError)
+    assert values(await read_all(log, topic)) == [b"0", b"1"]

@@ -14,7 +14,7 @@ import msgspec
 import pydantic
 from hypothesis import strategies as st
 
-from headrace.serde import GenericRecord, Symbol
+from headrace.serde import GenericRecord, Symbol, avro
 from headrace.serde.logical import python_type
 from headrace.serde.shapes import (
     ArrayShape,
@@ -34,7 +34,32 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 AWARE = st.datetimes(dt.datetime(1, 1, 2), dt.datetime(9999, 12, 30), timezones=st.just(dt.UTC))  # noqa: DTZ001
 
 
+@avro(namespace="deck")
 class Suit(enum.Enum):
+    A = 1
+    B = 2
+
+
+@avro(namespace="deck")
+class Word(enum.StrEnum):
+    A = "a"
+    B = "b"
+
+
+@avro(namespace="deck")
+class Text(str, enum.Enum):  # noqa: UP042 - what people have from before StrEnum
+    A = "x"
+    split = "y"
+
+
+@avro(namespace="deck")
+class Number(enum.IntEnum):
+    A = 1
+    B = 2
+
+
+@avro(name="Suit", namespace="other")
+class OtherSuit(enum.Enum):
     A = 1
     B = 2
 
@@ -50,7 +75,7 @@ SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     dt.time: st.times(),
     uuid.UUID: st.uuids(),
     Decimal: st.decimals(min_value=-(10**19), max_value=10**19, places=18),
-    Suit: st.sampled_from(Suit),
+    **{each: st.sampled_from(each) for each in (Suit, Word, Text, Number, OtherSuit)},
 }
 
 Hinted = tuple[Any, st.SearchStrategy[Any]]
@@ -72,8 +97,10 @@ def _map(inner: Hinted) -> Hinted:
     return dict[str, inner[0]], st.dictionaries(TEXT, inner[1], max_size=3)
 
 
-def _record(inner: list[Hinted], kind: str) -> Hinted:
-    name, fields = next(names), {f"f{n}": hint for n, (hint, _) in enumerate(inner)}
+def _record(inner: list[Hinted], kind: str, is_namesake: bool) -> Hinted:
+    """Return a class; namesakes have one short name, each in a namespace of its own."""
+    unique, fields = next(names), {f"f{n}": hint for n, (hint, _) in enumerate(inner)}
+    name = "Namesake" if is_namesake else unique
     if kind == "dataclass":
         cls: type = dataclasses.make_dataclass(name, list(fields.items()))
     elif kind == "slots":
@@ -83,13 +110,15 @@ def _record(inner: list[Hinted], kind: str) -> Hinted:
     else:
         config = pydantic.ConfigDict(arbitrary_types_allowed=True)
         cls = pydantic.create_model(name, __config__=config, **{field: (hint, ...) for field, hint in fields.items()})
+    if is_namesake:
+        avro(namespace=unique)(cls)
     return cls, st.builds(cls, **{f"f{n}": values for n, (_, values) in enumerate(inner)})
 
 
-def _union(record: Hinted) -> Hinted:
-    return int | str | bool | record[0] | Suit | None, st.one_of(
-        LONGS, TEXT, st.booleans(), record[1], SIMPLE[Suit], st.none()
-    )
+def _union(first: Hinted, second: Hinted) -> Hinted:
+    hint = int | str | bool | first[0] | second[0] | Suit | OtherSuit | Text | None
+    enums = SIMPLE[Suit] | SIMPLE[OtherSuit] | SIMPLE[Text]
+    return hint, st.one_of(LONGS, TEXT, st.booleans(), first[1], second[1], enums, st.none())
 
 
 def _is_plain(hinted: Hinted) -> bool:
@@ -100,7 +129,7 @@ def _is_plain(hinted: Hinted) -> bool:
 def records(children: st.SearchStrategy[Hinted]) -> st.SearchStrategy[Hinted]:
     """Return classes of any kind with such fields."""
     kinds = st.sampled_from(["dataclass", "slots", "struct", "model"])
-    return st.builds(_record, st.lists(children, min_size=1, max_size=4), kinds)
+    return st.builds(_record, st.lists(children, min_size=1, max_size=4), kinds, st.booleans())
 
 
 def _deeper(children: st.SearchStrategy[Hinted]) -> st.SearchStrategy[Hinted]:
@@ -110,7 +139,7 @@ def _deeper(children: st.SearchStrategy[Hinted]) -> st.SearchStrategy[Hinted]:
         children.map(_tuple),
         children.map(_map),
         records(children),
-        records(children).map(_union),
+        st.builds(_union, records(children), records(children)),
     )
 
 
@@ -184,6 +213,10 @@ def field_types(draw: st.DrawFn, number: int) -> tuple[Any, Any]:
     if kind == 4:
         record = {"type": "record", "name": f"R{number}", "fields": [{"name": "x", "type": inner, "default": default}]}
         return record, {}
+    if kind == 5:
+        spaces = draw(st.lists(st.sampled_from("abc"), min_size=1, unique=True))
+        fields = [{"name": "x", "type": inner, "default": default}]
+        return [{"type": "record", "name": f"{space}.U{number}", "fields": fields} for space in spaces], {}
     return inner, default
 
 

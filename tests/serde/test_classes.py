@@ -20,7 +20,16 @@ import pytest
 from tests.serde.classes import Customer, FrozenOrder, ModelOrder, Place, StructOrder, Suit, customer
 
 from headrace.errors import NoSchemaFor, NotDecodable, NotEncodable
-from headrace.serde import AvroField, Codec, GenericCodec, GenericRecord, Symbol, avro, schema_of
+from headrace.serde import (
+    AvroField,
+    Codec,
+    GenericCodec,
+    GenericRecord,
+    Symbol,
+    avro,
+    problems_of_reading,
+    schema_of,
+)
 
 
 def fields(hint: Any) -> dict[str, Any]:
@@ -272,3 +281,89 @@ def test_schemas_and_codecs_need_the_extra_only_when_used() -> None:
         "import sys, headrace.serde; sys.exit(any(m in sys.modules for m in ('fastavro', 'confluent_kafka', 'httpx')))"
     )
     assert subprocess.run([sys.executable, "-c", probe], timeout=60, check=False).returncode == 0
+
+
+class Word(enum.StrEnum):
+    HELLO = "hello"
+
+
+class OldWord(str, enum.Enum):  # noqa: UP042 - what people have from before StrEnum
+    HELLO = "hello"
+    lower = "x"  # a name that str has, too
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+@pytest.mark.parametrize("kind", [Word, OldWord, Level])
+def test_enums_that_are_text_or_numbers_come_back(kind: type[enum.Enum]) -> None:
+    """FA1: StrEnum, class X(str, Enum) and IntEnum come back as members, as fields, in unions, and as defaults."""
+    first = next(iter(kind))
+
+    @dataclasses.dataclass
+    class Said:
+        word: kind  # type: ignore[valid-type]
+        either: int | str | kind | None  # type: ignore[valid-type]
+        usual: kind = first  # type: ignore[valid-type]
+
+    codec: Codec[Any] = Codec(avro(Said))
+    for member in kind:
+        for either in (member, "text", 5, None):
+            value = Said(member, either)
+            found = codec.decode(codec.encode(value))
+            assert found == value
+            assert (type(found.word), type(found.either), type(found.usual)) == (kind, type(either), kind)
+            assert codec.from_json(codec.to_json(value)) == value
+
+
+@dataclasses.dataclass
+class Created:
+    name: str
+
+
+BillingCreated = avro(namespace="billing")(dataclasses.make_dataclass("Created", [("name", str)]))
+ShippingCreated = avro(namespace="shipping")(dataclasses.make_dataclass("Created", [("name", str)]))
+
+
+@pytest.mark.parametrize("kinds", [(BillingCreated, ShippingCreated), (ShippingCreated, BillingCreated)])
+def test_classes_with_one_short_name_are_told_apart_in_unions(kinds: tuple[type, type]) -> None:
+    """FA2: the full name decides which class a value becomes, in whatever order the union has them."""
+    codec: Codec[Any] = Codec(typing.Union[kinds])  # noqa: UP007 - made of a variable
+    for kind in kinds:
+        value = kind("x")
+        assert type(codec.decode(codec.encode(value))) is kind
+        assert type(codec.from_json(codec.to_json(value))) is kind
+
+
+def test_a_namesake_that_nobody_knows_is_not_taken_for_another() -> None:
+    """FA2: a branch that the reader lacks, or that two of its classes could be, is an error and not a wrong class."""
+    both: Codec[Any] = Codec(BillingCreated | ShippingCreated)
+    for reader in (Codec(BillingCreated), Codec(BillingCreated | None)):
+        assert reader.decode(both.encode(BillingCreated("x")), written_as=both.schema) == BillingCreated("x")
+        with pytest.raises(NotDecodable, match=r"shipping\.Created"):
+            reader.decode(both.encode(ShippingCreated("x")), written_as=both.schema)
+        assert problems_of_reading(both.shape, reader.shape)
+    plain: Codec[Any] = Codec(Created)
+    with pytest.raises(NotDecodable, match=r"billing\.Created or shipping\.Created"):
+        both.decode(plain.encode(Created("x")), written_as=plain.schema)
+    assert problems_of_reading(plain.shape, both.shape)
+    only: Codec[Any] = Codec(BillingCreated | None)
+    assert only.decode(plain.encode(Created("x")), written_as=plain.schema) == BillingCreated("x")
+
+
+def test_an_alias_is_closer_than_a_short_name() -> None:
+    """FA2: a type that was moved is found by its alias, although another one has its short name."""
+    moved = avro(namespace="new", aliases=("old.Created",))(dataclasses.make_dataclass("Made", [("name", str)]))
+    old = avro(namespace="old")(dataclasses.make_dataclass("Created", [("name", str)]))
+    codec: Codec[Any] = Codec(BillingCreated | moved)
+    written: Codec[Any] = Codec(old)
+    assert type(codec.decode(written.encode(old("x")), written_as=written.schema)) is moved
+
+
+def test_a_class_without_a_namespace_can_not_be_named_inside_of_one() -> None:
+    """A class that stands outside and inside of a namespace is refused where it is defined, with what to do."""
+    inner = avro(namespace="deep")(dataclasses.make_dataclass("Inner", [("suit", Suit)]))
+    outer = dataclasses.make_dataclass("Outer", [("suit", Suit), ("inner", inner)])
+    with pytest.raises(NoSchemaFor, match=r"Suit has no namespace.*@avro\(namespace=…\)"):
+        avro(outer)

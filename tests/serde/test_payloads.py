@@ -12,7 +12,7 @@ import pytest
 import headrace
 from headrace.errors import BadArgument
 from headrace.model import Event
-from headrace.serde import GenericRecord, Payloads, open_registry, topic_schemas
+from headrace.serde import GenericRecord, Payloads, avro, open_registry, topic_schemas
 from headrace.services import RunningService
 
 
@@ -74,3 +74,15 @@ async def test_subjects_of_topics_with_like_names_are_told_apart() -> None:
     assert len(await topic_schemas(registry, "a")) == 1
     assert len(await topic_schemas(registry, "a-b")) == 2
     assert await topic_schemas(registry, "a", "key") == {}
+
+
+async def test_events_with_one_short_name_come_back_as_their_own_class() -> None:
+    """FA2: `a.Created` and `b.Created` are two events; one that is neither is a GenericRecord."""
+    registry = await open_registry("memory:")
+    kinds = [avro(namespace=space)(dataclasses.make_dataclass("Created", [("name", str)])) for space in ("a", "b", "c")]
+    everything = Payloads(registry, "t", kinds)
+    written = [await everything.encode(kind("x")) for kind in kinds]
+    for listed in (kinds[:2], kinds[1::-1]):
+        payloads = Payloads(registry, "t", listed)
+        found = [await payloads.decode(payload) for payload in written]
+        assert [type(each) for each in found] == [kinds[0], kinds[1], GenericRecord]

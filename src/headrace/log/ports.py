@@ -140,7 +140,11 @@ class Member(Protocol):
         ...
 
     async def poll(self, *, max_records: int = 1000, timeout_s: float = 1.0) -> Sequence[Record]:
-        """Take part in the group and return the next records of the assignment; empty when time is up."""
+        """Take part in the group and return the next records of the assignment; empty when time is up.
+
+        A stored record that can't be decoded raises UnreadableRecord, at each poll until the member commits an
+        offset behind it and so goes past it. A poll that is cancelled takes nothing away from the next one.
+        """
         ...
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -203,8 +207,9 @@ class Log(Protocol):
         """Write records, acknowledged by all in-sync replicas; returns where each landed, in order.
 
         Records of one partition keep their order. Everything is checked before anything is written.
-        Not atomic over partitions: a transaction is.
-        Raises UnknownTopic, UnknownPartition, RecordTooLarge, TimestampTooFarAhead, Unreachable, TimedOut.
+        Not atomic over partitions: a transaction is. Keys, values and header values are bytes or None; views and
+        arrays of bytes are refused, because they could change under the writer.
+        Raises BadArgument, UnknownTopic, UnknownPartition, RecordTooLarge, TimestampTooFarAhead, Unreachable, TimedOut.
         """
         ...
 
@@ -221,7 +226,8 @@ class Log(Protocol):
         """Yield batches from `start` until the position is at or past `end`; without `end`, for ever.
 
         A bounded read that makes no progress for `timeout_s` raises TimedOut: an open transaction may be in
-        the way. Raises OffsetOutOfRange, also when retention overtakes the reader.
+        the way. Raises OffsetOutOfRange, also when retention overtakes the reader; UnreadableRecord, after all that
+        lies before it, for a stored record that can't be decoded: a new read from its offset + 1 goes past it.
         """
         ...
 

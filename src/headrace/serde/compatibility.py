@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from headrace.serde.matching import PROMOTIONS, is_same_name, source_of
+from headrace.serde.matching import NAMED, PROMOTIONS, is_same_name, matching_branch, source_of
 from headrace.serde.shapes import (
     NO_DEFAULT,
     ArrayShape,
@@ -67,13 +67,27 @@ class _Comparison:
 
     def _branch_of(self, writer: UnionShape, branch: Shape, reader: Shape, where: str) -> Iterator[Problem]:
         if isinstance(reader, UnionShape):
-            yield from self._into_union(branch, reader, where)
+            yield from self._into_union(branch, reader, where, others=writer.branches)
+            return
+        if isinstance(branch, NAMED) and _is_anothers(branch, writer, reader):
+            yield _problem(
+                where, Rule.BRANCH, f"{branch_name(branch)} is not {branch_name(reader)}, which may come too"
+            )
             return
         for problem in self._alike(branch, reader, where):
             is_whole = problem.field == (where or "the top") and len(writer.branches) > 1
             yield Problem(problem.field, Rule.BRANCH, problem.detail) if is_whole else problem
 
-    def _into_union(self, writer: Shape, reader: UnionShape, where: str) -> Iterator[Problem]:
+    def _into_union(
+        self, writer: Shape, reader: UnionShape, where: str, *, others: Sequence[Shape] = ()
+    ) -> Iterator[Problem]:
+        chosen = matching_branch(writer, reader, others=others) if isinstance(writer, RecordShape | EnumShape) else None
+        if chosen is not None:
+            yield from self._alike(writer, chosen, where)
+            return
+        if isinstance(writer, RecordShape | EnumShape):
+            yield _missing(writer, reader, where)
+            return
         closest: list[Problem] | None = None
         for branch in reader.branches:
             # Each branch is tried on its own; what was entered in vain must be entered again for the next.
@@ -85,8 +99,7 @@ class _Comparison:
         if closest is not None:
             yield from closest
             return
-        branches = ", ".join(branch_name(branch) for branch in reader.branches)
-        yield _problem(where, Rule.BRANCH, f"{branch_name(writer)} is none of {branches}")
+        yield _missing(writer, reader, where)
 
     def _alike(self, writer: Shape, reader: Shape, where: str) -> Iterator[Problem]:
         match writer, reader:
@@ -161,6 +174,18 @@ def _enums(writer: EnumShape, reader: EnumShape, where: str) -> Iterator[Problem
     missing = [symbol for symbol in writer.symbols if symbol not in reader.symbols]
     if missing and reader.default is None:
         yield _problem(where, Rule.SYMBOLS, f"{', '.join(missing)} may come, and {reader.name} has no default")
+
+
+def _is_anothers(branch: Shape, writer: UnionShape, reader: Shape) -> bool:
+    """Say whether the reader's type has the full name of another branch of the writer's union."""
+    return matching_branch(branch, UnionShape((reader,)), others=writer.branches) is None and any(
+        branch_name(other) == branch_name(reader) for other in writer.branches
+    )
+
+
+def _missing(writer: Shape, reader: UnionShape, where: str) -> Problem:
+    branches = ", ".join(branch_name(branch) for branch in reader.branches)
+    return _problem(where, Rule.BRANCH, f"{branch_name(writer)} is none of {branches}")
 
 
 def _logical(shape: PrimitiveShape | FixedShape) -> str:

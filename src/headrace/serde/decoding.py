@@ -6,7 +6,7 @@ numbers widened, symbols unknown) is settled here, by Avro's rules of resolution
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -15,7 +15,7 @@ from headrace.serde.classes import constructor
 from headrace.serde.defaults import datum_of_default
 from headrace.serde.encoding import Convert
 from headrace.serde.generic import GenericRecord, Symbol
-from headrace.serde.matching import as_it_is, is_same_name, matching_branch, promotion, source_of
+from headrace.serde.matching import NAMED, as_it_is, is_same_name, matching_branch, promotion, source_of
 from headrace.serde.shapes import (
     NO_DEFAULT,
     ArrayShape,
@@ -86,14 +86,14 @@ class _Decoders:
             raise self._unlike(writer, reader, where)
         return None if convert is as_it_is else convert
 
-    def _branch(self, writer: Shape, reader: UnionShape, where: str) -> Shape:
-        branch = matching_branch(writer, reader)
+    def _branch(self, writer: Shape, reader: UnionShape, where: str, *, others: Sequence[Shape] = ()) -> Shape:
+        branch = matching_branch(writer, reader, others=others)
         if branch is None:
             raise self._unlike(writer, reader, where)
         return branch
 
     def _from_union(self, writer: UnionShape, reader: Shape, where: str) -> Convert | None:
-        branches = [(branch, self._or_raiser(branch, reader, where)) for branch in writer.branches]
+        branches = [(branch, self._of_branch(branch, writer, reader, where)) for branch in writer.branches]
         named = {branch_name(b): convert for b, convert in branches if _is_named(b)}
         if not named and all(convert is None for _, convert in branches):
             return None
@@ -107,18 +107,20 @@ class _Decoders:
 
         return decode
 
-    def _or_raiser(self, writer: Shape, reader: Shape, where: str) -> Convert | None:
+    def _of_branch(self, branch: Shape, writer: UnionShape, reader: Shape, where: str) -> Convert | None:
         """A branch that the reader can't take is an error only when such a value comes."""
+        wanted = reader if isinstance(reader, UnionShape) else UnionShape((reader,))
         try:
-            return self.of(writer, reader, where)
+            if isinstance(branch, NAMED):
+                return self.of(branch, self._branch(branch, wanted, where, others=writer.branches), where)
+            return self.of(branch, reader, where)
         except NotDecodable as error:
             return _raiser(error.schema, error.field, error.reason)
 
     def _enum(self, writer: EnumShape, reader: EnumShape, where: str) -> Convert:
-        make: Callable[[str], Any] = (
-            reader.bound.__getitem__ if reader.bound else lambda symbol: Symbol(reader.name, symbol)
-        )
-        known = {symbol: make(symbol) for symbol in reader.symbols}
+        # Not `bound[symbol]` by way of its __getitem__: enums that are text have the one of str.
+        members = reader.bound.__members__ if reader.bound else {}
+        known = {symbol: members.get(symbol, Symbol(reader.name, symbol)) for symbol in reader.symbols}
         fallback = None if reader.default is None else known[reader.default]
 
         def decode(symbol: str) -> Any:  # noqa: ANN401

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from headrace.errors import UnknownSchema
 from headrace.serde.codecs import Codec, GenericCodec, codec_for
 from headrace.serde.framing import HEADER_BYTES, frame_header, schema_id_of
-from headrace.serde.matching import is_same_name
+from headrace.serde.matching import namesake
 from headrace.serde.ports import Registry
 from headrace.serde.schemas import Schema
 from headrace.serde.shapes import RecordShape
@@ -70,7 +70,7 @@ class Decoder(Generic[T]):
     def _codec_of(self, schema: Schema) -> Codec[Any]:
         if self._is_strict:
             return self._codecs[0]
-        return next((codec for codec in self._codecs if _is_called(schema, codec)), GenericCodec(schema))
+        return _codec_called(schema, self._codecs) or GenericCodec(schema)
 
 
 class Serde(Generic[T]):
@@ -100,8 +100,9 @@ class Serde(Generic[T]):
         return await self.decoder.decode(data)
 
 
-def _is_called(schema: Schema, codec: Codec[Any]) -> bool:
-    reader = codec.shape
-    return (
-        isinstance(schema.shape, RecordShape) and isinstance(reader, RecordShape) and is_same_name(schema.shape, reader)
-    )
+def _codec_called(schema: Schema, codecs: Iterable[Codec[Any]]) -> Codec[Any] | None:
+    """Return the codec of the record that the schema names; None when there is none, or two are equally close."""
+    by_shape = {id(codec.shape): codec for codec in codecs}
+    records = [codec.shape for codec in by_shape.values() if isinstance(codec.shape, RecordShape)]
+    found = namesake(schema.shape, records) if isinstance(schema.shape, RecordShape) else None
+    return None if found is None else by_shape[id(found)]

@@ -128,7 +128,7 @@ class _Inference:
 
     def _enum(self, cls: type[enum.Enum], place: _Place) -> EnumShape:
         if cls in self._of_class:
-            return typing.cast("EnumShape", self._of_class[cls])
+            return typing.cast("EnumShape", self._again(cls, place))
         options, symbols = options_of(cls), tuple(cls.__members__)
         bad = [symbol for symbol in symbols if not is_name(symbol)]
         if bad or not symbols:
@@ -143,7 +143,7 @@ class _Inference:
 
     def _record(self, cls: type, place: _Place) -> RecordShape:
         if cls in self._of_class:
-            return typing.cast("RecordShape", self._of_class[cls])
+            return typing.cast("RecordShape", self._again(cls, place))
         options = options_of(cls)
         doc = options.doc or doc_of(cls)
         name = self._claim(cls, place)
@@ -159,6 +159,14 @@ class _Inference:
             raise place.refuse("Avro's names are ASCII letters, digits and '_'")
         shape = FieldShape(field.name, self.shape(field.hint, place), said.aliases, said.doc or field.doc)
         return with_default(shape, field.make_default, said, owner=cls.__qualname__)
+
+    def _again(self, cls: type, place: _Place) -> RecordShape | EnumShape:
+        """Return the shape of a class that came before. In a namespace, a name without one would mean another type."""
+        shape = self._of_class[cls]
+        if place.namespace and not _namespace(shape.name):
+            reason = f"{shape.name} has no namespace and can't be named inside of {place.namespace!r}"
+            raise place.refuse(f"{reason}; give it one with @avro(namespace=…)")
+        return shape
 
     def _claim(self, cls: type, place: _Place) -> str:
         """Two classes of one name can't be told apart in one schema."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from headrace.serde.logical import python_type
 from headrace.serde.shapes import (
@@ -20,7 +20,11 @@ from headrace.serde.shapes import (
     short_name,
 )
 
-__all__ = ["PROMOTIONS", "as_it_is", "is_same_name", "matching_branch", "promotion", "source_of"]
+__all__ = ["NAMED", "PROMOTIONS", "as_it_is", "is_same_name", "matching_branch", "namesake", "promotion", "source_of"]
+
+Named: TypeAlias = RecordShape | EnumShape | FixedShape
+NAMED = (RecordShape, EnumShape, FixedShape)
+N = TypeVar("N", RecordShape, EnumShape, FixedShape, Named)
 
 
 def as_it_is(value: Any) -> Any:  # noqa: ANN401
@@ -47,11 +51,33 @@ PROMOTIONS: dict[tuple[str, str], Callable[[Any], Any]] = {
 }
 
 
-def is_same_name(writer: RecordShape | EnumShape | FixedShape, reader: RecordShape | EnumShape | FixedShape) -> bool:
-    """Say whether the reader's type is the writer's: by unqualified name, as Avro has it, or through an alias."""
-    if short_name(writer.name) == short_name(reader.name):
-        return True
-    return writer.name in reader.aliases or short_name(writer.name) in reader.aliases
+def is_same_name(writer: Named, reader: Named) -> bool:
+    """Say whether the reader's type may be the writer's: by unqualified name, as Avro has it, or through an alias."""
+    return _distance(writer, reader) is not None
+
+
+def namesake(writer: Named, readers: Iterable[N], *, others: Sequence[Shape] = ()) -> N | None:
+    """Return the one of the readers' types that the writer's is: by full name, else by alias, else by short name.
+
+    A type that one of the `others`, the further branches of the writer's union, has the full name of is theirs. Two
+    that are equally good are none: taking one of them could give a value of the wrong class without a word.
+    """
+    taken = {other.name for other in others if isinstance(other, NAMED)} - {writer.name}
+    found = [(_distance(writer, reader), reader) for reader in readers if reader.name not in taken]
+    closest = min((distance for distance, _ in found if distance is not None), default=None)
+    alike = [reader for distance, reader in found if distance is not None and distance == closest]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _distance(writer: Named, reader: Named) -> int | None:
+    """Return how far apart the names are, 0 for the same full name; None if they have nothing in common."""
+    ways = (
+        writer.name == reader.name,
+        writer.name in reader.aliases,
+        short_name(writer.name) == short_name(reader.name),
+        short_name(writer.name) in reader.aliases,
+    )
+    return ways.index(True) if True in ways else None
 
 
 def promotion(writer: PrimitiveShape | FixedShape, reader: PrimitiveShape | FixedShape) -> Callable[[Any], Any] | None:
@@ -71,11 +97,17 @@ def promotion(writer: PrimitiveShape | FixedShape, reader: PrimitiveShape | Fixe
     return as_it_is if writer.kind == reader.kind else PROMOTIONS.get((writer.kind, reader.kind))
 
 
-def matching_branch(writer: Shape, reader: UnionShape) -> Shape | None:
-    """Return the reader's branch for what the writer wrote: the first that is the same, else the first it goes into."""
-    for branch in reader.branches:
-        if _is_alike(writer, branch):
-            return branch
+def matching_branch(writer: Shape, reader: UnionShape, *, others: Sequence[Shape] = ()) -> Shape | None:
+    """Return the reader's branch for what the writer wrote: the first that is the same, else the first it goes into.
+
+    Of named types it is the `namesake`; `others` are the further branches of the writer's union.
+    """
+    alike = [branch for branch in reader.branches if _is_alike(writer, branch)]
+    if alike and isinstance(writer, NAMED):
+        named = [branch for branch in alike if isinstance(branch, NAMED)]
+        return namesake(writer, named, others=others)
+    if alike:
+        return alike[0]
     for branch in reader.branches:
         if _is_primitive(writer) and _is_primitive(branch) and promotion(writer, branch):  # type: ignore[arg-type]
             return branch

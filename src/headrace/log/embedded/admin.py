@@ -9,18 +9,17 @@ from typing import TypeVar
 
 import msgspec
 
-from headrace.errors import BadArgument, ImpossibleTopicChange, TopicExists
+from headrace.errors import ImpossibleTopicChange, TopicExists
+from headrace.log import checks
 from headrace.log.embedded.catalog import load_topic, partition_row
 from headrace.log.embedded.schema import MAX_OFFSET, place_of
 from headrace.log.embedded.writing import Call, Work
-from headrace.model import Topic, TopicConfig, TopicPartition, check_topic_name
+from headrace.model import Topic, TopicConfig, TopicPartition
 from headrace.sqlite import GroupCommit, Readers
 
 __all__ = ["EmbeddedAdmin"]
 
 T = TypeVar("T")
-
-MAX_PARTITIONS = 10_000
 
 
 class EmbeddedAdmin:
@@ -32,16 +31,20 @@ class EmbeddedAdmin:
 
     async def create(self, topic: str, *, partitions: int, config: TopicConfig) -> Topic:
         """Make a topic."""
-        check_topic_name(topic)
-        _check_partitions(partitions)
-        return await self._call(lambda db: _create(db, topic, partitions, config))
+        checks.check_topic(topic)
+        checks.check_partitions(partitions)
+        wanted = checks.check_config(config)
+        return await self._call(lambda db: _create(db, topic, partitions, wanted))
 
     async def configure(self, topic: str, config: TopicConfig) -> Topic:
         """Set the topic's configuration, whole."""
-        return await self._call(lambda db: _configure(db, topic, config))
+        checks.check_topic(topic)
+        wanted = checks.check_config(config)
+        return await self._call(lambda db: _configure(db, topic, wanted))
 
     async def describe(self, topic: str) -> Topic:
         """Say what the topic is."""
+        checks.check_topic(topic)
         return await self._readers.run(lambda db: load_topic(db, topic))
 
     async def topics(self) -> Sequence[str]:
@@ -52,21 +55,18 @@ class EmbeddedAdmin:
 
     async def delete(self, topic: str) -> None:
         """Remove the topic, its records and what groups stored about it."""
+        checks.check_topic(topic)
         await self._call(lambda db: _delete(db, topic))
 
     async def add_partitions(self, topic: str, *, total: int) -> Topic:
         """Give the topic more partitions."""
-        _check_partitions(total)
+        checks.check_topic(topic)
+        checks.check_partitions(total)
         return await self._call(lambda db: _add_partitions(db, topic, total))
 
     async def _call(self, function: Callable[[sqlite3.Connection], T]) -> T:
         result: T = await self._commits.submit(Call(function))
         return result
-
-
-def _check_partitions(count: int) -> None:
-    if not 1 <= count <= MAX_PARTITIONS:
-        raise BadArgument("partitions", count, f"a topic has 1 to {MAX_PARTITIONS} partitions")
 
 
 def _create(db: sqlite3.Connection, topic: str, partitions: int, config: TopicConfig) -> Topic:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from headrace.errors import BadArgument, Closed, Unavailable
+from headrace.errors import Closed, HeadraceError, Unavailable
+from headrace.log import checks
 from headrace.log.embedded import membership
 from headrace.log.embedded.catalog import load_topic
 from headrace.log.embedded.offsets import load_offsets, store_offsets
@@ -59,19 +60,17 @@ class EmbeddedGroups:
         session_timeout_s: float = 45.0,
     ) -> Member:
         """Become a member."""
-        if not group:
-            raise BadArgument("group", group, "a group needs a name")
-        if not topics:
-            raise BadArgument("topics", topics, "a member needs at least one topic")
-        await self._shared.readers.run(lambda db: [load_topic(db, topic) for topic in topics])
-        member = EmbeddedMember(self._shared, group, frozenset(topics), listener, start_at, session_timeout_s)
+        wanted = checks.check_join(group, topics, listener, start_at, session_timeout_s)
+        await self._shared.readers.run(lambda db: [load_topic(db, topic) for topic in wanted])
+        member = EmbeddedMember(self._shared, group, frozenset(wanted), listener, start_at, session_timeout_s)
         await member.start()
         self._members.add(member)
         return member
 
     async def committed(self, group: str, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Return the committed offsets."""
-        wanted = tuple(partitions)
+        checks.check_name("group", group)
+        wanted = checks.check_places(partitions)
         return await self._shared.readers.run(lambda db: load_offsets(db, group, wanted))
 
     async def close(self) -> None:
@@ -108,6 +107,7 @@ class EmbeddedMember:
         self._is_closed = False
         self._polled_at_s = asyncio.get_running_loop().time()
         self._heart: asyncio.Task[None] | None = None
+        self._changing: asyncio.Task[None] | None = None
 
     @property
     def assignment(self) -> frozenset[TopicPartition]:
@@ -132,9 +132,13 @@ class EmbeddedMember:
             self._heart.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._heart
+        if self._changing is not None and self._changing is not asyncio.current_task():
+            self._changing.cancel()
+            await asyncio.wait([self._changing])
 
     async def poll(self, *, max_records: int = 1000, timeout_s: float = 1.0) -> Sequence[Record]:
         """Settle the assignment and return what comes next."""
+        checks.check_poll(max_records, timeout_s)
         if self._is_closed:
             raise Closed(f"member {self.member_id} of group {self.group!r}")
         self._polled_at_s = asyncio.get_running_loop().time()
@@ -150,20 +154,23 @@ class EmbeddedMember:
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Store where to go on."""
-        for at, offset in offsets.items():
-            if offset < 0:
-                raise BadArgument(f"offset of {at}", offset, "offsets start at 0")
-        wanted = dict(offsets)
+        wanted = checks.check_offsets(offsets)
         await self._call(lambda db: store_offsets(db, self.group, self.member_id, wanted))
+        for at, offset in wanted.items():
+            if at in self._readers:
+                self._readers[at].leave_out_unreadable(below=offset)
 
     async def pause(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
         """Stop or go on fetching."""
-        (self._paused.update if paused else self._paused.difference_update)(partitions)
+        wanted = checks.check_places(partitions)
+        (self._paused.update if paused else self._paused.difference_update)(wanted)
 
     async def leave(self) -> None:
         """Give everything back and end the session."""
         if self._is_closed:
             return
+        if self._changing is not None and self._changing is not asyncio.current_task():
+            await asyncio.wait([self._changing])
         owned = self.assignment
         if owned and self._listener:
             await self._listener.revoked(owned)
@@ -202,16 +209,31 @@ class EmbeddedMember:
         return share
 
     async def _settle(self) -> None:
-        generation = await self._shared.readers.run(lambda db: membership.generation_of(db, self.group))
-        if generation == self._seen_generation and not self._is_expired:
-            return
+        """Follow the group if it has moved.
+
+        A change that began goes to its end, also when the caller is cancelled: a partition that is owned in the file
+        but has no reader would be read by nobody.
+        """
+        if self._changing is None:
+            generation = await self._shared.readers.run(lambda db: membership.generation_of(db, self.group))
+            if generation == self._seen_generation and not self._is_expired:
+                return
+            self._changing = asyncio.create_task(self._change(), name=f"headrace-{self.member_id}-assignment")
+        changing = self._changing
+        try:
+            await asyncio.shield(changing)
+        finally:
+            if changing.done():
+                self._changing = None
+
+    async def _change(self) -> None:
         share = await self._beat()
         if self._is_expired:
             await self._lose()
         # Whatever happens from here on raises the generation again, so it is seen at the next turn.
         self._seen_generation = share.generation
-        await self._give_back(self.assignment - share.wanted)
-        await self._take()
+        await self._give_back((self.assignment | share.owned) - share.wanted)
+        await self._take(share)
 
     async def _lose(self) -> None:
         lost, self._is_expired = self.assignment, False
@@ -225,16 +247,21 @@ class EmbeddedMember:
     async def _give_back(self, unwanted: frozenset[TopicPartition]) -> None:
         if not unwanted:
             return
-        if self._listener:
-            await self._listener.revoked(unwanted)
-        for at in unwanted:
-            self._readers.pop(at, None)
+        read = unwanted & self.assignment
+        if self._listener and read:
+            await self._listener.revoked(read)
+        for at in read:
+            del self._readers[at]
         self._paused -= unwanted
         self._generation += 1
         await self._call(lambda db: membership.let_go(db, self.group, self.member_id, unwanted))
 
-    async def _take(self) -> None:
-        taken: frozenset[TopicPartition] = await self._call(lambda db: membership.claim(db, self.group, self.member_id))
+    async def _take(self, share: membership.Share) -> None:
+        """Own what is free, and read what is owned: an earlier change may have failed between the two."""
+        claimed: frozenset[TopicPartition] = await self._call(
+            lambda db: membership.claim(db, self.group, self.member_id)
+        )
+        taken = (claimed | (share.owned & share.wanted)) - self.assignment
         if not taken:
             return
         starts = await self._shared.readers.run(lambda db: self._starts(db, taken))
@@ -253,15 +280,27 @@ class EmbeddedMember:
         return bounds.start if self._start_at == "earliest" else bounds.end
 
     async def _fetch(self, max_records: int) -> list[Record]:
-        """Ask the partitions in turn, beginning with another one each time."""
+        """Ask the partitions in turn, beginning with another one each time.
+
+        What was taken from one is not lost because another one fails, nor because the caller is cancelled meanwhile.
+        """
         active = sorted(at for at in self._readers if at not in self._paused)
         self._turn += 1
         records: list[Record] = []
-        for step in range(len(active)):
-            if len(records) >= max_records:
-                break
-            reader = self._readers[active[(self._turn + step) % len(active)]]
-            records.extend((await reader.next_batch(max_records=max_records - len(records))).records)
+        taken: list[tuple[PartitionReader, int]] = []
+        try:
+            for step in range(len(active)):
+                if len(records) >= max_records:
+                    break
+                reader = self._readers[active[(self._turn + step) % len(active)]]
+                taken.append((reader, reader.position))
+                records.extend((await reader.next_batch(max_records=max_records - len(records))).records)
+        except BaseException as error:
+            if records and isinstance(error, HeadraceError):
+                return records  # the partition that failed fails again when it is asked first
+            for reader, position in taken:
+                reader.position = position
+            raise
         return records
 
     async def _call(self, function: Callable[[sqlite3.Connection], T]) -> T:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from headrace.config import EmbeddedLogSettings
 from headrace.errors import Closed, HeadraceError
+from headrace.log import checks
 from headrace.log.embedded import reading
 from headrace.log.embedded.admin import EmbeddedAdmin
 from headrace.log.embedded.groups import EmbeddedGroups, Shared
@@ -86,9 +87,10 @@ class EmbeddedLog:
 
     async def append(self, records: Sequence[NewRecord]) -> Sequence[Position]:
         """Write records, all of them or none."""
-        if not records:
+        checked = checks.check_records(records)
+        if not checked:
             return []
-        positions: Sequence[Position] = await self._commits.submit(AppendWork(records))
+        positions: Sequence[Position] = await self._commits.submit(AppendWork(checked))
         return positions
 
     async def read(
@@ -102,7 +104,8 @@ class EmbeddedLog:
         timeout_s: float = 70.0,
     ) -> AsyncIterator[Batch]:
         """Yield batches from `start` on."""
-        reading.check_read(start, end, max_records)
+        checks.check_place(at)
+        checks.check_read(start, end, headers_only=headers_only, max_records=max_records, timeout_s=timeout_s)
         if self._is_closed:
             raise Closed(f"the log in {self._path.parent}")
         reader = reading.PartitionReader(self._readers, self._changes, at, start)
@@ -112,14 +115,18 @@ class EmbeddedLog:
 
     async def bounds(self, at: TopicPartition) -> Bounds:
         """Say what the partition holds now."""
+        checks.check_place(at)
         return await self._readers.run(lambda db: reading.find_bounds(db, at))
 
     async def offset_at(self, at: TopicPartition, *, timestamp_ms: int) -> int | None:
         """Return the first offset stamped at or after the time."""
+        checks.check_place(at)
+        checks.check_timestamp(timestamp_ms)
         return await self._readers.run(lambda db: reading.find_offset_at(db, at, timestamp_ms))
 
     async def transactional(self, transactional_id: str, *, timeout_s: float = 60.0) -> TransactionalProducer:
         """Take over the id."""
+        checks.check_transactional(transactional_id, timeout_s)
         owner = await self._commits.submit(Call(lambda db: take_over(db, transactional_id)))
         return EmbeddedTransactions(self._commits, self._clock, owner, timeout_s)
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from headrace.errors import BadArgument, OffsetOutOfRange, TimedOut, UnknownTopic
+from headrace.errors import OffsetOutOfRange, TimedOut, UnknownTopic, UnreadableRecord
 from headrace.log.embedded.catalog import partition_row
 from headrace.log.embedded.schema import MAX_OFFSET, offset_of, place_of
 from headrace.log.metrics import FETCHED, FETCHES
@@ -24,6 +24,7 @@ BATCH_BYTES = 1024 * 1024
 
 _Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
 
+_BYTES = frozenset({bytes, type(None)})
 _decode_headers = msgspec.msgpack.Decoder(Headers).decode
 _SCAN = "FROM records WHERE place >= ? AND place < ? ORDER BY place LIMIT ?"
 _WHOLE = f"SELECT place, timestamp_ms, key, value, headers {_SCAN}"
@@ -74,11 +75,19 @@ def fetch(db: sqlite3.Connection, ask: Fetch) -> tuple[int, Batch]:
 
 
 def _some(at: TopicPartition, rows: Iterable[_Row]) -> tuple[list[Record], bool]:
-    """Return records until they take the bytes of a batch, and whether they did."""
+    """Return records until they take the bytes of a batch or one can't be read, and whether they did.
+
+    The one that can't be read is the first of the next batch, and raises UnreadableRecord there.
+    """
     records: list[Record] = []
     size_bytes = 0
     for row in rows:
-        records.append(_record(at, row))
+        try:
+            records.append(_record(at, row))
+        except UnreadableRecord:
+            if not records:
+                raise
+            return records, True
         value = row[3]
         if value is not None:
             size_bytes += len(value)
@@ -95,16 +104,26 @@ class PartitionReader:
         self._changes = changes
         self._at = at
         self._partition_id: int | None = None
+        self._unreadable: int | None = None
         self.position = start
 
     async def next_batch(self, *, end: int = MAX_OFFSET, max_records: int = 1000, headers_only: bool = False) -> Batch:
         """Return what is there now, at once; the position moves."""
         ask = Fetch(self._at, self.position, end, max_records, headers_only, self._partition_id)
-        self._partition_id, batch = await self._readers.run(lambda db: fetch(db, ask))
+        try:
+            self._partition_id, batch = await self._readers.run(lambda db: fetch(db, ask))
+        except UnreadableRecord as error:
+            self._unreadable = error.offset
+            raise
         self.position = batch.next_offset
         FETCHES.labels("embedded", self._at.topic).inc()
         FETCHED.labels("embedded", self._at.topic).inc(len(batch.records))
         return batch
+
+    def leave_out_unreadable(self, *, below: int) -> None:
+        """Go on at `below` if what can't be read lies before it: somebody decided to do without it."""
+        if self._unreadable is not None and self._unreadable < below:
+            self._unreadable, self.position = None, below
 
     async def batches(
         self, end: int | None, *, headers_only: bool, max_records: int, timeout_s: float
@@ -124,18 +143,14 @@ class PartitionReader:
                 raise TimedOut(f"reading {self._at} from {before} to {end}", timeout_s)
 
 
-def check_read(start: int, end: int | None, max_records: int) -> None:
-    """Refuse what can't be meant."""
-    if start < 0:
-        raise BadArgument("start", start, "offsets start at 0")
-    if end is not None and end < start:
-        raise BadArgument("end", end, f"it must not be below start, {start}")
-    if max_records < 1:
-        raise BadArgument("max_records", max_records, "a batch holds at least 1 record")
-
-
 def _record(at: TopicPartition, row: _Row) -> Record:
+    """Return a row as a record. Raises UnreadableRecord for what no checked append has written."""
     place, timestamp_ms, key, value, headers = row
-    return Record(
-        at.topic, at.partition, offset_of(place), timestamp_ms, key, value, _decode_headers(headers) if headers else ()
-    )
+    if type(key) not in _BYTES or type(value) not in _BYTES or type(timestamp_ms) is not int:
+        kinds = ", ".join(type(column).__name__ for column in (timestamp_ms, key, value))
+        raise UnreadableRecord(at.topic, at.partition, offset_of(place), f"time, key and value are {kinds}")
+    try:
+        decoded = _decode_headers(headers) if headers else ()
+    except (ValueError, TypeError) as error:
+        raise UnreadableRecord(at.topic, at.partition, offset_of(place), f"headers: {error}") from error
+    return Record(at.topic, at.partition, offset_of(place), timestamp_ms, key, value, decoded)

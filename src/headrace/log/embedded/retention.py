@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from headrace.errors import OffsetOutOfRange
+from headrace.log import checks
 from headrace.log.embedded.catalog import load_topic, partition_row
 from headrace.log.embedded.schema import MAX_OFFSET, offset_of, place_of
 from headrace.log.embedded.writing import Call, Work
@@ -41,11 +42,15 @@ class EmbeddedRetention:
 
     async def truncate(self, at: TopicPartition, *, before: int) -> int:
         """Remove what lies below `before`."""
+        checks.check_place(at)
+        checks.check_offset("before", before)
         await self._call(lambda db: _check_truncate(db, at, before))
         return await self._move_start(at, before)
 
     async def release(self, at: TopicPartition, *, below: int) -> None:
         """Say that all below the offset is safe elsewhere."""
+        checks.check_place(at)
+        checks.check_offset("below", below)
         await self._call(lambda db: _release(db, at, below))
 
     async def enforce(self) -> None:

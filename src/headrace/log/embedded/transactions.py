@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.errors import BadArgument, Closed, Fenced, Refused, TransactionFailed, TransactionMisused
+from headrace.log import checks
 from headrace.log.embedded.catalog import PartitionTail
+from headrace.log.embedded.groups import EmbeddedMember
 from headrace.log.embedded.offsets import store_offsets
-from headrace.log.embedded.writing import Call, RecordWriter, Work
+from headrace.log.embedded.writing import Call, RecordWriter, Work, savepoint
 from headrace.log.metrics import TRANSACTIONS
 from headrace.log.ports import Member
 from headrace.model import NewRecord, Position, TopicPartition
@@ -57,12 +59,19 @@ class _End:
         return self._commit(db, writer) if self.is_commit else self._abort(db, writer)
 
     def _commit(self, db: sqlite3.Connection, writer: RecordWriter) -> list[Position]:
+        if not self.content.offsets:
+            return self._write(db, writer)
+        # One member that does not own its partitions any more refuses all of it, the other groups' offsets too.
+        with savepoint(db):
+            for member, offsets in self.content.offsets:
+                store_offsets(db, member.group, member.member_id, offsets)
+            return self._write(db, writer)
+
+    def _write(self, db: sqlite3.Connection, writer: RecordWriter) -> list[Position]:
         checked = writer.check(db, self.content.records)
-        for member, offsets in self.content.offsets:
-            store_offsets(db, member.group, member.member_id, offsets)
-        positions = writer.write(checked)
         crash_point("log.embedded.in-transaction")
-        _spend_end_markers(tail for _, _, tail, _ in checked)
+        positions = writer.write(checked)
+        _spend_end_markers(placed.tail for placed in checked)
         return positions
 
     def _abort(self, db: sqlite3.Connection, writer: RecordWriter) -> list[Position]:
@@ -70,9 +79,9 @@ class _End:
             checked = writer.check(db, self.content.records)
         except Refused:
             return []  # a topic went away meanwhile: no offsets left to spend
-        for _, _, tail, _ in checked:
-            tail.next_offset += 1
-        _spend_end_markers(tail for _, _, tail, _ in checked)
+        for placed in checked:
+            placed.tail.next_offset += 1
+        _spend_end_markers(placed.tail for placed in checked)
         return []
 
 
@@ -129,15 +138,16 @@ class EmbeddedTransactions:
     async def append(self, records: Sequence[NewRecord]) -> None:
         """Add records."""
         content = self._current("append")
-        await self._commits.submit(_Check(self._owner, tuple(records)))
-        content.records.extend(records)
+        checked = checks.check_records(records)
+        await self._commits.submit(_Check(self._owner, checked))
+        content.records.extend(checked)
 
     async def commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit a group's offsets along."""
-        for at, offset in offsets.items():
-            if offset < 0:
-                raise BadArgument(f"offset of {at}", offset, "offsets start at 0")
-        self._current("commit offsets").offsets.append((member, dict(offsets)))
+        wanted = checks.check_offsets(offsets)
+        if not isinstance(member, EmbeddedMember):
+            raise BadArgument("member", member, "it must be a member of a group of this log")
+        self._current("commit offsets").offsets.append((member, wanted))
 
     async def commit(self) -> Sequence[Position]:
         """Write it all in one piece."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -15,7 +16,7 @@ from headrace.log.embedded.catalog import Catalog, KnownTopic, PartitionTail
 from headrace.model import NewRecord, Position, partition_of, size_of
 from headrace.runtime import Clock, crash_point
 
-__all__ = ["AppendWork", "Call", "RecordWriter", "Work"]
+__all__ = ["AppendWork", "Call", "Placed", "RecordWriter", "Work", "savepoint"]
 
 # One step of SQLite takes and gives back the interpreter's lock, so a busy event loop would slow down a
 # statement per row; rows go in by the hundred.
@@ -27,15 +28,40 @@ _INSERT_CHUNK = _INSERT + ", ".join(["(?, ?, ?, ?, ?)"] * _CHUNK)
 _encode_headers = msgspec.msgpack.Encoder().encode
 
 Row = tuple[int, int, bytes | None, bytes | None, bytes | None]
-Placed = tuple[NewRecord, int, PartitionTail, int]
+
+
+class Placed(NamedTuple):
+    """A record that was checked, ready to be written: nothing can refuse it any more."""
+
+    record: NewRecord
+    partition: int
+    tail: PartitionTail
+    timestamp_ms: int
+    headers: bytes | None
 
 
 class Work(Protocol):
-    """Something to do inside a write transaction. What it refuses, it refuses before it has written."""
+    """Something to do inside a write transaction, whole or not at all.
+
+    What raises has changed nothing: it is refused before anything is written, or it ran in a savepoint.
+    """
 
     def run(self, db: sqlite3.Connection, writer: RecordWriter) -> object:
-        """Do it and return the result, or raise a HeadraceError."""
+        """Do it and return the result, or raise."""
         ...
+
+
+@contextmanager
+def savepoint(db: sqlite3.Connection) -> Iterator[None]:
+    """Undo what the block changed in the file if it raises; the transaction around it goes on."""
+    db.execute("SAVEPOINT work")
+    try:
+        yield
+    except BaseException:
+        db.execute("ROLLBACK TO work")
+        raise
+    finally:
+        db.execute("RELEASE work")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +73,10 @@ class Call:
     def run(self, db: sqlite3.Connection, writer: RecordWriter) -> object:
         """Run it after the records that came before it."""
         writer.flush(db)
-        db.execute("SAVEPOINT call")
         try:
-            return self.function(db)
-        except BaseException:
-            db.execute("ROLLBACK TO call")
-            raise
+            with savepoint(db):
+                return self.function(db)
         finally:
-            db.execute("RELEASE call")
             writer.catalog.forget()
 
 
@@ -86,13 +108,15 @@ class RecordWriter:
         for work in works:
             try:
                 outcomes.append(work.run(db, self))
-            except HeadraceError as refusal:
+            except sqlite3.Error:
+                raise  # the file itself failed, and with it everybody
+            except Exception as refusal:  # its own caller's: works of others share the commit, not the mistake
                 outcomes.append(refusal)
         self.flush(db)
         return outcomes
 
     def check(self, db: sqlite3.Connection, records: Iterable[NewRecord]) -> list[Placed]:
-        """Say for each record its partition, that partition's tail, and its timestamp; or raise."""
+        """Say for each record all that writing it needs; or raise."""
         now_ms = self._clock.now_ms()
         find = self.catalog.find
         placed: list[Placed] = []
@@ -106,17 +130,17 @@ class RecordWriter:
             if size_of(record) > known.max_record_bytes:
                 raise RecordTooLarge(record.topic, size_of(record), known.max_record_bytes)
             partition = self._partition(record, known)
-            placed.append((record, partition, known.tail(partition), timestamp_ms))
+            headers = _encode_headers(record.headers) if record.headers else None
+            placed.append(Placed(record, partition, known.tail(partition), timestamp_ms, headers))
         return placed
 
     def write(self, placed: Iterable[Placed]) -> list[Position]:
         """Give each record the next offset of its partition."""
         positions: list[Position] = []
-        for record, partition, tail, timestamp_ms in placed:
+        for record, partition, tail, timestamp_ms, headers in placed:
             offset = tail.next_offset
             tail.next_offset = offset + 1
             tail.is_changed = True
-            headers = _encode_headers(record.headers) if record.headers else None
             self._rows.append((tail.first_place + offset, timestamp_ms, record.key, record.value, headers))
             positions.append(Position(record.topic, partition, offset, timestamp_ms))
         return positions

@@ -17,11 +17,12 @@ from headrace.errors import (
     TopicExists,
     UnknownTopic,
 )
+from headrace.log import checks
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.configs import to_kafka
 from headrace.log.kafka.faults import error_in
-from headrace.model import Topic, TopicConfig, check_topic_name
+from headrace.model import Topic, TopicConfig
 
 __all__ = ["KafkaAdmin"]
 
@@ -51,9 +52,9 @@ class KafkaAdmin:
     async def create(self, topic: str, *, partitions: int, config: TopicConfig) -> Topic:
         """Make a topic, replicated as the brokers do by default."""
         self._check_open()
-        check_topic_name(topic)
-        if partitions < 1:
-            raise BadArgument("partitions", partitions, "a topic has at least one")
+        checks.check_topic(topic)
+        checks.check_partitions(partitions)
+        config = checks.check_config(config)
         new = NewTopic(topic, partitions, _BROKER_DEFAULT, config=to_kafka(config))
         try:
             await self._ask(f"create topic {topic!r}", self._cluster.client.create_topics, [new], topic=topic)
@@ -65,6 +66,8 @@ class KafkaAdmin:
     async def configure(self, topic: str, config: TopicConfig) -> Topic:
         """Set all settings, and take back those that only the topic's former configuration had."""
         self._check_open()
+        checks.check_topic(topic)
+        config = checks.check_config(config)
         _, own = await self._cluster.settings(topic)
         wanted = to_kafka(config)
         changes = [_set(name, value) for name, value in wanted.items() if own.get(name) != value]
@@ -77,7 +80,7 @@ class KafkaAdmin:
     async def describe(self, topic: str) -> Topic:
         """Say what the topic is now."""
         self._check_open()
-        return await self._learn(topic)
+        return await self._learn(checks.check_topic(topic))
 
     async def topics(self) -> Sequence[str]:
         """List the names of all topics but the brokers' own."""
@@ -87,6 +90,7 @@ class KafkaAdmin:
     async def delete(self, topic: str) -> None:
         """Remove the topic."""
         self._check_open()
+        checks.check_topic(topic)
         await self._ask(f"delete topic {topic!r}", self._cluster.client.delete_topics, [topic], topic=topic)
         await self._until(f"topic {topic!r} to go", lambda: self._is_gone(topic))
         self._catalogue.forget(topic)
@@ -94,7 +98,8 @@ class KafkaAdmin:
     async def add_partitions(self, topic: str, *, total: int) -> Topic:
         """Give the topic more partitions."""
         self._check_open()
-        known = await self._cluster.describe(topic)
+        checks.check_partitions(total)
+        known = await self._cluster.describe(checks.check_topic(topic))
         if total <= known.partitions:
             change = f"it has {known.partitions} partitions, {total} were asked for"
             raise ImpossibleTopicChange(topic, change, "ask for more, or copy into a new topic")

@@ -10,7 +10,7 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError
 
-from headrace.errors import BadArgument
+from headrace.log import checks
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.members import KafkaMember
@@ -43,7 +43,7 @@ class KafkaGroups:
     ) -> KafkaMember:
         """Become a member; partitions come with the first polls."""
         self._check_open()
-        _check(group, topics, start_at, session_timeout_s)
+        topics = checks.check_join(group, topics, listener, start_at, session_timeout_s)
         for topic in topics:
             await self._catalogue.get(topic)
         member = KafkaMember(self._cluster, group, listener, start_at, session_timeout_s)
@@ -55,7 +55,8 @@ class KafkaGroups:
     async def committed(self, group: str, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Return the committed offsets; those of open transactions don't count yet."""
         self._check_open()
-        wanted = [confluent_kafka.TopicPartition(*at) for at in partitions]
+        checks.check_name("group", group)
+        wanted = [confluent_kafka.TopicPartition(*at) for at in checks.check_places(partitions)]
         if not wanted:
             return {}
         # A transaction that was committed a moment ago may still wait for its marker: then so do we, for a while.
@@ -83,14 +84,3 @@ class KafkaGroups:
 
 def _is_unstable(commit: Any) -> bool:  # noqa: ANN401
     return commit.error is not None and commit.error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT
-
-
-def _check(group: str, topics: Sequence[str], start_at: StartAt, session_timeout_s: float) -> None:
-    if not group:
-        raise BadArgument("group", group, "a group needs a name")
-    if not topics:
-        raise BadArgument("topics", topics, "a member needs at least one topic")
-    if start_at not in ("earliest", "latest"):
-        raise BadArgument("start_at", start_at, "it is 'earliest' or 'latest'")
-    if session_timeout_s <= 0:
-        raise BadArgument("session_timeout_s", session_timeout_s, "it must be above 0")

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from headrace.config import KafkaLogSettings
 from headrace.errors import Closed
+from headrace.log import checks
 from headrace.log.kafka.addresses import servers_of
 from headrace.log.kafka.admin import KafkaAdmin
 from headrace.log.kafka.catalogue import Catalogue
@@ -80,10 +81,11 @@ class KafkaLog:
         """Write records, acknowledged by all in-sync replicas."""
         if self._is_closed:
             self._check_open()
-        if not records:
+        checked = checks.check_records(records)
+        if not checked:
             return []
         try:
-            return await self._producers.append(records)
+            return await self._producers.append(checked)
         except DeliveryFailed as failure:
             raise await self._producers.named(failure) from failure
 
@@ -103,18 +105,19 @@ class KafkaLog:
     async def bounds(self, at: TopicPartition) -> Bounds:
         """Say what the partition holds now."""
         self._check_open()
-        await self._catalogue.check(at)
+        await self._catalogue.check(checks.check_place(at))
         return await self._settling.bounds(at)
 
     async def offset_at(self, at: TopicPartition, *, timestamp_ms: int) -> int | None:
         """Return the lowest offset whose timestamp is not below."""
         self._check_open()
-        await self._catalogue.check(at)
-        return await find_offset_at(self._cluster, at, max(0, timestamp_ms))
+        await self._catalogue.check(checks.check_place(at))
+        return await find_offset_at(self._cluster, at, max(0, checks.check_timestamp(timestamp_ms)))
 
     async def transactional(self, transactional_id: str, *, timeout_s: float = 60.0) -> KafkaTransactional:
         """Take over the id."""
         self._check_open()
+        checks.check_transactional(transactional_id, timeout_s)
         producer = await take_id(self._cluster, self._catalogue, self._settling, transactional_id, timeout_s=timeout_s)
         self._transactional.add(producer)
         producer.on_close = self._transactional.discard

@@ -13,6 +13,7 @@ import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from headrace.errors import BadArgument, Closed, HeadraceError, NotOwner, OffsetOutOfRange
+from headrace.log import checks
 from headrace.log.kafka.assignments import Assignment
 from headrace.log.kafka.clients import LOGGER
 from headrace.log.kafka.cluster import Cluster
@@ -85,8 +86,7 @@ class KafkaMember:
 
         When a caller is cancelled, what its poll brings goes to the next one.
         """
-        if max_records < 1:
-            raise BadArgument("max_records", max_records, "a poll returns at least one record")
+        checks.check_poll(max_records, timeout_s)
         async with self._turn:
             self._check_open()
             await self._check_position()
@@ -109,7 +109,7 @@ class KafkaMember:
     async def pause(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
         """Stop or go on fetching what is owned of these."""
         self._check_open()
-        owned = [confluent_kafka.TopicPartition(*at) for at in partitions if at in self.assignment]
+        owned = [confluent_kafka.TopicPartition(*at) for at in checks.check_places(partitions) if at in self.assignment]
         (self._consumer.pause if paused else self._consumer.resume)(owned)
 
     async def leave(self) -> None:
@@ -140,9 +140,7 @@ class KafkaMember:
 
     def positions_of(self, offsets: Mapping[TopicPartition, int]) -> list[Any]:
         """Return offsets in the driver's form. Raises NotOwner for partitions of others."""
-        for at, offset in offsets.items():
-            if offset < 0:
-                raise BadArgument(f"offset of {at}", offset, "offsets start at 0")
+        offsets = checks.check_offsets(offsets)
         foreign = sorted(at for at in offsets if at not in self.assignment)
         if foreign:
             raise NotOwner(self.group, f"{', '.join(map(str, foreign))} not owned by {self.member_id}")

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from confluent_kafka import KafkaError
 
-from headrace.errors import BadArgument, OffsetOutOfRange, TimedOut
+from headrace.errors import OffsetOutOfRange, TimedOut
+from headrace.log import checks
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.consumers import ConsumerPool, PooledConsumer
@@ -178,9 +179,11 @@ def _out_of_range(at: TopicPartition, offset: int, bounds: Bounds) -> OffsetOutO
 
 
 def _check(wanted: Read) -> None:
-    if wanted.start < 0:
-        raise BadArgument("start", wanted.start, "offsets start at 0")
-    if wanted.end is not None and wanted.end < wanted.start:
-        raise BadArgument("end", wanted.end, f"it must not lie below the start, {wanted.start}")
-    if wanted.max_records < 1:
-        raise BadArgument("max_records", wanted.max_records, "a batch holds at least one record")
+    checks.check_place(wanted.at)
+    checks.check_read(
+        wanted.start,
+        wanted.end,
+        headers_only=wanted.headers_only,
+        max_records=wanted.max_records,
+        timeout_s=wanted.timeout_s,
+    )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import confluent_kafka
 
 from headrace.errors import OffsetOutOfRange
+from headrace.log import checks
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.offsets import find_bounds
@@ -26,7 +27,8 @@ class KafkaRetention:
     async def truncate(self, at: TopicPartition, *, before: int) -> int:
         """Remove what lies below `before`; below the log's start there is nothing left to do."""
         self._check_open()
-        await self._catalogue.check(at)
+        checks.check_offset("before", before)
+        await self._catalogue.check(checks.check_place(at))
         bounds = await find_bounds(self._cluster, at)
         if not 0 <= before <= bounds.high_watermark:
             raise OffsetOutOfRange(at.topic, at.partition, before, bounds.start, bounds.high_watermark)
@@ -44,6 +46,8 @@ class KafkaRetention:
     async def release(self, at: TopicPartition, *, below: int) -> None:
         """Do nothing: Kafka deletes by time alone."""
         self._check_open()
+        checks.check_offset("below", below)
+        checks.check_place(at)
 
     async def enforce(self) -> None:
         """Do nothing: the brokers apply retention in their own time."""

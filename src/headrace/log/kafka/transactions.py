@@ -16,6 +16,7 @@ from headrace.errors import (
     NotOwner,
     TransactionFailed,
 )
+from headrace.log import checks
 from headrace.log.kafka.attempts import Attempt
 from headrace.log.kafka.breaks import Breaks
 from headrace.log.kafka.catalogue import Catalogue
@@ -103,7 +104,7 @@ class KafkaTransactional:
 
     async def append(self, records: Sequence[NewRecord]) -> None:
         """Add records to the open transaction."""
-        await self._turns.run(self._append, records)
+        await self._turns.run(self._append, checks.check_records(records))
 
     async def commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit a group's offsets with the transaction."""

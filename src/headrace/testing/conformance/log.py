@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.testing.conformance.log_appending import Appending
+from headrace.testing.conformance.log_arguments import Arguments
 from headrace.testing.conformance.log_cleaning import Cleaning
 from headrace.testing.conformance.log_groups import GroupMembers
 from headrace.testing.conformance.log_processes import Processes
@@ -13,5 +14,5 @@ from headrace.testing.conformance.log_transactions import Transactions
 __all__ = ["LogConformance"]
 
 
-class LogConformance(Appending, Reading, Transactions, GroupMembers, Topics, Cleaning, Processes):
+class LogConformance(Appending, Arguments, Reading, Transactions, GroupMembers, Topics, Cleaning, Processes):
     """The whole exam of a log; `address` is what a backend overrides."""

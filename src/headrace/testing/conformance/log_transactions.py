@@ -246,3 +246,25 @@ class Transactions(LogSetting):
         assert await read_all(log, target) == []
         assert await log.groups.committed(f"g-{topic}", [at]) == {}
         await producer.close()
+
+    async def test_a_refused_commit_moves_the_offsets_of_no_group(self, log: Log, topic: str) -> None:
+        """FL2: with offsets of two groups, one of which the member no longer owns, nothing of it is stored."""
+        at, target = TopicPartition(topic, 0), await new_topic(log)
+        await log.append(numbered(topic, 1))
+        groups = [f"g{n}-{topic}" for n in range(2)]
+        owner, leaver = [await log.groups.join(group, [topic], session_timeout_s=10) for group in groups]
+        for member in (owner, leaver):
+            while not await member.poll():
+                pass
+        producer = await log.transactional(f"id-{topic}")
+        await producer.begin()
+        await producer.append([NewRecord(target, b"k", b"v")])
+        await producer.commit_offsets(owner, {at: 1})
+        await leaver.leave()
+        with pytest.raises((NotOwner, Closed)):  # where the group is asked at once, the commit is not reached
+            await producer.commit_offsets(leaver, {at: 1})
+            await producer.commit()
+        await producer.close()
+        assert await read_all(log, target) == []
+        assert [await log.groups.committed(group, [at]) for group in groups] == [{}, {}]
+        await owner.leave()
