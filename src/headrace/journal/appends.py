@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
@@ -15,7 +16,9 @@ from headrace.journal.payloads import Payloads, checked_json, encode_binary_even
 from headrace.model import MAX_SEQ_NR, Event, NewRecord, TopicPartition
 from headrace.store import Place
 
-__all__ = ["AppendOptions", "check_events", "check_id", "record_of"]
+__all__ = ["AppendOptions", "check_events", "check_id", "digest_of", "record_of"]
+
+_canonical_json = msgspec.json.Encoder(order="deterministic").encode
 
 
 class AppendOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +78,7 @@ def record_of(
     expected: int | None = None,
     append_id: str | None = None,
     since: Place | None = None,
+    digest: str | None = None,
 ) -> NewRecord:
     """Return the record of an append."""
     payload_format, value = _value(events, options)
@@ -92,9 +96,19 @@ def record_of(
             expected=expected,
             append_id=append_id,
             since=since,
+            digest=digest,
         )
         headers = encode_action(action, options.headers)
     return NewRecord(at.topic, id_.encode(), value, headers, at.partition)
+
+
+def digest_of(events: Sequence[Event]) -> str:
+    """Return a text that is the same for the same events, whatever the order of the keys in their JSON."""
+    parts = []
+    for event, encoded in zip(events, encode_events(events), strict=True):
+        payload = _canonical_json(event.payload) if encoded.payload_type == "json" else encoded.payload
+        parts.append((encoded.seq_nr, encoded.tags, encoded.payload_type, payload))
+    return hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=16).hexdigest()
 
 
 def _value(events: Sequence[Event], options: AppendOptions) -> tuple[PayloadFormat, bytes]:

@@ -31,6 +31,7 @@ OWN_PREFIX = "headrace."
 _EXPECTED = "headrace.expected"
 _APPEND_ID = "headrace.append-id"
 _SINCE = "headrace.since"
+_DIGEST = "headrace.append-digest"
 _GENERATION = "headrace.generation"
 _SEGMENT_SIZE = "headrace.segment-size"
 _LAST_APPEND = "headrace.last-append"
@@ -208,7 +209,8 @@ def _header(action: Written) -> _Header:
 def _extras(action: Written) -> list[tuple[str, object]]:
     match action:
         case Append():
-            return [(_EXPECTED, action.expected), (_APPEND_ID, action.append_id), (_SINCE, _written(action.since))]
+            once = [(_APPEND_ID, action.append_id), (_DIGEST, action.digest), (_SINCE, _written(action.since))]
+            return [(_EXPECTED, action.expected), *once]
         case Mark():
             return [(_GENERATION, action.generation), (_SEGMENT_SIZE, action.segment_size)]
         case Purge():
@@ -249,7 +251,6 @@ def _append(append: _Append, headers: Mapping[str, bytes | None]) -> Append:
         raise ValueError(f"unknown payloadType {append.payload_type!r}")
     if not 1 <= append.range.first <= append.range.last <= MAX_SEQ_NR:
         raise ValueError(f"range {append.range.first} to {append.range.last} is none")
-    append_id = headers.get(_APPEND_ID)
     return Append(
         first=append.range.first,
         last=append.range.last,
@@ -257,8 +258,9 @@ def _append(append: _Append, headers: Mapping[str, bytes | None]) -> Append:
         metadata=raw_json(append.metadata.data),
         **_by(append),
         expected=_number(headers, _EXPECTED),
-        append_id=append_id.decode() if append_id is not None else None,
+        append_id=_decoded_text(headers.get(_APPEND_ID)),
         since=_place(headers.get(_SINCE)),
+        digest=_decoded_text(headers.get(_DIGEST)),
     )
 
 
@@ -301,6 +303,10 @@ def _by(written: _Append | _Mark | _Delete | _Purge) -> dict[str, Any]:
 def _number(headers: Mapping[str, bytes | None], name: str) -> int | None:
     value = headers.get(name)
     return int(value) if value is not None else None
+
+
+def _decoded_text(value: bytes | None) -> str | None:
+    return value.decode() if value is not None else None
 
 
 def _written(place: Place | None) -> str | None:

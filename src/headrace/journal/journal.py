@@ -86,9 +86,10 @@ class Journal:
     ) -> Position:
         """Write events, all of them or none; returns the place of their record.
 
-        `expected` is the seq_nr the journal must be at (0: it must be new), else WrongSeqNr. After an error whose
-        outcome is unknown, the same call with the same `append_id` on this journal writes the events once at most; with
-        the same `attempt`, which `prepare` gave, on any journal of any process.
+        `expected` is the seq_nr the journal must be at (0: it must be new), else WrongSeqNr. However often the call
+        is repeated on this Journal with the same `append_id`, the events are written once at most, and each answer says
+        what became of them; the same id with other events is AppendIdReused. With the same `attempt`, which `prepare`
+        gave, that holds on any Journal of any process.
         """
         self._check_writable("append")
         check_id(id_)
@@ -110,9 +111,11 @@ class Journal:
             with span("journal.append", topic=self.topic, id=id_):
                 if attempt is not None:
                     return await self._retry(attempt, append_id, id_, events, options, expected)
-                if expected is None and append_id is None:
+                if append_id is not None:
+                    return await self._writer.append_once(id_, events, options, expected=expected, append_id=append_id)
+                if expected is None:
                     return await self._writer.append(id_, events, options)
-                return await self._writer.append_checked(id_, events, options, expected=expected, append_id=append_id)
+                return await self._writer.append_checked(id_, events, options, expected=expected)
         finally:
             self._operations.end("append", id_, perf_counter() - started_s)
 

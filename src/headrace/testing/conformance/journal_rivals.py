@@ -358,7 +358,9 @@ class Rivals(JournalSetting):
         for n in range(20):
             with pytest.raises(Refused):
                 await journal.append("k", [Event(2)], expected=n + 5)
-        assert len(journal._writer._attempts) == 0  # noqa: SLF001
+            with pytest.raises(Refused):
+                await journal.append("k", [Event(2)], expected=n + 5, append_id=f"a{n}")
+        assert len(journal._writer._appends) == 0  # noqa: SLF001
 
 
 def _renumbered(headers: tuple[tuple[str, bytes | None], ...]) -> tuple[tuple[str, bytes | None], ...]:
