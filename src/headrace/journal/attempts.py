@@ -11,6 +11,7 @@ import msgspec
 
 from headrace.errors import AppendIdReused, BadArgument
 from headrace.journal.journal_state import Known
+from headrace.journal.limits import check_text
 from headrace.model import Position, TopicPartition
 from headrace.store import JournalMeta, Place, ReplicatedOffset
 
@@ -50,12 +51,15 @@ class AppendAttempt(msgspec.Struct, frozen=True, kw_only=True):
     def load(cls, text: str, topic: str, id_: str) -> AppendAttempt:
         """Return what `dump` wrote. Raises BadArgument for what is none, or is another journal's."""
         try:
-            attempt = msgspec.json.decode(text, type=cls)
-        except (msgspec.DecodeError, UnicodeEncodeError, TypeError) as error:
-            raise BadArgument("attempt", text, "it must be what prepare() returned") from error
+            attempt = msgspec.json.decode(text, type=cls) if isinstance(text, str) else None
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+            raise BadArgument("attempt", text[:60], "it must be what prepare() returned") from error
+        if attempt is None:
+            raise BadArgument("attempt", type(text).__name__, "it must be the text that prepare() returned")
         if (attempt.topic, attempt.id) != (topic, id_):
             rule = f"it was prepared for {attempt.id!r} in topic {attempt.topic!r}, not for {id_!r} in {topic!r}"
             raise BadArgument("attempt", attempt.append_id, rule)
+        check_text("append id of the attempt", attempt.append_id, least=1)
         return attempt
 
     def dump(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 
 from headrace.errors import (
     AppendIdReused,
@@ -19,7 +18,7 @@ from headrace.errors import (
     WrongSeqNr,
 )
 from headrace.journal.actions import Append, Delete, Purge
-from headrace.journal.appends import AppendOptions, digest_of, record_of
+from headrace.journal.appends import NewAppend
 from headrace.journal.attempts import AppendAttempt, RememberedAppends, Tries
 from headrace.journal.folding import Effect, Entry, Step, pointer_of, step
 from headrace.journal.headers import encode_action
@@ -27,7 +26,7 @@ from headrace.journal.journal_state import Known, without_skipped
 from headrace.journal.reading import JournalReader
 from headrace.journal.topology import Routed, Topology
 from headrace.log import Log
-from headrace.model import Event, NewRecord, Position
+from headrace.model import NewRecord, Position
 from headrace.runtime import crash_point
 from headrace.store import JournalMeta, Place
 
@@ -48,17 +47,17 @@ class JournalWriter:
         self._written: OrderedDict[str, int] = OrderedDict()
         self._appends = RememberedAppends()
 
-    async def append(self, id_: str, events: Sequence[Event], options: AppendOptions) -> Position:
+    async def append(self, id_: str, append: NewAppend) -> Position:
         """Write events without looking; numbers that this instance knows to be taken are refused."""
-        if events[0].seq_nr <= self._written.get(id_, 0):
-            await self._refuse_known(id_, events)
+        if append.first <= self._written.get(id_, 0):
+            await self._refuse_known(id_, append.first)
         routed = self._topology.routed(id_) if not self._waiting else None
         if routed is None:
             routed = await self._find_route(id_)
-        (position,) = await self._log.append([record_of(routed.route.at, id_, events, options)])
+        (position,) = await self._log.append([append.record(routed.route.at, id_)])
         if time.monotonic() > routed.safe_until_s and await self._is_stray(id_, routed, position):
-            return await self.append_checked(id_, events, options, expected=None)
-        self._remember(id_, events[-1].seq_nr)
+            return await self.append_checked(id_, append, expected=None)
+        self._remember(id_, append.last)
         return position
 
     async def write(self, id_: str, action: Delete | Purge) -> Position:
@@ -82,20 +81,16 @@ class JournalWriter:
         since = Place(layout.generation, bounds.high_watermark)
         return AppendAttempt.of(layout.topic, id_, since, known, append_id=append_id)
 
-    async def append_checked(
-        self, id_: str, events: Sequence[Event], options: AppendOptions, *, expected: int | None
-    ) -> Position:
+    async def append_checked(self, id_: str, append: NewAppend, *, expected: int | None) -> Position:
         """Write events and say what became of them. Raises WrongSeqNr, VoidAppend, JournalHeld."""
-        return await self._try(await self.prepare(id_), events, options, expected, digest=None)
+        return await self._try(await self.prepare(id_), append, expected)
 
-    async def append_once(
-        self, id_: str, events: Sequence[Event], options: AppendOptions, *, expected: int | None, append_id: str
-    ) -> Position:
+    async def append_once(self, id_: str, append: NewAppend, *, expected: int | None, append_id: str) -> Position:
         """Write events once at most, whatever became of earlier tries with this append id from here.
 
         Raises as `append_checked`, and AppendIdReused.
         """
-        digest = digest_of(events)
+        digest = append.digest or ""
         if (known := self._appends.landed(id_, append_id, digest)) is not None:
             return known
         tries = self._appends.begin(id_, append_id, digest)
@@ -103,7 +98,7 @@ class JournalWriter:
         try:
             attempt = await self._attempt_of(tries)
             is_open = True  # until the answer is there, whatever ends this: a cancellation, too
-            landed = await self._try(attempt, events, options, expected, digest=digest)
+            landed = await self._try(attempt, append, expected)
             is_open = False
         except (WrongSeqNr, VoidAppend, AppendIdReused):  # the fold has passed over every try
             is_open = False
@@ -116,11 +111,9 @@ class JournalWriter:
             self._appends.end(tries, is_open=is_open, landed=landed)
         return landed
 
-    async def append_attempt(
-        self, attempt: AppendAttempt, events: Sequence[Event], options: AppendOptions, *, expected: int | None
-    ) -> Position:
+    async def append_attempt(self, attempt: AppendAttempt, append: NewAppend, *, expected: int | None) -> Position:
         """Write the events of a prepared attempt, again perhaps, and say what became of them."""
-        return await self._try(attempt, events, options, expected, digest=digest_of(events))
+        return await self._try(attempt, append, expected)
 
     def forget(self, id_: str) -> None:
         """Forget what was written to a journal: it was purged."""
@@ -133,25 +126,17 @@ class JournalWriter:
             tries.attempt = tries.attempt or prepared  # another call may have been quicker, and written since
         return tries.attempt
 
-    async def _try(
-        self,
-        attempt: AppendAttempt,
-        events: Sequence[Event],
-        options: AppendOptions,
-        expected: int | None,
-        *,
-        digest: str | None,
-    ) -> Position:
+    async def _try(self, attempt: AppendAttempt, append: NewAppend, expected: int | None) -> Position:
         crash_point("append.before-write")
-        position = await self._write_attempt(attempt, events, options, expected, digest)
+        position = await self._write_attempt(attempt, append, expected)
         crash_point("append.written")
         try:
-            landed = await self._outcome(attempt, position, expected, digest)
+            landed = await self._outcome(attempt, position, expected, append.digest)
         except (Unavailable, RecordsLost, JournalHeld) as error:
             # It is in the log: nobody may take this for "nothing was done". Behind a hold it counts later, perhaps.
             what = f"checking the append to {attempt.id!r}"
             raise OperationFailed(what, str(error), outcome_known=False) from error
-        self._remember(attempt.id, events[-1].seq_nr)
+        self._remember(attempt.id, append.last)
         return landed
 
     async def _find_route(self, id_: str) -> Routed:
@@ -169,33 +154,18 @@ class JournalWriter:
         except Unavailable as error:  # the record is in the log: nobody may take this for "nothing was done"
             raise OperationFailed(f"checking what was written to {id_!r}", str(error), outcome_known=False) from error
 
-    async def _write_attempt(
-        self,
-        attempt: AppendAttempt,
-        events: Sequence[Event],
-        options: AppendOptions,
-        expected: int | None,
-        digest: str | None,
-    ) -> Position:
+    async def _write_attempt(self, attempt: AppendAttempt, append: NewAppend, expected: int | None) -> Position:
         while True:
             routed = await self._topology.find_route(attempt.id)
-            record = record_of(
-                routed.route.at,
-                attempt.id,
-                events,
-                options,
-                expected=expected,
-                append_id=attempt.append_id,
-                since=attempt.since,
-                digest=digest,
+            record = append.record(
+                routed.route.at, attempt.id, expected=expected, append_id=attempt.append_id, since=attempt.since
             )
             (position,) = await self._log.append([record])
             if not await self._is_stray(attempt.id, routed, position):
                 return position
 
-    async def _refuse_known(self, id_: str, events: Sequence[Event]) -> None:
+    async def _refuse_known(self, id_: str, first: int) -> None:
         """Refuse numbers that were written from here, unless somebody has purged the journal since."""
-        first = events[0].seq_nr
         pointer = pointer_of((await self._reader.view(id_)).meta)
         if first <= pointer:
             raise WrongSeqNr(id_, first - 1, pointer)

@@ -32,7 +32,7 @@ class Holds(JournalSetting):
         await replicate(log, store, topic)
         for options in ({"expected": 1}, {"expected": 0}, {"append_id": "a"}):
             with pytest.raises(JournalHeld):
-                await journal.append("k", [Event(2)], **options)  # type: ignore[arg-type]
+                await journal.append("k", [Event(2)], **options)
         with pytest.raises(JournalHeld):
             await journal.prepare("k")
         assert len(await actions_of(log, topic, Append)) == 1
@@ -51,7 +51,7 @@ class Holds(JournalSetting):
         await poison(log, topic, "k")
         for options in ({"expected": expected}, {"expected": expected, "append_id": "a"}):
             with pytest.raises(OperationFailed) as unknown:
-                await journal.append("k", [Event(2, "x")], **options)  # type: ignore[arg-type]
+                await journal.append("k", [Event(2, "x")], **options)
             assert not unknown.value.outcome_known
             assert "held from offset" in str(unknown.value)
         await replicate(log, store, topic)
