@@ -15,6 +15,7 @@
     │   ├── TransactionMisused      begin, append, commit or abort out of order
     │   ├── WrongSeqNr              the journal is not where the append expects it
     │   ├── VoidAppend              the append is in the log and counts for nothing
+    │   ├── AppendIdReused          the append id belongs to other events
     │   ├── NoSchemaFor             a class that Avro can't describe
     │   ├── BadSchema               no valid Avro schema
     │   ├── IncompatibleSchema      a schema that would break readers or writers of another version
@@ -64,6 +65,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 __all__ = [
+    "AppendIdReused",
     "BadArgument",
     "BadSchema",
     "ChecksumMismatch",
@@ -313,6 +315,18 @@ class VoidAppend(Refused):
     key: str
     reason: str
     says: ClassVar[str] = "the append to {key!r} is void: {reason}; reload and decide again"
+
+
+@dataclass(eq=False)
+class AppendIdReused(Refused):
+    """An append id names one append: its retries carry the same events, and no other append carries it."""
+
+    key: str
+    append_id: str
+    says: ClassVar[str] = (
+        "append id {append_id!r} was used for other events of {key!r}; "
+        "give every append an id of its own, and repeat it only with the same events"
+    )
 
 
 @dataclass(eq=False)

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from headrace.errors import BadArgument, JournalHeld
 from headrace.journal.actions import Action, Append, Delete, Mark, Poison, Purge
-from headrace.journal.appends import AppendOptions, check_events, record_of
+from headrace.journal.appends import AppendOptions, record_of
 from headrace.journal.decoding import events_of_record
 from headrace.journal.durations import duration_of, duration_text
 from headrace.journal.headers import append_headers, decode_action, encode_action, user_headers
+from headrace.journal.limits import check_events
 from headrace.journal.payloads import (
     Encoded,
     Payloads,
@@ -384,7 +385,9 @@ event_lists = st.lists(st.tuples(st.integers(1, 5), payloads, st.lists(texts, ma
     st.one_of(st.none(), json_values),
     st.one_of(st.none(), json_values),
     st.one_of(st.none(), st.integers(1, 10**9).map(lambda ms: timedelta(milliseconds=ms))),
-    st.dictionaries(texts.filter(lambda name: not name.startswith(("headrace.", "journal.action"))), texts, max_size=3),
+    st.dictionaries(
+        texts.filter(lambda name: name and not name.startswith(("headrace.", "journal.action"))), texts, max_size=3
+    ),
     st.one_of(st.none(), texts),
 )
 def test_what_is_written_is_read_back(

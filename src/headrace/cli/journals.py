@@ -16,7 +16,7 @@ from rich.table import Table
 from headrace.app import Headrace
 from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
 from headrace.errors import BadArgument
-from headrace.journal import Moment
+from headrace.journal import UNCHECKED, Expected, Moment
 from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent
 
 __all__ = ["app"]
@@ -47,7 +47,9 @@ def append(
         journal = hr.journal(topic, origin="headrace-cli")
         first = seq_nr if seq_nr is not None else (await journal.pointer(id_) or 0) + 1
         events = [Event(first + n, _payload(text), tuple(tag or ())) for n, text in enumerate(texts)]
-        check = first - 1 if seq_nr is None and expected is None else expected
+        check: Expected = expected
+        if expected is None:
+            check = first - 1 if seq_nr is None else UNCHECKED
         # With an append id the answer is what became of the events, not just that they were written.
         position = await journal.append(
             id_, events, expected=check, append_id=uuid.uuid4().hex, expire_after=expire_after

@@ -10,6 +10,7 @@ from headrace.journal.head_cache import HeadCache
 from headrace.journal.history import Moment
 from headrace.journal.journal import Journal
 from headrace.journal.layout import Layout
+from headrace.journal.limits import UNCHECKED, Expected, Unchecked
 from headrace.journal.quarantine import Held, held_journals, pass_verdict
 from headrace.journal.replicating import Replicated, replicate_batch
 from headrace.journal.snapshots import JournalSnapshots, Snapshot
@@ -17,6 +18,8 @@ from headrace.journal.stats import PartitionStats
 from headrace.journal.topology import Topology
 
 __all__ = [
+    "UNCHECKED",
+    "Expected",
     "HeadCache",
     "Held",
     "Journal",
@@ -27,6 +30,7 @@ __all__ = [
     "Replicated",
     "Snapshot",
     "Topology",
+    "Unchecked",
     "grow_topic",
     "held_journals",
     "pass_verdict",

@@ -17,7 +17,8 @@ class Append(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Events `first` to `last`, written together. The events themselves are the record's value.
 
     `expected` makes it void unless the journal is at that seq_nr. A retry has the `append_id` of the first attempt
-    and, in `since`, the end of the log before it: it is void if a purge lies at or above.
+    and, in `since`, the end of the log before it: it is void if a purge lies at or above. `digest` tells whether two
+    appends of one id carry the same events.
     """
 
     first: int
@@ -29,6 +30,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     expected: int | None = None
     append_id: str | None = None
     since: Place | None = None
+    digest: str | None = None
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import uuid
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from headrace.errors import BadArgument
+from headrace.errors import AppendIdReused, BadArgument
 from headrace.journal.journal_state import Known
-from headrace.model import TopicPartition
+from headrace.journal.limits import check_text
+from headrace.model import Position, TopicPartition
 from headrace.store import JournalMeta, Place, ReplicatedOffset
 
-__all__ = ["AppendAttempt"]
+__all__ = ["AppendAttempt", "RememberedAppends", "Tries"]
+
+_OPEN_AT_MOST = 100_000
+_LANDED_AT_MOST = 10_000
 
 
 class AppendAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,12 +51,15 @@ class AppendAttempt(msgspec.Struct, frozen=True, kw_only=True):
     def load(cls, text: str, topic: str, id_: str) -> AppendAttempt:
         """Return what `dump` wrote. Raises BadArgument for what is none, or is another journal's."""
         try:
-            attempt = msgspec.json.decode(text, type=cls)
-        except (msgspec.DecodeError, UnicodeEncodeError, TypeError) as error:
-            raise BadArgument("attempt", text, "it must be what prepare() returned") from error
+            attempt = msgspec.json.decode(text, type=cls) if isinstance(text, str) else None
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+            raise BadArgument("attempt", text[:60], "it must be what prepare() returned") from error
+        if attempt is None:
+            raise BadArgument("attempt", type(text).__name__, "it must be the text that prepare() returned")
         if (attempt.topic, attempt.id) != (topic, id_):
             rule = f"it was prepared for {attempt.id!r} in topic {attempt.topic!r}, not for {id_!r} in {topic!r}"
             raise BadArgument("attempt", attempt.append_id, rule)
+        check_text("append id of the attempt", attempt.append_id, least=1)
         return attempt
 
     def dump(self) -> str:
@@ -60,3 +70,69 @@ class AppendAttempt(msgspec.Struct, frozen=True, kw_only=True):
     def known(self) -> Known:
         """What the store had before the first try."""
         return Known(dict(self.replicated), self.stored)
+
+
+@dataclass(slots=True)
+class Tries:
+    """The tries of one append of one journal, as long as it is not known what became of them.
+
+    `calls` are those that run now. `is_open`: a try may have been written, and nobody knows.
+    """
+
+    id: str
+    append_id: str
+    digest: str
+    attempt: AppendAttempt | None = None
+    calls: int = 0
+    is_open: bool = False
+
+
+class RememberedAppends:
+    """The append ids that one journal instance has seen, each with the events it was given for.
+
+    An append id belongs to one journal: the same id for another journal is another append.
+    """
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[tuple[str, str], Tries] = OrderedDict()
+        self._landed: OrderedDict[tuple[str, str], tuple[str, Position]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return how many appends there are whose end is not known."""
+        return len(self._open)
+
+    def landed(self, id_: str, append_id: str, digest: str) -> Position | None:
+        """Return where the append landed, if that is known. Raises AppendIdReused for other events."""
+        known = self._landed.get((id_, append_id))
+        if known is None:
+            return None
+        if known[0] != digest:
+            raise AppendIdReused(id_, append_id)
+        return known[1]
+
+    def begin(self, id_: str, append_id: str, digest: str) -> Tries:
+        """Begin a try. Raises AppendIdReused if other events were tried with the id."""
+        tries = self._open.get((id_, append_id))
+        if tries is None:
+            tries = self._open[id_, append_id] = Tries(id_, append_id, digest)
+            _bound(self._open, _OPEN_AT_MOST)
+        elif tries.digest != digest:
+            raise AppendIdReused(id_, append_id)
+        tries.calls += 1
+        return tries
+
+    def end(self, tries: Tries, *, is_open: bool, landed: Position | None = None) -> None:
+        """End a try; what is neither open nor tried by another call is forgotten, what landed is remembered."""
+        tries.calls -= 1
+        tries.is_open = is_open
+        key = (tries.id, tries.append_id)
+        if landed is not None:
+            self._landed[key] = (tries.digest, landed)
+            _bound(self._landed, _LANDED_AT_MOST)
+        if not tries.is_open and tries.calls == 0 and self._open.get(key) is tries:
+            del self._open[key]
+
+
+def _bound(remembered: OrderedDict[tuple[str, str], Any], most: int) -> None:
+    while len(remembered) > most:
+        remembered.popitem(last=False)

@@ -11,6 +11,7 @@ import msgspec
 
 from headrace.errors import BadArgument
 from headrace.journal.actions import Action, Append, Delete, Mark, PayloadFormat, Poison, Purge, Verdict
+from headrace.journal.limits import MAX_HEADERS_BYTES, check_headers, check_size, check_text
 from headrace.journal.raw_json import raw_json
 from headrace.model import MAX_SEQ_NR, Headers, Record
 from headrace.store import Place
@@ -21,7 +22,7 @@ __all__ = [
     "append_headers",
     "decode_action",
     "encode_action",
-    "is_utf8",
+    "encode_user_headers",
     "user_headers",
 ]
 
@@ -31,6 +32,7 @@ OWN_PREFIX = "headrace."
 _EXPECTED = "headrace.expected"
 _APPEND_ID = "headrace.append-id"
 _SINCE = "headrace.since"
+_DIGEST = "headrace.append-digest"
 _GENERATION = "headrace.generation"
 _SEGMENT_SIZE = "headrace.segment-size"
 _LAST_APPEND = "headrace.last-append"
@@ -116,11 +118,18 @@ def encode_action(action: Written, user: Mapping[str, str] | None = None) -> Hea
     """Return the headers of a record: the action, what Headrace adds to it, and the user's own."""
     own: list[tuple[str, bytes | None]] = [(ACTION_HEADER, _encode(_header(action)))]
     own += [(name, str(value).encode()) for name, value in _extras(action) if value is not None]
-    for name, value in (user or {}).items():
-        if _text("header", name) == ACTION_HEADER or name.startswith(OWN_PREFIX):
+    return (*own, *encode_user_headers(user)) if user else tuple(own)
+
+
+def encode_user_headers(headers: Mapping[str, str] | None) -> Headers:
+    """Return the headers that an application gives. Raises BadArgument for what is none, or ours."""
+    encoded = []
+    for name, value in check_headers(headers).items():
+        if name == ACTION_HEADER or name.startswith(OWN_PREFIX):
             raise BadArgument("header", name, f"{ACTION_HEADER} and names with the prefix {OWN_PREFIX} are taken")
-        own.append((name, _text(f"header {name!r}", value).encode()))
-    return tuple(own)
+        encoded.append((name, value.encode()))
+    check_size("headers", sum(len(name) + len(value) for name, value in encoded), MAX_HEADERS_BYTES)
+    return tuple(encoded)
 
 
 def decode_action(record: Record) -> Action | None:
@@ -198,7 +207,7 @@ def _header(action: Written) -> _Header:
             written = _Append(_Range(action.first, action.last), origin, version, action.payload_format, data)
             return _Header(append=written)
         case Mark() | Verdict():
-            return _Header(mark=_Mark(action.id, origin, version))
+            return _Header(mark=_Mark(check_text("id of the mark", action.id), origin, version))
         case Delete():
             return _Header(delete=_Delete(action.to, origin, version))
         case Purge():
@@ -208,7 +217,8 @@ def _header(action: Written) -> _Header:
 def _extras(action: Written) -> list[tuple[str, object]]:
     match action:
         case Append():
-            return [(_EXPECTED, action.expected), (_APPEND_ID, action.append_id), (_SINCE, _written(action.since))]
+            once = [(_APPEND_ID, action.append_id), (_DIGEST, action.digest), (_SINCE, _written(action.since))]
+            return [(_EXPECTED, action.expected), *once]
         case Mark():
             return [(_GENERATION, action.generation), (_SEGMENT_SIZE, action.segment_size)]
         case Purge():
@@ -249,7 +259,6 @@ def _append(append: _Append, headers: Mapping[str, bytes | None]) -> Append:
         raise ValueError(f"unknown payloadType {append.payload_type!r}")
     if not 1 <= append.range.first <= append.range.last <= MAX_SEQ_NR:
         raise ValueError(f"range {append.range.first} to {append.range.last} is none")
-    append_id = headers.get(_APPEND_ID)
     return Append(
         first=append.range.first,
         last=append.range.last,
@@ -257,8 +266,9 @@ def _append(append: _Append, headers: Mapping[str, bytes | None]) -> Append:
         metadata=raw_json(append.metadata.data),
         **_by(append),
         expected=_number(headers, _EXPECTED),
-        append_id=append_id.decode() if append_id is not None else None,
+        append_id=_decoded_text(headers.get(_APPEND_ID)),
         since=_place(headers.get(_SINCE)),
+        digest=_decoded_text(headers.get(_DIGEST)),
     )
 
 
@@ -272,23 +282,7 @@ def _is_text(key: bytes) -> bool:
 
 
 def _option(name: str, value: str | None) -> Any:  # noqa: ANN401  (str or UNSET)
-    return msgspec.UNSET if value is None else _text(name, value)
-
-
-def _text(name: str, value: object) -> str:
-    """Return a text that a record can carry."""
-    if not isinstance(value, str) or not is_utf8(value):
-        raise BadArgument(name, value, "it must be text that UTF-8 can carry")
-    return value
-
-
-def is_utf8(text: str) -> bool:
-    """Say whether UTF-8 can carry the text: it can't if it holds half a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return msgspec.UNSET if value is None else check_text(name, value)
 
 
 def _by(written: _Append | _Mark | _Delete | _Purge) -> dict[str, Any]:
@@ -301,6 +295,10 @@ def _by(written: _Append | _Mark | _Delete | _Purge) -> dict[str, Any]:
 def _number(headers: Mapping[str, bytes | None], name: str) -> int | None:
     value = headers.get(name)
     return int(value) if value is not None else None
+
+
+def _decoded_text(value: bytes | None) -> str | None:
+    return value.decode() if value is not None else None
 
 
 def _written(place: Place | None) -> str | None:

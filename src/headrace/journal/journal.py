@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import timedelta
 from time import perf_counter
 
 from headrace.errors import BadArgument, Forbidden
 from headrace.journal.actions import Delete, Mark, Purge
-from headrace.journal.appends import AppendOptions, check_events, check_id
+from headrace.journal.appends import AppendOptions, new_append
 from headrace.journal.attempts import AppendAttempt
 from headrace.journal.barriers import Barrier, MarkBarrier, WatermarkBarrier, write_mark
 from headrace.journal.folding import exists, pointer_of
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.history import Moment, history
+from headrace.journal.limits import (
+    UNCHECKED,
+    Expected,
+    check_count,
+    check_events,
+    check_expected,
+    check_id,
+    check_option,
+    check_seq_nr,
+    check_text,
+)
 from headrace.journal.operations import SLOW_S, Operations
 from headrace.journal.reading import JournalReader
 from headrace.journal.snapshots import JournalSnapshots
@@ -22,7 +33,7 @@ from headrace.journal.topology import LEASE_S, Topology
 from headrace.journal.windows import Windows
 from headrace.journal.writing import JournalWriter
 from headrace.log import Log
-from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent
+from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent, check_topic_name
 from headrace.observe import span
 from headrace.store import Store
 
@@ -53,28 +64,35 @@ class Journal:
         lease_s: float = LEASE_S,
         slow_s: float = SLOW_S,
     ) -> None:
-        self.topic = topic
+        self.topic = check_topic_name(topic)
         self._operations = Operations(topic, slow_s=slow_s)
         self._log = log
         self._store = store
-        self._origin = origin
+        self._origin = origin = check_option("origin", origin)
         self._plain = AppendOptions(origin=origin)
         self._is_read_only = read_only
         self._topology = Topology(
-            log, store.settings, topic, partitions=partitions, is_reader=read_only, lease_s=lease_s
+            log,
+            store.settings,
+            topic,
+            partitions=partitions if partitions is None else check_count("partitions", partitions),
+            is_reader=read_only,
+            lease_s=lease_s,
         )
         windows = Windows(log, cache, timeout_s=timeout_s)
         barrier: Barrier = WatermarkBarrier(log) if read_only else MarkBarrier(log, origin)
         self._reader = JournalReader(self._topology, store.reader, windows, barrier, cache)
         self._writer = JournalWriter(log, self._topology, self._reader)
-        self.snapshots = JournalSnapshots(store.snapshots, self._reader, kept=snapshots_kept)
+        self.snapshots = JournalSnapshots(
+            store.snapshots, self._reader, kept=check_count("snapshots_kept", snapshots_kept)
+        )
 
     async def append(
         self,
         id_: str,
-        events: Sequence[Event],
+        events: Iterable[Event],
         *,
-        expected: int | None = None,
+        expected: Expected = UNCHECKED,
         append_id: str | None = None,
         attempt: str | None = None,
         metadata: object = None,
@@ -86,13 +104,18 @@ class Journal:
     ) -> Position:
         """Write events, all of them or none; returns the place of their record.
 
-        `expected` is the seq_nr the journal must be at (0: it must be new), else WrongSeqNr. After an error whose
-        outcome is unknown, the same call with the same `append_id` on this journal writes the events once at most; with
-        the same `attempt`, which `prepare` gave, on any journal of any process.
+        `expected` is the seq_nr the journal must be at, else WrongSeqNr; 0 and None mean that there must be no journal,
+        so that `expected=await journal.pointer(id_)` is safe. However often the call is repeated on this Journal with
+        the same `append_id`, the events are written once at most, and each answer says what became of them; the same
+        id with other events is AppendIdReused. With the same `attempt`, which `prepare` gave, that holds on any Journal
+        of any process.
         """
         self._check_writable("append")
-        check_id(id_)
-        check_events(events)
+        id_ = check_id(id_)
+        given = check_events(events)
+        required = check_expected(expected)
+        once = None if append_id is None else check_text("append_id", append_id, least=1)
+        prepared = self._prepared(attempt, once, id_) if attempt is not None else None
         is_plain = metadata is None and payload_metadata is None and expire_after is None
         if is_plain and headers is None and origin is None and version is None:
             options = self._plain
@@ -100,19 +123,22 @@ class Journal:
             options = AppendOptions(
                 metadata=metadata,
                 payload_metadata=payload_metadata,
-                headers=headers or {},
+                headers=headers,
                 expire_after=expire_after,
-                origin=origin or self._origin,
+                origin=self._origin if origin is None else origin,
                 version=version,
             )
+        new = new_append(given, options, with_digest=once is not None or prepared is not None)
         started_s = perf_counter()
         try:
             with span("journal.append", topic=self.topic, id=id_):
-                if attempt is not None:
-                    return await self._retry(attempt, append_id, id_, events, options, expected)
-                if expected is None and append_id is None:
-                    return await self._writer.append(id_, events, options)
-                return await self._writer.append_checked(id_, events, options, expected=expected, append_id=append_id)
+                if prepared is not None:
+                    return await self._writer.append_attempt(prepared, new, expected=required)
+                if once is not None:
+                    return await self._writer.append_once(id_, new, expected=required, append_id=once)
+                if required is None:
+                    return await self._writer.append(id_, new)
+                return await self._writer.append_checked(id_, new, expected=required)
         finally:
             self._operations.end("append", id_, perf_counter() - started_s)
 
@@ -129,18 +155,17 @@ class Journal:
 
         Raises ReadAgain when a delete or purge lands in the middle, JournalHeld, RecordsLost, TimedOut.
         """
-        check_id(id_)
-        if from_seq_nr < 1:
-            raise BadArgument("from_seq_nr", from_seq_nr, "numbers start at 1")
+        id_ = check_id(id_)
+        first = check_seq_nr("from_seq_nr", from_seq_nr, most=None)
         with self._operations.begin("read", id_) as operation:
-            async for page in self._reader.pages(id_, from_seq_nr, operation):
+            async for page in self._reader.pages(id_, first, operation):
                 for event in page:
                     yield event
             operation.lap("events")
 
     async def pointer(self, id_: str) -> int | None:
         """Return the journal's last seq_nr; None if there is no journal."""
-        check_id(id_)
+        id_ = check_id(id_)
         with self._operations.begin("pointer", id_) as operation, span("journal.pointer", topic=self.topic, id=id_):
             view = await self._reader.view(id_, operation)
         return pointer_of(view.meta) if exists(view.meta) else None
@@ -148,8 +173,7 @@ class Journal:
     async def delete(self, id_: str, *, to: int = MAX_SEQ_NR) -> Position | None:
         """Delete the events up to a seq_nr, the pointer at most; None, and nothing written, if there is no journal."""
         self._check_writable("delete")
-        if to < 1:
-            raise BadArgument("to", to, "numbers start at 1")
+        id_, to = check_id(id_), check_seq_nr("to", to)
         with self._operations.begin("delete", id_), span("journal.delete", topic=self.topic, id=id_):
             pointer = await self.pointer(id_)
             if pointer is None:
@@ -159,16 +183,18 @@ class Journal:
     async def purge(self, id_: str) -> Position:
         """Remove the whole journal; the next append begins a new one."""
         self._check_writable("purge")
+        id_ = check_id(id_)
         with self._operations.begin("purge", id_), span("journal.purge", topic=self.topic, id=id_):
-            position = await self._writer.write(check_id(id_), Purge(origin=self._origin))
+            position = await self._writer.write(id_, Purge(origin=self._origin))
             self._writer.forget(id_)
             return position
 
     async def mark(self, id_: str, mark_id: str) -> int:
         """Write a Mark, which changes nothing, and return its offset."""
         self._check_writable("mark")
-        route = await self._topology.route(check_id(id_))
-        return await write_mark(self._log, route.at, id_, Mark(id=mark_id, origin=self._origin))
+        id_, mark = check_id(id_), Mark(id=check_text("mark_id", mark_id), origin=self._origin)
+        route = await self._topology.route(id_)
+        return await write_mark(self._log, route.at, id_, mark)
 
     async def ids(self) -> AsyncIterator[str]:
         """Yield the ids of all journals that replication has reached, in no order."""
@@ -185,19 +211,10 @@ class Journal:
         """Say of each partition what the log holds and how far replication has come."""
         return await partition_stats(self._log, self._store.reader, self._topology)
 
-    async def _retry(
-        self,
-        attempt: str,
-        append_id: str | None,
-        id_: str,
-        events: Sequence[Event],
-        options: AppendOptions,
-        expected: int | None,
-    ) -> Position:
+    def _prepared(self, attempt: str, append_id: str | None, id_: str) -> AppendAttempt:
         if append_id is not None:
             raise BadArgument("append_id", append_id, "an attempt has its own; give one of the two")
-        loaded = AppendAttempt.load(attempt, self.topic, id_)
-        return await self._writer.append_attempt(loaded, events, options, expected=expected)
+        return AppendAttempt.load(attempt, self.topic, id_)
 
     def _check_writable(self, operation: str) -> None:
         if self._is_read_only:

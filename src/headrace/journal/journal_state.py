@@ -13,7 +13,7 @@ from headrace.journal.windows import Window
 from headrace.model import TopicPartition
 from headrace.store import EventRow, JournalMeta, Place, ReplicatedOffset
 
-__all__ = ["FirstRows", "Known", "View", "fold", "last_of", "view_of"]
+__all__ = ["FirstRows", "Known", "View", "fold", "last_of", "view_of", "without_skipped"]
 
 
 @dataclass(frozen=True, slots=True)

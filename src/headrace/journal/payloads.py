@@ -8,6 +8,7 @@ log to the store decodes nothing.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,7 @@ __all__ = [
     "decode_value",
     "encode_binary_events",
     "encode_events",
+    "encode_json",
     "encode_value",
 ]
 
@@ -167,7 +169,7 @@ def _encode_payload(event: Event) -> tuple[str | None, bytes | None]:
     if isinstance(payload, bytes | bytearray | memoryview):
         return "binary", bytes(payload)
     try:
-        return ("text", payload.encode()) if isinstance(payload, str) else ("json", checked_json(_json_encode(payload)))
+        return ("text", payload.encode()) if isinstance(payload, str) else ("json", encode_json(payload))
     except (TypeError, ValueError, RecursionError) as error:
         rule = f"a payload is None, bytes, str or what JSON can carry ({error})"
         raise BadArgument(f"payload of event {event.seq_nr}", type(payload).__name__, rule) from error
@@ -188,6 +190,29 @@ def _json_event(event: Encoded) -> _JsonEvent:
         return _JsonEvent(event.seq_nr, event.tags)
     raw = event.payload if event.payload_type == "json" else _json_encode(event.payload.decode())
     return _JsonEvent(event.seq_nr, event.tags, event.payload_type, msgspec.Raw(raw))
+
+
+def encode_json(value: object) -> bytes:
+    """Return a value as JSON that comes back as it is. Raises TypeError, ValueError, RecursionError."""
+    raw = _json_encode(value)
+    raw.decode()
+    _decode_raw(raw)  # what the value holds as raw JSON was written as it is
+    if b"null" in raw:
+        _check_finite(value)
+    return checked_json(raw)
+
+
+def _check_finite(value: object) -> None:
+    """Refuse the numbers that JSON does not have: they would come back as null."""
+    left = [msgspec.to_builtins(value)]
+    while left:
+        one = left.pop()
+        if isinstance(one, float) and not math.isfinite(one):
+            raise ValueError(f"JSON has no {one}")
+        if isinstance(one, dict):
+            left.extend(one.values())
+        elif isinstance(one, list | tuple | set | frozenset):
+            left.extend(one)
 
 
 def checked_json(raw: bytes) -> bytes:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import BadArgument, VoidAppend
+from headrace.errors import VoidAppend
 from headrace.journal.folding import exists, pointer_of
 from headrace.journal.journal_state import View
+from headrace.journal.limits import MAX_VALUE_BYTES, check_id, check_seq_nr, check_size, check_timestamp
 from headrace.journal.payloads import decode_payload, encode_events
 from headrace.journal.reading import JournalReader
 from headrace.model import Event, Payload
+from headrace.runtime import SYSTEM_CLOCK
 from headrace.store import JournalMeta, Place, SnapshotRow, Snapshots
 
 __all__ = ["JournalSnapshots", "Snapshot"]
@@ -34,14 +36,19 @@ class JournalSnapshots:
     """
 
     def __init__(self, snapshots: Snapshots, reader: JournalReader, *, kept: int) -> None:
-        if kept < 1:
-            raise BadArgument("snapshots_kept", kept, "at least 1 is kept")
         self._snapshots = snapshots
         self._reader = reader
         self._kept = kept
 
-    async def save(self, id_: str, seq_nr: int, payload: Payload, *, timestamp_ms: int) -> None:
-        """Save the state as of a seq_nr that the journal has reached; the oldest of the ring goes."""
+    async def save(self, id_: str, seq_nr: int, payload: Payload, *, timestamp_ms: int | None = None) -> None:
+        """Save the state as of a seq_nr that the journal has reached; the oldest of the ring goes.
+
+        Its time is now, unless `timestamp_ms` says otherwise.
+        """
+        id_, seq_nr = check_id(id_), check_seq_nr("seq_nr", seq_nr)
+        (encoded,) = encode_events([Event(seq_nr, payload)])
+        check_size("payload", len(encoded.payload or b""), MAX_VALUE_BYTES)
+        saved_ms = SYSTEM_CLOCK.now_ms() if timestamp_ms is None else check_timestamp("timestamp_ms", timestamp_ms)
         view = await self._reader.view(id_)
         meta = view.meta
         if meta is None or not exists(meta) or meta.record_id is None or not 1 <= seq_nr <= pointer_of(meta):
@@ -50,14 +57,13 @@ class JournalSnapshots:
         # All up to the barrier is covered. The journal's own place would not do: what was deleted in a slot at a place
         # stays deleted there, and nothing could be saved again until the next event.
         place = max(meta.place, view.barrier)
-        (encoded,) = encode_events([Event(seq_nr, payload)])
         rows = await self._snapshots.load(self._reader.topic, id_)
         row = SnapshotRow(
             slot=_slot(rows, self._kept, seq_nr, meta),
             seq_nr=seq_nr,
             generation=place.generation,
             offset=place.offset,
-            timestamp_ms=timestamp_ms,
+            timestamp_ms=saved_ms,
             record_id=meta.record_id,
             payload_type=encoded.payload_type,
             payload=encoded.payload,
@@ -68,6 +74,11 @@ class JournalSnapshots:
         self, id_: str, *, max_seq_nr: int | None = None, max_timestamp_ms: int | None = None
     ) -> Snapshot | None:
         """Return the newest snapshot, not above the seq_nr and not after the time if these are given."""
+        id_ = check_id(id_)
+        if max_seq_nr is not None:
+            check_seq_nr("max_seq_nr", max_seq_nr, most=None)
+        if max_timestamp_ms is not None:
+            check_timestamp("max_timestamp_ms", max_timestamp_ms)
         rows = await self._of_incarnation(id_)
         fitting = [
             row
@@ -82,6 +93,9 @@ class JournalSnapshots:
 
     async def delete(self, id_: str, *, max_seq_nr: int | None = None) -> int:
         """Remove the snapshots up to a seq_nr, or all; returns how many."""
+        id_ = check_id(id_)
+        if max_seq_nr is not None:
+            check_seq_nr("max_seq_nr", max_seq_nr, most=None)
         gone = [row for row in await self._of_incarnation(id_) if max_seq_nr is None or row.seq_nr <= max_seq_nr]
         for row in gone:
             await self._snapshots.delete(self._reader.topic, id_, row.slot, at=Place(row.generation, row.offset))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 
 from headrace.errors import (
+    AppendIdReused,
     HeadraceError,
+    JournalHeld,
     OperationFailed,
     ReadAgain,
     RecordsLost,
@@ -17,17 +18,17 @@ from headrace.errors import (
     WrongSeqNr,
 )
 from headrace.journal.actions import Append, Delete, Purge
-from headrace.journal.appends import AppendOptions, record_of
-from headrace.journal.attempts import AppendAttempt
-from headrace.journal.folding import Effect, Entry, pointer_of, step
+from headrace.journal.appends import NewAppend
+from headrace.journal.attempts import AppendAttempt, RememberedAppends, Tries
+from headrace.journal.folding import Effect, Entry, Step, pointer_of, step
 from headrace.journal.headers import encode_action
-from headrace.journal.journal_state import Known
+from headrace.journal.journal_state import Known, without_skipped
 from headrace.journal.reading import JournalReader
 from headrace.journal.topology import Routed, Topology
 from headrace.log import Log
-from headrace.model import Event, NewRecord, Position
+from headrace.model import NewRecord, Position
 from headrace.runtime import crash_point
-from headrace.store import Place
+from headrace.store import JournalMeta, Place
 
 __all__ = ["JournalWriter"]
 
@@ -44,19 +45,19 @@ class JournalWriter:
         self._in_order = asyncio.Lock()
         self._waiting = 0
         self._written: OrderedDict[str, int] = OrderedDict()
-        self._attempts: OrderedDict[str, AppendAttempt] = OrderedDict()
+        self._appends = RememberedAppends()
 
-    async def append(self, id_: str, events: Sequence[Event], options: AppendOptions) -> Position:
+    async def append(self, id_: str, append: NewAppend) -> Position:
         """Write events without looking; numbers that this instance knows to be taken are refused."""
-        if events[0].seq_nr <= self._written.get(id_, 0):
-            await self._refuse_known(id_, events)
+        if append.first <= self._written.get(id_, 0):
+            await self._refuse_known(id_, append.first)
         routed = self._topology.routed(id_) if not self._waiting else None
         if routed is None:
             routed = await self._find_route(id_)
-        (position,) = await self._log.append([record_of(routed.route.at, id_, events, options)])
+        (position,) = await self._log.append([append.record(routed.route.at, id_)])
         if time.monotonic() > routed.safe_until_s and await self._is_stray(id_, routed, position):
-            return await self.append_checked(id_, events, options, expected=None, append_id=None)
-        self._remember(id_, events[-1].seq_nr)
+            return await self.append_checked(id_, append, expected=None)
+        self._remember(id_, append.last)
         return position
 
     async def write(self, id_: str, action: Delete | Purge) -> Position:
@@ -70,58 +71,73 @@ class JournalWriter:
                 return position
 
     async def prepare(self, id_: str, append_id: str | None = None) -> AppendAttempt:
-        """Look at what is there before an append that may have to be tried again."""
+        """Look at what is there before an append that may have to be tried again. Raises JournalHeld."""
         layout = await self._topology.layout()
         known = await self._reader.known(id_, layout)
+        stored = known.stored
+        if stored is not None and stored.held_from is not None:
+            raise _held(id_, stored, stored.held_from)
         bounds = await self._log.bounds(layout.route(id_))
         since = Place(layout.generation, bounds.high_watermark)
         return AppendAttempt.of(layout.topic, id_, since, known, append_id=append_id)
 
-    async def append_checked(
-        self,
-        id_: str,
-        events: Sequence[Event],
-        options: AppendOptions,
-        *,
-        expected: int | None,
-        append_id: str | None,
-    ) -> Position:
-        """Write events and say what became of them. Raises WrongSeqNr, VoidAppend.
+    async def append_checked(self, id_: str, append: NewAppend, *, expected: int | None) -> Position:
+        """Write events and say what became of them. Raises WrongSeqNr, VoidAppend, JournalHeld."""
+        return await self._try(await self.prepare(id_), append, expected)
 
-        With the append id of an earlier attempt whose outcome is unknown, the events are written once at most.
+    async def append_once(self, id_: str, append: NewAppend, *, expected: int | None, append_id: str) -> Position:
+        """Write events once at most, whatever became of earlier tries with this append id from here.
+
+        Raises as `append_checked`, and AppendIdReused.
         """
-        is_retry = append_id is not None and append_id in self._attempts
-        attempt = self._attempts[append_id] if append_id and is_retry else await self.prepare(id_, append_id)
-        self._remember_attempt(attempt)
+        digest = append.digest or ""
+        if (known := self._appends.landed(id_, append_id, digest)) is not None:
+            return known
+        tries = self._appends.begin(id_, append_id, digest)
+        is_open, landed = tries.is_open, None
         try:
-            position = await self.append_attempt(attempt, events, options, expected=expected)
+            attempt = await self._attempt_of(tries)
+            is_open = True  # until the answer is there, whatever ends this: a cancellation, too
+            landed = await self._try(attempt, append, expected)
+            is_open = False
+        except (WrongSeqNr, VoidAppend, AppendIdReused):  # the fold has passed over every try
+            is_open = False
+            raise
         except HeadraceError as error:
             is_unknown = isinstance(error, Unavailable) and not error.outcome_known
-            # What a retry can't write says nothing about the tries before it.
-            if not is_unknown and (not is_retry or isinstance(error, WrongSeqNr | VoidAppend)):
-                self._attempts.pop(attempt.append_id, None)
+            is_open = is_unknown or tries.is_open  # what this try could not write says nothing about those before it
             raise
-        self._attempts.pop(attempt.append_id, None)
-        return position
-
-    async def append_attempt(
-        self, attempt: AppendAttempt, events: Sequence[Event], options: AppendOptions, *, expected: int | None
-    ) -> Position:
-        """Write events, again perhaps, and say what became of them."""
-        crash_point("append.before-write")
-        position = await self._write_attempt(attempt, events, options, expected)
-        crash_point("append.written")
-        try:
-            landed = await self._outcome(attempt, position, expected)
-        except (Unavailable, RecordsLost) as error:  # it is in the log: nobody may take this for "nothing was done"
-            what = f"checking the append to {attempt.id!r}"
-            raise OperationFailed(what, str(error), outcome_known=False) from error
-        self._remember(attempt.id, events[-1].seq_nr)
+        finally:
+            self._appends.end(tries, is_open=is_open, landed=landed)
         return landed
+
+    async def append_attempt(self, attempt: AppendAttempt, append: NewAppend, *, expected: int | None) -> Position:
+        """Write the events of a prepared attempt, again perhaps, and say what became of them."""
+        return await self._try(attempt, append, expected)
 
     def forget(self, id_: str) -> None:
         """Forget what was written to a journal: it was purged."""
         self._written.pop(id_, None)
+
+    async def _attempt_of(self, tries: Tries) -> AppendAttempt:
+        """Return what was known before the first of the tries."""
+        if tries.attempt is None:
+            prepared = await self.prepare(tries.id, tries.append_id)
+            tries.attempt = tries.attempt or prepared  # another call may have been quicker, and written since
+        return tries.attempt
+
+    async def _try(self, attempt: AppendAttempt, append: NewAppend, expected: int | None) -> Position:
+        crash_point("append.before-write")
+        position = await self._write_attempt(attempt, append, expected)
+        crash_point("append.written")
+        try:
+            landed = await self._outcome(attempt, position, expected, append.digest)
+        except (Unavailable, RecordsLost, JournalHeld) as error:
+            # It is in the log: nobody may take this for "nothing was done". Behind a hold it counts later, perhaps.
+            what = f"checking the append to {attempt.id!r}"
+            raise OperationFailed(what, str(error), outcome_known=False) from error
+        self._remember(attempt.id, append.last)
+        return landed
 
     async def _find_route(self, id_: str) -> Routed:
         """Find out where to write; appends that were begun one after another go on, and reach the log, so."""
@@ -138,27 +154,18 @@ class JournalWriter:
         except Unavailable as error:  # the record is in the log: nobody may take this for "nothing was done"
             raise OperationFailed(f"checking what was written to {id_!r}", str(error), outcome_known=False) from error
 
-    async def _write_attempt(
-        self, attempt: AppendAttempt, events: Sequence[Event], options: AppendOptions, expected: int | None
-    ) -> Position:
+    async def _write_attempt(self, attempt: AppendAttempt, append: NewAppend, expected: int | None) -> Position:
         while True:
             routed = await self._topology.find_route(attempt.id)
-            record = record_of(
-                routed.route.at,
-                attempt.id,
-                events,
-                options,
-                expected=expected,
-                append_id=attempt.append_id,
-                since=attempt.since,
+            record = append.record(
+                routed.route.at, attempt.id, expected=expected, append_id=attempt.append_id, since=attempt.since
             )
             (position,) = await self._log.append([record])
             if not await self._is_stray(attempt.id, routed, position):
                 return position
 
-    async def _refuse_known(self, id_: str, events: Sequence[Event]) -> None:
+    async def _refuse_known(self, id_: str, first: int) -> None:
         """Refuse numbers that were written from here, unless somebody has purged the journal since."""
-        first = events[0].seq_nr
         pointer = pointer_of((await self._reader.view(id_)).meta)
         if first <= pointer:
             raise WrongSeqNr(id_, first - 1, pointer)
@@ -172,23 +179,23 @@ class JournalWriter:
         if len(written) > _REMEMBERED:
             written.popitem(last=False)
 
-    def _remember_attempt(self, attempt: AppendAttempt) -> None:
-        self._attempts[attempt.append_id] = attempt
-        while len(self._attempts) > _REMEMBERED:
-            self._attempts.popitem(last=False)
-
-    async def _outcome(self, attempt: AppendAttempt, position: Position, expected: int | None) -> Position:
+    async def _outcome(
+        self, attempt: AppendAttempt, position: Position, expected: int | None, digest: str | None
+    ) -> Position:
         """Fold the log from what was known before the first attempt up to the record just written."""
         id_, meta = attempt.id, attempt.stored
-        for entry in await self._entries(id_, attempt.known, position.offset):
+        is_reused = False
+        for entry in without_skipped(await self._entries(id_, attempt.known, position.offset)):
             if meta is not None and entry.place <= meta.place:
                 continue
             done = step(meta, entry)
             is_ours = isinstance(entry.action, Append) and entry.action.append_id == attempt.append_id
             if is_ours and done.effect is Effect.APPENDED:
-                return Position(position.topic, entry.partition, entry.offset, entry.timestamp_ms)
+                if _has_digest(entry, digest):
+                    return Position(position.topic, entry.partition, entry.offset, entry.timestamp_ms)
+                is_reused = True
             if entry.offset == position.offset and entry.partition == position.partition:
-                raise _refusal(id_, pointer_of(meta), expected, done.reason)
+                raise _refusal(attempt, meta, expected, done, is_reused=is_reused)
             meta = done.meta
         raise VoidAppend(id_, "its record was not found in the log again")
 
@@ -206,7 +213,25 @@ class JournalWriter:
         return [entry for window in windows for entry in window.entries]
 
 
-def _refusal(id_: str, pointer: int, expected: int | None, reason: str) -> WrongSeqNr | VoidAppend:
+def _has_digest(entry: Entry, digest: str | None) -> bool:
+    """Return True if an append carries the events of that digest, as far as both say."""
+    written = entry.action.digest if isinstance(entry.action, Append) else None
+    return written is None or digest is None or written == digest
+
+
+def _refusal(
+    attempt: AppendAttempt, before: JournalMeta | None, expected: int | None, done: Step, *, is_reused: bool
+) -> AppendIdReused | JournalHeld | WrongSeqNr | VoidAppend:
+    """Return why an append does not count; `before` is the journal as the append met it."""
+    if done.effect is Effect.HELD and done.meta is not None and done.meta.held_from is not None:
+        return _held(attempt.id, done.meta, done.meta.held_from)
+    if is_reused:
+        return AppendIdReused(attempt.id, attempt.append_id)
+    pointer = pointer_of(before)
     if expected is not None and expected != pointer:
-        return WrongSeqNr(id_, expected, pointer)
-    return VoidAppend(id_, reason)
+        return WrongSeqNr(attempt.id, expected, pointer)
+    return VoidAppend(attempt.id, done.reason)
+
+
+def _held(id_: str, meta: JournalMeta, offset: int) -> JournalHeld:
+    return JournalHeld(id_, meta.topic, meta.partition, offset, "a record can't be decoded")

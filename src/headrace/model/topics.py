@@ -70,7 +70,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_topic_name(name: str) -> str:
     """Return the name if Kafka would take it."""
-    if not _NAME.fullmatch(name) or name in {".", ".."}:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in {".", ".."}:
         raise BadArgument("topic", name, "a topic name is 1 to 249 letters, digits, '.', '_' and '-', not '.' or '..'")
     return name
 

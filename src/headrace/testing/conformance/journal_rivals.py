@@ -17,7 +17,7 @@ from headrace.errors import (
     VoidAppend,
     WrongSeqNr,
 )
-from headrace.journal import HeadCache, Journal
+from headrace.journal import UNCHECKED, HeadCache, Journal
 from headrace.journal.actions import Append
 from headrace.log import Log
 from headrace.model import Event, NewRecord, TopicPartition
@@ -59,6 +59,37 @@ class Rivals(JournalSetting):
             assert await numbers(journal, "k") == [1, 2, 3]
             assert await numbers(journal, "new") == [1]
             await replicate(log, store, topic)
+
+    @pytest.mark.parametrize("is_gone", [False, True], ids=["never there", "purged"])
+    async def test_of_two_creators_that_expect_the_pointer_one_wins(
+        self, log: Log, store: Store, topic: str, is_gone: bool
+    ) -> None:
+        """FJ2: pointer() of a missing journal is None, and expected=None means that there must be no journal."""
+        journals = [Journal(log, store, topic, cache=None) for _ in range(2)]
+        if is_gone:
+            await journals[0].append("k", [Event(1, "old")])
+            await journals[0].purge("k")
+        pointers = [await journal.pointer("k") for journal in journals]
+        assert pointers == [None, None]
+        outcomes = await asyncio.gather(
+            *(
+                journal.append("k", [Event((pointer or 0) + 1, n)], expected=pointer)
+                for n, (journal, pointer) in enumerate(zip(journals, pointers, strict=True))
+            ),
+            return_exceptions=True,
+        )
+        lost = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        assert [type(outcome) for outcome in lost] == [WrongSeqNr], outcomes
+        assert (lost[0].expected, lost[0].actual) == (0, 1)  # type: ignore[attr-defined]
+        attempt = await journals[0].prepare("k")
+        for append_id, prepared in ((None, None), ("a", None), (None, attempt)):
+            with pytest.raises(WrongSeqNr):
+                await journals[0].append("k", [Event(2)], expected=None, append_id=append_id, attempt=prepared)
+        for _ in range(2):
+            assert len(await read(journals[1], "k")) == 1
+            await replicate(log, store, topic)
+        await journals[1].append("k", [Event(2)], expected=UNCHECKED)
+        assert await journals[0].pointer("k") == 2
 
     @pytest.mark.parametrize("is_cached", [False, True], ids=["no cache", "cache"])
     async def test_of_two_writers_with_one_expectation_one_wins(
@@ -358,7 +389,9 @@ class Rivals(JournalSetting):
         for n in range(20):
             with pytest.raises(Refused):
                 await journal.append("k", [Event(2)], expected=n + 5)
-        assert len(journal._writer._attempts) == 0  # noqa: SLF001
+            with pytest.raises(Refused):
+                await journal.append("k", [Event(2)], expected=n + 5, append_id=f"a{n}")
+        assert len(journal._writer._appends) == 0  # noqa: SLF001
 
 
 def _renumbered(headers: tuple[tuple[str, bytes | None], ...]) -> tuple[tuple[str, bytes | None], ...]:
