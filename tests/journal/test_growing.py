@@ -13,13 +13,13 @@ import pytest
 import headrace
 from headrace.app import Headrace
 from headrace.errors import BadArgument, HeadraceError, ImpossibleTopicChange
-from headrace.journal import HeadCache, Journal, Layout, Topology, grow_topic, replicate_batch
+from headrace.journal import JOURNAL_TOPIC, HeadCache, Journal, Layout, Topology, grow_topic, replicate_batch
 from headrace.journal.actions import Append
 from headrace.journal.headers import encode_action
 from headrace.journal.layout import Generation
 from headrace.journal.metrics import STRAY_RECORDS
 from headrace.log import Log
-from headrace.model import Event, NewRecord, Position, TopicConfig, TopicPartition, partition_of
+from headrace.model import Event, NewRecord, Position, TopicPartition, partition_of
 from headrace.testing import SimulatedCrash, crash_at
 from headrace.testing.conformance.log_on_top import LogOnTop
 from headrace.testing.conformance.log_setting import eventually
@@ -30,7 +30,7 @@ LEASE_S = 0.3
 @pytest.fixture
 async def hr(tmp_path: Path) -> AsyncIterator[Headrace]:
     async with headrace.connect(f"embedded:{tmp_path}") as opened:
-        await opened.log.admin.create("t", partitions=4, config=TopicConfig())
+        await opened.log.admin.create("t", partitions=4, config=JOURNAL_TOPIC)
         yield opened
 
 
@@ -292,7 +292,7 @@ async def test_a_topic_made_anew_begins_a_new_generation(hr: Headrace) -> None:
         await accounts.append("a", [Event(n)])
     await replicate(hr)
     await hr.log.admin.delete("t")
-    await hr.log.admin.create("t", partitions=4, config=TopicConfig())
+    await hr.log.admin.create("t", partitions=4, config=JOURNAL_TOPIC)
     again = journal(hr, None)
     layout = await Topology(hr.log, hr.store.settings, "t").layout()
     assert layout.generation == 1

@@ -12,11 +12,13 @@ from headrace.journal.journal import Journal
 from headrace.journal.layout import Layout
 from headrace.journal.quarantine import Held, held_journals, pass_verdict
 from headrace.journal.replicating import Replicated, replicate_batch
+from headrace.journal.retention import JOURNAL_TOPIC, TimeLeft, TopicTerms, retention_probe, time_left
 from headrace.journal.snapshots import JournalSnapshots, Snapshot
 from headrace.journal.stats import PartitionStats
 from headrace.journal.topology import Topology
 
 __all__ = [
+    "JOURNAL_TOPIC",
     "HeadCache",
     "Held",
     "Journal",
@@ -26,9 +28,13 @@ __all__ = [
     "PartitionStats",
     "Replicated",
     "Snapshot",
+    "TimeLeft",
+    "TopicTerms",
     "Topology",
     "grow_topic",
     "held_journals",
     "pass_verdict",
     "replicate_batch",
+    "retention_probe",
+    "time_left",
 ]

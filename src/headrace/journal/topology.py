@@ -14,15 +14,17 @@ import msgspec
 
 from headrace.errors import TimedOut, TopicExists, UnknownTopic
 from headrace.journal.layout import Generation, Layout
+from headrace.journal.retention import JOURNAL_TOPIC, check_topic
 from headrace.log import Log
-from headrace.model import Topic, TopicConfig, TopicPartition
+from headrace.model import Topic, TopicPartition
+from headrace.observe import get_logger
 from headrace.store import Settings
 
 __all__ = ["JOURNAL_TOPIC", "LEASE_S", "Route", "Routed", "Topology", "layout_key"]
 
-# Old records go by time; the embedded log waits until the store has them.
-JOURNAL_TOPIC = TopicConfig(keep_until_released=True)
 LEASE_S = 5.0
+
+_logger = get_logger(__name__)
 
 _ROUTES_KEPT = 65_536
 _GROWTH_TIMEOUT_S = 60.0
@@ -53,7 +55,8 @@ def layout_key(topic: str) -> str:
 class Topology:
     """The layout of one topic.
 
-    A topic that is not there is made, with `partitions`, unless that is None. With `is_reader` nothing is written.
+    A topic that is not there is made, with `partitions`, unless that is None; one that is there must keep its records
+    as the one that would be made, or JournalTopicExpires is raised. With `is_reader` nothing is written.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Topology:
         self._trusted_until_s = 0.0
         self._routes: dict[str, Routed] = {}  # of the layout, and for the lease, that we have
         self._reading = asyncio.Lock()
+        self._is_warned = False
 
     async def layout(self) -> Layout:
         """Return the layout, at most a lease old. Who comes while it is being read waits for that reading."""
@@ -156,6 +160,7 @@ class Topology:
         while True:
             stored = await self._settings.get(layout_key(self.topic))
             topic = await self._describe()
+            await self._check(topic)
             layout = _decode(stored) if stored is not None else None
             if layout is not None and layout.topic_id == topic.topic_id:
                 return layout
@@ -166,6 +171,15 @@ class Topology:
             encoded = msgspec.json.encode(layout).decode()
             if self._is_reader or await self._settings.put(layout_key(self.topic), encoded, expected=stored):
                 return layout
+
+    async def _check(self, topic: Topic) -> None:
+        """Refuse a topic that would lose records; warn, once, of a shared one, which is not ours to configure."""
+        reason = await check_topic(self._settings, topic) if self._wanted is not None else None
+        if reason is not None and not self._is_warned:
+            self._is_warned = True
+            _logger.warning(
+                "a shared journal topic drops records that are not replicated in time", topic=self.topic, reason=reason
+            )
 
     async def _describe(self) -> Topic:
         try:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from headrace.config import EmbeddedLogSettings, EmbeddedStoreSettings, LogSettings, StoreSettings
-from headrace.errors import WrongSeqNr
-from headrace.journal import HeadCache, Journal
-from headrace.log import Log, open_log
-from headrace.model import Event, TopicPartition
+from headrace.errors import JournalTopicExpires, WrongSeqNr
+from headrace.journal import JOURNAL_TOPIC, HeadCache, Journal, Topology
+from headrace.journal.retention import remove_replicated
+from headrace.log import Log, ensure_topic, open_log
+from headrace.model import Event, TopicConfig, TopicPartition
 from headrace.store import Store, open_store
 from headrace.testing.conformance.journal_faults import RepeatingLog
 from headrace.testing.conformance.journal_setting import new_topic, read, replicate
@@ -41,7 +42,10 @@ class Model:
 
 
 class JournalMachine(RuleBasedStateMachine):
-    """Appends, deletes, purges, replication of a part, restarts, records delivered twice. A tier says where it is."""
+    """Appends, deletes, purges, replication of a part, restarts, records delivered twice, retention in between.
+
+    A tier says where it is.
+    """
 
     def make_addresses(self) -> tuple[str, str]:
         """Return where the log and the store are."""
@@ -55,14 +59,23 @@ class JournalMachine(RuleBasedStateMachine):
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, 60))
 
-    @initialize(is_repeated=st.booleans(), most=st.sampled_from([1, 3, 1000]))
-    def start(self, is_repeated: bool, most: int) -> None:
+    @initialize(is_repeated=st.booleans(), most=st.sampled_from([1, 3, 1000]), is_expiring=st.booleans())
+    def start(self, is_repeated: bool, most: int, is_expiring: bool) -> None:
         self.addresses = self.make_addresses()
         self.is_repeated = is_repeated
         self.most = most
         self.run(self.open())
-        self.topic = self.run(new_topic(self.log))
+        config = TopicConfig(retention_ms=1) if is_expiring else JOURNAL_TOPIC
+        self.topic = self.run(new_topic(self.log, config=config))
         self.use()
+        if is_expiring:
+            self.begin_with_a_topic_that_expires()
+
+    def begin_with_a_topic_that_expires(self) -> None:
+        """Whoever made the topic first gave it a retention: it is refused until that is changed."""
+        with pytest.raises(JournalTopicExpires):
+            self.run(self.journal.append("a", [Event(1)]))
+        self.run(ensure_topic(self.log.admin, self.topic, partitions=1, config=JOURNAL_TOPIC))
 
     @rule(
         id_=ids, sizes=st.lists(st.lists(payloads, min_size=1, max_size=3), min_size=1, max_size=3), gap=st.booleans()
@@ -128,6 +141,13 @@ class JournalMachine(RuleBasedStateMachine):
             self.run(self.log.retention.truncate(at, before=replicated.offset + 1))
 
     @rule()
+    def time_passes(self) -> None:
+        """The log cleans up after itself, and replication removes what is old; here all is."""
+        layout = self.run(Topology(self.log, self.store.settings, self.topic).layout())
+        self.run(self.log.retention.enforce())
+        self.run(remove_replicated(self.log, self.store, layout, retention_ms=1, now_ms=1 << 50))
+
+    @rule()
     def restart(self) -> None:
         self.run(self.close())
         self.run(self.open())
@@ -157,7 +177,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.cache = HeadCache(self.seen, self.store.reader, max_actions=self.most)
 
     def use(self) -> None:
-        self.journal = Journal(self.seen, self.store, self.topic, cache=self.cache)
+        self.journal = Journal(self.seen, self.store, self.topic, cache=self.cache, partitions=1)
 
     async def close(self) -> None:
         await self.cache.close()
