@@ -142,7 +142,7 @@ async def pass_verdict(
     if offset is not None and offset != held_from:
         raise BadArgument("offset", offset, f"journal {id_!r} is held from offset {held_from}; decide about that first")
     verdict = Verdict(id=uuid.uuid4().hex, held_from=held_from, is_skip=skip, origin="quarantine")
-    topology = Topology(log, store.settings, topic)
+    topology = Topology(log, store.settings, topic, lease_s=0.0)  # looks again after the one record that it writes
     while True:
         routed = await topology.find_route(id_)
         record = NewRecord(topic, id_.encode(), None, encode_action(verdict), partition=routed.route.at.partition)

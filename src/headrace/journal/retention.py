@@ -13,10 +13,12 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.errors import JournalTopicExpires, RecordsExpireSoon, ReplayTooOld, RetentionTooLong
+from headrace.journal.boundary_marks import state_layout
 from headrace.journal.layout import Layout
 from headrace.log import Log
 from headrace.model import Bounds, Cleanup, Topic, TopicConfig, TopicPartition
 from headrace.observe import Probe
+from headrace.runtime import crash_point
 from headrace.store import ReplicatedOffset, Settings, Store, StoreReader
 
 __all__ = [
@@ -132,23 +134,57 @@ async def remove_replicated(log: Log, store: Store, layout: Layout, *, retention
     """Remove what the store has and what is older than the retention; returns how many offsets went.
 
     The layout must be the one of this moment. The replicated offsets are read back from the store, and a topic that is
-    growing is left alone: its boundaries are looked for from before it began to.
+    growing is left alone: its boundaries are looked for from before it began to. Of a topic that has grown, the layout
+    is stated again in the log before a mark that tells it goes.
     """
     if layout.growing_to is not None:
         return 0
-    removed = 0
+    ends: dict[int, tuple[int, int]] = {}
     for partition in range(layout.partitions):
         at = TopicPartition(layout.topic, partition)
-        stored = await store.reader.replicated(at)
-        bounds = await log.bounds(at)
-        first = layout.first_generation(partition)
-        if removable_before(bounds, stored, first, None) == bounds.start:
-            continue
-        young = await log.offset_at(at, timestamp_ms=now_ms - retention_ms)
-        before = removable_before(bounds, stored, first, young)
-        if before > bounds.start:
-            removed += await log.retention.truncate(at, before=before) - bounds.start
+        start, before = await _removable(log, store.reader, layout, at, now_ms - retention_ms)
+        if before > start:
+            ends[partition] = start, before
+    if ends and layout.generation > 0:
+        await _keep_stated(log, store.settings, layout, before=ends.get(0, (0, 0))[1])
+    crash_point("retention.before-removal")
+    removed = 0
+    for partition, (start, before) in ends.items():
+        removed += await log.retention.truncate(TopicPartition(layout.topic, partition), before=before) - start
     return removed
+
+
+async def _removable(
+    log: Log, reader: StoreReader, layout: Layout, at: TopicPartition, older_than_ms: int
+) -> tuple[int, int]:
+    """Return the log's start, and the offset before which everything may go."""
+    stored = await reader.replicated(at)
+    bounds = await log.bounds(at)
+    first = layout.first_generation(at.partition)
+    if removable_before(bounds, stored, first, None) == bounds.start:
+        return bounds.start, bounds.start
+    young = await log.offset_at(at, timestamp_ms=older_than_ms)
+    return bounds.start, removable_before(bounds, stored, first, young)
+
+
+class _Statement(msgspec.Struct, frozen=True):
+    """Where the first partition holds a mark with the layout of a generation."""
+
+    topic_id: str
+    generation: int
+    offset: int
+
+
+async def _keep_stated(log: Log, settings: Settings, layout: Layout, *, before: int) -> None:
+    """Make sure that the log tells the layout behind what is about to be removed from the first partition."""
+    key = f"stated/{layout.topic}"
+    stored = await settings.get(key)
+    known = None if stored is None else msgspec.json.decode(stored, type=_Statement)
+    is_known = known is not None and (known.topic_id, known.generation) == (layout.topic_id, layout.generation)
+    if known is not None and is_known and known.offset >= before:
+        return
+    statement = _Statement(layout.topic_id, layout.generation, await state_layout(log, layout))
+    await settings.put(key, msgspec.json.encode(statement).decode(), expected=stored)
 
 
 async def check_replay(

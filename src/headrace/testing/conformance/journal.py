@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.testing.conformance.journal_clients import Clients
 from headrace.testing.conformance.journal_economy import Economy
+from headrace.testing.conformance.journal_growth import Growth
 from headrace.testing.conformance.journal_quarantine import Quarantine
 from headrace.testing.conformance.journal_retention import KeptRecords
 from headrace.testing.conformance.journal_rivals import Rivals
@@ -13,5 +14,5 @@ from headrace.testing.conformance.journal_store import EventualStore
 __all__ = ["JournalConformance"]
 
 
-class JournalConformance(Clients, Economy, KeptRecords, Quarantine, Rivals, EventualStore, SnapshotRing):
+class JournalConformance(Clients, Economy, Growth, KeptRecords, Quarantine, Rivals, EventualStore, SnapshotRing):
     """The whole exam; `log_address` and `store_address` are what a tier overrides."""

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from headrace.config import EmbeddedLogSettings, EmbeddedStoreSettings, LogSettings, StoreSettings
 from headrace.errors import JournalTopicExpires, WrongSeqNr
-from headrace.journal import JOURNAL_TOPIC, HeadCache, Journal, Topology
+from headrace.journal import JOURNAL_TOPIC, HeadCache, Journal, Topology, grow_topic
 from headrace.journal.retention import remove_replicated
 from headrace.log import Log, ensure_topic, open_log
 from headrace.model import Event, TopicConfig, TopicPartition
@@ -23,6 +23,9 @@ from headrace.testing.conformance.journal_setting import new_topic, read, replic
 __all__ = ["JournalMachine"]
 
 T = TypeVar("T")
+
+LEASE_S = 0.01
+MOST_PARTITIONS = 5
 
 ids = st.sampled_from(["a", "b", "ключ"])
 payloads = st.one_of(
@@ -42,7 +45,7 @@ class Model:
 
 
 class JournalMachine(RuleBasedStateMachine):
-    """Appends, deletes, purges, replication of a part, restarts, records delivered twice, retention in between.
+    """Appends, deletes, purges, replication of a part, restarts, records delivered twice; retention, growth, losses.
 
     A tier says where it is.
     """
@@ -51,10 +54,16 @@ class JournalMachine(RuleBasedStateMachine):
         """Return where the log and the store are."""
         raise NotImplementedError("override make_addresses")
 
+    def empty_store_address(self) -> str:
+        """Return where a store is that holds nothing."""
+        raise NotImplementedError("override empty_store_address")
+
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.model: dict[str, Model] = {}
+        self.partitions = 1
+        self.is_log_whole = True
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, 60))
@@ -108,7 +117,7 @@ class JournalMachine(RuleBasedStateMachine):
     def append_void(self, id_: str) -> None:
         """Another instance writes a number that is taken."""
         if id_ in self.model and self.model[id_].pointer > 0:
-            other = Journal(self.seen, self.store, self.topic, cache=None)
+            other = Journal(self.seen, self.store, self.topic, cache=None, lease_s=LEASE_S)
             self.run(other.append(id_, [Event(self.model[id_].pointer, "void")]))
 
     @rule(id_=ids, to=st.integers(1, 12))
@@ -138,6 +147,7 @@ class JournalMachine(RuleBasedStateMachine):
         at = TopicPartition(self.topic, 0)
         replicated = self.run(self.store.reader.replicated(at))
         if replicated is not None:
+            self.is_log_whole = False
             self.run(self.log.retention.truncate(at, before=replicated.offset + 1))
 
     @rule()
@@ -145,7 +155,24 @@ class JournalMachine(RuleBasedStateMachine):
         """The log cleans up after itself, and replication removes what is old; here all is."""
         layout = self.run(Topology(self.log, self.store.settings, self.topic).layout())
         self.run(self.log.retention.enforce())
-        self.run(remove_replicated(self.log, self.store, layout, retention_ms=1, now_ms=1 << 50))
+        if self.run(remove_replicated(self.log, self.store, layout, retention_ms=1, now_ms=1 << 50)):
+            self.is_log_whole = False
+
+    @rule(more=st.integers(1, 3))
+    def grow(self, more: int) -> None:
+        """The topic gets more partitions; keys move."""
+        if self.partitions + more <= MOST_PARTITIONS:
+            self.partitions += more
+            self.run(grow_topic(self.log, self.store.settings, self.topic, partitions=self.partitions, lease_s=0))
+
+    @rule()
+    def lose_the_store(self) -> None:
+        """While the log has everything, an empty store beside it is as good as any."""
+        if self.is_log_whole:
+            self.run(self.close())
+            self.addresses = (self.addresses[0], self.empty_store_address())
+            self.run(self.open())
+            self.use()
 
     @rule()
     def restart(self) -> None:
@@ -177,7 +204,9 @@ class JournalMachine(RuleBasedStateMachine):
         self.cache = HeadCache(self.seen, self.store.reader, max_actions=self.most)
 
     def use(self) -> None:
-        self.journal = Journal(self.seen, self.store, self.topic, cache=self.cache, partitions=1)
+        self.journal = Journal(
+            self.seen, self.store, self.topic, cache=self.cache, partitions=self.partitions, lease_s=LEASE_S
+        )
 
     async def close(self) -> None:
         await self.cache.close()
