@@ -340,7 +340,7 @@ async def test_growth_waits_for_the_longest_lease_of_any_client(hr: Headrace) ->
 
     async def is_announced() -> bool:
         stored = await hr.store.settings.get("topic/t")
-        return stored is not None and '"growing_to":8' in stored
+        return stored is not None and ('"growing_to":8' in stored or '"partitions":8' in stored)
 
     await eventually(is_announced)
     await write_all(accounts, ids, 3)  # trusting what it read before

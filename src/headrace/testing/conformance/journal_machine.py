@@ -150,9 +150,10 @@ class JournalMachine(RuleBasedStateMachine):
             self.is_log_whole = False
             self.run(self.log.retention.truncate(at, before=replicated.offset + 1))
 
-    @rule()
-    def time_passes(self) -> None:
-        """The log cleans up after itself, and replication removes what is old; here all is."""
+    @rule(share=st.floats(0, 1))
+    def time_passes(self, share: float) -> None:
+        """Replication gets some way and stands still; then the log cleans up, and what is old is removed: here all is."""
+        self.replicate_some(share, batch=5)
         layout = self.run(Topology(self.log, self.store.settings, self.topic).layout())
         self.run(self.log.retention.enforce())
         if self.run(remove_replicated(self.log, self.store, layout, retention_ms=1, now_ms=1 << 50)):
