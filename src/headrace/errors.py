@@ -43,6 +43,11 @@
         ├── IncompatibleData        the folder was written by another version
         ├── MissingTables           the database has no outbox yet
         ├── RecordsLost             the log dropped what the store never got
+        ├── JournalTopicExpires     a journal's topic is configured to drop records, replicated or not
+        ├── RecordsExpireSoon       a shared topic is about to drop what the store lacks
+        ├── RetentionTooLong        the log keeps records for longer than the store remembers deletions
+        ├── ReplayTooOld            the store has forgotten deletions that a replay would need
+        ├── LayoutLost              nobody knows any more how a topic's keys lie over its partitions
         ├── JournalHeld             a record of the journal can't be decoded
         ├── IntegrityBroken         the store holds what no log could have put there
         ├── TagsDisabled            views by tag are switched off
@@ -80,6 +85,8 @@ __all__ = [
     "IntegrityBroken",
     "InvalidSettings",
     "JournalHeld",
+    "JournalTopicExpires",
+    "LayoutLost",
     "Misconfigured",
     "MissingExtra",
     "MissingTables",
@@ -92,8 +99,11 @@ __all__ = [
     "OperationFailed",
     "ReadAgain",
     "RecordTooLarge",
+    "RecordsExpireSoon",
     "RecordsLost",
     "Refused",
+    "ReplayTooOld",
+    "RetentionTooLong",
     "ServiceFailed",
     "SettingsProblem",
     "TagBuilding",
@@ -176,7 +186,10 @@ class UnknownTopic(Refused):
     """The topic is not there."""
 
     topic: str
-    says: ClassVar[str] = "there is no topic {topic!r}; create it first (log.admin.create, or `headrace topic create`)"
+    says: ClassVar[str] = (
+        "there is no topic {topic!r}; create it first (log.admin.create, or `headrace topic create {topic}`, "
+        "for journals `headrace topic create {topic} --journal`)"
+    )
 
 
 @dataclass(eq=False)
@@ -624,6 +637,73 @@ class RecordsLost(Misconfigured):
     says: ClassVar[str] = (
         "offsets {first} to {last} of {topic}[{partition}] are gone from the log and were never replicated; "
         "restore the log, or accept the loss with: headrace pipeline replicate --accept-loss {topic}:{partition}:{last}"
+    )
+
+
+@dataclass(eq=False)
+class JournalTopicExpires(Misconfigured):
+    """The log would drop records of a journal whether or not they were replicated."""
+
+    topic: str
+    reason: str
+    says: ClassVar[str] = (
+        "topic {topic!r} can't hold journals: {reason}, replicated or not; "
+        "run: headrace topic configure {topic} --journal (or --shared if other services own the topic)"
+    )
+
+
+@dataclass(eq=False)
+class RecordsExpireSoon(Misconfigured):
+    """A topic that keeps its own retention is about to drop records that were not replicated."""
+
+    topic: str
+    partition: int
+    left_s: float
+    says: ClassVar[str] = (
+        "records of {topic}[{partition}] that the store lacks leave the log in {left_s:.0f} s; "
+        "run: headrace pipeline replicate --topics {topic}"
+    )
+
+
+@dataclass(eq=False)
+class RetentionTooLong(Misconfigured):
+    """Records stay in the log for longer than the store remembers what was deleted or purged."""
+
+    topic: str
+    retention_s: float
+    setting: str
+    kept_s: float
+    says: ClassVar[str] = (
+        "topic {topic!r} keeps replicated records for {retention_s:g} s, but the store remembers deletions for "
+        "{kept_s:g} s only: a replay would bring deleted events back; raise {setting} above the retention, or run: "
+        "headrace topic configure {topic} --journal --retention-ms MILLISECONDS"
+    )
+
+
+@dataclass(eq=False)
+class ReplayTooOld(Misconfigured):
+    """A partition would be replicated again from records that are older than what the store remembers of deletions."""
+
+    topic: str
+    partition: int
+    age_s: float
+    kept_s: float
+    says: ClassVar[str] = (
+        "the store has journals of {topic!r} but not how far {topic}[{partition}] is replicated, and the log begins "
+        "{age_s:.0f} s ago; deletions are remembered for {kept_s:g} s, so a replay from there could bring deleted "
+        "events back; restore the row of {topic}[{partition}] in pointer2, or replicate into an empty store"
+    )
+
+
+@dataclass(eq=False)
+class LayoutLost(Misconfigured):
+    """The store does not know how the topic's keys lie over its partitions, and the log does not tell."""
+
+    topic: str
+    reason: str
+    says: ClassVar[str] = (
+        "the layout of topic {topic!r} is not in the store and can't be read from the log: {reason}; restore the "
+        "setting 'topic/{topic}' of the store from a backup, or copy the journals into a new topic"
     )
 
 

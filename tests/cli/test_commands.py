@@ -70,6 +70,24 @@ def test_topics_from_the_command_line(headrace: Run) -> None:
     assert headrace("topic", "delete", "t", "--yes").stdout == "removed t\n"
 
 
+def test_a_journal_topic_from_the_command_line(headrace: Run) -> None:
+    """FN1: made first without --journal it is refused, and the command of the message makes it right."""
+    headrace("topic", "create", "plain")
+    refused = headrace("journal", "append", "plain", "k", "1")
+    assert refused.returncode == 1
+    assert "drops its records after 604800000 ms" in refused.stderr
+    command = "topic configure plain --journal"
+    assert f"headrace {command}" in refused.stderr
+    assert "until they are replicated, and for 604800000 ms" in headrace(*command.split()).stdout
+    assert "appended event 1" in headrace("journal", "append", "plain", "k", "1").stdout
+    headrace("topic", "create", "made", "--journal")
+    assert "appended event 1" in headrace("journal", "append", "made", "k", "1").stdout
+    too_long = headrace("topic", "configure", "made", "--journal", "--retention-ms", "2592000000")
+    assert (too_long.returncode, "raise store.gc_grace_s" in too_long.stderr) == (1, True)
+    headrace("topic", "create", "theirs", "--shared")
+    assert "appended event 1" in headrace("journal", "append", "theirs", "k", "1").stdout
+
+
 def test_settings_from_the_command_line(headrace: Run, tmp_path: Path) -> None:
     """Shown with their source; all mistakes at once."""
     shown = json.loads(headrace("config", "show", "--json", HEADRACE__LOG__EMBEDDED__FSYNC="false").stdout)

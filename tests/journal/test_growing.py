@@ -12,14 +12,18 @@ import pytest
 
 import headrace
 from headrace.app import Headrace
-from headrace.errors import BadArgument, HeadraceError, ImpossibleTopicChange
-from headrace.journal import HeadCache, Journal, Layout, Topology, grow_topic, replicate_batch
+from headrace.errors import BadArgument, HeadraceError, ImpossibleTopicChange, LayoutLost
+from headrace.journal import JOURNAL_TOPIC, HeadCache, Journal, Layout, Topology, grow_topic, replicate_batch
 from headrace.journal.actions import Append
+from headrace.journal.boundary_marks import PartitionMarks, rebuilt
 from headrace.journal.headers import encode_action
 from headrace.journal.layout import Generation
 from headrace.journal.metrics import STRAY_RECORDS
+from headrace.journal.retention import remove_replicated
+from headrace.journal.topology import longest_lease_s
 from headrace.log import Log
-from headrace.model import Event, NewRecord, Position, TopicConfig, TopicPartition, partition_of
+from headrace.model import Event, NewRecord, Position, Topic, TopicPartition, partition_of
+from headrace.store import open_store
 from headrace.testing import SimulatedCrash, crash_at
 from headrace.testing.conformance.log_on_top import LogOnTop
 from headrace.testing.conformance.log_setting import eventually
@@ -30,7 +34,7 @@ LEASE_S = 0.3
 @pytest.fixture
 async def hr(tmp_path: Path) -> AsyncIterator[Headrace]:
     async with headrace.connect(f"embedded:{tmp_path}") as opened:
-        await opened.log.admin.create("t", partitions=4, config=TopicConfig())
+        await opened.log.admin.create("t", partitions=4, config=JOURNAL_TOPIC)
         yield opened
 
 
@@ -49,7 +53,7 @@ async def grow(hr: Headrace, partitions: int) -> Layout:
     return await grow_topic(hr.log, hr.store.settings, "t", partitions=partitions, lease_s=LEASE_S + 0.1)
 
 
-async def replicate(hr: Headrace, only: Sequence[int] | None = None, share: float = 1.0) -> None:
+async def replicate(hr: Headrace, only: Sequence[int] | None = None, share: float = 1.0, start: int = 0) -> None:
     """Carry what the log holds, or a share of it, into the store, of some partitions."""
     layout = await Topology(hr.log, hr.store.settings, "t").layout()
     numbers = list(only if only is not None else range(layout.partitions))
@@ -58,7 +62,7 @@ async def replicate(hr: Headrace, only: Sequence[int] | None = None, share: floa
         bounds = await hr.log.bounds(at)
         up_to = int((bounds.end - 1) * share)
         if bounds.end > 0:
-            records = [r async for batch in hr.log.read(at, 0, up_to + 1) for r in batch.records]
+            records = [r async for batch in hr.log.read(at, start, up_to + 1) for r in batch.records]
             await replicate_batch(hr.store, layout, at, records, up_to=up_to)
 
 
@@ -292,7 +296,7 @@ async def test_a_topic_made_anew_begins_a_new_generation(hr: Headrace) -> None:
         await accounts.append("a", [Event(n)])
     await replicate(hr)
     await hr.log.admin.delete("t")
-    await hr.log.admin.create("t", partitions=4, config=TopicConfig())
+    await hr.log.admin.create("t", partitions=4, config=JOURNAL_TOPIC)
     again = journal(hr, None)
     layout = await Topology(hr.log, hr.store.settings, "t").layout()
     assert layout.generation == 1
@@ -324,3 +328,164 @@ async def test_many_who_ask_at_once_cause_one_reading(hr: Headrace) -> None:
     layouts = await asyncio.gather(*(topology.layout() for _ in range(1000)))
     assert asked == 1
     assert all(layout == layouts[0] for layout in layouts)
+
+
+async def test_growth_waits_for_the_longest_lease_of_any_client(hr: Headrace) -> None:
+    """FJ7: an operator with a shorter lease than the clients' lost what they wrote where their keys no longer lived."""
+    gate = Gate(hr.log)
+    accounts = Journal(gate, hr.store, "t", cache=None, lease_s=1.0)
+    ids = [f"k{n}" for n in range(20)]
+    await write_all(accounts, ids, 1)
+    growing = asyncio.ensure_future(grow_topic(hr.log, hr.store.settings, "t", partitions=8, lease_s=0.01))
+
+    async def is_announced() -> bool:
+        stored = await hr.store.settings.get("topic/t")
+        return stored is not None and ('"growing_to":8' in stored or '"partitions":8' in stored)
+
+    await eventually(is_announced)
+    await write_all(accounts, ids, 3)  # trusting what it read before
+    layout = await growing
+    assert layout.partitions == 8
+    for id_ in ids:
+        assert await numbers(journal(hr, None), id_) == [1, 2, 3, 4]
+    for _ in range(3):
+        await replicate(hr)
+    for id_ in ids:
+        assert await numbers(accounts, id_) == [1, 2, 3, 4]
+
+
+async def test_a_lease_is_stored_before_a_layout_is_trusted(hr: Headrace) -> None:
+    """FJ7: what was read before the lease was stored, growth does not wait for; the longest of all leases counts."""
+    reader = Topology(hr.log, hr.store.settings, "t", lease_s=7.0)
+    await reader.layout()
+    assert await longest_lease_s(hr.store.settings, "t") == 0.0
+    assert reader.routed("k") is None
+    await reader.route("k")
+    assert await longest_lease_s(hr.store.settings, "t") == 7.0
+    assert reader.routed("k") is not None
+    await Topology(hr.log, hr.store.settings, "t", lease_s=2.0).route("k")
+    assert await longest_lease_s(hr.store.settings, "t") == 7.0
+
+
+class Emptied:
+    """A store that was emptied: another folder beside the same log."""
+
+    def __init__(self, hr: Headrace, folder: Path) -> None:
+        self.hr = hr
+        self.folder = folder
+
+    async def __aenter__(self) -> Headrace:
+        self.store = await open_store(f"embedded:{self.folder}")
+        return Headrace(self.hr.log, self.store, self.hr.registry, self.hr.settings)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.store.close()
+
+
+async def grown_twice(hr: Headrace) -> list[str]:
+    """Write journals before, between and after two growths."""
+    accounts, ids = journal(hr, None), [f"k{n}" for n in range(24)]
+    await write_all(accounts, ids, 1)
+    await grow(hr, 6)
+    await write_all(accounts, ids, 3)
+    await grow(hr, 9)
+    await write_all(accounts, ids, 5)
+    return ids
+
+
+async def test_an_empty_store_learns_the_layout_of_a_grown_topic_from_the_log(hr: Headrace, tmp_path: Path) -> None:
+    """FJ3: reads beside an emptied store lacked events, and replication made that permanent."""
+    ids = await grown_twice(hr)
+    layout = await Topology(hr.log, hr.store.settings, "t").layout()
+    async with Emptied(hr, tmp_path / "other") as other:
+        assert await Topology(hr.log, other.store.settings, "t", is_reader=True).layout() == layout
+        assert await other.store.settings.get("topic/t") is None
+        accounts = journal(other, None)
+        for id_ in ids:
+            assert await numbers(accounts, id_) == [1, 2, 3, 4, 5, 6]
+        assert await Topology(hr.log, other.store.settings, "t").layout() == layout
+        for _ in range(4):
+            await replicate(other)
+        for id_ in ids:
+            assert await numbers(accounts, id_) == [1, 2, 3, 4, 5, 6]
+            meta = await other.store.reader.meta("t", id_)
+            assert meta is not None
+            assert (meta.seq_nr, meta.generation) == (6, 2)
+
+
+async def test_a_store_from_before_a_growth_learns_of_it(hr: Headrace) -> None:
+    """FJ3: a layout that was restored from a backup is brought up to what the log's marks say."""
+    accounts = journal(hr, None)
+    await accounts.append("a", [Event(1)])
+    before = await hr.store.settings.get("topic/t")
+    layout = await grow(hr, 6)
+    now = await hr.store.settings.get("topic/t")
+    assert await hr.store.settings.put("topic/t", before or "", expected=now)
+    assert await Topology(hr.log, hr.store.settings, "t").layout() == layout
+    assert await hr.store.settings.get("topic/t") == now
+
+
+@pytest.mark.parametrize("point", ["grow.announced", "grow.added", "grow.marked"])
+async def test_a_growth_that_an_emptied_store_forgot_is_finished(hr: Headrace, tmp_path: Path, point: str) -> None:
+    """FJ3: the log tells that the topic is growing, or has grown; where it tells neither, keys give it away."""
+    accounts, ids = journal(hr, None), [f"k{n}" for n in range(24)]
+    await write_all(accounts, ids, 1)
+    with pytest.raises(SimulatedCrash), crash_at(point):
+        await grow(hr, 6)
+    async with Emptied(hr, tmp_path / "other") as other:
+        layout = await Topology(hr.log, other.store.settings, "t").layout()
+        expected = {"grow.announced": (4, None), "grow.added": (4, 6), "grow.marked": (6, None)}[point]
+        assert (layout.partitions, layout.growing_to) == expected
+        if layout.partitions < 6:
+            await grow(other, 6)
+        await write_all(journal(other, None), ids, 3)
+        for id_ in ids:
+            assert await numbers(journal(other, None), id_) == [1, 2, 3, 4]
+
+
+async def test_a_layout_that_nobody_can_tell_any_more_is_an_error(hr: Headrace, tmp_path: Path) -> None:
+    """FJ3: marks that left the log, and partitions that were added without any, are told and not guessed at."""
+    ids = await grown_twice(hr)
+    await hr.log.retention.truncate(TopicPartition("t", 1), before=(await hr.log.bounds(TopicPartition("t", 1))).end)
+    async with Emptied(hr, tmp_path / "other") as other:
+        with pytest.raises(LayoutLost, match=r"generation 2 are gone from the log in 1;.* restore the setting"):
+            await numbers(journal(other, None), ids[0])
+    await hr.log.admin.create("u", partitions=4, config=JOURNAL_TOPIC)
+    for id_ in ids:
+        await Journal(hr.log, hr.store, "u", cache=None).append(id_, [Event(1)])
+    await hr.log.admin.add_partitions("u", total=7)
+    async with Emptied(hr, tmp_path / "third") as other:
+        with pytest.raises(LayoutLost, match="keys are not where 7 partitions would put them"):
+            await Topology(hr.log, other.store.settings, "u").layout()
+
+
+async def test_what_replication_removes_leaves_the_layout_in_the_log(hr: Headrace, tmp_path: Path) -> None:
+    """FJ3, FN1: marks are removed with the records around them; the layout is stated again before, and only then."""
+    ids = await grown_twice(hr)
+    layout = await Topology(hr.log, hr.store.settings, "t").layout()
+    for _ in range(4):
+        await replicate(hr)
+    later = {"retention_ms": 1, "now_ms": 1 << 50}
+    assert await remove_replicated(hr.log, hr.store, layout, **later) > 0
+    async with Emptied(hr, tmp_path / "other") as other:
+        assert await Topology(hr.log, other.store.settings, "t").layout() == layout
+    assert await remove_replicated(hr.log, hr.store, layout, **later) == 0
+    await replicate(hr, only=[0], start=(await hr.log.bounds(TopicPartition("t", 0))).start)
+    assert await remove_replicated(hr.log, hr.store, layout, **later) > 0
+    async with Emptied(hr, tmp_path / "third") as other:
+        assert await Topology(hr.log, other.store.settings, "t").layout() == layout
+    for id_ in ids:
+        assert await numbers(journal(hr, None), id_) == [1, 2, 3, 4, 5, 6]
+
+
+def test_marks_that_carry_no_layout_tell_it_by_where_they_are() -> None:
+    """FJ3: marks of version 0.1 have a generation only; each partition of the time before a growth has one."""
+    topic = Topic(name="t", topic_id="x", partitions=6, config=JOURNAL_TOPIC)
+    found = [PartitionMarks(0, {1: 10 + p, 2: 20 + p} if p < 2 else {2: 30 + p} if p < 4 else {}) for p in range(6)]
+    layout = rebuilt(topic, None, found)
+    assert [generation.partitions for generation in layout.generations] == [2, 4, 6]
+    assert layout.generations[1].boundaries == {0: 10, 1: 11}
+    assert layout.generations[2].boundaries == {0: 20, 1: 21, 2: 32, 3: 33}
+    del found[1].firsts[2]
+    with pytest.raises(LayoutLost, match="generation 2 are gone from the log in 1"):
+        rebuilt(topic, None, found)

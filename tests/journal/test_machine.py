@@ -17,6 +17,9 @@ class EmbeddedMachine(JournalMachine):
         self.folder = tempfile.mkdtemp(prefix="headrace-machine-")
         return f"embedded:{self.folder}", f"embedded:{self.folder}"
 
+    def empty_store_address(self) -> str:
+        return f"embedded:{tempfile.mkdtemp(dir=self.folder)}"
+
     def teardown(self) -> None:
         super().teardown()
         shutil.rmtree(self.folder)

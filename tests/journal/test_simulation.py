@@ -7,14 +7,17 @@ error.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Sequence
 
 import pytest
 
 from headrace.errors import HeadraceError, ReadAgain
-from headrace.journal import HeadCache, Journal, replicate_batch
+from headrace.journal import HeadCache, Journal, held_journals, replicate_batch
+from headrace.journal.actions import Verdict
 from headrace.journal.folding import Effect, step
+from headrace.journal.headers import encode_action
 from headrace.journal.journal_state import fold, last_of
 from headrace.journal.layout import Generation, Layout
 from headrace.journal.partition_batch import batch_of
@@ -24,6 +27,7 @@ from headrace.testing import SimulatedCrash
 from headrace.testing.conformance.journal_histories import IDS, random_history
 from headrace.testing.conformance.journal_memory import MemoryStore, Tables
 from headrace.testing.conformance.journal_oracle import Oracle
+from headrace.testing.conformance.journal_script import Script
 from headrace.testing.conformance.journal_script_log import ScriptLog
 from headrace.testing.plugin import Size
 
@@ -119,6 +123,79 @@ async def check_all(seed: int, tables: Tables, records: Sequence[Record]) -> Non
     for id_ in IDS:
         found = [event async for event in journal.read(id_)]
         assert (await journal.pointer(id_), tuple(found)) == oracle.visible(id_), f"seed {seed}, journal {id_}"
+
+
+async def replicate_in_slices(rng: random.Random, tables: Tables, script: Script) -> None:
+    """Apply all that the script holds, in slices, dying now and then."""
+    last = script.records[-1].offset
+    while (done := tables.replicated.get(AT)) is None or done.offset < last:
+        reached = done.offset if done is not None else -1
+        up_to = min(last, reached + rng.randint(1, 9))
+        dies_at = rng.randint(0, 12) if rng.random() < 0.3 else None
+        records = [record for record in script.records if record.offset <= up_to]
+        with contextlib.suppress(SimulatedCrash):
+            await replicate_batch(MemoryStore(tables, before=Client(rng, dies_at)), LAYOUT, AT, records, up_to=up_to)
+        await settle()
+
+
+def poisoned(rng: random.Random, history: Script) -> tuple[Script, dict[str, list[int]]]:
+    """Put records that can't be decoded between those of a history; returns where they are, by journal."""
+    script, poison = Script(), dict[str, list[int]]()
+    for record in history.records:
+        if rng.random() < 0.2:
+            id_ = rng.choice(IDS)
+            poison.setdefault(id_, []).append(script.poison(id_).offset)
+        script.put((record.key or b"").decode(), record.value, record.headers)
+    return script, poison
+
+
+@pytest.mark.filterwarnings("ignore:.*never retrieved")
+async def test_poison_records_are_named_and_skipped_one_by_one(size: Size) -> None:
+    """FJ12, E9: whatever the slices, the list names the first one held; skipped one by one, the rest is all there."""
+    rounds = 0
+    for seed in range(size(60, 1000)):
+        rng = random.Random(seed)
+        plain = plain_history(rng)
+        script, poison = poisoned(rng, plain)
+        tables = Tables()
+        while any(poison.values()):
+            await replicate_in_slices(rng, tables, script)
+            held = {one.id: one.offset async for one in held_journals(MemoryStore(tables), "t")}
+            assert held == {id_: offsets[0] for id_, offsets in poison.items() if offsets}, f"seed {seed}"
+            id_ = rng.choice(sorted(held))
+            verdict = Verdict(id="v", held_from=poison[id_].pop(0), is_skip=True)
+            script.put(id_, None, encode_action(verdict))
+            rounds += 1
+        if script.records:
+            await replicate_in_slices(rng, tables, script)
+            await check_numbers(seed, tables, script, plain)
+    assert rounds > 60
+
+
+def plain_history(rng: random.Random) -> Script:
+    """Write a history in which no action depends on the offset of another."""
+    script = Script()
+    for _ in range(rng.randint(5, 20)):
+        id_, kind = rng.choice(IDS), rng.random()
+        if kind < 0.75:
+            first = rng.randint(1, 12)
+            script.append(id_, first, first + rng.randint(0, 3))
+        elif kind < 0.9:
+            script.delete(id_, rng.randint(1, 12))
+        else:
+            script.purge(id_)
+    return script
+
+
+async def check_numbers(seed: int, tables: Tables, script: Script, plain: Script) -> None:
+    """Hold what every journal is against the history without its poison."""
+    log = ScriptLog("t", script.records, random.Random(seed))
+    log.end = script.records[-1].offset + 1
+    journal, oracle = Journal(log, MemoryStore(tables), "t", cache=None, read_only=True), Oracle(plain.records)
+    for id_ in IDS:
+        found = [event.seq_nr async for event in journal.read(id_)]
+        pointer, events = oracle.visible(id_)
+        assert (await journal.pointer(id_), found) == (pointer, [event.seq_nr for event in events]), f"seed {seed}"
 
 
 class Watcher:

@@ -9,6 +9,7 @@ import pytest
 
 import headrace.sync
 from headrace.errors import Closed, IncompatibleSchema, WrongSeqNr
+from headrace.journal import JOURNAL_TOPIC
 from headrace.model import Event, NewRecord, TopicConfig, TopicPartition
 from headrace.serde import schema_of
 
@@ -16,7 +17,7 @@ from headrace.serde import schema_of
 def test_a_script_can_use_a_journal(tmp_path: Path) -> None:
     """Append, read, pointer, delete, purge, mark, snapshots, without a line of asyncio."""
     with headrace.sync.connect(f"embedded:{tmp_path}") as hr:
-        hr.log.create("accounts", partitions=2, config=TopicConfig())
+        hr.log.create("accounts", partitions=2, config=JOURNAL_TOPIC)
         accounts = hr.journal("accounts")
         accounts.append("a", [Event(1, {"opened": 100}), Event(2, "text")], headers={"h": "v"})
         assert [event.payload for event in accounts.read("a")] == [{"opened": 100}, "text"]

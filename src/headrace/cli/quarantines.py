@@ -13,6 +13,7 @@ from rich.table import Table
 
 from headrace.app import Headrace
 from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.errors import BadArgument
 from headrace.journal import Held, held_journals, pass_verdict
 from headrace.pipeline import Selection, topics_of
 
@@ -63,16 +64,39 @@ def release(topic: Topic, id_: Id, address: Address = None, store: StoreAddress 
 def skip(
     topic: Topic,
     id_: Id,
+    offset: Annotated[
+        int | None, typer.Option(help="Of the record to pass over, as `list` shows it; needed with --yes.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
     address: Address = None,
     store: StoreAddress = None,
 ) -> None:
     """Pass over the record that can't be decoded, for good, and go on behind it."""
+    if yes and offset is None:
+        raise BadArgument("--offset", offset, "it must name the record to pass over; see: quarantine list")
     if not yes:
-        typer.confirm(f"What that record of {id_} holds is lost to all readers. Skip it?", abort=True)
-    _pass(topic, id_, address, store, skip=True)
+        offset = _confirmed(topic, id_, offset, address, store)
+    _pass(topic, id_, address, store, skip=True, offset=offset)
 
 
-def _pass(topic: str, id_: str, address: str | None, store: str | None, *, skip: bool) -> None:
-    written = with_headrace(address, store, lambda hr: pass_verdict(hr.log, hr.store, topic, id_, skip=skip))
-    typer.echo(f"written at partition {written.partition}, offset {written.offset}; replication carries it out")
+def _confirmed(topic: str, id_: str, offset: int | None, address: str | None, store: str | None) -> int | None:
+    """Ask about the record that would be passed over, and return its offset: another one is not meant."""
+
+    async def find(hr: Headrace) -> list[Held]:
+        return [held async for held in held_journals(hr.store, topic) if held.id == id_]
+
+    for held in with_headrace(address, store, find):
+        offset = held.offset if offset is None else offset
+        where = f"the record at offset {offset} of {topic}[{held.partition}]"
+        typer.confirm(f"What {where} holds of {id_} is lost to all readers. Skip it?", abort=True)
+    return offset
+
+
+def _pass(
+    topic: str, id_: str, address: str | None, store: str | None, *, skip: bool, offset: int | None = None
+) -> None:
+    written = with_headrace(
+        address, store, lambda hr: pass_verdict(hr.log, hr.store, topic, id_, skip=skip, offset=offset)
+    )
+    about = f"skip of offset {offset} " if skip else "release "
+    typer.echo(f"{about}written at partition {written.partition}, offset {written.offset}; replication carries it out")

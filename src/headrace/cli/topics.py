@@ -10,8 +10,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from headrace.app import Headrace
 from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.errors import BadArgument
 from headrace.journal import grow_topic
+from headrace.journal.retention import (
+    RETENTION_MS,
+    TopicTerms,
+    change_terms,
+    check_retention,
+    journal_config,
+    why_records_expire,
+)
 from headrace.log import Log
 from headrace.model import Cleanup, Topic, TopicConfig, TopicPartition
 
@@ -27,18 +37,86 @@ def list_topics(address: Address = None, as_json: AsJson = False) -> None:
     typer.echo(json.dumps(list(names)) if as_json else "\n".join(names) or "no topics yet")
 
 
+IsJournal = Annotated[
+    bool,
+    typer.Option("--journal", help="For journals: records stay until they are replicated, then for the retention."),
+]
+IsShared = Annotated[
+    bool, typer.Option("--shared", help="Journals of other services too: the topic keeps a retention of its own.")
+]
+
+
 @app.command("create")
 def create(
     topic: str,
     partitions: Annotated[int, typer.Option(help="How many partitions.")] = 1,
     cleanup: Annotated[Cleanup, typer.Option(help="What happens to old records.")] = Cleanup.DELETE,
-    retention_ms: Annotated[int, typer.Option(help="Keep records that long; 0: for ever.")] = 7 * 24 * 3600 * 1000,
+    retention_ms: Annotated[int, typer.Option(help="Keep records that long; 0: for ever.")] = RETENTION_MS,
+    is_journal: IsJournal = False,
+    is_shared: IsShared = False,
     address: Address = None,
+    store: StoreAddress = None,
 ) -> None:
     """Make a topic."""
     config = TopicConfig(cleanup=cleanup, retention_ms=retention_ms or None)
-    made = with_headrace(address, None, lambda hr: hr.log.admin.create(topic, partitions=partitions, config=config))
+
+    async def make(hr: Headrace) -> Topic:
+        if not is_journal and not is_shared:
+            return await hr.log.admin.create(topic, partitions=partitions, config=config)
+        wanted = config if is_shared else journal_config(config)
+        _check_terms(hr, topic, retention_ms, is_shared=is_shared)
+        made = await hr.log.admin.create(topic, partitions=partitions, config=wanted)
+        if is_shared or retention_ms != RETENTION_MS:  # else the store need not be at hand
+            await _store_terms(hr, topic, retention_ms, is_shared=is_shared)
+        return made
+
+    made = with_headrace(address, store, make)
     typer.echo(f"created {made.name} with {made.partitions} partition{'s' if made.partitions != 1 else ''}")
+
+
+@app.command("configure")
+def configure(
+    topic: str,
+    retention_ms: Annotated[
+        int | None, typer.Option(help="Keep records that long; unset: as long as now, or 7 days.")
+    ] = None,
+    is_journal: IsJournal = False,
+    is_shared: IsShared = False,
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Change how long a topic keeps its records; with --journal nothing goes before it is replicated."""
+
+    async def change(hr: Headrace) -> tuple[Topic, int]:
+        known = (await hr.log.admin.describe(topic)).config
+        kept_ms = retention_ms if retention_ms is not None else known.retention_ms or RETENTION_MS
+        if is_journal or is_shared:
+            _check_terms(hr, topic, kept_ms, is_shared=is_shared)
+            await _store_terms(hr, topic, kept_ms, is_shared=is_shared)
+        own = msgspec.structs.replace(known, retention_ms=kept_ms or None)
+        return await hr.log.admin.configure(topic, journal_config(known) if is_journal else own), kept_ms
+
+    if is_journal and is_shared:
+        raise BadArgument("--shared", topic, "a topic is a journal's own, or shared; give one of the two")
+    changed, kept_ms = with_headrace(address, store, change)
+    if why_records_expire(changed.config) is None and is_journal:
+        typer.echo(f"{topic} keeps its records until they are replicated, and for {kept_ms} ms")
+    else:
+        typer.echo(f"{topic} keeps its records for {kept_ms} ms")
+
+
+def _check_terms(hr: Headrace, topic: str, retention_ms: int, *, is_shared: bool) -> None:
+    if is_shared:
+        return
+    if retention_ms < 1:
+        raise BadArgument("--retention-ms", retention_ms, "replicated records of journals stay for a time above 0")
+    kept = hr.settings.store
+    check_retention(topic, retention_ms, marker_ttl_s=kept.marker_ttl_s, gc_grace_s=kept.gc_grace_s)
+
+
+async def _store_terms(hr: Headrace, topic: str, retention_ms: int, *, is_shared: bool) -> None:
+    terms = TopicTerms(retention_ms=retention_ms or RETENTION_MS, is_shared=is_shared)
+    await change_terms(hr.store.settings, topic, lambda _: terms)
 
 
 @app.command("describe")

@@ -202,6 +202,9 @@ class PipelineSettings(Section):
     discover_every_s: Seconds = Field(
         default=5.0, description="Time between looks for new topics and partitions while replication runs."
     )
+    remove_every_s: Seconds = Field(
+        default=60.0, description="Time between removals of records that are replicated and older than the retention."
+    )
     attempts: int = Field(
         default=8, ge=1, description="Attempts in a row that get nowhere before replication gives up; waiting is none."
     )

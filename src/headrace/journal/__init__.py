@@ -13,11 +13,13 @@ from headrace.journal.layout import Layout
 from headrace.journal.limits import UNCHECKED, Expected, Unchecked
 from headrace.journal.quarantine import Held, held_journals, pass_verdict
 from headrace.journal.replicating import Replicated, replicate_batch
+from headrace.journal.retention import JOURNAL_TOPIC, TimeLeft, TopicTerms, retention_probe, time_left
 from headrace.journal.snapshots import JournalSnapshots, Snapshot
 from headrace.journal.stats import PartitionStats
 from headrace.journal.topology import Topology
 
 __all__ = [
+    "JOURNAL_TOPIC",
     "UNCHECKED",
     "Expected",
     "HeadCache",
@@ -29,10 +31,14 @@ __all__ = [
     "PartitionStats",
     "Replicated",
     "Snapshot",
+    "TimeLeft",
+    "TopicTerms",
     "Topology",
     "Unchecked",
     "grow_topic",
     "held_journals",
     "pass_verdict",
     "replicate_batch",
+    "retention_probe",
+    "time_left",
 ]

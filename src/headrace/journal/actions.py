@@ -37,6 +37,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """Changes no journal: a place in the log to read up to. Some carry news about their partition.
 
     `generation`: the topic grew, from here on. `segment_size`: incarnations that begin after it use this size.
+    `layout`: how the topic's keys lie over its partitions, as JSON, for a store that has lost it.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None = None
     generation: int | None = None
     segment_size: int | None = None
+    layout: str | None = None
 
 
 class Delete(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,9 +10,10 @@ from headrace.errors import BadArgument, JournalHeld
 from headrace.journal.actions import Append
 from headrace.journal.durations import duration_of
 from headrace.journal.headers import user_headers
-from headrace.journal.payloads import Payloads, binary_event, decode_payload, decode_value
+from headrace.journal.payloads import Encoded, Payloads, binary_event, decode_payload, decode_value
 from headrace.model import Record, StoredEvent
-from headrace.store import EventRow
+from headrace.store import EventRow, why_tags_are_refused
+from headrace.store.limits import MAX_PAYLOAD_BYTES
 
 __all__ = ["decode_append", "event_of_row", "events_of_record"]
 
@@ -55,6 +56,8 @@ def decode_append(append: Append, value: bytes | None) -> Payloads:
         raise ValueError(f"the header says events {append.first} to {append.last}, the value holds {numbers}…")
     if len(events) > 1 and any(later.seq_nr <= earlier.seq_nr for earlier, later in itertools.pairwise(events)):
         raise ValueError("the numbers of its events do not rise")
+    for event in events:
+        _check_storable(event)
     if decoded.expire_after is not None:
         _check_duration(decoded.expire_after)
     return decoded
@@ -106,6 +109,14 @@ def _plain_event(record: Record, action: Append, seq_nr: int, payload: bytes) ->
         action.origin,
         action.version,
     )
+
+
+def _check_storable(event: Encoded) -> None:
+    """Raise ValueError for an event that no store takes: it must hold its own journal, not the whole partition."""
+    if event.tags and (reason := why_tags_are_refused(event.tags)) is not None:
+        raise ValueError(f"event {event.seq_nr}: {reason}")
+    if event.payload is not None and len(event.payload) > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"event {event.seq_nr}: {len(event.payload)} bytes, a store takes {MAX_PAYLOAD_BYTES}")
 
 
 def _check_duration(text: str) -> None:

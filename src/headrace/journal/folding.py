@@ -95,19 +95,19 @@ def step(meta: JournalMeta | None, entry: Entry, *, expire_after: str | None = N
 
 
 def reopened(meta: JournalMeta | None, verdict: Entry, held: Sequence[Entry]) -> tuple[JournalMeta, list[Entry]] | None:
-    """Return the state without its hold, and the held entries that are to be applied on it, in order.
+    """Return the state without its hold, and what was held, in order; what lies at or below the state is in it.
 
-    None if the verdict is not about this hold. `held` begins with the record that could not be decoded.
+    None if the verdict is not about this hold. A state that is held beyond the record which can't be decoded was left
+    by a writer that died while it applied what was held.
     """
     action = verdict.action
     if not isinstance(action, Verdict) or meta is None or meta.held_from != action.held_from:
         return None
-    by_place = {entry.place: entry for entry in held if entry.offset >= action.held_from}
-    again = [by_place[place] for place in sorted(by_place)]
-    if action.is_skip:
-        again = [entry for entry in again if entry.offset != action.held_from]
-        return msgspec.structs.replace(meta, held_from=None), again
-    return msgspec.structs.replace(meta, held_from=None, offset=action.held_from - 1), again
+    by_place = {entry.place: entry for entry in held}
+    opened = msgspec.structs.replace(meta, held_from=None)
+    if not action.is_skip and meta.offset == action.held_from:
+        opened = msgspec.structs.replace(opened, offset=action.held_from - 1)
+    return opened, [by_place[place] for place in sorted(by_place)]
 
 
 def _append(meta: JournalMeta | None, entry: Entry, append: Append, expire_after: str | None) -> Step:

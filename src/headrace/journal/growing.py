@@ -14,10 +14,11 @@ import msgspec
 from headrace.errors import BadArgument, ImpossibleTopicChange
 from headrace.journal.actions import Mark
 from headrace.journal.barriers import write_mark
+from headrace.journal.boundary_marks import state_layout
 from headrace.journal.headers import decode_action
 from headrace.journal.layout import Layout
 from headrace.journal.partition_batch import BOUNDARY_KEY
-from headrace.journal.topology import LEASE_S, Topology, layout_key
+from headrace.journal.topology import LEASE_S, Topology, layout_key, longest_lease_s
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.runtime import crash_point
@@ -29,6 +30,7 @@ __all__ = ["grow_topic"]
 async def grow_topic(log: Log, settings: Settings, topic: str, *, partitions: int, lease_s: float = LEASE_S) -> Layout:
     """Grow a topic to so many partitions and publish the new generation. Writers wait meanwhile.
 
+    The longest lease that a writer of the topic stored is waited for, or `lease_s` if that is longer.
     Running it again after a crash finishes what was begun; several at once come to one result.
     """
     topology = Topology(log, settings, topic, lease_s=lease_s)
@@ -40,7 +42,9 @@ async def grow_topic(log: Log, settings: Settings, topic: str, *, partitions: in
         command = f"headrace topic grow {topic} --partitions {layout.growing_to}"
         raise ImpossibleTopicChange(topic, change, f"finish that first: {command}")
     crash_point("grow.announced")
-    await asyncio.sleep(lease_s)  # whoever still trusts an older layout writes no more after this
+    await state_layout(log, layout)
+    # Whoever still trusts an older layout writes no more after this; leases are stored before a layout is trusted.
+    await asyncio.sleep(max(lease_s, await longest_lease_s(settings, topic)))
     if (await log.admin.describe(topic)).partitions < partitions:
         await log.admin.add_partitions(topic, total=partitions)
     crash_point("grow.added")
@@ -75,7 +79,7 @@ async def _announce(log: Log, settings: Settings, layout: Layout, partitions: in
 async def _boundary(log: Log, at: TopicPartition, layout: Layout) -> int:
     """Write the mark of the new generation and return the offset of the first such mark there is."""
     generation = layout.generation + 1
-    mark = Mark(id=uuid.uuid4().hex, generation=generation)
+    mark = Mark(id=uuid.uuid4().hex, generation=generation, layout=_encode(layout))
     written = await write_mark(log, at, BOUNDARY_KEY, mark)
     async for batch in log.read(at, layout.since.get(at.partition, 0), written + 1, headers_only=True):
         for record in batch.records:

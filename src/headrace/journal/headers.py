@@ -35,6 +35,7 @@ _SINCE = "headrace.since"
 _DIGEST = "headrace.append-digest"
 _GENERATION = "headrace.generation"
 _SEGMENT_SIZE = "headrace.segment-size"
+_LAYOUT = "headrace.layout"
 _LAST_APPEND = "headrace.last-append"
 _VERDICT = "headrace.verdict"
 _HELD_FROM = "headrace.held-from"
@@ -220,7 +221,11 @@ def _extras(action: Written) -> list[tuple[str, object]]:
             once = [(_APPEND_ID, action.append_id), (_DIGEST, action.digest), (_SINCE, _written(action.since))]
             return [(_EXPECTED, action.expected), *once]
         case Mark():
-            return [(_GENERATION, action.generation), (_SEGMENT_SIZE, action.segment_size)]
+            return [
+                (_GENERATION, action.generation),
+                (_SEGMENT_SIZE, action.segment_size),
+                (_LAYOUT, action.layout),
+            ]
         case Purge():
             return [(_LAST_APPEND, _written(action.last_append))]
         case Verdict():
@@ -238,7 +243,9 @@ def _action(header: _Header, headers: Mapping[str, bytes | None]) -> Action | No
         generation, segment_size = _number(headers, _GENERATION), _number(headers, _SEGMENT_SIZE)
         if segment_size is not None and not 1 <= segment_size <= _MAX_SEGMENT_SIZE:
             raise ValueError(f"no journal has segments of {segment_size}")
-        return Mark(id=mark.id, **_by(mark), generation=generation, segment_size=segment_size)
+        layout = headers.get(_LAYOUT)
+        stated = layout.decode() if layout is not None else None
+        return Mark(id=mark.id, **_by(mark), generation=generation, segment_size=segment_size, layout=stated)
     if header.delete is not None:
         if not 1 <= header.delete.to <= MAX_SEQ_NR:
             raise ValueError(f"no journal has an event {header.delete.to} to delete")

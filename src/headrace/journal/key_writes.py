@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -57,8 +57,8 @@ class KeyFold:
     """What a batch does to one key. `held` are the records behind one that can't be decoded, that one included.
 
     `tagged` are the rows with tags of all appends that count, also where a later action of the batch removes them.
-    `reopened_at` is the place of the verdict that applied what was held before; `stored` that of the state which all
-    of it was folded on.
+    `reopened_at` is the place of the verdict that applied what was held before, now or in an earlier run of the batch;
+    `stored` that of the state which all of it was folded on.
     """
 
     meta: JournalMeta | None
@@ -100,7 +100,7 @@ class _KeyFolder:
         if meta is not None and (entry.generation, entry.offset) <= (meta.generation, meta.offset):
             self._repeat(meta, entry)
         elif isinstance(entry.action, Verdict) and (opened := self._opened_by(entry)):
-            self._reopen(entry, *opened)
+            self._reopen(entry, entry.action, *opened)
         else:
             self._apply(entry)
 
@@ -112,20 +112,26 @@ class _KeyFolder:
 
     def _repeat(self, meta: JournalMeta, entry: Entry) -> None:
         self._piece.repeat(meta, entry)
+        if isinstance(entry.action, Verdict) and meta.held_from is None:
+            self._fold.reopened_at = entry.place  # the writer may have died before it forgot what was held
         if self._piece.writes.purged_at is not None:  # before anything after the purge, as at the first time
             self._next_piece()
 
     def _opened_by(self, verdict: Entry) -> tuple[JournalMeta, list[Entry]] | None:
         return reopened(self._fold.meta, verdict, [*self._held_before, *self._fold.held])
 
-    def _reopen(self, verdict: Entry, meta: JournalMeta, again: list[Entry]) -> None:
+    def _reopen(self, verdict: Entry, action: Verdict, meta: JournalMeta, again: list[Entry]) -> None:
         """Apply what was held. The state moves to the verdict's place, unless it is held once more."""
         fold = self._fold
         fold.meta, fold.held, self._held_before = meta, [], []
-        fold.reopened_at = verdict.place
-        tagged, removals = len(fold.tagged), len(fold.removals)
+        tagged, removals, pieces = len(fold.tagged), len(fold.removals), len(fold.pieces)
         for entry in again:
-            self._apply(_read_again(entry))
+            if fold.meta is not None and entry.place <= fold.meta.place:
+                self._repeat(fold.meta, entry)
+            else:
+                self._apply(_read_again(entry))
+        fold.reopened_at = verdict.place
+        self._hold_until_written(fold.pieces[pieces:], action.held_from)
         # Views have passed the records' own places by now: what was held counts from the verdict on.
         at = {name: getattr(verdict, name) for name in ("generation", "partition", "offset", "log_time_ms")}
         fold.tagged[tagged:] = [msgspec.structs.replace(row, **at) for row in fold.tagged[tagged:]]
@@ -133,6 +139,13 @@ class _KeyFolder:
         if fold.meta is not None and fold.meta.held_from is None:
             fold.meta = msgspec.structs.replace(fold.meta, generation=verdict.generation, offset=verdict.offset)
             self._piece.writes.meta = fold.meta
+
+    @staticmethod
+    def _hold_until_written(pieces: Sequence[KeyWrites], held_from: int) -> None:
+        """Let the journal be held until the last piece is written: a replay must find the verdict to be due."""
+        for piece in pieces:
+            if piece.meta is not None:
+                piece.meta = msgspec.structs.replace(piece.meta, held_from=held_from)
 
     def _apply(self, given: Entry) -> None:
         fold = self._fold

@@ -1,4 +1,4 @@
-"""Journals that are held because a record of theirs can't be decoded: the side table, and the verdicts that end it.
+"""Journals that are held because a record of theirs can't be decoded or stored: the side table, and the verdicts.
 
 The side table is a topic of its own in the store's tables, named so that no log can have it: a row for each record
 held, whole, and a head for each journal held. It needs no other table, and converges as all else does.
@@ -6,6 +6,7 @@ held, whole, and a head for each journal held. It needs no other table, and conv
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,21 @@ from headrace.journal.partition_batch import entry_of
 from headrace.journal.topology import Topology
 from headrace.log import Log
 from headrace.model import Headers, NewRecord, Position, Record
-from headrace.store import DEFAULT_SEGMENT_SIZE, EventRow, JournalMeta, Place, RowDeletion, Store
+from headrace.store import DEFAULT_SEGMENT_SIZE, EventRow, JournalMeta, Place, RowDeletion, Store, why_id_is_refused
 
-__all__ = ["Held", "held_entries", "held_journals", "hold", "let_go", "pass_verdict"]
+__all__ = [
+    "Held",
+    "held_entries",
+    "held_journals",
+    "hold",
+    "hold_unstorable",
+    "let_go",
+    "pass_verdict",
+    "stand_in_for",
+]
 
 _SUFFIX = "#held"
+_SHOWN = 60
 _ONE_SEGMENT = 1 << 62  # numbers are offsets here: all rows of a journal are in one segment
 
 
@@ -54,16 +65,41 @@ class Held:
     records: int
 
 
-async def hold(store: Store, topic: str, id_: str, entries: Sequence[Entry]) -> None:
-    """Keep the records that wait. To be done before the journal's head says that it is held."""
+async def hold(store: Store, topic: str, id_: str, entries: Sequence[Entry], *, held_from: int) -> None:
+    """Keep the records that wait. To be done before the journal's head says that it is held from that offset.
+
+    The side table's head is about the record at `held_from` alone: another one behind it that can't be decoded has its
+    turn when the first one is out of the way.
+    """
     await store.writer.write_rows(_side(topic), id_, [_row(entry) for entry in entries])
-    poison = next((entry for entry in entries if isinstance(entry.action, Poison)), None)
-    if poison is not None:
-        await store.writer.write_meta(_head(topic, poison))
+    first = next((entry for entry in entries if entry.offset == held_from), None)
+    if first is not None:
+        reason = first.action.reason if isinstance(first.action, Poison) else ""
+        await store.writer.write_meta(_head(topic, id_, first, reason))
 
 
-async def let_go(store: Store, topic: str, id_: str, *, at: Place, partition: int) -> None:
-    """Forget what waited, at the place of the verdict."""
+async def hold_unstorable(store: Store, topic: str, id_: str, entries: Sequence[Entry], reason: str) -> str:
+    """Keep the records of a journal that can't be stored under its own id; returns the id they are kept under."""
+    stand_in = stand_in_for(id_)
+    await store.writer.write_rows(_side(topic), stand_in, [_row(entry) for entry in entries])
+    if await store.reader.meta(_side(topic), stand_in) is None:
+        await store.writer.write_meta(_head(topic, stand_in, entries[0], reason))
+    return stand_in
+
+
+def stand_in_for(id_: str) -> str:
+    """Return the id that the side table has for a journal whose own one can't be stored."""
+    encoded = id_.encode(errors="surrogateescape")
+    return f"{id_[:_SHOWN]}…#{hashlib.sha256(encoded).hexdigest()}"
+
+
+async def let_go(
+    store: Store, topic: str, id_: str, *, at: Place, partition: int, held_from: int | None = None
+) -> None:
+    """Forget what waited, at the place of the verdict: all, or what came before `held_from`, which waits on."""
+    if held_from is not None:
+        await store.writer.delete_rows(_side(topic), id_, [RowDeletion(0, held_from)], at=at)
+        return
     await store.writer.delete_rows(_side(topic), id_, [RowDeletion(0, None)], at=at)
     marker = JournalMeta(
         topic=_side(topic),
@@ -90,21 +126,39 @@ async def held_journals(store: Store, topic: str) -> AsyncIterator[Held]:
     async for page in store.reader.metas(_side(topic)):
         for head in page:
             if not head.is_purged and head.held_from is not None:
-                entries = await held_entries(store, topic, head.id)
+                held = [each for each in await held_entries(store, topic, head.id) if each.offset >= head.held_from]
                 since_ms, reason = head.created_ms or 0, head.metadata or ""
-                yield Held(topic, head.id, head.partition, head.held_from, since_ms, reason, len(entries))
+                yield Held(topic, head.id, head.partition, head.held_from, since_ms, reason, len(held))
 
 
-async def pass_verdict(log: Log, store: Store, topic: str, id_: str, *, skip: bool) -> Position:
-    """Write a verdict into the journal's partition; replication carries it out. Raises BadArgument if none is due."""
-    meta = await store.reader.meta(topic, id_)
-    if meta is None or meta.held_from is None:
-        raise BadArgument("id", id_, f"topic {topic!r} has no journal of that id that is held")
-    verdict = Verdict(id=uuid.uuid4().hex, held_from=meta.held_from, is_skip=skip, origin="quarantine")
-    route = await Topology(log, store.settings, topic).route(id_)
-    record = NewRecord(topic, id_.encode(), None, encode_action(verdict), partition=route.at.partition)
-    (position,) = await log.append([record])
-    return position
+async def pass_verdict(
+    log: Log, store: Store, topic: str, id_: str, *, skip: bool, offset: int | None = None
+) -> Position:
+    """Write a verdict into the journal's partition; replication carries it out.
+
+    `offset` is that of the record which the verdict is about. Raises BadArgument if no verdict is due, or not on that.
+    """
+    held_from = await _held_from(store, topic, id_)
+    if offset is not None and offset != held_from:
+        raise BadArgument("offset", offset, f"journal {id_!r} is held from offset {held_from}; decide about that first")
+    verdict = Verdict(id=uuid.uuid4().hex, held_from=held_from, is_skip=skip, origin="quarantine")
+    topology = Topology(log, store.settings, topic, lease_s=0.0)  # looks again after the one record that it writes
+    while True:
+        routed = await topology.find_route(id_)
+        record = NewRecord(topic, id_.encode(), None, encode_action(verdict), partition=routed.route.at.partition)
+        (position,) = await log.append([record])
+        if not await topology.is_stray(id_, routed, position.offset):
+            return position
+
+
+async def _held_from(store: Store, topic: str, id_: str) -> int:
+    meta = await store.reader.meta(topic, id_) if why_id_is_refused(id_) is None else None
+    if meta is not None and meta.held_from is not None:
+        return meta.held_from
+    aside = await store.reader.meta(_side(topic), id_) if meta is None else None
+    if aside is not None and not aside.is_purged:
+        raise BadArgument("id", id_, f"{aside.metadata}: its records can only be copied, under another id")
+    raise BadArgument("id", id_, f"topic {topic!r} has no journal of that id that is held")
 
 
 def _side(topic: str) -> str:
@@ -139,18 +193,17 @@ def _entry(topic: str, row: EventRow) -> Entry:
     return entry
 
 
-def _head(topic: str, poison: Entry) -> JournalMeta:
-    reason = poison.action.reason if isinstance(poison.action, Poison) else ""
+def _head(topic: str, id_: str, first: Entry, reason: str) -> JournalMeta:
     return JournalMeta(
         topic=_side(topic),
-        id=poison.id,
-        generation=poison.generation,
-        partition=poison.partition,
-        offset=poison.offset,
-        seq_nr=poison.offset + 1,
+        id=id_,
+        generation=first.generation,
+        partition=first.partition,
+        offset=first.offset,
+        seq_nr=first.offset + 1,
         segment_size=DEFAULT_SEGMENT_SIZE,
-        held_from=poison.offset,
-        created_ms=poison.timestamp_ms,
-        record_id=record_id_of(topic, poison.generation, poison.partition, poison.offset),
+        held_from=first.offset,
+        created_ms=first.timestamp_ms,
+        record_id=record_id_of(topic, first.generation, first.partition, first.offset),
         metadata=reason,
     )

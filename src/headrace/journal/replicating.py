@@ -22,12 +22,12 @@ from headrace.journal.key_writes import KeyFold, KeyWrites, fold_key
 from headrace.journal.layout import Layout
 from headrace.journal.metrics import REPLICATED_ROWS, STRAY_RECORDS, VOID_ACTIONS
 from headrace.journal.partition_batch import PartitionBatch, batch_of
-from headrace.journal.quarantine import held_entries, hold, let_go
+from headrace.journal.quarantine import held_entries, hold, hold_unstorable, let_go
 from headrace.journal.views import Views
 from headrace.model import Record, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import crash_point
-from headrace.store import ReplicatedOffset, Store, StoreWriter
+from headrace.store import ReplicatedOffset, Store, StoreWriter, why_id_is_refused
 
 __all__ = ["Replicated", "replicate_batch"]
 
@@ -83,6 +83,7 @@ async def replicate_batch(
         up_to = _unknown_boundary(records, start, layout.generation)
         batch = _batch(start, records, up_to)
     strays = _drop_strays(layout, at, batch)
+    aside = await _set_aside(store, at.topic, batch)
     folds = await (_apply(store, at.topic, batch) if views is None else _apply_viewed(store, at, batch, views, up_to))
     crash_point("replicate.before-offset")
     if up_to > start.offset:
@@ -98,7 +99,7 @@ async def replicate_batch(
         await store.writer.move_replicated(moved)
     crash_point("replicate.after-offset")
     done = _count(at.topic, folds, max(up_to, start.offset), batch.skipped + len(strays))
-    return dataclasses.replace(done, strays=strays)
+    return dataclasses.replace(done, strays=strays, quarantined=(*done.quarantined, *aside))
 
 
 def _batch(start: ReplicatedOffset, records: Sequence[Record], up_to: int) -> PartitionBatch:
@@ -151,12 +152,14 @@ async def _fold(store: Store, topic: str, id_: str, entries: Sequence[Entry]) ->
 
 
 async def _write_key(store: Store, topic: str, id_: str, fold: KeyFold) -> None:
-    if fold.held:
-        await hold(store, topic, id_, fold.held)
+    held_from = fold.meta.held_from if fold.meta is not None else None
+    if fold.held and held_from is not None:
+        await hold(store, topic, id_, fold.held, held_from=held_from)
     for piece in fold.pieces:
         await _write(store.writer, topic, id_, piece)
-    if fold.reopened_at is not None and fold.meta is not None and not fold.held:
-        await let_go(store, topic, id_, at=fold.reopened_at, partition=fold.meta.partition)
+    if fold.reopened_at is not None and fold.meta is not None:
+        partition = fold.meta.partition
+        await let_go(store, topic, id_, at=fold.reopened_at, partition=partition, held_from=held_from)
 
 
 def _is_verdict(entry: Entry) -> bool:
@@ -212,6 +215,18 @@ def _drop_strays(layout: Layout, at: TopicPartition, batch: PartitionBatch) -> t
         _logger.error("stray record of a key that moved", key=entry.id, partition=str(at), offset=entry.offset)
     STRAY_RECORDS.labels(at.topic).inc(len(strays))
     return tuple(f"{entry.id} at offset {entry.offset}" for entry in strays)
+
+
+async def _set_aside(store: Store, topic: str, batch: PartitionBatch) -> tuple[str, ...]:
+    """Hold the journals whose id no store can keep, in the side table, and go on without them. Each is named."""
+    aside = []
+    for id_ in list(batch.by_id):
+        if (reason := why_id_is_refused(id_)) is None:
+            continue
+        entries = batch.by_id.pop(id_)
+        if entries:
+            aside.append(await hold_unstorable(store, topic, id_, entries, reason))
+    return tuple(aside)
 
 
 async def _write(writer: StoreWriter, topic: str, id_: str, piece: KeyWrites) -> None:

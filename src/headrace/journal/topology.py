@@ -1,7 +1,8 @@
 """Which partition holds a key, by the topic's published layout.
 
 The layout is kept in the store, for all processes. A client trusts what it read for the length of a lease and looks
-again before it writes after that, so that a topic that began to grow one lease ago is written to by nobody.
+again before it writes after that, so that a topic that began to grow one lease ago is written to by nobody. Leases may
+differ: each client stores its own before it trusts a layout, and growth waits for the longest.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.errors import TimedOut, TopicExists, UnknownTopic
-from headrace.journal.layout import Generation, Layout
+from headrace.journal.boundary_marks import layout_from_log
+from headrace.journal.layout import Layout
+from headrace.journal.retention import JOURNAL_TOPIC, check_topic
 from headrace.log import Log
-from headrace.model import Topic, TopicConfig, TopicPartition
+from headrace.model import Topic, TopicPartition
+from headrace.observe import get_logger
 from headrace.store import Settings
 
-__all__ = ["JOURNAL_TOPIC", "LEASE_S", "Route", "Routed", "Topology", "layout_key"]
+__all__ = ["JOURNAL_TOPIC", "LEASE_S", "Route", "Routed", "Topology", "layout_key", "longest_lease_s"]
 
-# Old records go by time; the embedded log waits until the store has them.
-JOURNAL_TOPIC = TopicConfig(keep_until_released=True)
 LEASE_S = 5.0
+
+_logger = get_logger(__name__)
 
 _ROUTES_KEPT = 65_536
 _GROWTH_TIMEOUT_S = 60.0
@@ -45,6 +49,16 @@ class Routed(NamedTuple):
     safe_until_s: float
 
 
+def lease_key(topic: str) -> str:
+    """Return the name of the setting that holds the longest lease of a topic's writers."""
+    return f"lease/{topic}"
+
+
+async def longest_lease_s(settings: Settings, topic: str) -> float:
+    """Return how long some writer may still trust the layout that it read before."""
+    return float(await settings.get(lease_key(topic)) or 0.0)
+
+
 def layout_key(topic: str) -> str:
     """Return the name of the setting that holds a topic's layout."""
     return f"topic/{topic}"
@@ -53,7 +67,8 @@ def layout_key(topic: str) -> str:
 class Topology:
     """The layout of one topic.
 
-    A topic that is not there is made, with `partitions`, unless that is None. With `is_reader` nothing is written.
+    A topic that is not there is made, with `partitions`, unless that is None; one that is there must keep its records
+    as the one that would be made, or JournalTopicExpires is raised. With `is_reader` nothing is written.
     """
 
     def __init__(
@@ -76,6 +91,9 @@ class Topology:
         self._trusted_until_s = 0.0
         self._routes: dict[str, Routed] = {}  # of the layout, and for the lease, that we have
         self._reading = asyncio.Lock()
+        self._is_warned = False
+        self._is_writer = False
+        self._from_log: tuple[tuple[Layout | None, str, int], Layout] | None = None
 
     async def layout(self) -> Layout:
         """Return the layout, at most a lease old. Who comes while it is being read waits for that reading."""
@@ -84,6 +102,8 @@ class Topology:
         async with self._reading:
             if (known := self._fresh()) is not None:
                 return known
+            if self._is_writer:
+                await self._store_lease()
             asked_s = time.monotonic()
             self._layout = layout = await self._load()
             self._trusted_until_s = asked_s + self._lease_s
@@ -101,7 +121,12 @@ class Topology:
     def routed(self, id_: str) -> Routed | None:
         """Return where to write a key's records if that is known without waiting."""
         layout = self._layout
-        if layout is None or layout.growing_to is not None or time.monotonic() > self._trusted_until_s:
+        if (
+            not self._is_writer
+            or layout is None
+            or layout.growing_to is not None
+            or time.monotonic() > self._trusted_until_s
+        ):
             return None
         routed = self._routes.get(id_)
         if routed is None:
@@ -112,6 +137,9 @@ class Topology:
 
     async def find_route(self, id_: str) -> Routed:
         """Return where to write a key's records; waits while the topic is growing."""
+        if not self._is_writer:
+            self._is_writer = True
+            self._trusted_until_s = 0.0  # a layout is trusted for writing when the lease was stored before it was read
         layout = await self.grown()
         return Routed(Route(layout.route(id_), layout.generation), self._trusted_until_s)
 
@@ -151,21 +179,46 @@ class Topology:
         """Return the published number of partitions."""
         return (await self.layout()).partitions
 
+    async def _store_lease(self) -> None:
+        """Make sure that whoever grows the topic waits for as long as this client trusts what it reads."""
+        while self._lease_s > await longest_lease_s(self._settings, self.topic):
+            stored = await self._settings.get(lease_key(self.topic))
+            if self._lease_s > float(stored or 0.0):
+                await self._settings.put(lease_key(self.topic), str(self._lease_s), expected=stored)
+
     async def _load(self) -> Layout:
         """Read the layout; write it where it is missing or of a topic that is gone."""
         while True:
             stored = await self._settings.get(layout_key(self.topic))
             topic = await self._describe()
-            layout = _decode(stored) if stored is not None else None
-            if layout is not None and layout.topic_id == topic.topic_id:
+            await self._check(topic)
+            known = _decode(stored) if stored is not None else None
+            layout = await self._current(topic, known)
+            if layout == known or self._is_reader:
                 return layout
-            if layout is None:
-                layout = Layout(self.topic, topic.topic_id, (Generation(topic.partitions),))
-            else:
-                layout = layout.made_anew(topic.topic_id, topic.partitions)
             encoded = msgspec.json.encode(layout).decode()
-            if self._is_reader or await self._settings.put(layout_key(self.topic), encoded, expected=stored):
+            if await self._settings.put(layout_key(self.topic), encoded, expected=stored):
                 return layout
+
+    async def _current(self, topic: Topic, known: Layout | None) -> Layout:
+        """Return the layout of the topic as it is; what the store does not know is read from the log's marks."""
+        if known is not None and known.topic_id != topic.topic_id:
+            return known.made_anew(topic.topic_id, topic.partitions)
+        if known is not None and (known.growing_to is not None or known.partitions >= topic.partitions):
+            return known
+        asked = (known, topic.topic_id, topic.partitions)
+        if self._from_log is None or self._from_log[0] != asked:  # the whole log is read for it, so not every time
+            self._from_log = (asked, await layout_from_log(self._log, topic, known))
+        return self._from_log[1]
+
+    async def _check(self, topic: Topic) -> None:
+        """Refuse a topic that would lose records; warn, once, of a shared one, which is not ours to configure."""
+        reason = await check_topic(self._settings, topic) if self._wanted is not None else None
+        if reason is not None and not self._is_warned:
+            self._is_warned = True
+            _logger.warning(
+                "a shared journal topic drops records that are not replicated in time", topic=self.topic, reason=reason
+            )
 
     async def _describe(self) -> Topic:
         try:

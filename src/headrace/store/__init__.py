@@ -5,6 +5,7 @@ repeated; a reader gets what was acknowledged; pages follow the reader's demand.
 Does not promise: to be up to date. Journals merge it with the head of the log.
 """
 
+from headrace.store.limits import why_id_is_refused, why_tags_are_refused
 from headrace.store.opening import open_store
 from headrace.store.ports import Settings, Snapshots, Store, StoreReader, StoreWriter, TagNumbers, Tags, TagViews
 from headrace.store.rows import (
@@ -47,5 +48,7 @@ __all__ = [
     "segment_of",
     "tag_time_of",
     "timeuuid",
+    "why_id_is_refused",
+    "why_tags_are_refused",
     "write_time",
 ]

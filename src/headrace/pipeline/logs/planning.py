@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.errors import OffsetOutOfRange, RecordsLost, UnknownTopic, WrongPartitionCount
+from headrace.errors import LayoutLost, OffsetOutOfRange, RecordsLost, UnknownTopic, WrongPartitionCount
 from headrace.journal import Layout, Topology
 from headrace.log import Log
 from headrace.model import Bounds, TopicPartition
@@ -74,8 +74,10 @@ async def plan_of(log: Log, store: Store, selection: Selection) -> Plan:
         layout = layouts[topic] = await _layout(log, store, topic)
         for partition in range(layout.partitions):
             at = TopicPartition(topic, partition)
-            bounds = await log.bounds(at)
-            starts[at] = start_of(layout, at, bounds, await store.reader.replicated(at))
+            bounds, replicated = await log.bounds(at), await store.reader.replicated(at)
+            if replicated is not None and replicated.generation > layout.generation:
+                layout = layouts[topic] = await _newer_layout(log, store, at, replicated)
+            starts[at] = start_of(layout, at, bounds, replicated)
             ends[at] = bounds.end
     return Plan(layouts, starts, ends)
 
@@ -85,6 +87,15 @@ async def _layout(log: Log, store: Store, topic: str) -> Layout:
     actual = (await log.admin.describe(topic)).partitions
     if actual > layout.partitions and layout.growing_to is None:
         raise WrongPartitionCount(topic, actual, layout.partitions)
+    return layout
+
+
+async def _newer_layout(log: Log, store: Store, at: TopicPartition, replicated: ReplicatedOffset) -> Layout:
+    """Return the layout of a topic that grew a moment ago. Raises LayoutLost if the store knows none so new."""
+    layout = await _layout(log, store, at.topic)
+    if replicated.generation > layout.generation:
+        known = f"{at} is replicated in generation {replicated.generation}, the layout knows {layout.generation}"
+        raise LayoutLost(at.topic, known)
     return layout
 
 

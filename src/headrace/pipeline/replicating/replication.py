@@ -23,6 +23,7 @@ from headrace.observe import get_logger
 from headrace.pipeline.logs.log_frames import log_stream
 from headrace.pipeline.logs.planning import Plan, Selection, plan_of
 from headrace.pipeline.replicating.outcomes import Outcome, read_outcomes, read_unfinished
+from headrace.pipeline.replicating.removal import check_plan, remove_old
 from headrace.pipeline.replicating.settling import settle
 from headrace.pipeline.replicating.watching import RESTARTS, BatchReport, ReplicationWatcher, SilentWatcher, count
 from headrace.pipeline.spark.opened import log_of, run, store_of, tag_writer_of
@@ -82,6 +83,7 @@ class Replication:
         self._stop = threading.Event()
         self._give_up_s: float | None = None
         self._summary = Summary()
+        self._remove_at_s = 0.0
 
     def stop(self) -> None:
         """Ask for the end; the running micro-batch comes to its own. From any thread, or a signal handler."""
@@ -113,6 +115,8 @@ class Replication:
             elif ended is Ended.HELD:  # by others who are at work: no failure of its own
                 self._tell(f"begins anew: {error}")
                 self._pause(_RETRY.delay_s(min(failures, 3) + 1))
+        if plan is not None and once:
+            self._remove_old(plan)
         return self._summary
 
     def _plan(self) -> Plan | None:
@@ -120,6 +124,7 @@ class Replication:
 
         async def look() -> Plan:
             plan = await plan_of(await log_of(self._places), await store_of(self._places), self._selection)
+            await check_plan(self._places, plan, now_ms=_now_ms())
             if (tags := await tag_writer_of(self._places, with_log=True)) is not None:
                 for layout in plan.layouts.values():
                     await tags.open_topic(layout)
@@ -189,6 +194,8 @@ class Replication:
                 if self._has_changed(plan):
                     self._let_batch_end(query)
                     return Ended.CHANGED, ""
+            if not once and time.monotonic() > self._remove_at_s:
+                self._remove_old(plan)
             self._stop.wait(_LOOK_EVERY_S)
 
     def _settle_new(self, query: Any, plan: Plan, outcomes: Path, seen: str) -> str:  # noqa: ANN401
@@ -205,6 +212,12 @@ class Replication:
             count(report)
             self._report(report)
         return seen
+
+    def _remove_old(self, plan: Plan) -> None:
+        """Remove from the log what is replicated and older than its topic's retention."""
+        self._remove_at_s = time.monotonic() + self._settings.remove_every_s
+        for text in run(remove_old(self._places, plan.layouts, now_ms=_now_ms())):
+            self._tell(text)
 
     def _report(self, report: BatchReport) -> None:
         for outcome in report.outcomes:
@@ -265,6 +278,10 @@ def _progress_after(query: Any, seen: str) -> list[dict[str, Any]]:  # noqa: ANN
             break
         found.append(progress)
     return found[::-1]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _is_reached(plan: Plan, target: Plan) -> bool:

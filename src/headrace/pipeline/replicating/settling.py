@@ -1,4 +1,4 @@
-"""After a micro-batch: the stored offsets pass what the sink got no rows for, and the log may drop what is safe.
+"""After a micro-batch: the stored offsets pass what the sink got no rows for.
 
 Aborted and control records make no rows, but the source covered them, so the stored offset moves to the end of what it
 covered. Only for finished batches: then all records below that end are in the store.
@@ -18,7 +18,7 @@ from headrace.pipeline.logs.offsets import decode_offsets
 from headrace.pipeline.logs.planning import Plan
 from headrace.pipeline.replicating.outcomes import Outcome
 from headrace.pipeline.replicating.watching import BatchReport
-from headrace.pipeline.spark.opened import log_of, store_of, tag_writer_of
+from headrace.pipeline.spark.opened import store_of, tag_writer_of
 from headrace.pipeline.spark.places import Places
 
 __all__ = ["lag_of", "settle"]
@@ -53,11 +53,9 @@ def lag_of(
 
 
 async def _pass(places: Places, plan: Plan, at: TopicPartition, end: int, applied: int) -> None:
-    log, store = await log_of(places), await store_of(places)
     if applied < end - 1:
-        views = await tag_writer_of(places, with_log=True)
+        store, views = await store_of(places), await tag_writer_of(places, with_log=True)
         await replicate_batch(store, plan.layouts[at.topic], at, [], up_to=end - 1, views=views)
-    await log.retention.release(at, below=end)
 
 
 def _offsets(text: Any) -> dict[TopicPartition, int]:  # noqa: ANN401 - Spark gives text, or nothing

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from headrace.config import EmbeddedLogSettings, EmbeddedStoreSettings, LogSettings, StoreSettings
-from headrace.errors import WrongSeqNr
-from headrace.journal import HeadCache, Journal
-from headrace.log import Log, open_log
-from headrace.model import Event, TopicPartition
+from headrace.errors import JournalTopicExpires, WrongSeqNr
+from headrace.journal import JOURNAL_TOPIC, HeadCache, Journal, Topology, grow_topic
+from headrace.journal.retention import remove_replicated
+from headrace.log import Log, ensure_topic, open_log
+from headrace.model import Event, TopicConfig, TopicPartition
 from headrace.store import Store, open_store
 from headrace.testing.conformance.journal_faults import RepeatingLog
 from headrace.testing.conformance.journal_setting import new_topic, read, replicate
@@ -22,6 +23,9 @@ from headrace.testing.conformance.journal_setting import new_topic, read, replic
 __all__ = ["JournalMachine"]
 
 T = TypeVar("T")
+
+LEASE_S = 0.01
+MOST_PARTITIONS = 5
 
 ids = st.sampled_from(["a", "b", "ключ"])
 payloads = st.one_of(
@@ -41,28 +45,46 @@ class Model:
 
 
 class JournalMachine(RuleBasedStateMachine):
-    """Appends, deletes, purges, replication of a part, restarts, records delivered twice. A tier says where it is."""
+    """Appends, deletes, purges, replication of a part, restarts, records delivered twice; retention, growth, losses.
+
+    A tier says where it is.
+    """
 
     def make_addresses(self) -> tuple[str, str]:
         """Return where the log and the store are."""
         raise NotImplementedError("override make_addresses")
 
+    def empty_store_address(self) -> str:
+        """Return where a store is that holds nothing."""
+        raise NotImplementedError("override empty_store_address")
+
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.model: dict[str, Model] = {}
+        self.partitions = 1
+        self.is_log_whole = True
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, 60))
 
-    @initialize(is_repeated=st.booleans(), most=st.sampled_from([1, 3, 1000]))
-    def start(self, is_repeated: bool, most: int) -> None:
+    @initialize(is_repeated=st.booleans(), most=st.sampled_from([1, 3, 1000]), is_expiring=st.booleans())
+    def start(self, is_repeated: bool, most: int, is_expiring: bool) -> None:
         self.addresses = self.make_addresses()
         self.is_repeated = is_repeated
         self.most = most
         self.run(self.open())
-        self.topic = self.run(new_topic(self.log))
+        config = TopicConfig(retention_ms=1) if is_expiring else JOURNAL_TOPIC
+        self.topic = self.run(new_topic(self.log, config=config))
         self.use()
+        if is_expiring:
+            self.begin_with_a_topic_that_expires()
+
+    def begin_with_a_topic_that_expires(self) -> None:
+        """Whoever made the topic first gave it a retention: it is refused until that is changed."""
+        with pytest.raises(JournalTopicExpires):
+            self.run(self.journal.append("a", [Event(1)]))
+        self.run(ensure_topic(self.log.admin, self.topic, partitions=1, config=JOURNAL_TOPIC))
 
     @rule(
         id_=ids, sizes=st.lists(st.lists(payloads, min_size=1, max_size=3), min_size=1, max_size=3), gap=st.booleans()
@@ -95,7 +117,7 @@ class JournalMachine(RuleBasedStateMachine):
     def append_void(self, id_: str) -> None:
         """Another instance writes a number that is taken."""
         if id_ in self.model and self.model[id_].pointer > 0:
-            other = Journal(self.seen, self.store, self.topic, cache=None)
+            other = Journal(self.seen, self.store, self.topic, cache=None, lease_s=LEASE_S)
             self.run(other.append(id_, [Event(self.model[id_].pointer, "void")]))
 
     @rule(id_=ids, to=st.integers(1, 12))
@@ -125,7 +147,33 @@ class JournalMachine(RuleBasedStateMachine):
         at = TopicPartition(self.topic, 0)
         replicated = self.run(self.store.reader.replicated(at))
         if replicated is not None:
+            self.is_log_whole = False
             self.run(self.log.retention.truncate(at, before=replicated.offset + 1))
+
+    @rule(share=st.floats(0, 1))
+    def time_passes(self, share: float) -> None:
+        """Replication gets some way and stands still; then the log cleans up, and what is old is removed: here all is."""
+        self.replicate_some(share, batch=5)
+        layout = self.run(Topology(self.log, self.store.settings, self.topic).layout())
+        self.run(self.log.retention.enforce())
+        if self.run(remove_replicated(self.log, self.store, layout, retention_ms=1, now_ms=1 << 50)):
+            self.is_log_whole = False
+
+    @rule(more=st.integers(1, 3))
+    def grow(self, more: int) -> None:
+        """The topic gets more partitions; keys move."""
+        if self.partitions + more <= MOST_PARTITIONS:
+            self.partitions += more
+            self.run(grow_topic(self.log, self.store.settings, self.topic, partitions=self.partitions, lease_s=0))
+
+    @rule()
+    def lose_the_store(self) -> None:
+        """While the log has everything, an empty store beside it is as good as any."""
+        if self.is_log_whole:
+            self.run(self.close())
+            self.addresses = (self.addresses[0], self.empty_store_address())
+            self.run(self.open())
+            self.use()
 
     @rule()
     def restart(self) -> None:
@@ -157,7 +205,9 @@ class JournalMachine(RuleBasedStateMachine):
         self.cache = HeadCache(self.seen, self.store.reader, max_actions=self.most)
 
     def use(self) -> None:
-        self.journal = Journal(self.seen, self.store, self.topic, cache=self.cache)
+        self.journal = Journal(
+            self.seen, self.store, self.topic, cache=self.cache, partitions=self.partitions, lease_s=LEASE_S
+        )
 
     async def close(self) -> None:
         await self.cache.close()

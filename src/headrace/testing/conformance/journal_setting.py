@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from headrace.config import EmbeddedLogSettings, EmbeddedStoreSettings, LogSettings, StoreSettings
 from headrace.errors import RecordsLost
-from headrace.journal import HeadCache, Journal, replicate_batch
+from headrace.journal import JOURNAL_TOPIC, HeadCache, Journal, replicate_batch
 from headrace.journal.actions import Action
 from headrace.journal.headers import decode_action
 from headrace.journal.topology import Topology
@@ -78,7 +78,7 @@ class JournalSetting:
 async def new_topic(log: Log, *, partitions: int = 1, config: TopicConfig | None = None) -> str:
     """Make a topic with a name of its own."""
     name = f"j-{uuid.uuid4().hex[:12]}"
-    await log.admin.create(name, partitions=partitions, config=config or TopicConfig())
+    await log.admin.create(name, partitions=partitions, config=config or JOURNAL_TOPIC)
     return name
 
 

@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 
 from headrace.config import TagSettings
-from headrace.journal import Layout
+from headrace.journal import JOURNAL_TOPIC, Layout
 from headrace.journal.appends import AppendOptions, record_of
 from headrace.journal.topology import Topology
 from headrace.log import Log
-from headrace.model import Event, NewRecord, Position, TopicConfig, TopicPartition, partition_of
+from headrace.model import Event, NewRecord, Position, TopicPartition, partition_of
 from headrace.runtime import SYSTEM_CLOCK
 from headrace.store import ReplicatedOffset, Store, TagRow, TagTime, timeuuid
 from headrace.tags import Bucket, TaggedEvent, TagQueries, TagWriter
@@ -68,7 +68,7 @@ class Scene:
     async def new_topic(self, *, partitions: int = 4) -> str:
         """Make one more topic, known to journals."""
         name = f"tagged-{uuid.uuid4().hex[:12]}"
-        await self.log.admin.create(name, partitions=partitions, config=TopicConfig())
+        await self.log.admin.create(name, partitions=partitions, config=JOURNAL_TOPIC)
         self.topics.append(name)
         await self.layout(name)
         return name

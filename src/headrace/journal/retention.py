@@ -1,0 +1,274 @@
+"""How long the records of a journal topic stay in the log: until the store has them, and then for the retention.
+
+The log itself never deletes a journal's records by time or by size: replication that stands still must not lose
+anything. Replication removes what is in the store and older than the topic's retention, which is kept in the store.
+A topic that is shared with other services is theirs: it keeps its own retention, and the time left is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.errors import JournalTopicExpires, RecordsExpireSoon, ReplayTooOld, RetentionTooLong
+from headrace.journal.boundary_marks import state_layout
+from headrace.journal.layout import Layout
+from headrace.log import Log
+from headrace.model import Bounds, Cleanup, Topic, TopicConfig, TopicPartition
+from headrace.observe import Probe
+from headrace.runtime import crash_point
+from headrace.store import ReplicatedOffset, Settings, Store, StoreReader
+
+__all__ = [
+    "JOURNAL_TOPIC",
+    "RETENTION_MS",
+    "TimeLeft",
+    "TopicTerms",
+    "change_terms",
+    "check_replay",
+    "check_retention",
+    "journal_config",
+    "read_terms",
+    "remove_replicated",
+    "retention_probe",
+    "time_left",
+    "why_records_expire",
+]
+
+RETENTION_MS = 7 * 24 * 60 * 60 * 1000
+
+_RETENTION_BYTES = "retention.bytes"
+_UNLIMITED = "-1"
+_SECOND_MS = 1000
+
+
+class TopicTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What was agreed about a journal topic. `retention_ms` counts for records that are replicated.
+
+    `is_shared`: services that know nothing of this store use the topic too, and its configuration is theirs.
+    """
+
+    retention_ms: int = RETENTION_MS
+    is_shared: bool = False
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(TopicTerms).decode
+
+
+def terms_key(topic: str) -> str:
+    """Return the name of the setting that holds a topic's terms."""
+    return f"terms/{topic}"
+
+
+async def read_terms(settings: Settings, topic: str) -> TopicTerms:
+    """Return a topic's terms; the default ones before anything was agreed."""
+    stored = await settings.get(terms_key(topic))
+    return TopicTerms() if stored is None else _decode(stored)
+
+
+async def change_terms(settings: Settings, topic: str, change: Callable[[TopicTerms], TopicTerms]) -> TopicTerms:
+    """Change a topic's terms, whatever others do at the same time."""
+    while True:
+        stored = await settings.get(terms_key(topic))
+        changed = change(TopicTerms() if stored is None else _decode(stored))
+        if await settings.put(terms_key(topic), _encode(changed).decode(), expected=stored):
+            return changed
+
+
+def journal_config(config: TopicConfig) -> TopicConfig:
+    """Return a topic's configuration with all that a journal topic needs: nothing goes before replication says so."""
+    return msgspec.structs.replace(
+        config,
+        cleanup=Cleanup.DELETE,
+        retention_ms=None,
+        keep_until_released=False,
+        extra={**config.extra, _RETENTION_BYTES: _UNLIMITED},
+    )
+
+
+JOURNAL_TOPIC = journal_config(TopicConfig())
+
+
+def why_records_expire(config: TopicConfig) -> str | None:
+    """Return how the log would drop records that nobody has replicated; None if it would not."""
+    if config.cleanup.compacts:
+        return f"its cleanup policy {config.cleanup.value!r} drops all but the last record of a key"
+    if config.extra.get(_RETENTION_BYTES, _UNLIMITED) != _UNLIMITED:
+        return f"the log drops its records beyond {config.extra[_RETENTION_BYTES]} bytes"
+    if config.retention_ms is not None and not config.keep_until_released:
+        return f"the log drops its records after {config.retention_ms} ms"
+    return None
+
+
+async def check_topic(settings: Settings, topic: Topic) -> str | None:
+    """Raise JournalTopicExpires for a topic that would lose records. Returns why a shared one may lose them."""
+    reason = why_records_expire(topic.config)
+    if reason is not None and not (await read_terms(settings, topic.name)).is_shared:
+        raise JournalTopicExpires(topic.name, reason)
+    return reason
+
+
+def check_retention(topic: str, retention_ms: int, *, marker_ttl_s: float, gc_grace_s: float) -> None:
+    """Raise RetentionTooLong unless the store remembers deletions and purges for longer than records stay."""
+    retention_s = retention_ms / _SECOND_MS
+    for setting, kept_s in (("store.gc_grace_s", gc_grace_s), ("store.marker_ttl_s", marker_ttl_s)):
+        if kept_s <= retention_s:
+            raise RetentionTooLong(topic, retention_s, setting, kept_s)
+
+
+def removable_before(bounds: Bounds, stored: ReplicatedOffset | None, first_generation: int, young: int | None) -> int:
+    """Return the offset before which everything may go: it is in the store, and older than `young`, the first to stay.
+
+    An offset that was stored for an earlier topic of the same name says nothing about this one.
+    """
+    if stored is None or stored.generation < first_generation:
+        return bounds.start
+    keep_from = bounds.end if young is None else young
+    return max(bounds.start, min(stored.offset + 1, keep_from, bounds.end))
+
+
+async def remove_replicated(log: Log, store: Store, layout: Layout, *, retention_ms: int, now_ms: int) -> int:
+    """Remove what the store has and what is older than the retention; returns how many offsets went.
+
+    The layout must be the one of this moment. The replicated offsets are read back from the store, and a topic that is
+    growing is left alone: its boundaries are looked for from before it began to. Of a topic that has grown, the layout
+    is stated again in the log before a mark that tells it goes.
+    """
+    if layout.growing_to is not None:
+        return 0
+    ends: dict[int, tuple[int, int]] = {}
+    for partition in range(layout.partitions):
+        at = TopicPartition(layout.topic, partition)
+        start, before = await _removable(log, store.reader, layout, at, now_ms - retention_ms)
+        if before > start:
+            ends[partition] = start, before
+    if ends and layout.generation > 0:
+        await _keep_stated(log, store.settings, layout, before=ends.get(0, (0, 0))[1])
+    crash_point("retention.before-removal")
+    removed = 0
+    for partition, (start, before) in ends.items():
+        removed += await log.retention.truncate(TopicPartition(layout.topic, partition), before=before) - start
+    return removed
+
+
+async def _removable(
+    log: Log, reader: StoreReader, layout: Layout, at: TopicPartition, older_than_ms: int
+) -> tuple[int, int]:
+    """Return the log's start, and the offset before which everything may go."""
+    stored = await reader.replicated(at)
+    bounds = await log.bounds(at)
+    first = layout.first_generation(at.partition)
+    if removable_before(bounds, stored, first, None) == bounds.start:
+        return bounds.start, bounds.start
+    young = await log.offset_at(at, timestamp_ms=older_than_ms)
+    return bounds.start, removable_before(bounds, stored, first, young)
+
+
+class _Statement(msgspec.Struct, frozen=True):
+    """Where the first partition holds a mark with the layout of a generation."""
+
+    topic_id: str
+    generation: int
+    offset: int
+
+
+async def _keep_stated(log: Log, settings: Settings, layout: Layout, *, before: int) -> None:
+    """Make sure that the log tells the layout behind what is about to be removed from the first partition."""
+    key = f"stated/{layout.topic}"
+    stored = await settings.get(key)
+    known = None if stored is None else msgspec.json.decode(stored, type=_Statement)
+    is_known = known is not None and (known.topic_id, known.generation) == (layout.topic_id, layout.generation)
+    if known is not None and is_known and known.offset >= before:
+        return
+    statement = _Statement(layout.topic_id, layout.generation, await state_layout(log, layout))
+    await settings.put(key, msgspec.json.encode(statement).decode(), expected=stored)
+
+
+async def check_replay(
+    log: Log, store: Store, layout: Layout, *, now_ms: int, marker_ttl_s: float, gc_grace_s: float
+) -> None:
+    """Raise ReplayTooOld if a partition would be applied again from further back than deletions are remembered.
+
+    That is when the store has journals of the partition, but not how far it had come: an event that was deleted, and
+    whose deletion is forgotten by now, would be there again until the replay comes to the deletion. When the first
+    replication of a partition began is kept, so that one that died before its first offset may go on.
+    """
+    kept_ms = int(min(marker_ttl_s, gc_grace_s) * _SECOND_MS)
+    for partition in range(layout.partitions):
+        at = TopicPartition(layout.topic, partition)
+        if await store.reader.replicated(at) is not None:
+            continue
+        oldest_ms = await _time_of_next(log, at, 0)
+        if oldest_ms is None or now_ms - await _begun_ms(store, at, now_ms, oldest_ms, kept_ms) <= kept_ms:
+            continue
+        raise ReplayTooOld(at.topic, partition, (now_ms - oldest_ms) / _SECOND_MS, kept_ms / _SECOND_MS)
+
+
+async def _begun_ms(store: Store, at: TopicPartition, now_ms: int, oldest_ms: int, kept_ms: int) -> int:
+    """Return when replication of a partition may have begun at the earliest."""
+    key = f"begun/{at.topic}"
+    while True:
+        stored = await store.settings.get(key)
+        begun: dict[str, int] = {} if stored is None else msgspec.json.decode(stored, type=dict[str, int])
+        if (known := begun.get(str(at.partition))) is not None:
+            return max(known, oldest_ms)
+        if now_ms - oldest_ms > kept_ms and await _has_journals(store.reader, at):
+            return oldest_ms
+        begun[str(at.partition)] = now_ms
+        if await store.settings.put(key, msgspec.json.encode(begun).decode(), expected=stored):
+            return now_ms
+
+
+class TimeLeft(NamedTuple):
+    """How long the log will still keep the oldest record of a partition that the store lacks."""
+
+    at: TopicPartition
+    left_s: float
+
+
+async def time_left(log: Log, reader: StoreReader, topic: Topic, *, now_ms: int) -> list[TimeLeft]:
+    """Return the partitions of a topic with a retention of its own where something waits to be replicated."""
+    if topic.config.retention_ms is None:
+        return []
+    found = []
+    for partition in range(topic.partitions):
+        at = TopicPartition(topic.name, partition)
+        stored = await reader.replicated(at)
+        oldest_ms = await _time_of_next(log, at, 0 if stored is None else stored.offset + 1)
+        if oldest_ms is not None:
+            found.append(TimeLeft(at, (oldest_ms + topic.config.retention_ms - now_ms) / _SECOND_MS))
+    return found
+
+
+def retention_probe(log: Log, store: Store, topic: str, *, least_s: float, now_ms: Callable[[], int]) -> Probe:
+    """Return a probe for `Health.check`: down while records that the store lacks leave the log within `least_s`."""
+
+    async def probe() -> None:
+        described = await log.admin.describe(topic)
+        for at, left_s in await time_left(log, store.reader, described, now_ms=now_ms()):
+            if left_s < least_s:
+                raise RecordsExpireSoon(at.topic, at.partition, left_s)
+
+    return probe
+
+
+async def _has_journals(reader: StoreReader, at: TopicPartition) -> bool:
+    async for page in reader.metas(at.topic, partition=at.partition, page_size=1):
+        if page:
+            return True
+    return False
+
+
+async def _time_of_next(log: Log, at: TopicPartition, offset: int) -> int | None:
+    """Return the timestamp of the first record from an offset on; None if there is none."""
+    bounds = await log.bounds(at)
+    start = max(offset, bounds.start)
+    if start >= bounds.end:
+        return None
+    async for batch in log.read(at, start, bounds.end, headers_only=True, max_records=1):
+        for record in batch.records:
+            return record.timestamp_ms
+    return None

@@ -1,0 +1,41 @@
+"""What every store can keep: a row beyond these limits is refused for good, so its journal is held and no other.
+
+Cassandra sets them. A partition key takes 65 535 bytes with 3 more for each of its parts: journals have (id, topic,
+segment), views by tag (tag, bucket). A row must fit into half of a commit log segment, 16 MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+__all__ = ["MAX_ID_BYTES", "MAX_PAYLOAD_BYTES", "MAX_TAG_BYTES", "why_id_is_refused", "why_tags_are_refused"]
+
+_KEY_BYTES: Final = 65_535
+_PART_BYTES: Final = 3
+_NUMBER_BYTES: Final = 8
+_TOPIC_BYTES: Final = 256  # Kafka's 249, and what names the side table of held records
+
+MAX_ID_BYTES: Final = _KEY_BYTES - (_PART_BYTES + _TOPIC_BYTES) - (_PART_BYTES + _NUMBER_BYTES) - _PART_BYTES
+MAX_TAG_BYTES: Final = _KEY_BYTES - (_PART_BYTES + _NUMBER_BYTES) - _PART_BYTES
+MAX_PAYLOAD_BYTES: Final = 12 * 1024 * 1024
+
+
+def why_id_is_refused(id_: str) -> str | None:
+    """Return why no store can keep a journal of that id; None if all can."""
+    if not id_:
+        return "its id is empty"
+    size_bytes = len(id_.encode(errors="surrogateescape"))
+    return f"its id has {size_bytes} bytes, a store takes {MAX_ID_BYTES}" if size_bytes > MAX_ID_BYTES else None
+
+
+def why_tags_are_refused(tags: Iterable[str]) -> str | None:
+    """Return why no store can keep an event with these tags; None if all can."""
+    for tag in tags:
+        if not tag:
+            return "a tag is empty"
+        if tag[0] == "\0":
+            return "a tag begins with a NUL, as only the store's own do"
+        if (size_bytes := len(tag.encode())) > MAX_TAG_BYTES:
+            return f"a tag has {size_bytes} bytes, a store takes {MAX_TAG_BYTES}"
+    return None

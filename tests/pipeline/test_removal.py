@@ -1,0 +1,87 @@
+"""What replication removes from the log, and what it never does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.pipeline.tier import Tier
+
+from headrace.errors import RetentionTooLong
+from headrace.journal import JOURNAL_TOPIC, TopicTerms, Topology
+from headrace.journal.retention import change_terms
+from headrace.log import Log
+from headrace.model import TopicConfig, TopicPartition
+from headrace.pipeline import Places, Selection
+from headrace.pipeline.logs.planning import plan_of
+from headrace.pipeline.replicating.removal import check_plan, remove_old
+from headrace.pipeline.spark.opened import close_all, log_of, run, store_of
+from headrace.store import Store
+from headrace.testing.conformance.journal_retention import DAY_MS, append_aged
+from headrace.testing.conformance.journal_setting import replicate
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    yield Places.of(f"embedded:{tmp_path}")
+    close_all()
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def test_a_run_of_replication_removes_what_it_carried_and_is_old(tier: Tier, topic: str) -> None:
+    """FN1, E18: what is in the store and older than the retention leaves the log; the young stay."""
+
+    async def write(log: Log, store: Store) -> None:
+        await log.admin.create(topic, partitions=1, config=JOURNAL_TOPIC)
+        for n in range(1, 7):
+            await append_aged(log, topic, "k", n, days=8 if n <= 4 else 0)
+
+    tier.on(write)
+    tier.replicate(topic)
+    assert tier.on(lambda log, _: log.bounds(TopicPartition(topic, 0))).start == 4
+    assert tier.numbers(topic, "k") == [1, 2, 3, 4, 5, 6]
+
+
+def test_each_topic_has_its_own_retention_and_a_shared_one_is_left_alone(places: Places) -> None:
+    """FN1: the terms in the store decide; what goes wrong with one topic is told, and the others go on."""
+
+    async def scene() -> tuple[list[str], dict[str, int]]:
+        log, store = await log_of(places), await store_of(places)
+        for topic, config in (("a", JOURNAL_TOPIC), ("b", JOURNAL_TOPIC), ("shared", TopicConfig())):
+            await log.admin.create(topic, partitions=1, config=config)
+            await append_aged(log, topic, "k", 1, days=6)
+            await replicate(log, store, topic)
+        await append_aged(log, "shared", "k", 2, days=6)
+        await change_terms(store.settings, "a", lambda _: TopicTerms(retention_ms=2 * DAY_MS))
+        await change_terms(store.settings, "shared", lambda _: TopicTerms(is_shared=True))
+        told = await remove_old(places, ["a", "gone", "b", "shared"], now_ms=now_ms())
+        return told, {topic: (await log.bounds(TopicPartition(topic, 0))).start for topic in ("a", "b", "shared")}
+
+    told, starts = run(scene())
+    assert starts == {"a": 1, "b": 0, "shared": 0}
+    assert len(told) == 2
+    assert "old records of gone stay in the log: there is no topic 'gone'" in told[0]
+    assert "the log drops records of shared[0] that the store lacks in" in told[1]
+
+
+def test_a_retention_beyond_what_the_store_remembers_is_refused(places: Places) -> None:
+    """FN1: deletions and purge markers must outlive what the log holds; the message names the setting."""
+
+    async def scene() -> None:
+        log, store = await log_of(places), await store_of(places)
+        await log.admin.create("t", partitions=1, config=JOURNAL_TOPIC)
+        await Topology(log, store.settings, "t").layout()
+        plan = await plan_of(log, store, Selection(("t",)))
+        await check_plan(places, plan, now_ms=now_ms())
+        await change_terms(store.settings, "t", lambda _: TopicTerms(retention_ms=11 * DAY_MS))
+        await check_plan(places, plan, now_ms=now_ms())
+
+    with pytest.raises(RetentionTooLong, match=r"raise store\.gc_grace_s above the retention"):
+        run(scene())
