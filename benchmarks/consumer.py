@@ -60,7 +60,7 @@ class ConsumerContest:
 
 async def _borrow(pool: ConsumerPool, offset: int) -> ConsumerCosts:
     started = perf_counter()
-    consumer = pool.lend("bounded")
+    consumer = pool.lend()
     lent = perf_counter()
     await consumer.threads.run(consumer.seek, AT, offset)
     sought = perf_counter()

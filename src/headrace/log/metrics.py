@@ -5,9 +5,9 @@ A test that must prove "the log was not read" compares FETCHES before and after.
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
-__all__ = ["APPENDED", "APPEND_SECONDS", "FETCHED", "FETCHES", "TRANSACTIONS"]
+__all__ = ["APPENDED", "APPEND_SECONDS", "FEEDS", "FETCHED", "FETCHES", "LISTENERS", "TRANSACTIONS"]
 
 APPENDED = Counter(
     "headrace_log_appended_records_total",
@@ -35,3 +35,5 @@ TRANSACTIONS = Counter(
     "Transactions by how they ended: committed, aborted, fenced, failed (dropped by the log), unknown.",
     ["backend", "outcome"],
 )
+FEEDS = Gauge("headrace_log_feeds", "Partitions that are followed, each once, whoever listens.")
+LISTENERS = Gauge("headrace_log_listeners", "Readers that follow a partition.")

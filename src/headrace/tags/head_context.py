@@ -20,6 +20,7 @@ from headrace.tags.buckets import Bucket
 from headrace.tags.events import TaggedEvent
 from headrace.tags.floors import Floors, read_layout
 from headrace.tags.key_states import KeyState
+from headrace.tags.marking import Marker
 from headrace.tags.offsets import TagOffset
 from headrace.tags.registry import Registry
 
@@ -57,9 +58,19 @@ class HeadContext:
     """Shared by the heads of one query."""
 
     def __init__(
-        self, log: Log, store: Store, floors: Floors, registry: Registry, bucket: Bucket, tag: str, *, page_size: int
+        self,
+        log: Log,
+        store: Store,
+        floors: Floors,
+        registry: Registry,
+        bucket: Bucket,
+        tag: str,
+        marker: Marker,
+        *,
+        page_size: int,
     ) -> None:
         self.log = log
+        self.marker = marker
         self.store = store
         self.tag = tag
         self.bucket = bucket

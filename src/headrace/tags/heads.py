@@ -6,14 +6,15 @@ It reads on by itself until a few events wait to be taken; then it waits too, so
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from headrace.errors import HeadraceError, OffsetOutOfRange, Unavailable
+from headrace.errors import HeadraceError, Unavailable
 from headrace.journal.actions import Append, Mark, Poison, Verdict
 from headrace.journal.decoding import decode_append
 from headrace.journal.folding import Entry
@@ -71,21 +72,31 @@ class PartitionHead:
         return self._actions.generation
 
     async def run(self) -> None:
-        """Follow for ever; trouble that may pass is waited out. Raises what does not, as OffsetOutOfRange."""
+        """Follow for ever; trouble of the log that may pass is waited out.
+
+        Raises what does not, as OffsetOutOfRange; and the store's trouble: the query begins anew from where it is.
+        """
         await self._context.reached(self.at.topic, self.generation)
+        async with contextlib.aclosing(self._batches()) as batches:
+            async for batch in batches:
+                await self._take(batch)
+
+    async def _batches(self) -> AsyncGenerator[Batch, None]:
+        """Yield what the log holds from the position on; a log that can't be reached is asked again and again."""
         attempt = 0
         while True:
+            batches = self._context.log.read(self.at, self.position.offset, max_records=500)
             try:
-                async for batch in self._context.log.read(self.at, self.position.offset, max_records=500):
+                async for batch in batches:
                     attempt = 0
-                    await self._take(batch)
-            except OffsetOutOfRange:
-                raise
+                    yield batch
             except Unavailable as error:
                 attempt += 1
                 delay_s = _RESTART.delay_s(attempt)
                 _logger.warning("head of a tag query failed", partition=str(self.at), error=str(error), retry_s=delay_s)
                 await asyncio.sleep(delay_s)
+            finally:
+                await batches.aclose()  # type: ignore[attr-defined]
 
     def pop(self) -> TaggedEvent:
         """Take the next event."""
@@ -155,6 +166,7 @@ class PartitionHead:
 
     async def _pass_mark(self, entry: Entry, mark: Mark, before: list[_Found]) -> None:
         await self._deliver(before)
+        self._context.marker.met(mark.id)
         log_time_ms = max(self._log_time_ms, entry.timestamp_ms)
         if (mark.generation or 0) <= self.generation:
             self._actions.take([entry], entry.offset + 1)
@@ -188,6 +200,7 @@ class PartitionHead:
         """
         tagged = [each.entry for each in found if each.is_tagged]
         if tagged:
+            self._context.marker.earn(self.at, tagged[-1].offset, len(tagged))
             self.sighted = self._time_of(tagged[-1])
             self._context.moved.set()
         try:
@@ -241,6 +254,7 @@ class PartitionHead:
         place = TagTime(self._log_time_ms, self._topic_number, self.at.partition, offset)
         if not quietly:
             self.position = max(self.position, place)
+            self._context.marker.saw(self.at, self._log_time_ms)
             self._context.moved.set()
 
     async def _wait_for_room(self) -> None:

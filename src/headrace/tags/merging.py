@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
-from headrace.config import TagSettings
 from headrace.errors import UnknownTopic
 from headrace.journal import Layout
-from headrace.model import TopicPartition
+from headrace.model import Position, TopicPartition
 from headrace.store import Place, TagTime
 from headrace.store.tag_rows import FIRST_TAG_TIME, LAST_TAG_TIME
 from headrace.tags.events import TaggedEvent
 from headrace.tags.fills import check_filled
 from headrace.tags.head_context import HeadContext
 from headrace.tags.heads import PartitionHead
-from headrace.tags.marking import Marker
 from headrace.tags.offsets import TagOffset
 from headrace.tags.seams import Known, Seam, SeamReader
 from headrace.tags.view_rows import ViewRows
@@ -41,19 +39,17 @@ class Merge:
         seams: SeamReader,
         seam: Seam,
         rows: ViewRows,
-        marker: Marker,
-        settings: TagSettings,
         *,
         until: dict[TopicPartition, int] | None,
     ) -> None:
         self._context = context
         self._seams = seams
         self._rows = rows
-        self._marker = marker
-        self._gather_s = settings.gather_ms / 1000
+        self._marker = context.marker
         self._until = until
         self._heads: dict[TopicPartition, PartitionHead] = {}
         self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._ended: list[asyncio.Task[None]] = []
         self._ends: dict[TopicPartition, int] = {}
         self._looked_s = self._counted_s = asyncio.get_running_loop().time()
         self._looked_up_to = FIRST_TAG_TIME
@@ -67,6 +63,7 @@ class Merge:
         """Yield the events in order, those together that are ready together."""
         try:
             await self._find_ends()
+            self._marker.listeners.add(self._marked)
             self._start()
             while not await self._is_done():
                 self._context.moved.clear()
@@ -109,8 +106,13 @@ class Merge:
 
     async def _find_ends(self) -> None:
         """Remember where the log ends now: a head that is not there yet is not idle."""
-        for at in self._heads:
-            self._ends[at] = (await self._context.log.bounds(at)).end
+        places = list(self._heads)
+        ends = await asyncio.gather(*(self._seams.end(at) for at in places))
+        for at, end in zip(places, ends, strict=True):
+            if end is None:
+                self._drop(at)
+            else:
+                self._ends[at] = end
 
     def _horizon(self) -> TagTime:
         self._raise_failure()
@@ -157,9 +159,8 @@ class Merge:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._looked_s > _LOOK_FOR_TOPICS_S:
             self._looked_s = now_s
-            registry = await self._seams.discover()
-        else:
-            registry = await self._seams.announced()
+            await self._seams.discovered()
+        registry = await self._seams.announced()
         check_filled(registry.fills, context.tag, before=context.registry.fills)
         new = [topic for topic in registry.topics if topic not in context.registry.topics]
         context.registry = registry
@@ -189,18 +190,21 @@ class Merge:
             if not await self._moved(_LOOK_FOR_TOPICS_S):
                 await self._found_topics()
             return
-        if await self._moved(self._gather_s) and self._last_waiting() != waiting:
-            return  # more are coming: one Mark is enough for all of them
         idle = [at for at, head in self._heads.items() if head.position <= waiting and self._is_idle(head)]
-        # Both take a while, and neither waits for the other.
-        marks, _ = await asyncio.gather(self._marker.mark(idle, waiting.log_time_ms + 1), self._look_ahead(waiting))
-        for mark in marks:
-            at = TopicPartition(mark.topic, mark.partition)
-            if self._until is not None:
-                self._until[at] = max(self._until[at], mark.offset + 1)
-            self._heads[at].marked(mark)
+        self._marker.want(idle, waiting.log_time_ms + 1)
+        await self._look_ahead(waiting)  # while the Marks are being written
         if self._horizon() <= waiting:
             await self._moved(_LOOK_FOR_TOPICS_S)
+
+    def _marked(self, marks: Sequence[Position]) -> None:
+        """Move past Marks that were just written, whichever query asked for them."""
+        for mark in marks:
+            head = self._heads.get(TopicPartition(mark.topic, mark.partition))
+            if head is None:
+                continue
+            if self._until is not None:
+                self._until[head.at] = max(self._until[head.at], mark.offset + 1)
+            head.marked(mark)
 
     async def _look_ahead(self, waiting: TagTime) -> None:
         if waiting > self._looked_up_to:
@@ -212,10 +216,18 @@ class Merge:
         if now_s - self._counted_s < _LOOK_FOR_TOPICS_S:
             return
         self._counted_s = now_s
-        there = set(await self._context.log.admin.topics())
+        there = await self._seams.topics()
         for at in [at for at in self._heads if at.topic not in there]:
-            self._tasks[at].cancel()
-            del self._heads[at]
+            self._drop(at)
+
+    def _drop(self, at: TopicPartition) -> None:
+        """Follow a partition no more: its topic is gone."""
+        del self._heads[at]
+        self._marker.forget(at.topic)
+        task = self._tasks.pop(at, None)
+        if task is not None and not task.done():
+            task.cancel()
+            self._ended.append(task)
 
     def _last_waiting(self) -> TagTime | None:
         """Return the place of the last event that could be delivered if time went on."""
@@ -256,19 +268,21 @@ class Merge:
 
     def _raise_failure(self) -> None:
         """Raise what ended a head. A topic that was deleted has no more events: the query goes on without it."""
-        for at, task in self._tasks.items():
-            if at not in self._heads or not task.done() or task.cancelled():
+        for at, task in list(self._tasks.items()):
+            if not task.done() or task.cancelled():
                 continue
             failure = task.exception()
             if isinstance(failure, UnknownTopic):
-                del self._heads[at]
+                self._drop(at)
             elif failure is not None:
                 raise failure
 
     async def _stop(self) -> None:
-        for task in self._tasks.values():
+        self._marker.listeners.discard(self._marked)
+        tasks = [*self._tasks.values(), *self._ended]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._rows.aclose()
 
 

@@ -45,7 +45,7 @@ class TagQueries:
         self._registry = TagRegistry(store, settings)
         self._floors = Floors(store, self._registry, log)
         self._seams = SeamReader(log, store, self._registry, self._floors)
-        self._marker = Marker(log, is_reader=read_only)
+        self._marker = Marker(log, gather_s=settings.gather_ms / 1000, is_reader=read_only)
         self._silent_marker = Marker(log, is_reader=True)
 
     def events(
@@ -185,8 +185,9 @@ class _Query:
             seam.registry,
             self._bucket,
             self._tag,
+            self._marker,
             page_size=self._settings.page_size,
         )
         context.after = self._after
         until = None if self._until is None else {known.at: self._until.get(known.at, 0) for known in seam.live}
-        return Merge(context, self._seams, seam, rows, self._marker, self._settings, until=until)
+        return Merge(context, self._seams, seam, rows, until=until)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from headrace.errors import UnknownTopic
 from headrace.journal import Layout
 from headrace.journal.topology import layout_key
 from headrace.log import Log
@@ -17,8 +18,11 @@ from headrace.model import TopicPartition
 from headrace.store import Place, Store, TagRow, TagTime
 from headrace.tags.floors import Floors, read_layout
 from headrace.tags.registry import Registry, TagRegistry
+from headrace.tags.shared_looks import SharedLook
 
 __all__ = ["Known", "Seam", "SeamReader"]
+
+_LATELY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,51 @@ class SeamReader:
         self._store = store
         self._registry = registry
         self._floors = floors
+        self._reading = SharedLook(self._read)
+        self._discovering = SharedLook(self._discover)
+        self._announcing = SharedLook(self._announced)
+        self._listing = SharedLook(self._topics)
+        self._ends: dict[TopicPartition, SharedLook[int | None]] = {}
 
     async def read(self) -> Seam:
-        """Return the seam as of now."""
+        """Return the seam as of now, read once for all queries that begin at the same time."""
+        return await self._reading.now()
+
+    async def discover(self) -> Registry:
+        """Open all topics that have journals; returns the facts."""
+        return await self._discovering.now()
+
+    async def discovered(self) -> Registry:
+        """Return the same, as somebody found it a moment ago."""
+        return await self._discovering.lately(_LATELY_S)
+
+    async def announced(self) -> Registry:
+        """Return the facts as of now, with all that is announced in them opened."""
+        return await self._announcing.now()
+
+    async def topics(self) -> frozenset[str]:
+        """Return the topics that the log had a moment ago."""
+        return await self._listing.lately(_LATELY_S)
+
+    async def end(self, at: TopicPartition) -> int | None:
+        """Return where a partition ends now; None if its topic is gone."""
+        look = self._ends.get(at)
+        if look is None:
+            look = self._ends[at] = SharedLook(lambda: self._end(at))
+        return await look.now()
+
+    async def _topics(self) -> frozenset[str]:
+        return frozenset(await self._log.admin.topics())
+
+    async def _end(self, at: TopicPartition) -> int | None:
+        try:
+            return (await self._log.bounds(at)).end
+        except UnknownTopic:
+            return None
+
+    async def _read(self) -> Seam:
         await self._registry.open()
-        registry = await self.discover()
+        registry = await self._discover()
         while True:
             layouts = await self._layouts(registry)
             found = await asyncio.gather(*(self._known(registry, layout) for layout in layouts.values()))
@@ -91,15 +135,13 @@ class SeamReader:
                 return Seam({known.at: known for known in partitions}, layouts, again, gone)
             registry = again
 
-    async def discover(self) -> Registry:
-        """Open all topics that have journals; returns the facts."""
+    async def _discover(self) -> Registry:
         registry = await self._registry.read()
         prefix = layout_key("")
         topics = [key.removeprefix(prefix) for key in await self._store.settings.all(prefix)]
         return await self.opened(registry, topics)
 
-    async def announced(self) -> Registry:
-        """Return the facts, with all that is announced in them opened."""
+    async def _announced(self) -> Registry:
         return await self.opened(await self._registry.read(), ())
 
     async def layout(self, topic: str) -> Layout | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 
 from headrace.config import EmbeddedLogSettings
@@ -13,11 +13,13 @@ from headrace.errors import Closed, HeadraceError
 from headrace.log import checks
 from headrace.log.embedded import reading
 from headrace.log.embedded.admin import EmbeddedAdmin
+from headrace.log.embedded.following import EmbeddedSource
 from headrace.log.embedded.groups import EmbeddedGroups, Shared
 from headrace.log.embedded.retention import EmbeddedRetention
 from headrace.log.embedded.schema import FORMAT, TABLES
 from headrace.log.embedded.transactions import EmbeddedTransactions, take_over
 from headrace.log.embedded.writing import AppendWork, Call, RecordWriter, Work
+from headrace.log.following import Following
 from headrace.log.metrics import APPEND_SECONDS
 from headrace.log.ports import Admin, Groups, Retention, TransactionalProducer
 from headrace.model import Batch, Bounds, NewRecord, Position, TopicPartition
@@ -58,6 +60,8 @@ class EmbeddedLog:
         self._admin = EmbeddedAdmin(self._commits, self._readers)
         self._retention = EmbeddedRetention(self._commits, self._readers, clock)
         self._groups = EmbeddedGroups(Shared(self._commits, self._readers, self._changes, clock))
+        self._source = EmbeddedSource(self._readers, self._changes)
+        self._following = Following(self._source, self._part, self.bounds, name=f"the log in {folder}")
         self._housekeeping = asyncio.create_task(
             self._keep_house(settings.housekeeping_interval_s), name="headrace-log-housekeeping"
         )
@@ -108,10 +112,18 @@ class EmbeddedLog:
         checks.check_read(start, end, headers_only=headers_only, max_records=max_records, timeout_s=timeout_s)
         if self._is_closed:
             raise Closed(f"the log in {self._path.parent}")
+        if end is None:
+            batches = self._following.follow(at, start, headers_only=headers_only, max_records=max_records)
+        else:
+            reader = reading.PartitionReader(self._readers, self._changes, at, start)
+            batches = reader.batches(end, headers_only=headers_only, max_records=max_records, timeout_s=timeout_s)
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                yield batch
+
+    def _part(self, at: TopicPartition, start: int, end: int, *, timeout_s: float) -> AsyncGenerator[Batch, None]:
         reader = reading.PartitionReader(self._readers, self._changes, at, start)
-        batches = reader.batches(end, headers_only=headers_only, max_records=max_records, timeout_s=timeout_s)
-        async for batch in batches:
-            yield batch
+        return reader.batches(end, headers_only=False, max_records=1000, timeout_s=timeout_s)
 
     async def bounds(self, at: TopicPartition) -> Bounds:
         """Say what the partition holds now."""
@@ -138,6 +150,8 @@ class EmbeddedLog:
         self._housekeeping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._housekeeping
+        await self._following.close()
+        await self._source.close()
         await self._groups.close()
         await self._commits.close()
         await self._changes.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -127,7 +127,7 @@ class PartitionReader:
 
     async def batches(
         self, end: int | None, *, headers_only: bool, max_records: int, timeout_s: float
-    ) -> AsyncIterator[Batch]:
+    ) -> AsyncGenerator[Batch, None]:
         """Yield batches until `end`, waiting for what is not there yet."""
         is_first = True
         while end is None or self.position < end or is_first:

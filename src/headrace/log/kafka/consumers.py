@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaException
@@ -16,8 +16,6 @@ from headrace.log.kafka.threads import Threads
 from headrace.model import TopicPartition
 
 __all__ = ["ConsumerPool", "PooledConsumer", "take"]
-
-Kind: TypeAlias = Literal["bounded", "follow"]
 
 # The driver forgets topics that nobody reads after some minutes.
 _TRUSTED_S = 60.0
@@ -39,10 +37,9 @@ def take(consumer: Any, max_records: int, wait_s: float) -> list[Any]:  # noqa: 
 class PooledConsumer:
     """A consumer that reads one partition at a time."""
 
-    def __init__(self, configs: ClientConfigs, kind: Kind) -> None:
-        self.kind = kind
-        self._consumer = Consumer(configs.reader(follow=kind == "follow"), logger=LOGGER)
-        self.threads = Threads(f"reader-{kind}", count=1)
+    def __init__(self, configs: ClientConfigs) -> None:
+        self._consumer = Consumer(configs.reader(follow=False), logger=LOGGER)
+        self.threads = Threads("reader", count=1)
         self._asked_s: dict[str, float] = {}
 
     def seek(self, at: TopicPartition, offset: int) -> None:
@@ -79,13 +76,13 @@ class PooledConsumer:
 
 
 class ConsumerPool:
-    """Lends consumers to readers; keeps up to `max_idle` of each kind."""
+    """Lends consumers to readers; keeps up to `max_idle` of them."""
 
     def __init__(self, configs: ClientConfigs, address: str, *, max_idle: int) -> None:
         self._configs = configs
         self._address = address
         self._max_idle = max_idle
-        self._idle: dict[Kind, list[PooledConsumer]] = {"bounded": [], "follow": []}
+        self._idle: list[PooledConsumer] = []
         self._lent: set[PooledConsumer] = set()
         self._leaving: set[asyncio.Future[None]] = set()
         self._is_closed = False
@@ -93,18 +90,17 @@ class ConsumerPool:
     @property
     def idle(self) -> int:
         """How many consumers wait for their next reader."""
-        return sum(map(len, self._idle.values()))
+        return len(self._idle)
 
     def check_open(self) -> None:
         """Raise Closed to readers of a closed log."""
         if self._is_closed:
             raise Closed(f"log {self._address}")
 
-    def lend(self, kind: Kind) -> PooledConsumer:
+    def lend(self) -> PooledConsumer:
         """Return a consumer for one reader."""
         self.check_open()
-        idle = self._idle[kind]
-        consumer = idle.pop() if idle else PooledConsumer(self._configs, kind)
+        consumer = self._idle.pop() if self._idle else PooledConsumer(self._configs)
         self._lent.add(consumer)
         return consumer
 
@@ -118,19 +114,17 @@ class ConsumerPool:
     async def close(self) -> None:
         """Close all consumers, those of waiting readers too."""
         self._is_closed = True
-        consumers = [*self._lent, *self._idle["bounded"], *self._idle["follow"]]
+        consumers = [*self._lent, *self._idle]
         self._lent.clear()
-        for idle in self._idle.values():
-            idle.clear()
+        self._idle.clear()
         await asyncio.gather(*(_end(consumer) for consumer in consumers), *self._leaving)
 
     def _rested(self, consumer: PooledConsumer, *, usable: bool) -> None:
         if self._is_closed or consumer not in self._lent:
             return
         self._lent.discard(consumer)
-        idle = self._idle[consumer.kind]
-        if usable and len(idle) < self._max_idle:
-            idle.append(consumer)
+        if usable and len(self._idle) < self._max_idle:
+            self._idle.append(consumer)
             return
         leaving = asyncio.ensure_future(_end(consumer))
         self._leaving.add(leaving)

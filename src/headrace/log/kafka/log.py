@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from headrace.config import KafkaLogSettings
 from headrace.errors import Closed
 from headrace.log import checks
+from headrace.log.following import Following
 from headrace.log.kafka.addresses import servers_of
 from headrace.log.kafka.admin import KafkaAdmin
 from headrace.log.kafka.catalogue import Catalogue
@@ -16,6 +18,7 @@ from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.consumers import ConsumerPool
 from headrace.log.kafka.deliveries import DeliveryFailed
 from headrace.log.kafka.faults import Faults
+from headrace.log.kafka.following import KafkaSource
 from headrace.log.kafka.groups import KafkaGroups
 from headrace.log.kafka.offsets import Settling, find_offset_at
 from headrace.log.kafka.producers import Producers
@@ -44,6 +47,8 @@ class KafkaLog:
         self._producers = Producers(self._cluster, self._catalogue, delivery_timeout_s=settings.delivery_timeout_s)
         self._pool = ConsumerPool(configs, address, max_idle=settings.idle_consumers)
         self._reading = Reading(self._cluster, self._catalogue, self._pool)
+        self._source = KafkaSource(configs, self._cluster, self._catalogue)
+        self._following = Following(self._source, self._part, self.bounds, name=f"log {address}")
         self._admin = KafkaAdmin(self._cluster, self._catalogue, self._check_open)
         self._retention = KafkaRetention(self._cluster, self._catalogue, self._check_open)
         self._groups = KafkaGroups(self._cluster, self._catalogue, self._check_open)
@@ -100,7 +105,20 @@ class KafkaLog:
         timeout_s: float = 70.0,
     ) -> AsyncIterator[Batch]:
         """Yield batches from `start` to `end`, or for ever."""
-        return self._reading.read(Read(at, start, end, headers_only, max_records, timeout_s))
+        wanted = Read(at, start, end, headers_only, max_records, timeout_s)
+        return self._reading.read(wanted) if end is not None else self._follow(wanted)
+
+    async def _follow(self, wanted: Read) -> AsyncIterator[Batch]:
+        await self._reading.check(wanted)
+        batches = self._following.follow(
+            wanted.at, wanted.start, headers_only=wanted.headers_only, max_records=wanted.max_records
+        )
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                yield batch
+
+    def _part(self, at: TopicPartition, start: int, end: int, *, timeout_s: float) -> AsyncGenerator[Batch, None]:
+        return self._reading.read(Read(at, start, end, headers_only=False, max_records=1000, timeout_s=timeout_s))
 
     async def bounds(self, at: TopicPartition) -> Bounds:
         """Say what the partition holds now."""
@@ -128,7 +146,9 @@ class KafkaLog:
         if self._is_closed:
             return
         self._is_closed = True
+        await self._following.close()
         await asyncio.gather(
+            self._source.close(),
             self._producers.close(self._settings.delivery_timeout_s),
             self._pool.close(),
             self._groups.close(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from headrace.log.kafka.offsets import find_bounds
 from headrace.log.metrics import FETCHED, FETCHES
 from headrace.model import Batch, Bounds, Record, TopicPartition
 
-__all__ = ["Reading", "record_of"]
+__all__ = ["Reading", "count_batch", "is_mended", "out_of_range", "record_of"]
 
 # How long one poll blocks its thread: what cancelling and closing wait for at most.
 _POLL_S = 0.1
@@ -57,15 +57,19 @@ class Reading:
         self._catalogue = catalogue
         self._pool = pool
 
-    async def read(self, wanted: Read) -> AsyncIterator[Batch]:
-        """Yield batches, at least one for each move of the position."""
+    async def check(self, wanted: Read) -> None:
+        """Refuse what can't be read. Raises Closed, BadArgument, UnknownTopic, UnknownPartition."""
         self._pool.check_open()
         _check(wanted)
         await self._catalogue.check(wanted.at)
+
+    async def read(self, wanted: Read) -> AsyncGenerator[Batch, None]:
+        """Yield batches up to an end, at least one for each move of the position."""
+        await self.check(wanted)
         if wanted.start == wanted.end:
             await self._check_start(wanted)
             return
-        consumer = self._pool.lend("follow" if wanted.end is None else "bounded")
+        consumer = self._pool.lend()
         try:
             await consumer.threads.run(consumer.seek, wanted.at, wanted.start)
             async for batch in self._batches(consumer, wanted):
@@ -77,7 +81,7 @@ class Reading:
         """Refuse a start that is out of range in a read that has nothing to fetch; in others the broker does it."""
         bounds = await find_bounds(self._cluster, wanted.at)
         if not bounds.start <= wanted.start <= bounds.high_watermark:
-            raise _out_of_range(wanted.at, wanted.start, bounds)
+            raise out_of_range(wanted.at, wanted.start, bounds)
 
     async def _batches(self, consumer: PooledConsumer, wanted: Read) -> AsyncIterator[Batch]:
         loop = asyncio.get_running_loop()
@@ -93,7 +97,7 @@ class Reading:
                     continue
             if fetched.batch.next_offset > position:
                 position = fetched.batch.next_offset
-                _count(wanted.at.topic, fetched.batch)
+                count_batch(wanted.at.topic, fetched.batch)
                 yield fetched.batch
                 moved_at = loop.time()
             if fetched.error is not None and (wanted.end is None or position < wanted.end):
@@ -105,8 +109,8 @@ class Reading:
         """Raise what ends the read; librdkafka mends the rest by itself."""
         at = wanted.at
         if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
-            raise _out_of_range(at, position, await find_bounds(self._cluster, at))
-        if error.retriable() or error.code() in _MENDED:
+            raise out_of_range(at, position, await find_bounds(self._cluster, at))
+        if is_mended(error):
             return
         self._catalogue.forget(at.topic)
         raise self._cluster.faults.of(error, f"read {at}", timeout_s=wanted.timeout_s, topic=at.topic)
@@ -120,6 +124,11 @@ _MENDED = frozenset(
         KafkaError._RESOLVE,  # noqa: SLF001
     }
 )
+
+
+def is_mended(error: Any) -> bool:  # noqa: ANN401
+    """Say whether librdkafka mends it by itself."""
+    return bool(error.retriable()) or error.code() in _MENDED
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -169,12 +178,14 @@ def _begins_with_gap(batch: Batch, start: int) -> bool:
     return first > start
 
 
-def _count(topic: str, batch: Batch) -> None:
+def count_batch(topic: str, batch: Batch) -> None:
+    """Count what was taken from a topic."""
     FETCHES.labels("kafka", topic).inc()
     FETCHED.labels("kafka", topic).inc(len(batch.records))
 
 
-def _out_of_range(at: TopicPartition, offset: int, bounds: Bounds) -> OffsetOutOfRange:
+def out_of_range(at: TopicPartition, offset: int, bounds: Bounds) -> OffsetOutOfRange:
+    """Return the error of an offset that a partition does not hold."""
     return OffsetOutOfRange(at.topic, at.partition, offset, bounds.start, bounds.high_watermark)
 
 

@@ -1,0 +1,89 @@
+"""Whether the topics that somebody follows are still the same: a broker does not tell their readers.
+
+One request for all of them, every now and then. A topic that was deleted and made again has another id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+from headrace.errors import UnknownTopic
+from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.faults import error_in
+
+__all__ = ["TopicWatch"]
+
+_LOOK_EVERY_S = 2.0
+# A broker may not have heard of a new topic yet; twice in a row it has.
+_LOOKS = 2
+
+
+class TopicWatch:
+    """Calls `gone` with the name of a watched topic that is not there any more, or is another one by now."""
+
+    def __init__(self, cluster: Cluster, gone: Callable[[str, Exception], None]) -> None:
+        self._cluster = cluster
+        self._gone = gone
+        self._ids: dict[str, str | None] = {}
+        self._missed: dict[str, int] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, topic: str) -> None:
+        """Watch a topic, from now on."""
+        self._ids.setdefault(topic, None)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._look_on(), name="headrace-kafka-topic-watch")
+
+    def keep(self, topics: set[str]) -> None:
+        """Forget all but these."""
+        for topic in self._ids.keys() - topics:
+            self._forget(topic)
+
+    async def close(self) -> None:
+        """Stop looking."""
+        self._ids.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _look_on(self) -> None:
+        while self._ids:
+            for topic, id_ in (await self._look()).items():
+                self._judge(topic, id_)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _look(self) -> Mapping[str, str | None]:
+        """Return the ids of the topics, None of those that are not there; without those that nobody answered for."""
+        client, timeout_s = self._cluster.client, self._cluster.request_timeout_s
+        asked = client.describe_topics(TopicCollection(list(self._ids)), request_timeout=timeout_s)
+        found: dict[str, str | None] = {}
+        for topic, answer in asked.items():
+            try:
+                found[topic] = str((await asyncio.wrap_future(answer)).topic_id)
+            except KafkaException as failure:
+                if error_in(failure).code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    found[topic] = None
+        client.poll(0)
+        return found
+
+    def _judge(self, topic: str, id_: str | None) -> None:
+        if topic not in self._ids:
+            return  # nobody follows it any more
+        known = self._ids[topic]
+        if id_ is None:
+            self._missed[topic] = self._missed.get(topic, 0) + 1
+        else:
+            self._missed.pop(topic, None)
+            self._ids[topic] = id_
+        is_another = known is not None and id_ is not None and id_ != known
+        if is_another or self._missed.get(topic, 0) >= _LOOKS:
+            self._forget(topic)
+            self._gone(topic, UnknownTopic(topic))
+
+    def _forget(self, topic: str) -> None:
+        self._ids.pop(topic, None)
+        self._missed.pop(topic, None)
+
