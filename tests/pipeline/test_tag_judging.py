@@ -23,9 +23,12 @@ from headrace.pipeline.spark.opened import close_all, log_of, run, store_of
 from headrace.store import Store, TagRow
 from headrace.tags import TagWriter
 from headrace.testing.conformance.journal_setting import replicate
+from headrace.testing.conformance.tags_filling import Filling
+from headrace.testing.conformance.tags_setting import Scene as TagScene
 from headrace.testing.crashes import SimulatedCrash, crash_at
 
 TOPIC = "audited"
+FILLED = "filled"
 STEPS = ("tags.before-progress", "tags.after-progress", "replicate.after-views", "replicate.before-meta",
          "replicate.after-key", "replicate.before-offset")  # fmt: skip
 
@@ -143,3 +146,33 @@ def test_a_log_that_was_cut_tells_enough(scene: Scene) -> None:
         assert await scene.audit() == []
 
     run(work())
+
+
+@pytest.mark.parametrize("is_grown_first", [True, False])
+def test_a_tag_that_was_filled_is_judged_by_the_cuts_of_its_own_partitions(scene: Scene, is_grown_first: bool) -> None:
+    """FT11: journals that moved before a fill, or after it: nothing is wrong with what the fill left."""
+
+    async def work() -> None:
+        log, store, journal = await scene.open()
+        for n in range(1, 5):
+            await asyncio.gather(*(journal.append(f"k{key}", [Event(n, {"n": n}, ())]) for key in range(12)))
+        await scene.replicate()
+        if is_grown_first:
+            await grow_topic(log, store.settings, TOPIC, partitions=7, lease_s=0.01)
+        await _fill(log, store)
+        if not is_grown_first:
+            await grow_topic(log, store.settings, TOPIC, partitions=7, lease_s=0.01)
+        journal = (await scene.open())[2]
+        await asyncio.gather(*(journal.append(f"k{key}", [Event(5, {}, (FILLED,))]) for key in range(12)))
+        await scene.replicate()
+        assert len(await scene.rows(FILLED)) == 36
+        assert [str(found) for found in await scene.audit()] == []
+
+    run(work())
+
+
+async def _fill(log: Log, store: Store) -> None:
+    """Give a tag to the even events of history."""
+    tagged = TagScene(log, store)
+    tagged.tag, tagged.topics = FILLED, [TOPIC]
+    await Filling(tagged).all()

@@ -102,10 +102,11 @@ def reopened(meta: JournalMeta | None, verdict: Entry, held: Sequence[Entry]) ->
     action = verdict.action
     if not isinstance(action, Verdict) or meta is None or meta.held_from != action.held_from:
         return None
-    by_place = {entry.place: entry for entry in held if entry.offset >= action.held_from}
+    first = Place(meta.generation, action.held_from)  # a journal that has moved since has lower offsets there
+    by_place = {entry.place: entry for entry in held if entry.place >= first}
     again = [by_place[place] for place in sorted(by_place)]
     if action.is_skip:
-        again = [entry for entry in again if entry.offset != action.held_from]
+        again = [entry for entry in again if entry.place != first]
         return msgspec.structs.replace(meta, held_from=None), again
     return msgspec.structs.replace(meta, held_from=None, offset=action.held_from - 1), again
 

@@ -74,7 +74,7 @@ class _TagJudge:
         self._tag = tag
         self._fill = fill
         self._rows = [row for row in rows if not self._is_out_of_sight(row)]
-        self._events = [event for event in case.fold.tagged if tag in event.tags and not self._is_filled(event.place)]
+        self._events = [event for event in case.fold.tagged if tag in event.tags and not self._is_filled(event)]
 
     def judge(self, verdict: TagVerdict) -> None:
         """Add what is wrong."""
@@ -129,10 +129,12 @@ class _TagJudge:
         window = self._case.window
         if window.is_before(row.place) and not (window.is_whole or row.place < Place(0, 0)):
             return True
-        return (window.is_ahead(row.place) and row.offset < self._case.log_end) or self._is_filled(row.place)
+        return (window.is_ahead(row.place) and row.offset < self._case.log_end) or self._is_filled(row)
 
-    def _is_filled(self, place: Place) -> bool:
-        return self._fill is not None and self._fill.leaves_out(self._case.at, place)
+    def _is_filled(self, row: TagRow | EventRow) -> bool:
+        """Say whether the fill decided about a row: by its own partition's cut, also if its journal has moved since."""
+        at = TopicPartition(self._case.at.topic, row.partition)
+        return self._fill is not None and self._fill.leaves_out(at, row.place)
 
     def _is_removed(self, event: EventRow) -> bool:
         return any(gone.place > event.place and event.seq_nr <= gone.last for gone in self._case.fold.removals)
