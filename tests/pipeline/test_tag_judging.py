@@ -22,6 +22,7 @@ from headrace.pipeline.jobs.job_reports import layout_of
 from headrace.pipeline.spark.opened import close_all, log_of, run, store_of
 from headrace.store import Store, TagRow
 from headrace.tags import TagWriter
+from headrace.tags.registry import REGISTRY_KEY
 from headrace.testing.conformance.journal_setting import replicate
 from headrace.testing.conformance.tags_filling import Filling
 from headrace.testing.conformance.tags_setting import Scene as TagScene
@@ -36,9 +37,10 @@ STEPS = ("tags.before-progress", "tags.after-progress", "replicate.after-views",
 class Scene:
     """A folder, and what is done there."""
 
-    def __init__(self, folder: Path) -> None:
-        fast = {"log": {"embedded": {"fsync": False}}, "store": {"embedded": {"fsync": False}}}
+    def __init__(self, folder: Path, **tags: object) -> None:
+        fast = {"log": {"embedded": {"fsync": False}}, "store": {"embedded": {"fsync": False}}, "tags": tags}
         self.is_embedded = True
+        self.folder = folder
         self.places = Places.of(f"embedded:{folder}", settings=HeadraceSettings.model_validate(fast))
 
     async def open(self) -> tuple[Log, Store, Journal]:
@@ -169,6 +171,53 @@ def test_a_tag_that_was_filled_is_judged_by_the_cuts_of_its_own_partitions(scene
         assert [str(found) for found in await scene.audit()] == []
 
     run(work())
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_repair_with_other_settings_brings_no_redacted_payload_back(scene: Scene, is_told: bool) -> None:
+    """FT13: the log still has what was deleted and redacted; an auditor that was not told of the policy follows it.
+
+    Where the store was not told either, the rows that say they are redacted stay so.
+    """
+    private = Scene(scene.folder, redact=["a"])
+
+    async def work() -> None:
+        _, store, journal = await scene.open()
+        await asyncio.gather(*(_write_all(journal, f"k{key}") for key in range(4)))
+        await private.replicate()
+        await asyncio.gather(*(journal.delete(f"k{key}", to=2) for key in range(4)))
+        await private.replicate()
+        rows, operator = await scene.rows("a"), TagSql(scene)  # type: ignore[arg-type]
+        assert [row.payload is None for row in rows if row.is_redacted] == [True] * 8
+        if not is_told:
+            await _forget_policy(store)
+        assert await scene.audit() == []
+        await scene.audit(repair=True)
+        assert await scene.rows("a") == rows
+        changed = next(row for row in rows if row.is_redacted)
+        operator.change(changed)
+        lost = next(row for row in rows if row.is_redacted and row.pid != changed.pid)
+        if is_told:
+            operator.remove(lost)
+        mended = await scene.audit(repair=True)
+        assert {found.id for found in mended} == ({changed.pid, lost.pid} if is_told else {changed.pid})
+        assert all(found.mended for found in mended)
+        assert await scene.rows("a") == rows
+
+    run(work())
+
+
+async def _write_all(journal: Journal, id_: str) -> None:
+    for n in range(1, 4):
+        await journal.append(id_, [Event(n, {"secret": n}, ("a",))])
+
+
+async def _forget_policy(store: Store) -> None:
+    """Leave the facts as a version left them that kept the policy in the settings of processes."""
+    stored = await store.settings.get(REGISTRY_KEY)
+    assert stored is not None
+    facts = {name: value for name, value in msgspec.json.decode(stored).items() if name != "redact"}
+    assert await store.settings.put(REGISTRY_KEY, msgspec.json.encode(facts).decode(), expected=stored)
 
 
 async def _fill(log: Log, store: Store) -> None:

@@ -55,7 +55,7 @@ class HistoryCount:
         self._choose = choose
         self._fill: TagFill = registry.fills[tag]
         self._layout: Layout | None = None
-        self._is_redacted = tag in settings.redact
+        self._is_redacted = tag in registry.redact
         self._numbering = Numbering(at.topic, registry.topics[at.topic].number, Bucket[settings.bucket])
         self._removed: dict[str, JournalMeta] = {}
         self.counted = Counted()

@@ -86,6 +86,7 @@ class _TagJudge:
                 verdict.wrong.append(row)
                 verdict.findings.append(self._finding(FindingKind.TAG_ROW_ADDED, row, f"number {row.number}"))
             elif detail := self._difference(row, right):
+                right = self._as_redacted_as(row, right)
                 verdict.wrong.append(row)
                 verdict.right.append(_at_the_time_of(row, right) if self._is_time_possible(row, right) else right)
                 verdict.findings.append(self._finding(FindingKind.TAG_ROW_CHANGED, right, detail))
@@ -140,11 +141,14 @@ class _TagJudge:
         return any(gone.place > event.place and event.seq_nr <= gone.last for gone in self._case.fold.removals)
 
     def _difference(self, row: TagRow, right: TagRow) -> str:
-        if row.is_redacted and self._tag in self._case.redacted:
-            right = _without_words(right)
+        right = self._as_redacted_as(row, right)
         if self._is_time_possible(row, right):
             right = _at_the_time_of(row, right)
         return "" if row == right else differing(row, right)
+
+    def _as_redacted_as(self, row: TagRow, right: TagRow) -> TagRow:
+        """Return what is right of a row: one that says it was redacted stays so, whatever the log still has of it."""
+        return _without_words(right) if row.is_redacted else right
 
     def _is_time_possible(self, row: TagRow, right: TagRow) -> bool:
         """Say whether a row may have another log time than the window tells: before it there may have been a higher."""

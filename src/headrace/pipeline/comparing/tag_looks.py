@@ -89,7 +89,7 @@ class TagLooks:
                 rows=rows,
                 numbers=numbers,
                 fills=self.facts.fills,
-                redacted=self.settings.redact,
+                redacted=self.facts.redact,
                 highest_log_time_ms=window.highest_log_time_ms,
                 log_end=end,
             )
