@@ -6,11 +6,13 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.journal.folding import Effect, Entry, exists, pointer_of, record_id_of, step
+from headrace.journal.actions import Action, Append, Poison, Verdict
+from headrace.journal.folding import Effect, Entry, exists, pointer_of, record_id_of, reopened, step
 from headrace.journal.key_writes import KeyFold, deletions_up_to, fold_key
 from headrace.journal.partition_batch import batch_of, entry_of
 from headrace.model import Record
@@ -497,3 +499,24 @@ def test_batches_cut_anywhere_with_replays_end_in_the_same_state(seed: int) -> N
         done = max(done, end)
     assert cut.metas == whole.metas
     check_against(Oracle(records), cut.metas)
+
+
+@pytest.mark.parametrize("is_skip", [True, False])
+def test_what_was_held_before_a_journal_moved_and_after_comes_back(is_skip: bool) -> None:
+    """FT11: held at offset 500, then written at offset 3 of another partition: the verdict brings both, in order."""
+
+    def entry(generation: int, partition: int, offset: int, action: Action) -> Entry:
+        return Entry(topic="t", id="k", generation=generation, partition=partition, offset=offset, timestamp_ms=1,
+                     action=action)  # fmt: skip
+
+    meta = msgspec.structs.replace(journal(1, offset=500), held_from=500)
+    held = [
+        entry(1, 7, 3, Append(first=2, last=2, payload_format="json")),
+        entry(0, 0, 500, Poison("value")),
+        entry(0, 0, 501, Append(first=2, last=2, payload_format="json")),
+        entry(1, 7, 500, Append(first=3, last=3, payload_format="json")),
+    ]
+    opened = reopened(meta, entry(1, 7, 501, Verdict(id="v", held_from=500, is_skip=is_skip)), held)
+    assert opened is not None
+    places = [(0, 500), (0, 501), (1, 3), (1, 500)]
+    assert [each.place for each in opened[1]] == (places[1:] if is_skip else places)

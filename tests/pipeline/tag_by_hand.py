@@ -53,6 +53,10 @@ class TagSql:
             *_embedded_key(row), row.seq_nr, row.topic, row.generation, row.partition, row.offset, row.timestamp_ms,
         )  # fmt: skip
 
+    def remove_number(self, row: TagRow) -> None:
+        where = "topic = ? AND pid = ? AND tag = ?"
+        self._run(f"DELETE FROM tag_views_progress WHERE {where}", row.topic, row.pid, row.tag)
+
     def set_number(self, number: TagNumber) -> None:
         self._run(
             "UPDATE tag_views_progress SET number = ? WHERE topic = ? AND pid = ? AND tag = ?",

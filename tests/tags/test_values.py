@@ -149,9 +149,22 @@ def test_sequences_say_what_is_missing() -> None:
     assert missing is not None
     assert (missing.first, missing.size) == (2, 1)
     resumed.saw(third)
-    assert resumed.is_known(_tagged(2))
-    assert resumed.is_known(third)
     assert resumed.missing(_tagged(4)) is None
+
+
+def test_only_what_was_given_ahead_of_its_turn_is_left_out() -> None:
+    """FT1, FT5: a number that is not above the last is left out if a search gave that event before; else it is new."""
+    sequences = Sequences(from_start=False)
+    third, late = _tagged(3), _tagged(2)
+    sequences.expect({("t", "a"): 3})
+    assert not sequences.was_given_ahead(late)
+    assert sequences.missing(late) is None
+    sequences.saw(late)
+    assert sequences.follows(third)
+    stray = _tagged(9)
+    sequences.saw(stray, before=third)
+    assert sequences.was_given_ahead(stray)
+    assert not sequences.was_given_ahead(stray)
 
 
 def test_a_seam_leaves_to_the_log_what_lies_above_it() -> None:

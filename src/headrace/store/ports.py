@@ -145,7 +145,10 @@ class TagViews(Protocol):
         ...
 
     async def redact(self, rows: Sequence[TagRow], *, at: Place) -> None:
-        """Remove payload, metadata and headers of rows for good, at the place of the delete or purge; rows stay."""
+        """Remove payload, metadata and headers of rows for good, at the place of the delete or purge; rows stay.
+
+        Whoever writes such a row again, at whatever place, does not bring them back.
+        """
         ...
 
     async def delete(self, rows: Sequence[TagRow], *, at: Place) -> None:

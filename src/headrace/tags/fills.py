@@ -5,6 +5,9 @@ places: events up to `since` may have been written under the tag before anybody 
 to `cut` the fill decides which events have the tag. Above the cut events bring it themselves, and replication numbers
 on. Both places are those of Marks, written after the facts that they stand for: whoever has read so far in the log
 finds the facts.
+
+A place counts for the partition it is in and for no other. A journal that moved when its topic grew is counted at the
+places of the partition it lives in since then, though its last record may lie in the old one.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from enum import StrEnum
 import msgspec
 
 from headrace.errors import TagBuilding
-from headrace.model import TopicPartition
+from headrace.journal import Layout
+from headrace.model import TopicPartition, partition_of
 from headrace.store import Place
 
 __all__ = ["FillState", "PlacesOfTopic", "TagFill", "check_filled"]
@@ -56,6 +60,18 @@ class TagFill(msgspec.Struct, frozen=True):
         """Return the place that all which was written before the fill lies below."""
         places = self.since.get(at.topic)
         return Place(-1, -1) if places is None else Place(places.generation, places.offsets.get(at.partition, -1))
+
+    def home_of(self, layout: Layout, id_: str, partition: int) -> TopicPartition:
+        """Return where a journal lives as long as the fill lasts, whose records, or rows, are in a partition.
+
+        In a topic that has never grown that is where they are, also if their producer does not go by the key.
+        """
+        places = self.since.get(layout.topic)
+        if places is None or places.generation <= 0:
+            return TopicPartition(layout.topic, partition)
+        return TopicPartition(
+            layout.topic, partition_of(id_.encode(), layout.generations[places.generation].partitions)
+        )
 
     def cut_of(self, at: TopicPartition) -> Place | None:
         """Return the last place that the fill decides about; None where it decides about nothing."""

@@ -17,7 +17,7 @@ from headrace.tags.events import TaggedEvent
 from headrace.tags.metrics import GAPS
 from headrace.tags.offsets import TagOffset
 from headrace.tags.sequences import Missing, Pid, Sequences
-from headrace.tags.view_rows import rows_between
+from headrace.tags.view_rows import ViewRows, rows_between
 
 __all__ = ["GapSearch", "lowest_numbers"]
 
@@ -36,7 +36,7 @@ class GapSearch:
 
     async def in_sequence(self, event: TaggedEvent) -> AsyncIterator[TaggedEvent]:
         """Yield what is missing before an event, then the event; nothing if it was seen. Raises TagGap."""
-        if self._sequences.is_known(event):
+        if self._sequences.was_given_ahead(event):
             return
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._settings.gap_timeout_s
@@ -45,7 +45,7 @@ class GapSearch:
                 raise self._gap(event, missing, 0.0)
             found = await self._find(event, missing)
             for each in found:
-                self._sequences.saw(each)
+                self._sequences.saw(each, before=event)
                 GAPS.labels("found").inc()
                 yield each
             if not found:
@@ -73,13 +73,14 @@ class GapSearch:
         return TagGap(self._tag, event.topic, event.id, missing.first, event.number, waited_s)
 
 
-async def lowest_numbers(
-    views: TagViews, bucket: Bucket, tag: str, after: TagOffset, *, last_ms: int, page_size: int
-) -> dict[Pid, int]:
-    """Scan a tag's events after an offset for the lowest number of each pid."""
+async def lowest_numbers(rows: ViewRows) -> dict[Pid, int]:
+    """Scan a tag's events up to a seam for the lowest number of each pid.
+
+    Rows beyond the seam don't count: a batch that is being written may have later ones before earlier ones.
+    """
     lowest: dict[Pid, int] = {}
-    async for page in rows_between(views, bucket, tag, after=after, last_ms=last_ms, page_size=page_size):
-        for event in page:
+    while batch := await rows.take(None):
+        for event in batch:
             pid = (event.topic, event.id)
             lowest[pid] = min(event.number, lowest.get(pid, event.number))
     return lowest

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from headrace.config import TagSettings
+from headrace.errors import UnknownTopic
+from headrace.journal import Layout
 from headrace.journal.decoding import event_of_row
 from headrace.journal.folding import exists
 from headrace.model import TopicPartition
@@ -16,6 +18,7 @@ from headrace.store import EventRow, JournalMeta, Place, Store, TagNumber, TagRo
 from headrace.tags.buckets import Bucket
 from headrace.tags.events import TaggedEvent, tagged
 from headrace.tags.fills import TagFill
+from headrace.tags.floors import read_layout
 from headrace.tags.numbering import Numbering
 from headrace.tags.offsets import TagOffset
 from headrace.tags.registry import Registry
@@ -25,7 +28,6 @@ __all__ = ["Chooser", "Counted", "HistoryCount"]
 Chooser: TypeAlias = Callable[[TaggedEvent], bool]
 
 _PIDS_AT_ONCE = 32
-_HOMES_KEPT = 100_000
 
 
 @dataclass(slots=True)
@@ -40,7 +42,8 @@ class Counted:
 class HistoryCount:
     """Gives a tag to the events of one partition's journals that a function chooses.
 
-    A number at or above the fill's `since` is one that this fill has counted to; a lower one is from before it.
+    A number at or above the fill's `since` is one that this fill has counted to; a lower one is from before it. Each
+    journal has the `since` of the partition it lives in, which is another than its records' if its topic has grown.
     """
 
     def __init__(
@@ -51,22 +54,21 @@ class HistoryCount:
         self._at = at
         self._choose = choose
         self._fill: TagFill = registry.fills[tag]
-        self._since = self._fill.since_of(at)
-        self._is_redacted = tag in settings.redact
+        self._layout: Layout | None = None
+        self._is_redacted = tag in registry.redact
         self._numbering = Numbering(at.topic, registry.topics[at.topic].number, Bucket[settings.bucket])
         self._removed: dict[str, JournalMeta] = {}
-        self._homes: dict[str, int] = {}
         self.counted = Counted()
 
     async def sweep(self) -> None:
         """Remove the partition's rows under the tag that are from before the fill."""
-        before = Place(self._since.generation, self._since.offset - 1)
+        since = self._fill.since_of(self._at)
         async for rows in self._rows():
-            old = [row for row in rows if row.place <= self._since]
-            await self._store.tags.views.delete(old, at=before)
+            old = [row for row in rows if row.place <= since]
+            await self._store.tags.views.delete(old, at=_before(since))
             for pid in {row.pid for row in old}:
                 if await self._store.reader.meta(self._at.topic, pid) is None:
-                    await self._store.tags.numbers.delete(self._at.topic, pid, self._tag, at=before)
+                    await self._store.tags.numbers.delete(self._at.topic, pid, self._tag, at=_before(since))
 
     async def sweep_late(self) -> None:
         """Remove what a replicator wrote under the tag that was slow to learn of the fill.
@@ -82,7 +84,7 @@ class HistoryCount:
                 last[row.pid] = row.number
         if not torn:
             return
-        before = Place(self._since.generation, self._since.offset - 1)
+        before = _before(self._fill.since_of(self._at))
         async for rows in self._rows():
             await self._store.tags.views.delete([row for row in rows if row.pid in torn], at=before)
         for pid in torn:
@@ -103,30 +105,29 @@ class HistoryCount:
         """Redact rows of deleted events, of the journals that `count` met: rows may have been written after that."""
         if not self._removed:
             return
-        async for rows in self._rows():
+        async for rows in self._rows_of_topic():
             for row in rows:
                 meta = self._removed.get(row.pid)
                 if meta is not None and _is_gone(row, meta):
-                    await self._store.tags.views.redact([row], at=max(meta.place, self._since))
+                    await self._store.tags.views.redact([row], at=max(meta.place, await self._since(meta)))
 
     async def _count(self, meta: JournalMeta) -> None:
         numbers = await self._store.tags.numbers.of(meta.topic, meta.id)
-        known = numbers.get(self._tag)
+        known, since = numbers.get(self._tag), await self._since(meta)
         self.counted.journals += 1
         if self._is_redacted and (meta.is_purged or meta.delete_to or meta.purged_at is not None):
             self._removed[meta.id] = meta
-        if known is not None and known.place < self._since:
-            before = Place(self._since.generation, self._since.offset - 1)
-            await self._store.tags.numbers.delete(meta.topic, meta.id, self._tag, at=before)
+        if known is not None and known.place < since:
+            await self._store.tags.numbers.delete(meta.topic, meta.id, self._tag, at=_before(since))
             known = None
         last: TagRow | None = None
         async for rows in self._new_rows(meta, known):
-            await self._write(rows)
+            await self._write(rows, since)
             self.counted.rows += len(rows)
             last = rows[-1]
         crash_point("tags.fill-before-progress")
         if last is not None:
-            await self._store.tags.numbers.write([self._progress(meta, last.number)])
+            await self._store.tags.numbers.write([self._progress(meta, last.number, since)])
 
     async def _new_rows(self, meta: JournalMeta, known: TagNumber | None) -> AsyncIterator[list[TagRow]]:
         """Yield rows of the chosen events that were not counted before."""
@@ -158,16 +159,16 @@ class HistoryCount:
         offset = TagOffset.of(self._numbering.time_of(event), number)
         return tagged(event_of_row(event), self._tag, self._at.topic, pid, number, offset)
 
-    async def _write(self, rows: Sequence[TagRow]) -> None:
+    async def _write(self, rows: Sequence[TagRow], since: Place) -> None:
         views = self._store.tags.views
-        if old := [row for row in rows if row.place <= self._since]:
-            await views.write(old, at=self._since)
-        if new := [row for row in rows if row.place > self._since]:
+        if old := [row for row in rows if row.place <= since]:
+            await views.write(old, at=since)
+        if new := [row for row in rows if row.place > since]:
             await views.write(new)
 
-    def _progress(self, meta: JournalMeta, number: int) -> TagNumber:
+    def _progress(self, meta: JournalMeta, number: int, since: Place) -> TagNumber:
         """Return how far a journal is counted: up to its state."""
-        generation, offset = max(meta.place, self._since)
+        generation, offset = max(meta.place, since)
         return TagNumber(
             topic=meta.topic,
             pid=meta.id,
@@ -178,24 +179,31 @@ class HistoryCount:
             offset=offset,
         )
 
+    async def _since(self, meta: JournalMeta) -> Place:
+        """Return the place that the journal's rows and numbers from before the fill lie below."""
+        return self._fill.since_of(await self._home(meta.id, meta.partition))
+
     async def _rows(self) -> AsyncIterator[list[TagRow]]:
-        """Yield the rows under the tag of the partition's journals, wherever those were before."""
+        """Yield the rows under the tag of the journals that live in the partition, wherever those were before."""
+        async for rows in self._rows_of_topic():
+            yield [row for row in rows if await self._home(row.pid, row.partition) == self._at]
+
+    async def _rows_of_topic(self) -> AsyncIterator[list[TagRow]]:
         views = self._store.tags.views
         for bucket_ms in await views.buckets(self._tag):
             async for page in views.read(self._tag, bucket_ms):
-                ours = [row for row in page if row.topic == self._at.topic]
-                yield [row for row in ours if await self._home(row) == self._at.partition]
+                yield [row for row in page if row.topic == self._at.topic]
 
-    async def _home(self, row: TagRow) -> int:
-        """Return the partition that counts a row's journal: where its last record lies."""
-        if self._since.generation <= 0:  # it has never grown
-            return row.partition
-        if row.pid not in self._homes:
-            if len(self._homes) >= _HOMES_KEPT:
-                self._homes.clear()
-            meta = await self._store.reader.meta(row.topic, row.pid)
-            self._homes[row.pid] = meta.partition if meta is not None else row.partition
-        return self._homes[row.pid]
+    async def _home(self, id_: str, partition: int) -> TopicPartition:
+        if self._layout is None:
+            self._layout = await read_layout(self._store, self._at.topic)
+        if self._layout is None:
+            raise UnknownTopic(self._at.topic)
+        return self._fill.home_of(self._layout, id_, partition)
+
+
+def _before(since: Place) -> Place:
+    return Place(since.generation, since.offset - 1)
 
 
 def _is_gone(row: TagRow, meta: JournalMeta) -> bool:

@@ -149,15 +149,8 @@ class _Query:
             self._until = {known.at: (await self._log.bounds(known.at)).end for known in seam.live}
         after, now_ms = self._after, seam.highest_ms
         if after is not None and self._bucket.start_of(after.log_time_ms) >= self._bucket.start_of(now_ms):
-            lowest = await lowest_numbers(
-                self._store.tags.views,
-                self._bucket,
-                self._tag,
-                after,
-                last_ms=now_ms,
-                page_size=self._settings.page_size,
-            )
-            self._sequences.expect(lowest)
+            async with contextlib.aclosing(self._rows(seam)) as rows:
+                self._sequences.expect(await lowest_numbers(rows))
         return seam
 
     def _rows(self, seam: Seam) -> ViewRows:

@@ -1,47 +1,46 @@
 """The policy "redact": when events are deleted from a journal, the views forget what they said.
 
-Rows stay, so that numbers have no gaps. Tags without the policy keep everything.
+Rows stay, so that numbers have no gaps. Tags without the policy keep everything. Which tags have it is one of the facts
+of the store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from headrace.journal.key_writes import KeyFold, Removal
 from headrace.store import EventRow, Store, TagRow, tag_time_of
 from headrace.tags.numbering import Numbering, unique_tags
+from headrace.tags.registry import Registry
 
 __all__ = ["Redaction"]
 
 
 class Redaction:
-    """Redacts the rows of deleted events under some tags.
+    """Redacts the rows of deleted events under the tags that the store says.
 
     It runs before the journals of a batch are written, so that the deleted events are still there to tell which rows
     are theirs; a replay that finds them gone had redacted the rows before.
     """
 
-    def __init__(self, store: Store, tags: frozenset[str]) -> None:
+    def __init__(self, store: Store, facts: Registry) -> None:
         self._store = store
-        self._tags = tags
+        self._tags = frozenset(facts.redact)
+        self._filled = self._tags.intersection(facts.fills)  # events don't bring these tags themselves
 
-    async def apply(
-        self, topic: str, folds: Mapping[str, KeyFold], numbering: Numbering, filled: Collection[str] = ()
-    ) -> None:
-        """Redact what the batch deletes. Events don't bring the tags that history was `filled` with themselves."""
+    async def apply(self, topic: str, folds: Mapping[str, KeyFold], numbering: Numbering) -> None:
+        """Redact what the batch deletes."""
         if not self._tags:
             return
         for pid, fold in folds.items():
             for removal in fold.removals:
-                await self._remove(topic, pid, fold, removal, numbering, self._tags.intersection(filled))
+                await self._remove(topic, pid, fold, removal, numbering)
 
-    async def _remove(
-        self, topic: str, pid: str, fold: KeyFold, removal: Removal, numbering: Numbering, filled: frozenset[str]
-    ) -> None:
+    async def _remove(self, topic: str, pid: str, fold: KeyFold, removal: Removal, numbering: Numbering) -> None:
         gone = [row for row in fold.tagged if row.place <= removal.place and row.seq_nr <= removal.last]
-        gone += await self._stored(topic, pid, removal, any_tags=bool(filled))
+        gone += await self._stored(topic, pid, removal, any_tags=bool(self._filled))
         for event in gone:
-            for tag in self._tags.intersection(unique_tags(event.tags)) | filled:
+            for tag in self._tags.intersection(unique_tags(event.tags)) | self._filled:
                 rows = await self._rows(numbering.row(pid, event, tag, 0))
                 await self._store.tags.views.redact(rows, at=removal.place)
 

@@ -1,13 +1,14 @@
 """What all processes must agree on about tags, kept as one setting of the store and changed atomically.
 
 The size of the buckets, the epoch of the tables, a number for each topic, the log times that topics and generations
-begin at, and the tags that history was given afterwards.
+begin at, the tags that history was given afterwards, and those whose deleted events are redacted. What one process is
+told to redact, all redact: one that was not told must not bring back what another removed.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -41,6 +42,7 @@ class Registry(msgspec.Struct, frozen=True):
     is_ready: bool = False
     topics: Mapping[str, TopicEntry] = {}
     fills: Mapping[str, TagFill] = {}
+    redact: tuple[str, ...] = ()
 
     def with_fill(self, tag: str, fill: TagFill) -> Registry:
         """Return the facts with a tag's fill changed."""
@@ -81,6 +83,8 @@ class TagRegistry:
         registry = await self._read() or await self._make()
         if registry.bucket != self._settings.bucket:
             raise WrongBucketSize(registry.bucket, self._settings.bucket)
+        if not set(self._settings.redact) <= set(registry.redact):
+            registry = await self.change(lambda known: _redacting(known, self._settings.redact))
         if not registry.is_ready:
             return await self._finish(registry)
         if registry.epoch != self._prepared_epoch:
@@ -143,6 +147,10 @@ def reopened(registry: Registry, tag: str, fill: TagFill) -> Registry:
     if known is None or known.state is not FillState.CLOSING or known.close_id != fill.close_id:
         return registry
     return registry.with_fill(tag, msgspec.structs.replace(known, state=FillState.BUILDING, close_id="", cut={}))
+
+
+def _redacting(registry: Registry, tags: Iterable[str]) -> Registry:
+    return msgspec.structs.replace(registry, redact=tuple(sorted({*registry.redact, *tags})))
 
 
 def _begun_anew(registry: Registry, epoch: str) -> Registry:

@@ -20,11 +20,13 @@ from headrace.journal.actions import Mark
 from headrace.journal.barriers import write_mark
 from headrace.journal.folding import exists
 from headrace.log import Log
+from headrace.model import TopicPartition
 from headrace.observe import SILENT, Progress
 from headrace.store import EventRow, JournalMeta, Place, Store, TagNumber, TagRow
 from headrace.tags.catching_up import CatchingUp
 from headrace.tags.fills import TagFill
 from headrace.tags.floors import Floors, read_layout
+from headrace.tags.marking import MARK_KEY
 from headrace.tags.numbering import Numbering
 from headrace.tags.registry import TagRegistry
 from headrace.tags.seams import SeamReader
@@ -80,18 +82,43 @@ class TagRepair:
         await self._store.tags.numbers.delete(topic, id_, tag, at=place)
         return count
 
+    async def mark(self, at: TopicPartition) -> Place:
+        """Write a Mark into a partition and return its place, once replication is there."""
+        layout = await self._layout(at.topic)
+        offset = await write_mark(self._log, at, MARK_KEY.decode(), Mark(id=uuid.uuid4().hex))
+        await self._catching_up.reach({at: offset})
+        return Place(layout.generation, offset)
+
     async def mend(
-        self, topic: str, id_: str, right: Sequence[TagRow], wrong: Sequence[TagRow], numbers: Sequence[TagNumber]
+        self,
+        topic: str,
+        id_: str,
+        right: Sequence[TagRow],
+        wrong: Sequence[TagRow],
+        numbers: Sequence[TagNumber],
+        *,
+        at: Place,
     ) -> None:
-        """Put a journal's rows right: remove what is wrong, whoever wrote it and when, then write what is right."""
-        place = await self._place(topic, id_)
-        before = Place(place.generation, place.offset - 1)
-        await self._store.tags.views.delete([*wrong, *right], at=before)
-        await self._write(list(right), place)
+        """Put a journal's rows right: remove what is wrong, whoever wrote it and when, then write what is right.
+
+        `at` is the place of a `mark` in the journal's partition, from before it was judged. The numbering comes first.
+        Where it stays as it was, because it was noted at a place that the log has not come to, nothing of its tag is
+        changed: replication would give the numbers of rows that are written now to later events.
+        """
+        kept = await self._put_numbers(topic, id_, numbers, at)
+        right, wrong = ([row for row in rows if row.tag not in kept] for rows in (right, wrong))
+        await self._store.tags.views.delete([*wrong, *right], at=Place(at.generation, at.offset - 1))
+        await self._write(right, at)
         if redacted := [row for row in right if row.is_redacted]:
-            await self._store.tags.views.redact(redacted, at=place)
-        if numbers:
-            await self._store.tags.numbers.write(numbers, at=place)
+            await self._store.tags.views.redact(redacted, at=at)
+
+    async def _put_numbers(self, topic: str, id_: str, numbers: Sequence[TagNumber], at: Place) -> set[str]:
+        """Write numbers; returns the tags whose numbers are lower all the same."""
+        if not numbers:
+            return set()
+        await self._store.tags.numbers.write(numbers, at=at)
+        found = await self._store.tags.numbers.of(topic, id_)
+        return {right.tag for right in numbers if (known := found.get(right.tag)) is None or not _covers(known, right)}
 
     async def _rebuild(self, meta: JournalMeta, tag: str | None, *, at: Place | None) -> int:
         registry = await self._seams.announced()
@@ -154,6 +181,11 @@ class TagRepair:
         if layout is None:
             raise UnknownTopic(topic)
         return layout
+
+
+def _covers(known: TagNumber, right: TagNumber) -> bool:
+    """Say whether the numbering is what it should be, or has gone on from there."""
+    return known == right or (known.number > right.number and known.place > right.place)
 
 
 def _numbered(number: TagNumber, before: int) -> TagNumber:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 from headrace.tags.events import TaggedEvent
+from headrace.tags.offsets import TagOffset
 
 __all__ = ["Missing", "Pid", "Sequences"]
 
@@ -31,12 +32,15 @@ class Sequences:
     """What each pid's next number is.
 
     With `from_start` the first event of a pid must have number 1. Else it is taken for the first there is, unless a
-    scan found a lower one.
+    scan found a lower one. Events come in the order of their places, so one that was not given ahead of its turn was
+    never given, whatever its number: a lower number than the last is of a row that came late, or of a numbering that
+    began anew.
     """
 
     def __init__(self, *, from_start: bool) -> None:
         self._from_start = from_start
         self._seen: OrderedDict[Pid, _Seen] = OrderedDict()
+        self._ahead: set[tuple[Pid, TagOffset]] = set()
 
     def expect(self, lowest: Mapping[Pid, int]) -> None:
         """Expect these numbers first."""
@@ -67,14 +71,19 @@ class Sequences:
         number, log_time_ms = last
         return Missing(number + 1, event.number - number - 1, log_time_ms)
 
-    def is_known(self, event: TaggedEvent) -> bool:
-        """Say whether the event was delivered before."""
-        last = self._last(event)
-        return last is not None and event.number <= last[0]
+    def was_given_ahead(self, event: TaggedEvent) -> bool:
+        """Say whether a gap search has given the event before its turn, which is now."""
+        name = (event.topic, event.id), event.tag_offset
+        if name not in self._ahead:
+            return False
+        self._ahead.remove(name)
+        return True
 
-    def saw(self, event: TaggedEvent) -> None:
-        """Remember an event that was delivered."""
+    def saw(self, event: TaggedEvent, *, before: TaggedEvent | None = None) -> None:
+        """Remember an event that was delivered, in its turn or `before` one that stands there in its place."""
         pid = (event.topic, event.id)
+        if before is not None and event.tag_offset > before.tag_offset:
+            self._ahead.add((pid, event.tag_offset))
         self._seen[pid] = (event.number, event.tag_offset.log_time_ms)
         self._seen.move_to_end(pid)
         while len(self._seen) > _REMEMBERED:

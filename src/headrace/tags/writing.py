@@ -61,7 +61,6 @@ class TagWriter:
         self._store = store
         self._registry = TagRegistry(store, settings)
         self._floors = Floors(store, self._registry, log)
-        self._redaction = Redaction(store, frozenset(settings.redact))
         self._facts: Registry | None = None
         self._checked_s = 0.0
         self._held_since_s: dict[str, float] = {}
@@ -114,7 +113,7 @@ class TagWriter:
         numbering = Numbering(at.topic, facts.topics[at.topic].number, self._registry.bucket, facts.fills)
         for pids in _slices(folds):
             await self._write_some(at.topic, pids, folds, numbering, followed)
-        await self._redaction.apply(at.topic, folds, numbering, facts.fills)
+        await Redaction(self._store, facts).apply(at.topic, folds, numbering)
         followed.end = up_to
         while len(followed.numbers) > _REMEMBERED:
             followed.numbers.popitem(last=False)

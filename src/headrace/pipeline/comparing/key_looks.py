@@ -37,6 +37,11 @@ class KeyLook:
         return [*of_journal, *(self.tags.findings if self.tags is not None else [])]
 
     @property
+    def has_tag_findings(self) -> bool:
+        """Whether something is wrong in the views by tag."""
+        return self.tags is not None and bool(self.tags.findings)
+
+    @property
     def is_clean(self) -> bool:
         """Whether the store has what it should."""
         return self.verdict is not None and not self.findings

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.config import TagSettings
 from headrace.journal.folding import Entry
 from headrace.log import Log
+from headrace.model import TopicPartition
 from headrace.pipeline.comparing.key_looks import KeyLook
 from headrace.pipeline.comparing.key_windows import Window
 from headrace.pipeline.comparing.tag_judging import TagCase, TagVerdict, judge_tags
-from headrace.store import Store, TagNumber, TagRow, tag_time_of
+from headrace.store import Place, Store, TagNumber, TagRow, tag_time_of
 from headrace.tags import TagRepair
+from headrace.tags.events import tagged_row
 from headrace.tags.numbering import Numbering
 from headrace.tags.registry import REGISTRY_KEY, Registry, TagRegistry
+from headrace.tags.sequences import Sequences
 
 __all__ = ["TagLooks", "open_tag_looks"]
 
@@ -66,10 +69,36 @@ class TagLooks:
             return []
         return sorted({row.pid async for row in self._rows(window, 0, lambda id_: not is_known(id_))})
 
-    async def mend(self, id_: str, verdict: TagVerdict) -> None:
+    async def mark(self, at: TopicPartition) -> Place:
+        """Return a place to put things right at, once replication is there: what is found after that is all it left."""
+        return await TagRepair(self.log, self.store, self.settings).mark(at)
+
+    async def mend(self, id_: str, verdict: TagVerdict, *, at: Place) -> None:
         """Put right what is wrong of a journal."""
         repair = TagRepair(self.log, self.store, self.settings)
-        await repair.mend(self.numbering.topic, id_, verdict.right, verdict.wrong, verdict.numbers)
+        await repair.mend(self.numbering.topic, id_, verdict.right, verdict.wrong, verdict.numbers, at=at)
+
+    async def unreadable(self, window: Window, tags: Mapping[str, Collection[str]]) -> set[tuple[str, str]]:
+        """Read tags as a query does, and return the (id, tag) of those, by id, whose events it would not all give."""
+        return {
+            (id_, tag)
+            for tag in sorted({tag for of_id in tags.values() for tag in of_id})
+            for id_ in await self._out_of_sequence(window, tag, {id_ for id_, of_id in tags.items() if tag in of_id})
+        }
+
+    async def _out_of_sequence(self, window: Window, tag: str, ids: Collection[str]) -> set[str]:
+        """Return the journals whose rows are not numbered one by one, in order, up to where replication was."""
+        sequences, found = Sequences(from_start=True), set()
+        views = self.store.tags.views
+        for bucket_ms in await views.buckets(tag):
+            async for page in views.read(tag, bucket_ms):
+                for row in page:
+                    is_asked = row.pid in ids and self._is_ours(window, row)
+                    if not is_asked or window.of_key(row.pid).is_ahead(row.place):
+                        continue
+                    if not sequences.follows(tagged_row(row)):
+                        found.add(row.pid)
+        return found
 
     def _first_bucket_ms(self, entries: Iterable[Entry]) -> int:
         return self.numbering.bucket.start_of(min((entry.log_time_ms for entry in entries), default=0))
@@ -89,7 +118,7 @@ class TagLooks:
                 rows=rows,
                 numbers=numbers,
                 fills=self.facts.fills,
-                redacted=self.settings.redact,
+                redacted=self.facts.redact,
                 highest_log_time_ms=window.highest_log_time_ms,
                 log_end=end,
             )

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,7 +30,7 @@ from headrace.pipeline.jobs.job_reports import AuditedPartition, layout_of
 from headrace.pipeline.spark.errors_told import told
 from headrace.pipeline.spark.opened import log_of, run, store_of
 from headrace.pipeline.spark.places import Places
-from headrace.store import JournalMeta, Store
+from headrace.store import JournalMeta, Place, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,6 +66,21 @@ def audit_partition(places: Places, at: TopicPartition, arguments: Arguments) ->
 
 async def _next(found: AsyncIterator[list[Finding]]) -> list[Finding] | None:
     return await anext(found, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A close look at some journals; `mark` is a place below which nothing has changed since before it."""
+
+    window: Window
+    by_id: Mapping[str, Sequence[Entry]]
+    looks: Sequence[KeyLook]
+    mark: Place | None = None
+
+    @property
+    def wrong(self) -> list[KeyLook]:
+        """The journals of which something is wrong."""
+        return [look for look in self.looks if look.verdict is not None and look.findings]
 
 
 class AuditTask:
@@ -127,11 +143,13 @@ class AuditTask:
         """Look until replication is not at work at any of them, some times at most; findings count then."""
         findings: list[Finding] = []
         for turn in range(_LOOKS):
-            window = await self._window(log, store)
-            by_id = await entries_of(log, window, suspects)
-            looks = await self._look(store, window, by_id)
-            wrong = [look for look in looks if look.verdict is not None and look.findings]
-            findings += await self._mended(store, window, wrong, by_id) if self._is_repair else _all(wrong)
+            seen = await self._look_closely(log, store, suspects)
+            if self._is_repair and self._tags is not None and any(look.has_tag_findings for look in seen.looks):
+                # What is written at the Mark's place must take in all that lies below it, so it is looked for after it.
+                at = await self._tags.mark(self._at)
+                seen = dataclasses.replace(await self._look_closely(log, store, suspects), mark=at)
+            looks = seen.looks
+            findings += await self._mended(store, seen) if self._is_repair else _all(seen.wrong)
             suspects = [look.id for look in looks if look.verdict is None]
             if not suspects or turn == _LOOKS - 1:
                 break
@@ -140,25 +158,42 @@ class AuditTask:
         self._count(busy=len(suspects), findings=len(findings), mended=mended)
         return findings
 
-    async def _mended(
-        self, store: Store, window: Window, wrong: Sequence[KeyLook], by_id: Mapping[str, Sequence[Entry]]
-    ) -> list[Finding]:
-        """Mend journals, and say of each finding whether it is gone."""
+    async def _look_closely(self, log: Log, store: Store, suspects: Collection[str]) -> _Seen:
+        window = await self._window(log, store)
+        by_id = await entries_of(log, window, suspects)
+        return _Seen(window, by_id, await self._look(store, window, by_id))
+
+    async def _mended(self, store: Store, seen: _Seen) -> list[Finding]:
+        """Mend journals, and say of each finding whether it is gone, and its tag can be read by queries."""
         findings: list[Finding] = []
-        for look in wrong:
+        for look in seen.wrong:
             if look.stored is None or look.verdict is None:
                 continue
             if look.verdict.findings:
-                await mend(store, window, look.id, look.stored, look.verdict)
-            if self._tags is not None and look.tags is not None and look.tags.findings:
-                await self._tags.mend(look.id, look.tags)
-            (after,) = await self._look(store, window, {look.id: by_id[look.id]})
+                await mend(store, seen.window, look.id, look.stored, look.verdict)
+            if self._tags is not None and look.tags is not None and look.has_tag_findings and seen.mark is not None:
+                await self._tags.mend(look.id, look.tags, at=seen.mark)
+            (after,) = await self._look(store, seen.window, {look.id: seen.by_id[look.id]})
             left = after.findings if after.verdict is not None else look.findings
             names = {_name(finding) for finding in left}
             findings += [
                 msgspec.structs.replace(finding, mended=_name(finding) not in names) for finding in look.findings
             ]
-        return findings
+        return await self._checked(seen.window, findings)
+
+    async def _checked(self, window: Window, findings: Sequence[Finding]) -> list[Finding]:
+        """Don't say that a tag is mended whose events a query would not give."""
+        tags: dict[str, set[str]] = {}
+        for finding in findings:
+            if finding.tag is not None:
+                tags.setdefault(finding.id, set()).add(finding.tag)
+        if self._tags is None or not tags:
+            return list(findings)
+        unreadable = await self._tags.unreadable(window, tags)
+        return [
+            msgspec.structs.replace(finding, mended=False) if (finding.id, finding.tag) in unreadable else finding
+            for finding in findings
+        ]
 
     async def _look(self, store: Store, window: Window, by_id: Mapping[str, Sequence[Entry]]) -> list[KeyLook]:
         looks = await self._look_at_keys(store, window, by_id)

@@ -63,9 +63,11 @@ def row_values(row: TagRow, at: Place | None) -> tuple[Any, ...]:
 
 
 def row_of(tag: str, bucket_ms: int, values: Row) -> TagRow:
-    """Do the reverse; `values` are those of ROW and `redacted`."""
+    """Do the reverse; `values` are those of ROW and `redacted`. A redacted row says nothing, whoever wrote it again."""
     (timestamp, pid, number, seq_nr, topic, partition, offset, generation, timestamp_ms, tags, payload_type, text,
      binary, metadata, headers, origin, version, is_redacted) = values  # fmt: skip
+    if is_redacted:
+        payload_type = text = binary = metadata = headers = None
     return TagRow(
         tag=tag,
         bucket_ms=bucket_ms,

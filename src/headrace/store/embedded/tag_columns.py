@@ -13,7 +13,7 @@ from headrace.store.embedded.schema import BY_HAND, written
 from headrace.store.rows import Place
 from headrace.store.tag_rows import TagNumber, TagRow, TagTime, tag_time_of, timeuuid
 
-__all__ = ["NUMBER", "ROW", "TABLES", "number_of", "number_values", "order_of", "row_of", "row_values"]
+__all__ = ["NUMBER", "ROW", "TABLES", "number_of", "number_values", "order_of", "row_of", "row_values", "upsert_row"]
 
 TABLES = (
     f"""CREATE TABLE IF NOT EXISTS tag_views (
@@ -40,9 +40,27 @@ ROW = (
 )  # fmt: skip
 NUMBER = ("topic", "pid", "tag", "written", "seq_nr", "number", "generation", "offset", "is_deleted")
 
+_WORDS = ("payload_type", "payload", "metadata", "headers")
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_tags = msgspec.msgpack.Decoder(tuple[str, ...]).decode
 _decode_texts = msgspec.msgpack.Decoder(dict[str, str]).decode
+
+
+def upsert_row(table: str, key: tuple[str, ...]) -> str:
+    """Return the statement that writes a row of a view; one that is redacted stays so, unless it was deleted."""
+    is_kept = f"({table}.is_redacted AND NOT {table}.is_deleted)"
+    changed = [f"is_redacted = excluded.is_redacted OR {is_kept}"]
+    for column in ROW:
+        if column in _WORDS:
+            changed.append(f"{column} = CASE WHEN {is_kept} THEN NULL ELSE excluded.{column} END")
+        elif column not in key and column != "is_redacted":
+            changed.append(f"{column} = excluded.{column}")
+    return (
+        f"INSERT INTO {table} ({', '.join(ROW)}) VALUES ({', '.join('?' * len(ROW))}) "  # noqa: S608 - names of our own
+        f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {', '.join(changed)} "
+        f"WHERE excluded.written >= {table}.written"
+    )
 
 
 def order_of(at: TagTime) -> bytes:

@@ -21,6 +21,7 @@ from headrace.store.embedded.tag_columns import (
     order_of,
     row_of,
     row_values,
+    upsert_row,
 )
 from headrace.store.embedded.writing import Call, Work
 from headrace.store.metrics import PAGES, TAG_ROWS_WRITTEN
@@ -30,7 +31,7 @@ from headrace.store.tag_rows import EPOCH_TAG, FIRST_TAG_TIME, LAST_TAG_TIME, Ta
 __all__ = ["EmbeddedTags"]
 
 _ROW_KEY = ("tag", "bucket_ms", "place_in_order", "pid", "number")
-_PUT_ROW = upsert("tag_views", _ROW_KEY, ROW)
+_PUT_ROW = upsert_row("tag_views", _ROW_KEY)
 _PUT_NUMBER = upsert("tag_views_progress", ("topic", "pid", "tag"), NUMBER)
 _PUT_BUCKET = "INSERT OR IGNORE INTO tag_views_buckets (tag, bucket_ms) VALUES (?, ?)"
 _THE_ROW = "tag = ? AND bucket_ms = ? AND place_in_order = ? AND pid = ? AND number = ? AND written <= ?"

@@ -130,6 +130,18 @@ class TaggedRows(StoreSetting):
             (3, rows[2].payload, "{}", {"k": "v"}, False),
         ]
 
+    async def test_a_redacted_row_stays_so_whoever_writes_it_again(self, tagged: Store, tag: str) -> None:
+        """FT13: a repair at a later place that has the payload from the log does not bring it back."""
+        rows = [tag_row(tag, n, metadata="{}", headers={"k": "v"}) for n in (1, 2)]
+        await tagged.tags.views.write(rows)
+        await tagged.tags.views.redact(rows[:1], at=Place(0, 100))
+        await tagged.tags.views.write(rows, at=Place(0, 200))
+        found = await read_bucket(tagged, tag)
+        assert [(row.number, row.payload, row.metadata, row.headers, row.is_redacted) for row in found] == [
+            (1, None, None, {}, True),
+            (2, rows[1].payload, "{}", {"k": "v"}, False),
+        ]
+
     async def test_deleted_rows_stay_deleted_until_a_later_repair(self, tagged: Store, tag: str) -> None:
         """X6: delete for one pid leaves others; a late writer loses, a repair at a later place wins."""
         mine, others = [tag_row(tag, n, pid="a") for n in (1, 2)], [tag_row(tag, n + 5, pid="b") for n in (1, 2)]

@@ -28,7 +28,7 @@ from headrace.testing.conformance.tags_views import view_of
 from headrace.testing.crashes import SimulatedCrash, crash_at
 from headrace.testing.plugin import Size
 
-__all__ = ["TagFillConformance"]
+__all__ = ["FUNCTION", "Filling", "TagFillConformance", "is_even"]
 
 FUNCTION = "tests:is_even"
 CRASHES = ("tags.before-progress", "tags.after-progress", "replicate.after-views", "replicate.before-offset")
@@ -42,6 +42,7 @@ class TagFillConformance(TagSetting):
         """T38: writers, replicators that crash and fills that are killed at any step: exactly what was chosen."""
         world = _World(scene, random.Random(seed), writes=size(120, 1500))
         await world.run()
+        await world.wake()
         for _ in range(2):
             events = [event for event in await scene.again().read() if event.topic == scene.topic]
             by_id = {id_: [(e.seq_nr, e.number) for e in events if e.id == id_] for id_ in world.written}
@@ -55,7 +56,7 @@ class TagFillConformance(TagSetting):
         await scene.append("a", 1, ["other"])
         live = scene.follow()
         assert await live.is_silent()
-        filling = _Filling(scene)
+        filling = Filling(scene)
         await filling.begin()
         with pytest.raises(TagBuilding, match=FUNCTION):
             await scene.read()
@@ -73,7 +74,7 @@ class TagFillConformance(TagSetting):
     async def test_replication_waits_at_the_cut_and_goes_on(self, scene: Scene) -> None:
         """T38: behind the cut nothing is numbered before history is; who is killed there holds nobody up for long."""
         await scene.append("a", [1, 2], [])
-        filling = _Filling(scene)
+        filling = Filling(scene)
         await filling.begin()
         await filling.count()
         closing = await filling.close()
@@ -103,7 +104,7 @@ class TagFillConformance(TagSetting):
         await scene.append("b", 1)
         await scene.replicate()
         assert len(await view_of(scene)) == 3
-        await _Filling(scene).all()
+        await Filling(scene).all()
         await scene.append("a", 7)
         await scene.append("b", 2)
         await scene.again().replicate()
@@ -114,11 +115,11 @@ class TagFillConformance(TagSetting):
     async def test_a_second_fill_is_refused_or_changes_nothing(self, scene: Scene) -> None:
         """T38: done twice nothing happens; one that is under way is left alone, unless it is said to be dead."""
         await scene.append("a", [1, 2, 3, 4], [])
-        filling = _Filling(scene)
+        filling = Filling(scene)
         first = await filling.begin()
         with pytest.raises(TagBuilding, match="--again"):
             await filling.fills.begin(scene.tag, FUNCTION)
-        other = _Filling(scene)
+        other = Filling(scene)
         await other.begin(again=True)
         with pytest.raises(OperationFailed, match="another back-fill"):
             await filling.fills.close(scene.tag, first)
@@ -126,7 +127,7 @@ class TagFillConformance(TagSetting):
         await other.complete()
         rows = await view_of(scene)
         assert (await filling.fills.begin(scene.tag, FUNCTION)).is_ready
-        await _Filling(scene).all(again=True)
+        await Filling(scene).all(again=True)
         assert await view_of(scene) == rows
         with pytest.raises(BadArgument, match="backfill"):
             await TagRepair(scene.log, scene.store, scene.settings).rebuild(scene.topic, "a", scene.tag)
@@ -137,7 +138,7 @@ class TagFillConformance(TagSetting):
         private = scene.again(redact=[scene.tag])
         for id_ in ("a", "b", "c"):
             await scene.append(id_, [1, 2, 3, 4], [])
-        filling = _Filling(private)
+        filling = Filling(private)
         await filling.begin()
         await filling.count()
         await _remove(scene, "a", is_purged=is_purged)
@@ -157,7 +158,7 @@ class TagFillConformance(TagSetting):
         """T38: keys may have moved: the fill says so, and another one gives the right numbers."""
         for key in range(8):
             await scene.append(f"k{key}", [1, 2], [])
-        filling = _Filling(scene)
+        filling = Filling(scene)
         await filling.begin()
         await filling.count()
         await grow_topic(scene.log, scene.store.settings, scene.topic, partitions=6, lease_s=0.01)
@@ -165,9 +166,34 @@ class TagFillConformance(TagSetting):
             await scene.append(f"k{key}", [3, 4], [])
         with pytest.raises(OperationFailed, match="has grown"):
             await filling.close()
-        await _Filling(scene.again()).all(again=True)
+        await Filling(scene.again()).all(again=True)
         events = await scene.again().read()
         assert {f"k{key}": numbers_of(events, f"k{key}") for key in range(8)} == {f"k{key}": [1, 2] for key in range(8)}
+
+    async def test_journals_that_moved_before_a_fill_are_counted_on_after_it(self, scene: Scene) -> None:
+        """FT11: grown, filled, then written: the first events of moved journals in their new partitions have numbers.
+
+        The offsets there are lower than those where the journals were, and have nothing to do with them.
+        """
+        keys = [f"k{key}" for key in range(12)]
+        for key in keys:
+            await scene.append(key, [1, 2], [])
+            for _ in range(3):
+                await scene.append(f"{key}-other", 1, [], expected=99)  # void; it makes the old partitions long
+        await scene.replicate()
+        await grow_topic(scene.log, scene.store.settings, scene.topic, partitions=9, lease_s=0.01)
+        assert {key for key in keys if len((await scene.layout()).stays(key)) > 1}
+        await Filling(scene).all()
+        for key in keys:
+            await scene.append(key, [3, 4])
+        for _ in range(2):
+            events = await scene.again().read()
+            assert {key: numbers_of(events, key) for key in keys} == {key: [1, 2, 3] for key in keys}
+            await scene.again().replicate()
+            await scene.again().replicate()
+        await Filling(scene.again()).all(again=True)
+        events = await scene.again().read()
+        assert {key: numbers_of(events, key) for key in keys} == {key: [1, 2] for key in keys}
 
 
 def is_even(event: TaggedEvent) -> bool:
@@ -175,7 +201,7 @@ def is_even(event: TaggedEvent) -> bool:
     return event.seq_nr % 2 == 0
 
 
-class _Filling:
+class Filling:
     """A fill, step by step. Other topics of the store are none of its business."""
 
     def __init__(self, scene: Scene, *, patience_s: float = 0.0) -> None:
@@ -242,18 +268,25 @@ class _Filling:
 
 
 class _World:
-    """Writers that learn of the tag, replicators that crash, and fills that are killed, all at once."""
+    """Writers that learn of the tag, replicators that crash, a topic that grows, fills that are killed, all at once.
+
+    Some journals sleep: they are written before the topic grows, and again after the fill.
+    """
 
     def __init__(self, scene: Scene, dice: random.Random, *, writes: int) -> None:
         self.scene = scene
         self.dice = dice
         self.written: dict[str, int] = {f"k{key}": 0 for key in range(7)}
+        self._sleepers = [f"sleeper{key}" for key in range(5)]
         self.kills = 0
         self._writes = writes
         self._is_told = False
+        self._has_grown = asyncio.Event()
 
     async def run(self) -> None:
         """Write, and fill in the middle of it."""
+        for id_ in self._sleepers:
+            await self._write(id_, 4)
         writing = asyncio.ensure_future(self._write_on())
         replication = asyncio.ensure_future(self._replicate_on())
         try:
@@ -264,22 +297,33 @@ class _World:
                 task.cancel()
             await asyncio.gather(writing, replication, return_exceptions=True)
 
+    async def wake(self) -> None:
+        """Write the journals that slept."""
+        for id_ in self._sleepers:
+            await self._write(id_, 4)
+
     async def _write_on(self) -> None:
-        for _ in range(self._writes):
-            id_ = self.dice.choice(list(self.written))
-            last = self.written[id_]
-            many = self.dice.randint(1, 3)
-            for n in range(last + 1, last + many + 1):
-                await self.scene.append(id_, n, None if self._is_told and n % 2 == 0 else [])
-            self.written[id_] = last + many
+        awake = list(self.written)[: -len(self._sleepers)]
+        for n in range(self._writes):
+            if n == self._writes // 8:  # by the one who writes: nobody else knows the lease
+                scene = self.scene
+                await grow_topic(scene.log, scene.store.settings, scene.topic, partitions=7, lease_s=0.01)
+                self._has_grown.set()
+            await self._write(self.dice.choice(awake), self.dice.randint(1, 3))
             await asyncio.sleep(self.dice.random() * 0.01)
 
+    async def _write(self, id_: str, many: int) -> None:
+        last = self.written.get(id_, 0)
+        for n in range(last + 1, last + many + 1):
+            await self.scene.append(id_, n, None if self._is_told and n % 2 == 0 else [])
+        self.written[id_] = last + many
+
     async def _fill_until_done(self) -> None:
-        """Tell the writers of the tag, then fill; killed a few times on the way."""
-        await asyncio.sleep(0.05)
+        """Tell the writers of the tag once the topic has grown, then fill; killed a few times on the way."""
+        await self._has_grown.wait()
         self._is_told = True
         for after_s in (0.0, *(self.dice.random() * 0.4 for _ in range(3))):
-            filling = asyncio.ensure_future(_Filling(self.scene.again(), patience_s=1.0).all(again=True))
+            filling = asyncio.ensure_future(Filling(self.scene.again(), patience_s=1.0).all(again=True))
             done, _ = await asyncio.wait([filling], timeout=after_s)
             if not done:
                 self.kills += 1
@@ -287,7 +331,7 @@ class _World:
             await asyncio.gather(filling, return_exceptions=True)
         while True:
             try:
-                return await _Filling(self.scene.again(), patience_s=1.0).all(again=True)
+                return await Filling(self.scene.again(), patience_s=1.0).all(again=True)
             except SimulatedCrash:  # it replicates too
                 self.kills += 1
 
@@ -296,8 +340,8 @@ class _World:
         writers = [scene.again().writer, scene.again().writer]
         while True:
             await asyncio.sleep(dice.random() * 0.01)
-            at = TopicPartition(scene.topic, dice.randrange(4))
             layout = await scene.layout()
+            at = TopicPartition(scene.topic, dice.randrange(layout.partitions))
             start = await scene.store.reader.replicated(at)
             records = await records_of(scene.log, scene.topic, at.partition)
             rest = [record for record in records if start is None or record.offset > start.offset]

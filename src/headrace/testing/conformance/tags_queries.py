@@ -11,6 +11,7 @@ import pytest
 from headrace.errors import BadArgument, TagGap, TagsDisabled, WrongBucketSize
 from headrace.tags import TagOffset
 from headrace.testing.conformance.store_rows import counted
+from headrace.testing.conformance.tags_scattering import ScatteredStore, WriteTimedOut, last_rows
 from headrace.testing.conformance.tags_setting import DAY_MS, Scene, TagSetting, ids, ids_on, numbers_of, take
 from headrace.testing.plugin import Size
 
@@ -191,6 +192,28 @@ class TagQueryConformance(TagSetting):
         await scene.say_replicated(5, scene.now_ms + 10)
         found = await scene.again().read(after=TagOffset.at(scene.now_ms))
         assert [(event.id, event.number) for event in found] == [("p1", 5), ("p1", 6), ("p2", 9)]
+
+    @pytest.mark.parametrize("many", [1, 3, 5])
+    async def test_a_query_that_goes_on_while_a_batch_is_being_written_misses_nothing(
+        self, scene: Scene, many: int
+    ) -> None:
+        """FT1: some rows of a batch are there, later ones before earlier ones, and the rest is not: all come, once."""
+        for n in range(1, 4):
+            await scene.append("a", n)
+        await scene.replicate()
+        whole = await scene.read()
+        for n in range(4, 10):
+            await scene.append("a", n)
+        broken = ScatteredStore(scene.store, last_rows(many))
+        with pytest.raises(WriteTimedOut):
+            await scene.on(broken).replicate()  # type: ignore[arg-type]
+        found = await scene.again().read(after=whole[-1].tag_offset)
+        assert ids(found) == ["a4", "a5", "a6", "a7", "a8", "a9"]
+        follower = scene.again().follow(after=whole[-1].tag_offset)
+        assert await follower.next(2) == found[:2]
+        await scene.again().replicate()
+        assert await follower.next(4) == found[2:]
+        await follower.stop()
 
     async def test_too_many_missing_fail_at_once(self, scene: Scene) -> None:
         """T18: 1, then 10 000: fails at once, saying that 9998 are missing."""

@@ -61,7 +61,11 @@ class Scene:
 
     def again(self, **settings: Any) -> Scene:  # noqa: ANN401
         """Return the same scene as another process sees it, with other settings if wanted."""
-        other = Scene(self.log, self.store, **settings)
+        return self.on(self.store, **settings)
+
+    def on(self, store: Store, **settings: Any) -> Scene:  # noqa: ANN401
+        """Return the same scene as a process sees it that has another way to the store."""
+        other = Scene(self.log, store, **settings)
         other.tag, other.topics, other.now_ms = self.tag, self.topics, self.now_ms
         return other
 

@@ -2,6 +2,7 @@
 
 Producers whose clocks differ by half a minute, partitions replicated at different speeds by replicators that crash, an
 idle partition, a topic that grows, a topic that is made later, and a query that is stopped and resumed all the time.
+The rows of a batch appear at once, or piece by piece in any order with failures in between, as stores of both kinds do.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from headrace.journal.folding import Effect, Entry, step
 from headrace.journal.headers import encode_action
 from headrace.journal.partition_batch import batch_of
 from headrace.model import NewRecord, TopicPartition
-from headrace.store import JournalMeta
-from headrace.tags import TaggedEvent
+from headrace.store import JournalMeta, Store
+from headrace.tags import TaggedEvent, TagWriter
 from headrace.testing.conformance.journal_setting import records_of
+from headrace.testing.conformance.tags_scattering import ScatteredStore, WriteTimedOut, shuffled
 from headrace.testing.conformance.tags_setting import Scene, TagSetting
 from headrace.testing.crashes import SimulatedCrash, crash_at
 from headrace.testing.plugin import Size
@@ -62,6 +64,7 @@ class TagSimulation(TagSetting):
         assert [event.tag_offset for event in seen] == sorted({event.tag_offset for event in seen})
         assert world.restarts >= restarts
         assert world.crashes > 0
+        assert world.timeouts > 0
 
 
 class _World:
@@ -72,6 +75,7 @@ class _World:
         self.dice = dice
         self.restarts = 0
         self.crashes = 0
+        self.timeouts = 0
         self._writes = writes
         self._skews_ms = [dice.randint(-SKEW_MS, SKEW_MS) for _ in range(3)]
         self._seq_nrs: dict[tuple[str, str], int] = defaultdict(int)
@@ -113,7 +117,7 @@ class _World:
     async def _write(self, topic: str) -> None:
         """Append, or now and then delete or purge; some appends are void."""
         scene, dice = self.scene, self.dice
-        id_ = f"k{dice.randint(0, 9)}"
+        id_ = f"k{dice.randint(0, 9)}"  # few, so that a batch brings several rows of each
         last = self._seq_nrs[topic, id_]
         scene.now_ms += dice.randint(0, 3)
         at_ms = scene.now_ms + dice.choice(self._skews_ms) - SKEW_MS
@@ -133,8 +137,12 @@ class _World:
             self._seq_nrs[topic, id_] = last + many
 
     async def _replicate_on(self) -> None:
-        """Replicate a partition at a time, some hardly ever, with crashes in between."""
-        writer = self.scene.writer
+        """Replicate a partition at a time, some hardly ever, with crashes in between.
+
+        Now and then a partition is left alone until it has gathered a large batch.
+        """
+        stores = [self.scene.store, self._scattered()]
+        writers = [TagWriter(store, self.scene.settings, log=self.scene.log) for store in stores]
         while True:
             await asyncio.sleep(self.dice.random() * 0.02)
             topic = self.dice.choice(self.scene.topics)
@@ -144,16 +152,26 @@ class _World:
             done = await self.scene.store.reader.replicated(at)
             records = await records_of(self.scene.log, topic, partition)
             start = done.offset + 1 if done is not None else 0
-            part = [record for record in records if record.offset >= start][: self.dice.randint(1, 20)]
-            if not part:
+            part = [record for record in records if record.offset >= start][: self.dice.choice((5, 20, 100))]
+            if len(part) < self.dice.choice((1, 1, 10)):
                 continue
+            which = self.dice.choice((0, 1, 1))
             crash = crash_at(self.dice.choice(CRASHES), self.dice.choice((1, 1, 2)))
             with crash if self.dice.random() < 0.4 else contextlib.nullcontext():
                 try:
-                    await replicate_batch(self.scene.store, layout, at, part, up_to=part[-1].offset, views=writer)
+                    last = part[-1].offset
+                    await replicate_batch(stores[which], layout, at, part, up_to=last, views=writers[which])
+                except WriteTimedOut:
+                    self.timeouts += 1
                 except SimulatedCrash:
                     self.crashes += 1
-                    writer = self.scene.again().writer
+                    writers[which] = TagWriter(stores[which], self.scene.settings, log=self.scene.log)
+
+    def _scattered(self) -> Store:
+        """Return the store as one whose rows appear piece by piece."""
+        cut = shuffled(self.dice, failure_rate=0.03)
+        store: Store = ScatteredStore(self.scene.store, cut, pause_s=0.002)  # type: ignore[assignment]
+        return store
 
     async def _read_on(self, restarts: int) -> None:
         """Take some events, stop, resume from the stored text of the last one; until all is read and more is not."""

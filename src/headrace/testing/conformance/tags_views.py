@@ -216,6 +216,17 @@ class TagViewConformance(TagSetting):
         await redacting.replicate(batch=batch)
         assert [event.payload for event in await redacting.read("secret")] == [None] * 4
 
+    async def test_who_was_not_told_to_redact_follows_who_was(self, scene: Scene) -> None:
+        """FT13: one process has the setting, another one replicates the deletion and rebuilds: the payload is gone."""
+        at = await _home(scene, "a")
+        await scene.append("a", [1, 2, 3], ["secret"])
+        await scene.again(redact=[f"{scene.tag}-secret"]).read("secret")
+        await scene.replicate()
+        await _act(scene, at, "a", Delete(to=2))
+        await scene.again().replicate()
+        await TagRepair(scene.log, scene.store, scene.settings).rebuild(scene.topic, "a", f"{scene.tag}-secret")
+        assert [(e.number, e.payload) for e in await scene.read("secret")] == [(1, None), (2, None), (3, "a:3")]
+
     async def test_a_topic_that_grows_keeps_the_order_of_every_pid(self, scene: Scene) -> None:
         """T34: new partitions, and keys that move, also between old ones; live, replicated late and read again."""
         pids = [f"key{n}" for n in range(12)]
