@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from headrace.errors import BadArgument
 from headrace.projection import Projection, ProjectionRunner, open_target
-from headrace.projection.slots import earliest, owned, slot_of
+from headrace.projection.slots import below, earliest, moved, owned, slot_of
 from headrace.services import RunningService
 from headrace.tags import TaggedEvent, TagOffset
 from headrace.testing.conformance.projections import ProjectionConformance
@@ -133,6 +133,14 @@ def test_a_slot_that_has_not_begun_starts_all_over() -> None:
     one, two = TagOffset.at(1), TagOffset.at(2)
     assert earliest({0: two, 1: one}) == one
     assert earliest({0: two, 1: None}) is None
+
+
+def test_a_batch_moves_only_the_slots_below_it() -> None:
+    """FT3: a slot that is further on than the batch stays where it is, and is not asked for."""
+    one, two, three = (TagOffset.at(n) for n in (1, 2, 3))
+    offsets = {0: None, 1: one, 2: two, 3: three}
+    assert below(offsets, two) == {0: None, 1: one}
+    assert moved(offsets, two) == {0: two, 1: two, 2: two, 3: three}
 
 
 def _driver(url: str) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from headrace.errors import BadArgument, Fenced
 from headrace.projection.definitions import Projection
 from headrace.projection.ports import Offsets
+from headrace.projection.slots import below
 from headrace.store import Settings
 from headrace.tags import TaggedEvent, TagOffset
 
@@ -49,7 +50,7 @@ class BesideTarget:
         while True:
             text, stored = await self._read()
             offsets = list(stored.offsets)
-            for slot, place in known.items():
+            for slot, place in below(known, to).items():
                 if offsets[slot] != (str(place) if place is not None else None):
                     raise Fenced(f"projection {self._projection.name}")
                 offsets[slot] = str(to)

@@ -16,7 +16,8 @@ Offsets: TypeAlias = Mapping[int, TagOffset | None]
 class Target(Protocol):
     """What a projection writes to.
 
-    Promises: `handle` moves the offsets of the given slots from what the caller knows, or raises Fenced.
+    Promises: `handle` moves the offsets of those given slots that are below an offset from what the caller knows up
+    to it, or raises Fenced. No slot moves back, except by `begin_again`.
     """
 
     async def load(self) -> Offsets:
@@ -24,7 +25,7 @@ class Target(Protocol):
         ...
 
     async def handle(self, events: Sequence[TaggedEvent], known: Offsets, to: TagOffset) -> None:
-        """Handle events and move all slots of `known` to an offset, if they are still there. Raises Fenced."""
+        """Handle events and move the slots of `known` up to an offset, if they are still there. Raises Fenced."""
         ...
 
     async def begin_again(self, at: TagOffset | None) -> None:

@@ -11,7 +11,7 @@ from headrace.projection.batching import batches
 from headrace.projection.definitions import Projection
 from headrace.projection.metrics import BEHIND, HANDLED
 from headrace.projection.ports import Offsets, Target
-from headrace.projection.slots import earliest, fresh, owned
+from headrace.projection.slots import earliest, fresh, moved, owned
 from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock, Supervisor, crash_point
 from headrace.tags import TaggedEvent, TagOffset, TagQueries
 
@@ -85,7 +85,7 @@ class ProjectionRunner:
         with span("projection.handle", projection=name, events=str(len(events))):
             await self._target.handle(events, self._offsets, self._last)
         crash_point("projection.handled")
-        self._offsets = dict.fromkeys(self._slots, self._last)
+        self._offsets = moved(self._offsets, self._last)
         self._passed = 0
         HANDLED.labels(name).inc(len(events))
         BEHIND.labels(name).set(max(0.0, (self._clock.now_ms() - self._last.log_time_ms) / 1000))

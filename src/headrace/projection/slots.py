@@ -9,7 +9,7 @@ from headrace.model import murmur2
 from headrace.projection.ports import Offsets
 from headrace.tags import TaggedEvent, TagOffset
 
-__all__ = ["earliest", "fresh", "owned", "slot_of"]
+__all__ = ["below", "earliest", "fresh", "moved", "owned", "slot_of"]
 
 
 def slot_of(topic: str, id_: str, slots: int) -> int:
@@ -30,6 +30,16 @@ def earliest(offsets: Offsets) -> TagOffset | None:
     """Return the lowest offset; None if a slot has none."""
     places = list(offsets.values())
     return None if None in places or not places else min(place for place in places if place is not None)
+
+
+def below(offsets: Offsets, to: TagOffset) -> Offsets:
+    """Return those slots that have not come as far as an offset: the ones that a batch up to there moves."""
+    return {slot: place for slot, place in offsets.items() if place is None or place < to}
+
+
+def moved(offsets: Offsets, to: TagOffset) -> Offsets:
+    """Return where the slots are after a batch up to an offset. A slot that is further on stays where it is."""
+    return {**offsets, **dict.fromkeys(below(offsets, to), to)}
 
 
 def fresh(events: Iterable[TaggedEvent], offsets: Offsets, slots: int) -> list[TaggedEvent]:

@@ -16,6 +16,7 @@ from sqlalchemy.schema import CreateTable
 from headrace.errors import BadArgument, Fenced, OperationFailed
 from headrace.projection.definitions import Projection
 from headrace.projection.ports import Offsets
+from headrace.projection.slots import below
 from headrace.tags import TaggedEvent, TagOffset
 
 __all__ = ["OFFSETS", "SqlTarget"]
@@ -136,8 +137,9 @@ class SqlTarget:
 
     def _move(self, connection: Connection, known: Offsets, to: TagOffset) -> None:
         """Move slots, those from one place together. Raises Fenced, and so rolls back, if a rival has moved some."""
-        for place in set(known.values()):
-            slots = [slot for slot, at in known.items() if at == place]
+        moving = below(known, to)
+        for place in set(moving.values()):
+            slots = [slot for slot, at in moving.items() if at == place]
             mine = (OFFSETS.c.name == self._projection.name) & OFFSETS.c.slot.in_(slots)
             where = OFFSETS.c.tag_offset.is_(None) if place is None else OFFSETS.c.tag_offset == str(place)
             change = update(OFFSETS).where(mine & where).values(tag_offset=str(to), updated_ms=_now_ms())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from headrace.errors import BadArgument, Fenced
+from headrace.errors import BadArgument, Fenced, OperationFailed
 from headrace.observe import LineProgress
 from headrace.projection import Projection, ProjectionRunner, open_target, rebuild
 from headrace.projection.ports import Target
@@ -134,6 +135,54 @@ class ProjectionConformance(TagSetting):
         assert table.numbers("a") == [6, 7, 8, 9, 10]
         await target.close()
 
+    async def test_slots_that_are_further_on_stay_there(self, scene: Scene, table: Table) -> None:
+        """FT3: one of three workers was far ahead when the number of workers changed. A single worker takes over,
+        from the slots that are furthest behind, and handles no event of the others again."""
+        pids = [f"pid{n}" for n in range(12)]
+        for seq_nr in (1, 2, 3):
+            for pid in pids:
+                await scene.append(pid, seq_nr)
+        projection = _projection(scene, table, batch_size=5)
+        ahead = await _catch_up(scene, projection, worker=0, workers=3)
+        assert 0 < ahead < 36
+        before = await open_target(projection, scene.store.settings).load()
+        with pytest.raises(SimulatedCrash), crash_at("projection.handled", 2):
+            await _catch_up(scene, projection)
+        between = await open_target(projection, scene.store.settings).load()
+        assert all(_is_not_below(between[slot], before[slot]) for slot in before)
+        await _catch_up(scene, projection)
+        assert {pid: table.numbers(pid) for pid in pids} == dict.fromkeys(pids, [1, 2, 3])
+
+    async def test_a_rebuild_beside_a_worker_doubles_nothing(self, scene: Scene, table: Table) -> None:
+        """FT4: a worker wants to commit a batch while a rebuild resets the table. It waits for the rebuild and is
+        overtaken; the rebuild ends well, and every event has one effect."""
+        for n in range(1, 13):
+            await scene.append("a", n)
+        loop, is_reset = asyncio.get_running_loop(), asyncio.Event()
+        worked = threading.Event()
+
+        def reset(connection: Connection) -> None:
+            table.clear(connection)
+            loop.call_soon_threadsafe(is_reset.set)
+            worked.wait(0.5)  # as long as a worker needs to commit, unless it is kept from it
+
+        projection = _projection(scene, table, reset=reset, batch_size=4)
+        with pytest.raises(SimulatedCrash), crash_at("projection.handled"):
+            await _catch_up(scene, projection)
+
+        async def work() -> None:
+            await is_reset.wait()
+            try:
+                await _persist(scene, projection)
+            finally:
+                worked.set()
+
+        working = asyncio.ensure_future(work())
+        target = open_target(projection, scene.store.settings)
+        await rebuild(projection, scene.again().queries, target)
+        await working
+        assert table.numbers("a") == list(range(1, 13))
+
     async def test_other_slots_are_refused(self, scene: Scene, table: Table) -> None:
         """The error names how many there were."""
         await _catch_up(scene, _projection(scene, table))
@@ -218,6 +267,20 @@ def _runner(scene: Scene, projection: Projection, worker: int = 0, workers: int 
 
 async def _catch_up(scene: Scene, projection: Projection, worker: int = 0, workers: int = 1) -> int:
     return await _runner(scene, projection, worker, workers).catch_up()
+
+
+async def _persist(scene: Scene, projection: Projection) -> None:
+    """Catch up as a worker does: again whenever another one was quicker."""
+    while True:
+        try:
+            await _catch_up(scene, projection)
+            return
+        except (Fenced, OperationFailed):  # SQLite says "locked" after a while, which is no fault
+            continue
+
+
+def _is_not_below(now: TagOffset | None, before: TagOffset | None) -> bool:
+    return before is None or (now is not None and now >= before)
 
 
 async def _until(is_so: Any, within_s: float = 20.0) -> None:  # noqa: ANN401
