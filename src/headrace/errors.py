@@ -10,6 +10,7 @@
     │   ├── RecordTooLarge
     │   ├── TimestampTooFarAhead
     │   ├── Fenced                  somebody took over; this owner must stop
+    │   ├── SlotsMoved              another worker, or a command, moved a projection's offsets
     │   ├── NotOwner                the group gave the partition to another member
     │   ├── TransactionMisused      begin, append, commit or abort out of order
     │   ├── WrongSeqNr              the journal is not where the append expects it
@@ -31,6 +32,8 @@
     │   ├── ReadAgain               the journal changed under the reader
     │   ├── OperationFailed         the server answered, with an error that has no name of its own here
     │   ├── TagBuilding             a tag is being given to history
+    │   ├── HandlerFailed           a projection's handler could not handle an event
+    │   ├── ProjectionRebuilding    a rebuild holds a projection's offsets
     │   └── WorkerFailed
     └── Misconfigured               an operator must act; the message ends with what to run
         ├── InvalidSettings
@@ -47,6 +50,9 @@
         ├── WrongBucketSize         views by tag were made with another size
         ├── TagViewsLost            tables of views by tag were emptied behind our back
         ├── TagGap                  an event under a tag is missing
+        ├── ProjectionChanged       a projection is defined otherwise than it has run
+        ├── OffsetAhead             a projection stands where no event can be yet
+        ├── DeadLettersFull         no more events can be set aside
         ├── FetchFailed
         ├── ChecksumMismatch
         ├── UnsupportedPlatform
@@ -67,9 +73,11 @@ __all__ = [
     "BadSchema",
     "ChecksumMismatch",
     "Closed",
+    "DeadLettersFull",
     "Fenced",
     "FetchFailed",
     "Forbidden",
+    "HandlerFailed",
     "HeadraceError",
     "ImpossibleTopicChange",
     "IncompatibleData",
@@ -85,14 +93,18 @@ __all__ = [
     "NotEncodable",
     "NotFramed",
     "NotOwner",
+    "OffsetAhead",
     "OffsetOutOfRange",
     "OperationFailed",
+    "ProjectionChanged",
+    "ProjectionRebuilding",
     "ReadAgain",
     "RecordTooLarge",
     "RecordsLost",
     "Refused",
     "ServiceFailed",
     "SettingsProblem",
+    "SlotsMoved",
     "TagBuilding",
     "TagGap",
     "TagViewsLost",
@@ -242,6 +254,16 @@ class Fenced(Refused):
     transactional_id: str
     says: ClassVar[str] = (
         "transactional id {transactional_id!r} was taken over by a newer owner; stop writing and drop what is open"
+    )
+
+
+@dataclass(eq=False)
+class SlotsMoved(Refused):
+    """A projection's offsets are not where this worker left them; nothing it had in hand was stored."""
+
+    projection: str
+    says: ClassVar[str] = (
+        "offsets of projection {projection!r} were moved by another worker or a command; load them and go on from there"
     )
 
 
@@ -461,6 +483,36 @@ class TagBuilding(Unavailable):
 
 
 @dataclass(eq=False)
+class HandlerFailed(Unavailable):
+    """A projection's handler raised. The events before it are done; the projection stands before this one."""
+
+    projection: str
+    tag: str
+    topic: str
+    id: str
+    seq_nr: int
+    tag_offset: str
+    attempts: int
+    reason: str
+    says: ClassVar[str] = (
+        "projection {projection!r} can't handle event {seq_nr} of {id!r} in {topic!r} (tag {tag!r}, offset "
+        "{tag_offset}), attempts: {attempts}: {reason}; fix the handler, choose a recovery, or pass the event with: "
+        "headrace projection offset skip"
+    )
+
+
+@dataclass(eq=False)
+class ProjectionRebuilding(Unavailable):
+    """A rebuild has taken a projection's offsets and has not given them back."""
+
+    projection: str
+    says: ClassVar[str] = (
+        "projection {projection!r} is being rebuilt; its workers go on when its work has been reset. "
+        "If no rebuild is running, the last one was interrupted: run headrace projection rebuild again"
+    )
+
+
+@dataclass(eq=False)
 class WorkerFailed(Unavailable):
     """A supervised worker gave up, or was never started."""
 
@@ -654,6 +706,44 @@ class TagGap(Misconfigured):
             f"tag {self.tag!r} of {self.pid!r} in {self.topic!r}: {which} missing{waited}, expected {self.expected}, "
             f"found {self.found}; run: headrace tags rebuild {self.tag} --topic {self.topic} --id {self.pid}"
         )
+
+
+@dataclass(eq=False)
+class ProjectionChanged(Misconfigured):
+    """Offsets of one tag mean nothing for another."""
+
+    projection: str
+    stored: str
+    defined: str
+    says: ClassVar[str] = (
+        "projection {projection!r} has run with tag {stored!r} and is defined with {defined!r}; give it another name, "
+        "or start it again under the new tag with: headrace projection rebuild (or: headrace projection offset clear)"
+    )
+
+
+@dataclass(eq=False)
+class OffsetAhead(Misconfigured):
+    """A stored offset lies further in the future than the log takes records."""
+
+    projection: str
+    tag_offset: str
+    ahead_s: float
+    says: ClassVar[str] = (
+        "projection {projection!r} stands at {tag_offset}, {ahead_s:g} s ahead of this machine's clock: it would pass "
+        "over all events until then; check the clock, or run: headrace projection offset set"
+    )
+
+
+@dataclass(eq=False)
+class DeadLettersFull(Misconfigured):
+    """A projection without a database has set aside as many events as the store takes for it."""
+
+    projection: str
+    limit: int
+    says: ClassVar[str] = (
+        "projection {projection!r} has {limit} dead letters, which is the limit without a database; "
+        "run: headrace projection dead-letters replay, or purge"
+    )
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from headrace.errors import BadArgument, Fenced, OperationFailed
+from headrace.errors import BadArgument, OperationFailed, SlotsMoved
 from headrace.observe import LineProgress
 from headrace.projection import Projection, ProjectionRunner, open_target, rebuild
 from headrace.projection.ports import Target
@@ -106,7 +106,7 @@ class ProjectionConformance(TagSetting):
             while table.numbers("a") != list(range(1, 31)):
                 try:
                     await _catch_up(scene, projection)
-                except Fenced:
+                except SlotsMoved:
                     continue
 
         async with asyncio.timeout(60):
@@ -151,7 +151,7 @@ class ProjectionConformance(TagSetting):
         between = await open_target(projection, scene.store.settings).load()
         assert all(_is_not_below(between[slot], before[slot]) for slot in before)
         await _catch_up(scene, projection)
-        assert {pid: table.numbers(pid) for pid in pids} == dict.fromkeys(pids, [1, 2, 3])
+        assert {pid: table.numbers(pid) for pid in pids} == {pid: [1, 2, 3] for pid in pids}
 
     async def test_a_rebuild_beside_a_worker_doubles_nothing(self, scene: Scene, table: Table) -> None:
         """FT4: a worker wants to commit a batch while a rebuild resets the table. It waits for the rebuild and is
@@ -211,7 +211,7 @@ class ProjectionConformance(TagSetting):
         targets = [open_target(projection, scene.store.settings) for _ in range(2)]
         known = await targets[0].load()
         await targets[0].handle([], known, TagOffset.at(5))
-        with pytest.raises(Fenced):
+        with pytest.raises(SlotsMoved):
             await targets[1].handle([], known, TagOffset.at(6))
         assert set((await targets[1].load()).values()) == {TagOffset.at(5)}
 
@@ -275,7 +275,7 @@ async def _persist(scene: Scene, projection: Projection) -> None:
         try:
             await _catch_up(scene, projection)
             return
-        except (Fenced, OperationFailed):  # SQLite says "locked" after a while, which is no fault
+        except (SlotsMoved, OperationFailed):  # SQLite says "locked" after a while, which is no fault
             continue
 
 
