@@ -12,6 +12,7 @@ A database needs the extra `projection`, and the driver's own.
 
 from headrace.projection.definitions import Projection
 from headrace.projection.delivery import Delivery, current_delivery
+from headrace.projection.operating import Lag, Replayed, lag_of, replay_letters, wait_until_handled
 from headrace.projection.rebuilding import Rebuilt, rebuild
 from headrace.projection.recovery import DeadLetter, Outcome, Recovery
 from headrace.projection.running import ProjectionRunner
@@ -21,13 +22,18 @@ from headrace.projection.targets import open_target
 __all__ = [
     "DeadLetter",
     "Delivery",
+    "Lag",
     "Outcome",
     "Projection",
     "ProjectionRunner",
     "Rebuilt",
     "Recovery",
+    "Replayed",
     "current_delivery",
+    "lag_of",
     "open_target",
     "rebuild",
+    "replay_letters",
     "slot_of",
+    "wait_until_handled",
 ]

@@ -117,10 +117,7 @@ class BesideTarget:
         """Take the offsets, wait for workers in the middle of a batch, reset the handler's work, put the offsets."""
         await self._stored.change(self._taken)
         crash_point("projection.beside.taken")
-        watch = ClaimWatch(self._projection.lease_s)
-        every_slot = range(self._projection.slots)
-        while watch.living((await self._stored.get()).claims, every_slot):
-            await asyncio.sleep(_LOOK_AGAIN_S)
+        await self._wait_for_claims()
         if self._projection.reset is not None:
             await call(self._projection.reset)
         crash_point("projection.beside.reset")
@@ -175,6 +172,14 @@ class BesideTarget:
 
     def _delivery(self, event: TaggedEvent, attempt: int) -> Delivery:
         return Delivery(is_replay(event, self._replay_to, self._projection.slots), attempt)
+
+    async def _wait_for_claims(self) -> None:
+        watch, every_slot = ClaimWatch(self._projection.lease_s), range(self._projection.slots)
+        while True:
+            stored = await self._stored.get()
+            if not watch.living(stored.claims, every_slot):
+                return
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _acquire(self, known: Offsets) -> None:
         watch = ClaimWatch(self._projection.lease_s)

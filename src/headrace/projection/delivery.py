@@ -26,12 +26,13 @@ class Delivery(NamedTuple):
     attempt: int
 
 
-_current: ContextVar[Delivery] = ContextVar("headrace-projection-delivery", default=Delivery(False, 1))
+_FIRST = Delivery(is_replay=False, attempt=1)
+_current: ContextVar[Delivery | None] = ContextVar("headrace-projection-delivery", default=None)
 
 
 def current_delivery() -> Delivery:
     """Return how the event that is being handled was delivered; to be called by handlers."""
-    return _current.get()
+    return _current.get() or _FIRST
 
 
 class EventFailed(Exception):

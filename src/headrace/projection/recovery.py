@@ -93,5 +93,5 @@ def reason_of(error: BaseException) -> str:
     """Return an error as a line of text that a database takes."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     # A handler's message may quote anything: PostgreSQL takes no NUL, and nothing takes half a surrogate pair.
-    plain = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+    plain = " ".join(text.split()).replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
     return plain if len(plain) <= _REASON_LENGTH else f"{plain[:_REASON_LENGTH]}…"

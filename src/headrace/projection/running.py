@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
+from typing import Any
 
 from headrace.errors import HandlerFailed, SlotsMoved
 from headrace.observe import Health, get_logger, span
+from headrace.projection.attendance import Attendance
 from headrace.projection.batching import batches
 from headrace.projection.definitions import Projection
 from headrace.projection.delivery import EventFailed
@@ -30,7 +32,10 @@ _STEADY_S = 60.0
 
 
 class ProjectionRunner:
-    """Feeds a projection's handler. Worker number `worker` of `workers` takes its share of the journals."""
+    """Feeds a projection's handler. Worker number `worker` of `workers` takes its share of the journals.
+
+    With an attendance, `run` takes the share and minds the pauses that it tells.
+    """
 
     def __init__(
         self,
@@ -42,6 +47,7 @@ class ProjectionRunner:
         workers: int = 1,
         clock: Clock = SYSTEM_CLOCK,
         health: Health | None = None,
+        attendance: Attendance | None = None,
     ) -> None:
         self.projection = projection
         self.health = health or Health(f"projection {projection.name}")
@@ -50,6 +56,7 @@ class ProjectionRunner:
         self._target = target
         self._slots = owned(worker, workers, projection.slots)
         self._clock = clock
+        self._attendance = attendance
         self._offsets: Offsets = {}
         self._last = TagOffset.at(0)
         self._passed = 0
@@ -60,11 +67,26 @@ class ProjectionRunner:
         while True:
             started_s = self._clock.monotonic_s()
             try:
-                await self.run_once()
+                await self._attend()
             except Exception as error:
                 self.situation.run_fails(error)
             in_a_row = 1 if self._clock.monotonic_s() - started_s >= _STEADY_S else in_a_row + 1
             await asyncio.sleep(waits.delay_s(in_a_row))
+
+    async def _attend(self) -> None:
+        """Run while there is something to run: not during a pause, and only the slots that are ours."""
+        if self._attendance is None:
+            await self.run_once()
+            return
+        async with self._attendance.open(lambda: self.situation.error):
+            while True:
+                self._attendance.changed.clear()
+                plan = self._attendance.plan
+                if plan.is_paused or not plan.slots:
+                    await self._attendance.changed.wait()
+                else:
+                    self._slots = list(plan.slots)
+                    await _until(self._attendance.changed, self.run_once())
 
     async def run_once(self) -> None:
         """Run from where the projection is until something fails. Being overtaken by a rival is no failure."""
@@ -191,3 +213,16 @@ class ProjectionRunner:
         HANDLED.labels(name).inc(len(events))
         BEHIND.labels(name).set(max(0.0, (self._clock.now_ms() - to.log_time_ms) / 1000))
         self.situation.gets_on(to)
+
+
+async def _until(changed: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Work until the plan changes; the batch in hand comes to its end. Raises what the work raises."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(changed.wait())
+    try:
+        await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.gather(working, waiting, return_exceptions=True)
