@@ -18,6 +18,27 @@ from headrace.testing.conformance.projections import ProjectionConformance
 from headrace.testing.conformance.tags_setting import Scene, TagSetting
 
 
+def postgres_database(postgres: RunningService) -> str:
+    """Make a database on the server and return its URL."""
+    server = create_engine(_driver(postgres.url), isolation_level="AUTOCOMMIT")
+    name = f"p{uuid.uuid4().hex[:12]}"
+    with server.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    server.dispose()
+    return server.url.set(database=name).render_as_string(hide_password=False)
+
+
+def mariadb_database(mariadb: RunningService) -> str:
+    """Make a database on the server and return its URL."""
+    base = f"mariadb+pymysql://root@{mariadb.address}"
+    name = f"p{uuid.uuid4().hex[:12]}"
+    server = create_engine(f"{base}/mysql")
+    with server.begin() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    server.dispose()
+    return f"{base}/{name}"
+
+
 class Embedded:
     """A folder for the log and the store."""
 
@@ -48,12 +69,7 @@ class TestOnPostgres(Embedded, ProjectionConformance):
     @pytest.fixture
     def database(self, postgres: RunningService) -> str:
         """Return a database of its own."""
-        server = create_engine(_driver(postgres.url), isolation_level="AUTOCOMMIT")
-        name = f"p{uuid.uuid4().hex[:12]}"
-        with server.connect() as connection:
-            connection.execute(text(f"CREATE DATABASE {name}"))
-        server.dispose()
-        return server.url.set(database=name).render_as_string(hide_password=False)
+        return postgres_database(postgres)
 
 
 @pytest.mark.servers
@@ -63,13 +79,7 @@ class TestOnMariadb(Embedded, ProjectionConformance):
     @pytest.fixture
     def database(self, mariadb: RunningService) -> str:
         """Return a database of its own."""
-        base = f"mariadb+pymysql://root@{mariadb.address}"
-        name = f"p{uuid.uuid4().hex[:12]}"
-        server = create_engine(f"{base}/mysql")
-        with server.begin() as connection:
-            connection.execute(text(f"CREATE DATABASE {name}"))
-        server.dispose()
-        return f"{base}/{name}"
+        return mariadb_database(mariadb)
 
 
 @pytest.mark.asyncio(loop_scope="module")
