@@ -11,6 +11,7 @@
     │   ├── RecordTooLarge
     │   ├── TimestampTooFarAhead
     │   ├── Fenced                  somebody took over; this owner must stop
+    │   ├── SlotsMoved              another worker, or a command, moved a projection's offsets
     │   ├── NotOwner                the group gave the partition to another member
     │   ├── TransactionMisused      begin, append, commit or abort out of order
     │   ├── WrongSeqNr              the journal is not where the append expects it
@@ -33,6 +34,8 @@
     │   ├── ReadAgain               the journal changed under the reader
     │   ├── OperationFailed         the server answered, with an error that has no name of its own here
     │   ├── TagBuilding             a tag is being given to history
+    │   ├── HandlerFailed           a projection's handler could not handle an event
+    │   ├── ProjectionRebuilding    a rebuild holds a projection's offsets
     │   └── WorkerFailed
     └── Misconfigured               an operator must act; the message ends with what to run
         ├── InvalidSettings
@@ -54,6 +57,9 @@
         ├── WrongBucketSize         views by tag were made with another size
         ├── TagViewsLost            tables of views by tag were emptied behind our back
         ├── TagGap                  an event under a tag is missing
+        ├── ProjectionChanged       a projection is defined otherwise than it has run
+        ├── OffsetAhead             a projection stands where no event can be yet
+        ├── DeadLettersFull         no more events can be set aside
         ├── FetchFailed
         ├── ChecksumMismatch
         ├── UnsupportedPlatform
@@ -75,9 +81,11 @@ __all__ = [
     "BadSchema",
     "ChecksumMismatch",
     "Closed",
+    "DeadLettersFull",
     "Fenced",
     "FetchFailed",
     "Forbidden",
+    "HandlerFailed",
     "HeadraceError",
     "ImpossibleTopicChange",
     "IncompatibleData",
@@ -95,8 +103,11 @@ __all__ = [
     "NotEncodable",
     "NotFramed",
     "NotOwner",
+    "OffsetAhead",
     "OffsetOutOfRange",
     "OperationFailed",
+    "ProjectionChanged",
+    "ProjectionRebuilding",
     "ReadAgain",
     "RecordTooLarge",
     "RecordsExpireSoon",
@@ -106,6 +117,7 @@ __all__ = [
     "RetentionTooLong",
     "ServiceFailed",
     "SettingsProblem",
+    "SlotsMoved",
     "TagBuilding",
     "TagGap",
     "TagViewsLost",
@@ -289,6 +301,16 @@ class Fenced(Refused):
             f"transactional id {self.transactional_id!r} was taken over by a newer owner, or its transaction was open "
             f"for too long; this owner must stop: {ended}"
         )
+
+
+@dataclass(eq=False)
+class SlotsMoved(Refused):
+    """A projection's offsets are not where this worker left them; nothing it had in hand was stored."""
+
+    projection: str
+    says: ClassVar[str] = (
+        "offsets of projection {projection!r} were moved by another worker or a command; load them and go on from there"
+    )
 
 
 @dataclass(eq=False)
@@ -520,6 +542,36 @@ class TagBuilding(Unavailable):
     says: ClassVar[str] = (
         "tag {tag!r} is being back-filled by {function}; ask again later, or, if nobody is at it, "
         "run: headrace tags backfill {tag} {function} --again"
+    )
+
+
+@dataclass(eq=False)
+class HandlerFailed(Unavailable):
+    """A projection's handler raised. The events before it are done; the projection stands before this one."""
+
+    projection: str
+    tag: str
+    topic: str
+    id: str
+    seq_nr: int
+    tag_offset: str
+    attempts: int
+    reason: str
+    says: ClassVar[str] = (
+        "projection {projection!r} can't handle event {seq_nr} of {id!r} in {topic!r} (tag {tag!r}, offset "
+        "{tag_offset}), attempts: {attempts}: {reason}; fix the handler, choose a recovery, or pass the event with: "
+        "headrace projection offset skip"
+    )
+
+
+@dataclass(eq=False)
+class ProjectionRebuilding(Unavailable):
+    """A rebuild has taken a projection's offsets and has not given them back."""
+
+    projection: str
+    says: ClassVar[str] = (
+        "projection {projection!r} is being rebuilt; its workers go on when its work has been reset. "
+        "If no rebuild is running, the last one was interrupted: run headrace projection rebuild again"
     )
 
 
@@ -785,6 +837,44 @@ class TagGap(Misconfigured):
             f"tag {self.tag!r} of {self.pid!r} in {self.topic!r}: {which} missing{waited}, expected {self.expected}, "
             f"found {self.found}; run: headrace tags rebuild {self.tag} --topic {self.topic} --id {self.pid}"
         )
+
+
+@dataclass(eq=False)
+class ProjectionChanged(Misconfigured):
+    """Offsets of one tag mean nothing for another."""
+
+    projection: str
+    stored: str
+    defined: str
+    says: ClassVar[str] = (
+        "projection {projection!r} has run with tag {stored!r} and is defined with {defined!r}; give it another name, "
+        "or start it again under the new tag with: headrace projection rebuild (or: headrace projection offset clear)"
+    )
+
+
+@dataclass(eq=False)
+class OffsetAhead(Misconfigured):
+    """A stored offset lies further in the future than the log takes records."""
+
+    projection: str
+    tag_offset: str
+    ahead_s: float
+    says: ClassVar[str] = (
+        "projection {projection!r} stands at {tag_offset}, {ahead_s:g} s ahead of this machine's clock: it would pass "
+        "over all events until then; check the clock, or run: headrace projection offset set"
+    )
+
+
+@dataclass(eq=False)
+class DeadLettersFull(Misconfigured):
+    """A projection without a database has set aside as many events as the store takes for it."""
+
+    projection: str
+    limit: int
+    says: ClassVar[str] = (
+        "projection {projection!r} has {limit} dead letters, which is the limit without a database; "
+        "run: headrace projection dead-letters replay, or purge"
+    )
 
 
 @dataclass(eq=False)

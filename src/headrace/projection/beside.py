@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 
-from headrace.errors import BadArgument, Fenced
+from headrace.errors import (
+    BadArgument,
+    DeadLettersFull,
+    ProjectionChanged,
+    ProjectionRebuilding,
+    SlotsMoved,
+    Unavailable,
+)
+from headrace.observe import get_logger
+from headrace.projection.claims import Claim, ClaimWatch
 from headrace.projection.definitions import Projection
-from headrace.projection.ports import Offsets
+from headrace.projection.delivery import Delivery, call, delivering
+from headrace.projection.ports import REBUILDING, Offsets
+from headrace.projection.recovery import DeadLetter
+from headrace.projection.shared_value import SharedValue
+from headrace.projection.slots import furthest, is_replay, moved, moves, slot_of
+from headrace.runtime import crash_point
 from headrace.store import Settings
 from headrace.tags import TaggedEvent, TagOffset
 
-__all__ = ["BesideTarget", "setting_of"]
+__all__ = ["BesideDeadLetters", "BesideTarget", "setting_of"]
+
+_logger = get_logger(__name__)
+
+_LETTERS_AT_MOST = 1000
+_LOOK_AGAIN_S = 0.05
+_BEATS_PER_LEASE = 4
 
 
 class _Stored(msgspec.Struct, frozen=True):
     tag: str
     offsets: tuple[str | None, ...]
+    replay_to: tuple[str | None, ...] = ()
+    claims: dict[str, Claim] = {}
 
 
-_decode = msgspec.json.Decoder(_Stored).decode
+class _Letters(msgspec.Struct, frozen=True):
+    letters: tuple[DeadLetter, ...] = ()
 
 
 def setting_of(name: str) -> str:
@@ -30,58 +56,298 @@ def setting_of(name: str) -> str:
 
 
 class BesideTarget:
-    """Calls the handler, then moves the offsets: who dies in between handles the last batch again."""
+    """Calls the handler, then moves the offsets: who dies in between handles the last events again.
+
+    A worker claims its slots while it works on them, so that rivals and rebuilds wait for it instead of handling the
+    same events beside it.
+    """
 
     def __init__(self, settings: Settings, projection: Projection) -> None:
-        self._settings = settings
         self._projection = projection
-        self._key = setting_of(projection.name)
+        self._worker = uuid.uuid4().hex
+        empty = _Stored(projection.tag, (None,) * projection.slots)
+        self._stored = SharedValue(settings, setting_of(projection.name), empty)
+        self._letters = SharedValue(settings, f"projection-dead-letters/{projection.name}", _Letters())
+        self._replay_to: Offsets = {}
+
+    @property
+    def is_transactional(self) -> bool:
+        """False: what the handler did stays when the offsets can't be stored."""
+        return False
+
+    @property
+    def letters(self) -> BesideDeadLetters:
+        """The events that were set aside, in the store's settings."""
+        return BesideDeadLetters(self, self._letters, self._projection)
 
     async def load(self) -> Offsets:
         """Return how far each slot is."""
-        _, stored = await self._read()
-        return {slot: TagOffset.parse(text) if text else None for slot, text in enumerate(stored.offsets)}
+        stored = await self._stored.get()
+        self._check(stored)
+        self._replay_to = _parsed(stored.replay_to)
+        return _parsed(stored.offsets)
 
-    async def handle(self, events: Sequence[TaggedEvent], known: Offsets, to: TagOffset) -> None:
-        """Handle events one by one, then move on."""
-        for event in events:
-            await _call(self._projection.handler, event)
-        while True:
-            text, stored = await self._read()
-            offsets = list(stored.offsets)
-            for slot, place in known.items():
-                if offsets[slot] != (str(place) if place is not None else None):
-                    raise Fenced(f"projection {self._projection.name}")
-                offsets[slot] = str(to)
-            if await self._settings.put(self._key, self._encode(offsets), expected=text):
-                return
+    async def handle(self, events: Sequence[TaggedEvent], known: Offsets, to: TagOffset, *, attempt: int = 1) -> None:
+        """Handle events one by one, or as a group, and store the offset as often as the projection wants it."""
+        if not events:
+            await self._save(known, to)
+            return
+        moving = moves(known, to, events, self._projection.slots)
+        async with self.claim(moving) as claim:
+            if self._projection.grouped:
+                await self._call(None, list(events), self._delivery(events[-1], attempt))
+                await claim.move(to)
+            else:
+                await self._handle_each(claim, events, to, attempt)
+
+    async def bury(self, letter: DeadLetter, known: Offsets, to: TagOffset) -> None:
+        """Store the letter, then move on: who dies in between stores the same letter again."""
+
+        def add(stored: _Letters) -> _Letters:
+            others = tuple(each for each in stored.letters if each.offset != letter.offset)
+            if len(others) >= _LETTERS_AT_MOST:
+                raise DeadLettersFull(self._projection.name, _LETTERS_AT_MOST)
+            return _Letters((*others, letter))
+
+        await self._letters.change(add)
+        crash_point("projection.beside.buried")
+        await self._save(known, to)
 
     async def begin_again(self, at: TagOffset | None) -> None:
-        """Reset the handler's work, then the offsets."""
+        """Take the offsets, wait for workers in the middle of a batch, reset the handler's work, put the offsets."""
+        await self._stored.change(self._taken)
+        crash_point("projection.beside.taken")
+        await self._wait_for_claims()
         if self._projection.reset is not None:
-            await _call(self._projection.reset)
-        place = str(at) if at is not None else None
-        while True:
-            text, _ = await self._read()
-            if await self._settings.put(self._key, self._encode([place] * self._projection.slots), expected=text):
-                return
+            await call(self._projection.reset)
+        crash_point("projection.beside.reset")
+        await self._letters.change(lambda stored: _Letters(_letters_up_to(stored.letters, at)))
+        await self._stored.change(partial(self._put_all, at=at))
+
+    async def put(self, places: Offsets) -> None:
+        """Put some slots to other places; a worker in the middle of a batch stops after the event in hand."""
+
+        def edit(stored: _Stored) -> _Stored:
+            taken = self._taken(stored)
+            texts = {slot: _text(place) for slot, place in places.items()}
+            offsets = tuple(texts.get(slot, text) for slot, text in enumerate(stored.offsets))
+            tag = self._projection.tag if len(places) == self._projection.slots else stored.tag
+            return _Stored(tag, offsets, taken.replay_to, stored.claims)
+
+        await self._stored.change(edit)
 
     async def close(self) -> None:
         """Nothing was opened."""
 
-    async def _read(self) -> tuple[str | None, _Stored]:
-        text = await self._settings.get(self._key)
-        stored = _decode(text) if text is not None else _Stored(self._projection.tag, (None,) * self._projection.slots)
+    @asynccontextmanager
+    async def claim(self, known: Offsets) -> AsyncIterator[_HeldClaim]:
+        """Work on slots that are where the caller knows them, alone. Raises SlotsMoved if they are elsewhere."""
+        await self._acquire(known)
+        held = _HeldClaim(self._stored, self._worker, known, self._projection.name)
+        beating = asyncio.create_task(held.beat_on(self._projection.lease_s / _BEATS_PER_LEASE))
+        try:
+            yield held
+        except (Exception, asyncio.CancelledError):
+            await asyncio.shield(held.release())  # what is done is stored, so that it does not come again
+            raise
+        finally:
+            await _stop(beating)
+        await held.release()
+
+    async def _handle_each(self, claim: _HeldClaim, events: Sequence[TaggedEvent], to: TagOffset, attempt: int) -> None:
+        every = self._projection.save_every or len(events)
+        for index, event in enumerate(events):
+            if claim.is_lost:
+                raise SlotsMoved(self._projection.name)
+            await self._call(index, event, self._delivery(event, attempt))
+            claim.done_up_to = event.tag_offset
+            crash_point("projection.beside.called")
+            if (index + 1) % every == 0 and index + 1 < len(events):
+                await claim.move(event.tag_offset)
+        claim.done_up_to = to
+
+    async def _call(self, index: int | None, argument: object, delivery: Delivery) -> None:
+        with delivering(index, delivery):
+            await call(self._projection.handler, argument)
+
+    def _delivery(self, event: TaggedEvent, attempt: int) -> Delivery:
+        return Delivery(is_replay(event, self._replay_to, self._projection.slots), attempt)
+
+    async def _wait_for_claims(self) -> None:
+        watch, every_slot = ClaimWatch(self._projection.lease_s), range(self._projection.slots)
+        while True:
+            stored = await self._stored.get()
+            if not watch.living(stored.claims, every_slot):
+                return
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _acquire(self, known: Offsets) -> None:
+        watch = ClaimWatch(self._projection.lease_s)
+        while True:
+            is_free = False
+
+            def edit(stored: _Stored) -> _Stored:
+                nonlocal is_free
+                _check_known(stored, known, self._projection.name)
+                others = {worker: claim for worker, claim in stored.claims.items() if worker != self._worker}
+                living = watch.living(others, known)
+                is_free = not living
+                if living:
+                    return stored
+                kept = {worker: claim for worker, claim in others.items() if not set(claim.slots) & set(known)}
+                return msgspec.structs.replace(stored, claims={**kept, self._worker: Claim(tuple(known))})
+
+            await self._stored.change(edit)
+            if is_free:
+                return
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _save(self, known: Offsets, to: TagOffset) -> None:
+        moving = moves(known, to, (), self._projection.slots)
+        await self._stored.change(lambda stored: _moved(stored, moving, to, self._projection.name))
+
+    def _taken(self, stored: _Stored) -> _Stored:
+        """Take all slots from the workers, and remember how far they were: up to there events will be replays."""
+        handled = _parsed(tuple(None if text == REBUILDING else text for text in stored.offsets))
+        before = _parsed(stored.replay_to)
+        replay_to = tuple(_text(furthest(handled[slot], before.get(slot))) for slot in sorted(handled))
+        return msgspec.structs.replace(stored, offsets=(REBUILDING,) * len(stored.offsets), replay_to=replay_to)
+
+    def _put_all(self, stored: _Stored, *, at: TagOffset | None) -> _Stored:
+        return _Stored(self._projection.tag, (_text(at),) * self._projection.slots, stored.replay_to)
+
+    def _check(self, stored: _Stored) -> None:
+        name = self._projection.name
+        if REBUILDING in stored.offsets:
+            raise ProjectionRebuilding(name)
         if len(stored.offsets) != self._projection.slots:
-            rule = f"projection {self._projection.name!r} has run with {len(stored.offsets)}; keep that, or rename it"
+            rule = f"projection {name!r} has run with {len(stored.offsets)}; keep that, or rename it"
             raise BadArgument("slots", self._projection.slots, rule)
-        return text, stored
-
-    def _encode(self, offsets: Sequence[str | None]) -> str:
-        return msgspec.json.encode(_Stored(self._projection.tag, tuple(offsets))).decode()
+        if stored.tag != self._projection.tag:
+            raise ProjectionChanged(name, stored.tag, self._projection.tag)
 
 
-async def _call(function: object, *arguments: object) -> None:
-    done = function(*arguments)  # type: ignore[operator]
-    if inspect.isawaitable(done):
-        await done
+class _HeldClaim:
+    """A claim that a worker has, and how far it has come since the offsets were last stored."""
+
+    def __init__(self, stored: SharedValue[_Stored], worker: str, known: Offsets, name: str) -> None:
+        self._stored = stored
+        self._worker = worker
+        self._known = known
+        self._name = name
+        self.is_lost = False
+        self.done_up_to: TagOffset | None = None
+
+    async def beat_on(self, every_s: float) -> None:
+        """Show that the worker is alive, for as long as its slots are where it knows them."""
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                await self._stored.change(self._beaten)
+            except SlotsMoved:
+                self.is_lost = True
+                return
+            except Unavailable as error:  # the next beat may get through; if none does, the lease ends
+                _logger.debug("a projection's claim was not renewed", projection=self._name, error=str(error))
+
+    async def move(self, to: TagOffset) -> None:
+        """Store how far the worker has come. Raises SlotsMoved."""
+        await self._stored.change(lambda stored: _moved(stored, self._known, to, self._name))
+        self._known = moved(self._known, to)
+        self.done_up_to = None
+
+    async def release(self) -> None:
+        """Store what is done, and let others at the slots. Raises SlotsMoved if they were taken meanwhile."""
+        if self.done_up_to is not None:
+            crash_point("projection.beside.before-save")
+        lost = False
+
+        def edit(stored: _Stored) -> _Stored:
+            nonlocal lost
+            lost = False
+            try:
+                if self.done_up_to is not None:
+                    stored = _moved(stored, self._known, self.done_up_to, self._name)
+            except SlotsMoved:
+                lost = True
+            claims = {worker: claim for worker, claim in stored.claims.items() if worker != self._worker}
+            return msgspec.structs.replace(stored, claims=claims)
+
+        await self._stored.change(edit)
+        if lost:
+            raise SlotsMoved(self._name)
+
+    def _beaten(self, stored: _Stored) -> _Stored:
+        _check_known(stored, self._known, self._name)
+        mine = stored.claims.get(self._worker)
+        if mine is None:
+            raise SlotsMoved(self._name)
+        return msgspec.structs.replace(stored, claims={**stored.claims, self._worker: Claim(mine.slots, mine.beat + 1)})
+
+
+class BesideDeadLetters:
+    """Dead letters in the store's settings."""
+
+    def __init__(self, target: BesideTarget, letters: SharedValue[_Letters], projection: Projection) -> None:
+        self._target = target
+        self._letters = letters
+        self._projection = projection
+
+    async def all(self) -> Sequence[DeadLetter]:
+        """Return them in the order of their events."""
+        return sorted((await self._letters.get()).letters, key=lambda letter: letter.tag_offset)
+
+    async def replay(self, letter: DeadLetter, event: TaggedEvent) -> bool:
+        """Handle the event while the journal's worker waits, then remove the letter."""
+        slot = slot_of(letter.topic, letter.id, self._projection.slots)
+        async with self._target.claim({slot: (await self._target.load())[slot]}):
+            if letter not in (await self._letters.get()).letters:
+                return False
+            with delivering(0, Delivery(is_replay=False, attempt=letter.attempts + 1)):
+                await call(self._projection.handler, [event] if self._projection.grouped else event)
+            await self.remove([letter])
+        return True
+
+    async def remove(self, letters: Sequence[DeadLetter]) -> int:
+        """Remove letters; returns how many there were."""
+        gone, count = {letter.offset for letter in letters}, 0
+
+        def edit(stored: _Letters) -> _Letters:
+            nonlocal count
+            kept = tuple(letter for letter in stored.letters if letter.offset not in gone)
+            count = len(stored.letters) - len(kept)
+            return _Letters(kept)
+
+        await self._letters.change(edit)
+        return count
+
+
+def _moved(stored: _Stored, known: Offsets, to: TagOffset, name: str) -> _Stored:
+    """Move slots that are still where a worker knows them. Raises SlotsMoved."""
+    _check_known(stored, known, name)
+    offsets = list(stored.offsets)
+    for slot, place in moved(known, to).items():
+        offsets[slot] = _text(place)
+    return msgspec.structs.replace(stored, offsets=tuple(offsets))
+
+
+def _check_known(stored: _Stored, known: Offsets, name: str) -> None:
+    if any(slot >= len(stored.offsets) or stored.offsets[slot] != _text(place) for slot, place in known.items()):
+        raise SlotsMoved(name)
+
+
+def _letters_up_to(letters: Sequence[DeadLetter], at: TagOffset | None) -> tuple[DeadLetter, ...]:
+    return tuple(letter for letter in letters if at is not None and letter.tag_offset <= at)
+
+
+def _parsed(texts: Sequence[str | None]) -> dict[int, TagOffset | None]:
+    return {slot: TagOffset.parse(text) if text else None for slot, text in enumerate(texts)}
+
+
+def _text(place: TagOffset | None) -> str | None:
+    return str(place) if place is not None else None
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

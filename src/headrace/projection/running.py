@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
+from typing import Any
 
-from headrace.errors import Fenced
-from headrace.observe import get_logger, span
+from headrace.errors import HandlerFailed, SlotsMoved
+from headrace.observe import Health, get_logger, span
+from headrace.projection.attendance import Attendance
 from headrace.projection.batching import batches
 from headrace.projection.definitions import Projection
-from headrace.projection.metrics import BEHIND, HANDLED
+from headrace.projection.delivery import EventFailed
+from headrace.projection.metrics import BEHIND, HANDLED, SET_ASIDE
 from headrace.projection.ports import Offsets, Target
-from headrace.projection.slots import earliest, fresh, owned
-from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock, Supervisor, crash_point
+from headrace.projection.recovery import Outcome, letter_of, reason_of
+from headrace.projection.situation import Situation
+from headrace.projection.slots import check_not_ahead, earliest, fresh, moved, owned
+from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock, crash_point
 from headrace.tags import TaggedEvent, TagOffset, TagQueries
 
 __all__ = ["ProjectionRunner"]
@@ -21,10 +27,15 @@ _logger = get_logger(__name__)
 
 # Events of other workers move the offset too, but need not be stored at once.
 _PASSED_AT_MOST = 5000
+# A worker that ran for so long begins its back-off anew when it fails again.
+_STEADY_S = 60.0
 
 
 class ProjectionRunner:
-    """Feeds a projection's handler. Worker number `worker` of `workers` takes its share of the journals."""
+    """Feeds a projection's handler. Worker number `worker` of `workers` takes its share of the journals.
+
+    With an attendance, `run` takes the share and minds the pauses that it tells.
+    """
 
     def __init__(
         self,
@@ -35,35 +46,67 @@ class ProjectionRunner:
         worker: int = 0,
         workers: int = 1,
         clock: Clock = SYSTEM_CLOCK,
+        health: Health | None = None,
+        attendance: Attendance | None = None,
     ) -> None:
         self.projection = projection
+        self.health = health or Health(f"projection {projection.name}")
+        self.situation = Situation(projection.name, self.health)
         self._queries = queries
         self._target = target
         self._slots = owned(worker, workers, projection.slots)
         self._clock = clock
+        self._attendance = attendance
         self._offsets: Offsets = {}
         self._last = TagOffset.at(0)
         self._passed = 0
 
     async def run(self, *, backoff: Backoff | None = None) -> None:
-        """Run for ever; whatever fails is logged, counted, and tried again after a while."""
-        supervisor = Supervisor(f"projection {self.projection.name}")
-        supervisor.add(self.projection.name, self.run_once, backoff=backoff or Backoff())
-        async with supervisor:
-            await supervisor.wait()
+        """Run for ever; whatever fails is counted, logged once, and tried again after a while."""
+        waits, in_a_row = backoff or Backoff(), 0
+        while True:
+            started_s = self._clock.monotonic_s()
+            try:
+                await self._attend()
+            except Exception as error:
+                self.situation.run_fails(error)
+            in_a_row = 1 if self._clock.monotonic_s() - started_s >= _STEADY_S else in_a_row + 1
+            await asyncio.sleep(waits.delay_s(in_a_row))
+
+    async def _attend(self) -> None:
+        """Run while there is something to run: not during a pause, and only the slots that are ours."""
+        if self._attendance is None:
+            await self.run_once()
+            return
+        async with self._attendance.open(lambda: self.situation.error):
+            while True:
+                self._attendance.changed.clear()
+                plan = self._attendance.plan
+                if plan.is_paused or not plan.slots:
+                    await self._attendance.changed.wait()
+                else:
+                    self._slots = list(plan.slots)
+                    await _until(self._attendance.changed, self.run_once())
 
     async def run_once(self) -> None:
         """Run from where the projection is until something fails. Being overtaken by a rival is no failure."""
         while True:
             try:
                 await self.catch_up(live=True)
-            except Fenced:
-                _logger.warning("another worker moved a projection's slots", projection=self.projection.name)
+            except SlotsMoved:
+                _logger.info("a projection's slots were moved; loading them again", projection=self.projection.name)
 
     async def catch_up(self, *, live: bool = False) -> int:
-        """Handle what is there, or with `live` all that comes; returns how many events were handled."""
+        """Handle what is there, or with `live` all that comes; returns how many events were handled.
+
+        Raises HandlerFailed for an event that can't be handled and that the projection's recovery does not pass over;
+        SlotsMoved if another worker moved the same slots.
+        """
         stored = await self._target.load()
+        check_not_ahead(self.projection.name, stored, self._clock.now_ms())
         self._offsets = {slot: stored[slot] for slot in self._slots}
+        self._passed = 0
+        self._last = earliest(self._offsets) or TagOffset.at(0)
         events = self._queries.events(self.projection.tag, after=earliest(self._offsets), live=live)
         count = 0
         async with aclosing(batches(events, size=self.projection.batch_size)) as found:
@@ -75,21 +118,111 @@ class ProjectionRunner:
     async def _take(self, batch: Sequence[TaggedEvent]) -> int:
         mine = fresh(batch, self._offsets, self.projection.slots)
         self._passed += len(batch)
-        self._last = batch[-1].tag_offset
+        self._last = max(self._last, batch[-1].tag_offset)
         if mine or self._passed >= _PASSED_AT_MOST:
-            await self._handle(mine)
+            await self._handle(mine, self._last)
         return len(mine)
-
-    async def _handle(self, events: Sequence[TaggedEvent]) -> None:
-        name = self.projection.name
-        with span("projection.handle", projection=name, events=str(len(events))):
-            await self._target.handle(events, self._offsets, self._last)
-        crash_point("projection.handled")
-        self._offsets = dict.fromkeys(self._slots, self._last)
-        self._passed = 0
-        HANDLED.labels(name).inc(len(events))
-        BEHIND.labels(name).set(max(0.0, (self._clock.now_ms() - self._last.log_time_ms) / 1000))
 
     async def _store_passed(self) -> None:
         if self._passed:
-            await self._handle([])
+            await self._move([], self._last)
+
+    async def _handle(self, events: Sequence[TaggedEvent], to: TagOffset) -> None:
+        """Handle events together; around one that fails, those before it together, then it alone, then the rest."""
+        rest = events
+        while True:
+            try:
+                await self._move(rest, to)
+                return
+            except EventFailed as failed:
+                if failed.index is None:  # a group does not say which: find out one by one
+                    await self._handle_one_by_one(rest)
+                    rest = []
+                    continue
+                before, failing, rest = rest[: failed.index], rest[failed.index], rest[failed.index + 1 :]
+                await self._settle(before)
+                await self._recover(failing, failed.error)
+
+    async def _settle(self, events: Sequence[TaggedEvent]) -> None:
+        """Bring the events before a failing one home: done already without transactions, rolled back with them."""
+        if not events:
+            return
+        if not self._target.is_transactional:
+            self._note_moved(events, events[-1].tag_offset)
+            return
+        try:
+            await self._move(events, events[-1].tag_offset)
+        except EventFailed:  # another one fails now: no more guessing
+            await self._handle_one_by_one(events)
+
+    async def _handle_one_by_one(self, events: Sequence[TaggedEvent]) -> None:
+        for event in events:
+            try:
+                await self._move([event], event.tag_offset)
+            except EventFailed as failed:
+                await self._recover(event, failed.error)
+
+    async def _recover(self, event: TaggedEvent, error: BaseException) -> None:
+        """Do with an event that failed once what the projection's recovery says. Raises HandlerFailed."""
+        recovery, attempts = self.projection.recovery, 1
+        while True:
+            outcome = recovery.outcome(attempts)
+            self.situation.event_fails(event, error, attempts=attempts, next_step=outcome.value)
+            if outcome is not Outcome.RETRY:
+                await self._give_up(event, error, attempts, outcome)
+                return
+            await asyncio.sleep(recovery.backoff.delay_s(attempts))
+            attempts += 1
+            try:
+                await self._move([event], event.tag_offset, attempt=attempts)
+                return
+            except EventFailed as failed:
+                error = failed.error
+
+    async def _give_up(self, event: TaggedEvent, error: BaseException, attempts: int, outcome: Outcome) -> None:
+        if outcome is Outcome.FAIL:
+            raise HandlerFailed(
+                self.projection.name,
+                event.tag,
+                event.topic,
+                event.id,
+                event.seq_nr,
+                str(event.tag_offset),
+                attempts,
+                reason_of(error),
+            ) from error
+        if outcome is Outcome.DEAD_LETTER:
+            letter = letter_of(event, error, attempts=attempts, now_ms=self._clock.now_ms())
+            await self._target.bury(letter, self._offsets, event.tag_offset)
+            self._note_moved([], event.tag_offset)
+        else:
+            await self._move([], event.tag_offset)
+        SET_ASIDE.labels(self.projection.name, outcome.value).inc()
+        self.situation.set_aside(event, error, attempts=attempts, outcome=outcome.value)
+
+    async def _move(self, events: Sequence[TaggedEvent], to: TagOffset, *, attempt: int = 1) -> None:
+        with span("projection.handle", projection=self.projection.name, events=str(len(events))):
+            await self._target.handle(events, self._offsets, to, attempt=attempt)
+        crash_point("projection.handled")
+        self._note_moved(events, to)
+
+    def _note_moved(self, events: Sequence[TaggedEvent], to: TagOffset) -> None:
+        name = self.projection.name
+        self._offsets = moved(self._offsets, to)
+        self._passed = 0
+        HANDLED.labels(name).inc(len(events))
+        BEHIND.labels(name).set(max(0.0, (self._clock.now_ms() - to.log_time_ms) / 1000))
+        self.situation.gets_on(to)
+
+
+async def _until(changed: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Work until the plan changes; the batch in hand comes to its end. Raises what the work raises."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(changed.wait())
+    try:
+        await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.gather(working, waiting, return_exceptions=True)

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, OffsetAhead
 from headrace.model import murmur2
 from headrace.projection.ports import Offsets
 from headrace.tags import TaggedEvent, TagOffset
 
-__all__ = ["earliest", "fresh", "owned", "slot_of"]
+__all__ = [
+    "below",
+    "check_not_ahead",
+    "earliest",
+    "fresh",
+    "furthest",
+    "is_replay",
+    "moved",
+    "moves",
+    "owned",
+    "slot_of",
+]
+
+# The log takes records that are stamped up to a minute ahead; an hour more is no skew of clocks.
+_AHEAD_MS = 3_600_000
 
 
 def slot_of(topic: str, id_: str, slots: int) -> int:
@@ -32,6 +46,35 @@ def earliest(offsets: Offsets) -> TagOffset | None:
     return None if None in places or not places else min(place for place in places if place is not None)
 
 
+def furthest(one: TagOffset | None, other: TagOffset | None) -> TagOffset | None:
+    """Return the higher of two places; None lies before all."""
+    if one is None or other is None:
+        return one if other is None else other
+    return max(one, other)
+
+
+def below(offsets: Offsets, to: TagOffset) -> Offsets:
+    """Return those slots that have not come as far as an offset: the ones that a batch up to there moves."""
+    return {slot: place for slot, place in offsets.items() if place is None or place < to}
+
+
+def moved(offsets: Offsets, to: TagOffset) -> Offsets:
+    """Return where the slots are after a batch up to an offset. A slot that is further on stays where it is."""
+    return {**offsets, **dict.fromkeys(below(offsets, to), to)}
+
+
+def moves(offsets: Offsets, to: TagOffset, events: Iterable[TaggedEvent], slots: int) -> Offsets:
+    """Return the slots that must be where their worker knows them: those that move, and those of the events."""
+    needed = {slot_of(event.topic, event.id, slots) for event in events}
+    return {slot: place for slot, place in offsets.items() if slot in needed or place is None or place < to}
+
+
+def is_replay(event: TaggedEvent, replay_to: Offsets, slots: int) -> bool:
+    """Return True if the event's slot had been further on before it was put back."""
+    place = replay_to.get(slot_of(event.topic, event.id, slots))
+    return place is not None and event.tag_offset <= place
+
+
 def fresh(events: Iterable[TaggedEvent], offsets: Offsets, slots: int) -> list[TaggedEvent]:
     """Return the events of these slots that were not handled yet."""
     found = []
@@ -42,3 +85,10 @@ def fresh(events: Iterable[TaggedEvent], offsets: Offsets, slots: int) -> list[T
             if done is None or event.tag_offset > done:
                 found.append(event)
     return found
+
+
+def check_not_ahead(projection: str, offsets: Offsets, now_ms: int) -> None:
+    """Raise OffsetAhead if a slot stands where no event can be yet: it would pass over all that come before."""
+    for place in offsets.values():
+        if place is not None and place.log_time_ms > now_ms + _AHEAD_MS:
+            raise OffsetAhead(projection, str(place), round((place.log_time_ms - now_ms) / 1000, 3))

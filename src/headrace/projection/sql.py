@@ -2,76 +2,136 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
-from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData, String, Table, insert, select, update
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-from sqlalchemy.schema import CreateTable
 
-from headrace.errors import BadArgument, Fenced, OperationFailed
+from headrace.errors import OperationFailed
 from headrace.projection.definitions import Projection
+from headrace.projection.delivery import Delivery, EventFailed, delivering, to_the_end
 from headrace.projection.ports import Offsets
+from headrace.projection.recovery import DeadLetter
+from headrace.projection.slots import is_replay, moves, slot_of
+from headrace.projection.sql_tables import OFFSETS, ProjectionTables
+from headrace.runtime import crash_point
 from headrace.tags import TaggedEvent, TagOffset
 
-__all__ = ["OFFSETS", "SqlTarget"]
+__all__ = ["OFFSETS", "SqlDeadLetters", "SqlTarget"]
 
 T = TypeVar("T")
 
-OFFSETS = Table(
-    "headrace_projections",
-    MetaData(),
-    Column("name", String(200), primary_key=True),
-    Column("slot", Integer, primary_key=True, autoincrement=False),
-    Column("tag", String(500), nullable=False),
-    Column("tag_offset", String(120)),
-    Column("updated_ms", BigInteger, nullable=False),
-)
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of the application's own function, which may be a coroutine function where the engine is asynchronous."""
+
+    function: Callable[..., Any]
+    arguments: tuple[object, ...] = ()
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def run(self, connection: Connection) -> None:
+        """Make the call."""
+        with self.around():
+            self.function(connection, *self.arguments)
+
+    async def run_async(self, connection: AsyncConnection) -> None:
+        """Make the call, and wait for it if it wants to be waited for."""
+        with self.around():
+            done = self.function(connection, *self.arguments)
+            if inspect.isawaitable(done):
+                await done
+
+
+@dataclass(frozen=True)
+class _Transaction:
+    """Work on our tables, the calls of the application, and more work on our tables."""
+
+    before: Callable[[Connection], None]
+    calls: Sequence[_Call] = ()
+    after: Callable[[Connection], None] | None = None
+
+    def run(self, engine: Engine) -> None:
+        """Do it all, or nothing."""
+        with engine.begin() as connection:
+            self.before(connection)
+            for call in self.calls:
+                call.run(connection)
+            if self.after is not None:
+                self.after(connection)
+            crash_point("projection.sql.before-commit")
+
+    async def run_async(self, engine: AsyncEngine) -> None:
+        """Do it all, or nothing."""
+        async with engine.begin() as connection:
+            await connection.run_sync(self.before)
+            for call in self.calls:
+                await call.run_async(connection)
+            if self.after is not None:
+                await connection.run_sync(self.after)
+            crash_point("projection.sql.before-commit")
 
 
 class SqlTarget:
-    """Calls the handler and moves the offsets in one transaction. `is_ours`: the engine was made for us."""
+    """Moves the offsets and calls the handler in one transaction. `is_ours`: the engine was made for us."""
 
     def __init__(self, engine: Engine | AsyncEngine, projection: Projection, *, is_ours: bool) -> None:
         self._engine = engine
         self._projection = projection
         self._is_ours = is_ours
+        self._tables = ProjectionTables(projection)
+        self._replay_to: Offsets = {}
+
+    @property
+    def is_transactional(self) -> bool:
+        """True: what the handler did goes with the offsets."""
+        return True
+
+    @property
+    def letters(self) -> SqlDeadLetters:
+        """The events that were set aside, in a table of the same database."""
+        return SqlDeadLetters(self, self._tables, self._projection)
 
     async def load(self) -> Offsets:
-        """Return how far each slot is, with the table and its rows made where they are missing."""
-        for function in (_make_table, self._add_rows):
-            try:
-                await self._run(function)
-            except DBAPIError:  # another worker was quicker: then it is there now
-                await self._run(function)
-        return await self._run(self._load)
+        """Return how far each slot is, with the tables and rows made where they are missing."""
+        await self.prepare()
+        offsets, self._replay_to = await self.read(self._tables.load)
+        return offsets
 
-    async def handle(self, events: Sequence[TaggedEvent], known: Offsets, to: TagOffset) -> None:
-        """Handle events and move on, or nothing of it."""
-        try:
-            if isinstance(self._engine, AsyncEngine):
-                await self._handle_async(self._engine, events, known, to)
-            else:
-                await asyncio.to_thread(self._handle, self._engine, events, known, to)
-        except DBAPIError as error:
-            operation = f"writing projection {self._projection.name!r}"
-            raise OperationFailed(operation, str(error.orig), outcome_known=not error.connection_invalidated) from error
+    async def handle(self, events: Sequence[TaggedEvent], known: Offsets, to: TagOffset, *, attempt: int = 1) -> None:
+        """Move on and handle events, or nothing of it."""
+        moving = moves(known, to, events, self._projection.slots)
+        move = partial(self._tables.move, moving=moving, to=to)
+        await self.transact(_Transaction(move, self._calls(events, attempt)))
+
+    async def bury(self, letter: DeadLetter, known: Offsets, to: TagOffset) -> None:
+        """Move on and store the letter, or nothing of it."""
+        moving = moves(known, to, (), self._projection.slots)
+        add = partial(self._tables.add_letter, letter=letter)
+        await self.transact(_Transaction(partial(self._tables.move, moving=moving, to=to), after=add))
 
     async def begin_again(self, at: TagOffset | None) -> None:
-        """Reset the handler's work and the offsets in one transaction."""
-        await self.load()
-        place, reset = str(at) if at is not None else None, self._projection.reset
-        if isinstance(self._engine, AsyncEngine):
-            async with self._engine.begin() as connection:
-                if reset is not None:
-                    await _maybe_awaited(reset(connection))
-                await connection.run_sync(self._put_all, place)
-        else:
-            await asyncio.to_thread(self._begin_again, self._engine, place)
+        """Take the offsets, reset the handler's work, and put the offsets to their new place, in one transaction.
+
+        The offsets come first: that waits for workers in the middle of a batch, whose work is then reset too. Until
+        the end they stand where no worker knows them, because some databases commit at a TRUNCATE or CREATE in
+        between.
+        """
+        await self.prepare()
+        reset = self._projection.reset
+        calls = [_Call(reset)] if reset is not None else []
+        await self.transact(_Transaction(self._tables.take_all, calls, partial(self._tables.put_all, at=at)))
+
+    async def put(self, places: Offsets) -> None:
+        """Put some slots to other places."""
+        await self.prepare()
+        await self.transact(_Transaction(partial(self._tables.put, places=places)))
 
     async def close(self) -> None:
         """Let go of an engine of our own."""
@@ -80,83 +140,94 @@ class SqlTarget:
         if isinstance(self._engine, AsyncEngine):
             await self._engine.dispose()
         else:
-            await asyncio.to_thread(self._engine.dispose)
+            await to_the_end(self._engine.dispose)
 
-    async def _run(self, function: Callable[[Connection], T]) -> T:
+    async def prepare(self) -> None:
+        """Make tables and rows where they are missing."""
+        for function in (self._tables.make, self._tables.add_rows):
+            try:
+                await self.read(function)
+            except DBAPIError:  # another worker was quicker: then it is there now
+                await self.read(function)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Do something in a transaction that calls nothing of the application."""
         if isinstance(self._engine, AsyncEngine):
             async with self._engine.begin() as connection:
-                return await connection.run_sync(function)
-        return await asyncio.to_thread(self._in_transaction, self._engine, function)
+                return await connection.run_sync(work)
+        return await to_the_end(_run, self._engine, work)
 
-    @staticmethod
-    def _in_transaction(engine: Engine, function: Callable[[Connection], T]) -> T:
-        with engine.begin() as connection:
-            return function(connection)
+    async def transact(self, transaction: _Transaction) -> None:
+        """Run a transaction. Raises EventFailed, SlotsMoved, and OperationFailed for the database's own failures."""
+        try:
+            if isinstance(self._engine, AsyncEngine):
+                await transaction.run_async(self._engine)
+            else:
+                await to_the_end(transaction.run, self._engine)
+        except EventFailed as failed:
+            if isinstance(failed.error, DBAPIError) and failed.error.connection_invalidated:
+                raise self._failed(failed.error, outcome_known=True) from failed.error  # not the event's fault
+            raise
+        except DBAPIError as error:
+            raise self._failed(error, outcome_known=not error.connection_invalidated) from error
 
-    def _handle(self, engine: Engine, events: Sequence[TaggedEvent], known: Offsets, to: TagOffset) -> None:
-        with engine.begin() as connection:
-            for event in events:
-                self._projection.handler(connection, event)
-            self._move(connection, known, to)
+    def _failed(self, error: DBAPIError, *, outcome_known: bool) -> OperationFailed:
+        operation = f"writing projection {self._projection.name!r}"
+        return OperationFailed(operation, str(error.orig), outcome_known=outcome_known)
 
-    async def _handle_async(
-        self, engine: AsyncEngine, events: Sequence[TaggedEvent], known: Offsets, to: TagOffset
-    ) -> None:
-        async with engine.begin() as connection:
-            for event in events:
-                await self._call(connection, event)
-            await connection.run_sync(self._move, known, to)
-
-    async def _call(self, connection: AsyncConnection, event: TaggedEvent) -> None:
-        await _maybe_awaited(self._projection.handler(connection, event))
-
-    def _begin_again(self, engine: Engine, place: str | None) -> None:
-        with engine.begin() as connection:
-            if self._projection.reset is not None:
-                self._projection.reset(connection)
-            self._put_all(connection, place)
-
-    def _add_rows(self, connection: Connection) -> None:
-        found = connection.execute(select(OFFSETS.c.slot).where(OFFSETS.c.name == self._projection.name)).all()
-        if found:
-            return
-        rows = [
-            {"name": self._projection.name, "slot": slot, "tag": self._projection.tag, "updated_ms": _now_ms()}
-            for slot in range(self._projection.slots)
+    def _calls(self, events: Sequence[TaggedEvent], attempt: int) -> list[_Call]:
+        handler = self._projection.handler
+        if self._projection.grouped and events:
+            around = partial(delivering, None, self._delivery(events[-1], attempt))
+            return [_Call(handler, (list(events),), around)]
+        return [
+            _Call(handler, (event,), partial(delivering, index, self._delivery(event, attempt)))
+            for index, event in enumerate(events)
         ]
-        connection.execute(insert(OFFSETS), rows)
 
-    def _load(self, connection: Connection) -> dict[int, TagOffset | None]:
-        query = select(OFFSETS.c.slot, OFFSETS.c.tag_offset).where(OFFSETS.c.name == self._projection.name)
-        found = {slot: TagOffset.parse(text) if text else None for slot, text in connection.execute(query)}
-        if len(found) != self._projection.slots:
-            rule = f"projection {self._projection.name!r} has run with {len(found)}; keep that, or rename it"
-            raise BadArgument("slots", self._projection.slots, rule)
-        return found
-
-    def _move(self, connection: Connection, known: Offsets, to: TagOffset) -> None:
-        """Move slots, those from one place together. Raises Fenced, and so rolls back, if a rival has moved some."""
-        for place in set(known.values()):
-            slots = [slot for slot, at in known.items() if at == place]
-            mine = (OFFSETS.c.name == self._projection.name) & OFFSETS.c.slot.in_(slots)
-            where = OFFSETS.c.tag_offset.is_(None) if place is None else OFFSETS.c.tag_offset == str(place)
-            change = update(OFFSETS).where(mine & where).values(tag_offset=str(to), updated_ms=_now_ms())
-            if connection.execute(change).rowcount != len(slots):
-                raise Fenced(f"projection {self._projection.name}")
-
-    def _put_all(self, connection: Connection, place: str | None) -> None:
-        mine = OFFSETS.c.name == self._projection.name
-        connection.execute(update(OFFSETS).where(mine).values(tag_offset=place, updated_ms=_now_ms()))
+    def _delivery(self, event: TaggedEvent, attempt: int) -> Delivery:
+        return Delivery(is_replay(event, self._replay_to, self._projection.slots), attempt)
 
 
-def _make_table(connection: Connection) -> None:
-    connection.execute(CreateTable(OFFSETS, if_not_exists=True))
+class SqlDeadLetters:
+    """Dead letters in the projection's own database."""
+
+    def __init__(self, target: SqlTarget, tables: ProjectionTables, projection: Projection) -> None:
+        self._target = target
+        self._tables = tables
+        self._projection = projection
+
+    async def all(self) -> Sequence[DeadLetter]:
+        """Return them in the order of their events."""
+        await self._target.prepare()
+        return await self._target.read(self._tables.letters)
+
+    async def replay(self, letter: DeadLetter, event: TaggedEvent) -> bool:
+        """Handle the event and remove the letter in one transaction, while the journal's worker waits."""
+        argument = [event] if self._projection.grouped else event
+        around = partial(delivering, 0, Delivery(is_replay=False, attempt=letter.attempts + 1))
+        take = partial(self._take, letter=letter)
+        try:
+            await self._target.transact(_Transaction(take, [_Call(self._projection.handler, (argument,), around)]))
+        except _LetterGone:
+            return False
+        return True
+
+    async def remove(self, letters: Sequence[DeadLetter]) -> int:
+        """Remove letters; returns how many there were."""
+        await self._target.prepare()
+        return await self._target.read(partial(self._tables.remove, letters=letters))
+
+    def _take(self, connection: Connection, letter: DeadLetter) -> None:
+        self._tables.lock_slot(connection, slot_of(letter.topic, letter.id, self._projection.slots))
+        if not self._tables.remove(connection, [letter]):
+            raise _LetterGone
 
 
-async def _maybe_awaited(done: object) -> None:
-    if inspect.isawaitable(done):
-        await done
+class _LetterGone(Exception):
+    """Another process replayed or removed the letter first."""
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+def _run(engine: Engine, work: Callable[[Connection], T]) -> T:
+    with engine.begin() as connection:
+        return work(connection)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,9 +12,24 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from headrace.errors import BadArgument, Fenced
+from headrace.errors import (
+    BadArgument,
+    OffsetAhead,
+    OperationFailed,
+    ProjectionChanged,
+    ProjectionRebuilding,
+    SlotsMoved,
+)
 from headrace.observe import LineProgress
-from headrace.projection import Projection, ProjectionRunner, open_target, rebuild
+from headrace.projection import (
+    Projection,
+    ProjectionRunner,
+    Recovery,
+    current_delivery,
+    open_target,
+    rebuild,
+    replay_letters,
+)
 from headrace.projection.ports import Target
 from headrace.runtime import Backoff
 from headrace.tags import TaggedEvent, TagOffset
@@ -105,7 +122,7 @@ class ProjectionConformance(TagSetting):
             while table.numbers("a") != list(range(1, 31)):
                 try:
                     await _catch_up(scene, projection)
-                except Fenced:
+                except SlotsMoved:
                     continue
 
         async with asyncio.timeout(60):
@@ -133,6 +150,193 @@ class ProjectionConformance(TagSetting):
         assert (await rebuild(projection, scene.queries, target, start=fifth.tag_offset)).events == 5
         assert table.numbers("a") == [6, 7, 8, 9, 10]
         await target.close()
+
+    async def test_slots_that_are_further_on_stay_there(self, scene: Scene, table: Table) -> None:
+        """FT3: one of three workers was far ahead when the number of workers changed. A single worker takes over,
+        from the slots that are furthest behind, and handles no event of the others again."""
+        pids = [f"pid{n}" for n in range(12)]
+        for seq_nr in (1, 2, 3):
+            for pid in pids:
+                await scene.append(pid, seq_nr)
+        projection = _projection(scene, table, batch_size=5)
+        ahead = await _catch_up(scene, projection, worker=0, workers=3)
+        assert 0 < ahead < 36
+        before = await open_target(projection, scene.store.settings).load()
+        with pytest.raises(SimulatedCrash), crash_at("projection.handled", 2):
+            await _catch_up(scene, projection)
+        between = await open_target(projection, scene.store.settings).load()
+        assert all(_is_not_below(between[slot], before[slot]) for slot in before)
+        await _catch_up(scene, projection)
+        assert {pid: table.numbers(pid) for pid in pids} == {pid: [1, 2, 3] for pid in pids}
+
+    async def test_a_rebuild_beside_a_worker_doubles_nothing(self, scene: Scene, table: Table) -> None:
+        """FT4: a worker wants to commit a batch while a rebuild resets the table. It waits for the rebuild and is
+        overtaken; the rebuild ends well, and every event has one effect."""
+        for n in range(1, 13):
+            await scene.append("a", n)
+        loop, is_reset = asyncio.get_running_loop(), asyncio.Event()
+        worked = threading.Event()
+
+        def reset(connection: Connection) -> None:
+            table.clear(connection)
+            loop.call_soon_threadsafe(is_reset.set)
+            worked.wait(0.5)  # as long as a worker needs to commit, unless it is kept from it
+
+        projection = _projection(scene, table, reset=reset, batch_size=4)
+        with pytest.raises(SimulatedCrash), crash_at("projection.handled"):
+            await _catch_up(scene, projection)
+
+        async def work() -> None:
+            await is_reset.wait()
+            try:
+                await _persist(scene, projection)
+            finally:
+                worked.set()
+
+        working = asyncio.ensure_future(work())
+        target = open_target(projection, scene.store.settings)
+        await rebuild(projection, scene.again().queries, target)
+        await working
+        assert table.numbers("a") == list(range(1, 13))
+
+    async def test_an_event_that_fails_is_skipped_or_set_aside(self, scene: Scene, table: Table) -> None:
+        """FT10: the events around it have one effect each, and it has none until its letter is replayed."""
+        for n in range(1, 11):
+            await scene.append("a", n)
+        failing = {4, 5, 9}
+
+        def handle(connection: Connection, event: TaggedEvent) -> None:
+            table.add(connection, event)
+            if event.seq_nr in failing:
+                connection.execute(text("INSERT INTO no_such_table VALUES (1)"))
+
+        recovery = Recovery("dead-letter", retries=1, backoff=Backoff(first_s=0.0, limit_s=0.0))
+        projection = _projection(scene, table, handler=handle, batch_size=6, recovery=recovery)
+        await _catch_up(scene, projection)
+        assert table.numbers("a") == [1, 2, 3, 6, 7, 8, 10]
+        target = open_target(projection, scene.store.settings)
+        letters = await target.letters.all()
+        assert [(letter.id, letter.seq_nr, letter.attempts) for letter in letters] == [("a", n, 2) for n in (4, 5, 9)]
+        assert all("no_such_table" in letter.error for letter in letters)
+        failing.remove(5)
+        done = await replay_letters(projection, scene.queries, target, letters)
+        assert (done.handled, [failure.seq_nr for failure in done.failed]) == (1, [4, 9])
+        assert table.numbers("a") == [1, 2, 3, 5, 6, 7, 8, 10]
+        assert await target.letters.remove(letters[:1]) == 1
+        assert [letter.seq_nr for letter in await target.letters.all()] == [9]
+        skipping = dataclasses.replace(projection, name=f"{scene.tag}-skip", recovery=Recovery("skip"))
+        await _catch_up(scene, skipping)
+        assert table.numbers("a").count(4) == 0
+        assert table.numbers("a").count(10) == 2
+        fixed = dataclasses.replace(projection, handler=table.add)
+        await rebuild(fixed, scene.queries, open_target(fixed, scene.store.settings))
+        assert await target.letters.all() == []
+        assert table.numbers("a") == list(range(1, 11))
+
+    async def test_a_crash_while_an_event_is_set_aside_loses_nothing(self, scene: Scene, table: Table) -> None:
+        """FT10: the letter and the offset are stored together: killed before, the event fails again; never twice."""
+        for n in range(1, 4):
+            await scene.append("a", n)
+
+        def handle(connection: Connection, event: TaggedEvent) -> None:
+            table.add(connection, event)
+            if event.seq_nr == 2:
+                raise ValueError("no")
+
+        projection = _projection(scene, table, handler=handle, recovery=Recovery("dead-letter"))
+        with pytest.raises(SimulatedCrash), crash_at("projection.sql.before-commit", 2):
+            await _catch_up(scene, projection)  # 1 was the first commit, the letter is the second
+        target = open_target(projection, scene.store.settings)
+        assert await target.letters.all() == []
+        await _catch_up(scene, projection)
+        assert [letter.seq_nr for letter in await target.letters.all()] == [2]
+        assert table.numbers("a") == [1, 3]
+
+    async def test_a_group_is_handled_in_one_transaction(self, scene: Scene, table: Table) -> None:
+        """FT10: a grouped handler gets lists; when one fails, its events are handled one by one around the bad one."""
+        for n in range(1, 8):
+            await scene.append("a", n)
+        sizes: list[int] = []
+
+        def handle(connection: Connection, events: list[TaggedEvent]) -> None:
+            sizes.append(len(events))
+            for event in events:
+                table.add(connection, event)
+                if event.seq_nr == 4:
+                    raise ValueError("no")
+
+        projection = _projection(scene, table, handler=handle, grouped=True, recovery=Recovery("skip"))
+        await _catch_up(scene, projection)
+        assert max(sizes) > 1
+        assert table.numbers("a") == [1, 2, 3, 5, 6, 7]
+
+    async def test_a_reset_may_end_its_transaction(self, scene: Scene, table: Table) -> None:
+        """FT4: MariaDB commits at a CREATE or TRUNCATE. Until the rebuild has put the offsets, no worker can go on."""
+        await scene.append("a", [1, 2])
+        name = f"{table.name}_extra"
+
+        def reset(connection: Connection) -> None:
+            connection.execute(text(f"CREATE TABLE {name} (n INTEGER)"))
+            table.clear(connection)
+
+        projection = _projection(scene, table, reset=reset)
+        await _catch_up(scene, projection)
+        target = open_target(projection, scene.store.settings)
+        with pytest.raises(SimulatedCrash), crash_at("projection.sql.before-commit"):
+            await target.begin_again(None)
+        try:
+            await _catch_up(scene, projection)
+        except ProjectionRebuilding as error:
+            assert "run headrace projection rebuild again" in str(error)  # noqa: PT017
+        assert table.numbers("a") in ([1, 2], [])
+        fixed = dataclasses.replace(projection, reset=table.clear)
+        await rebuild(fixed, scene.queries, open_target(fixed, scene.store.settings))
+        assert table.numbers("a") == [1, 2]
+
+    async def test_another_tag_is_refused(self, scene: Scene, table: Table) -> None:
+        """An offset of one tag means nothing for another; a rebuild starts again under the new one."""
+        await scene.append("a", 1)
+        await scene.append("a", 2, ["other"])
+        projection = _projection(scene, table)
+        await _catch_up(scene, projection)
+        changed = dataclasses.replace(projection, tag=f"{scene.tag}-other")
+        with pytest.raises(ProjectionChanged, match="has run with tag"):
+            await _catch_up(scene, changed)
+        target = open_target(changed, scene.store.settings)
+        assert (await rebuild(changed, scene.queries, target)).events == 1
+        assert table.numbers("a") == [1]
+        assert await _catch_up(scene, changed) == 0
+
+    async def test_offsets_can_be_put(self, scene: Scene, table: Table) -> None:
+        """Slots are put back or forward without a reset; events that come again are replays; the future is refused."""
+        for n in range(1, 5):
+            await scene.append("a", n)
+        replays: list[tuple[int, bool]] = []
+
+        def handle(connection: Connection, event: TaggedEvent) -> None:
+            replays.append((event.seq_nr, current_delivery().is_replay))
+
+        projection = _projection(scene, table, handler=handle)
+        await _catch_up(scene, projection)
+        second = (await scene.read())[1].tag_offset
+        target = open_target(projection, scene.store.settings)
+        await target.put(dict.fromkeys(range(32), second))
+        await scene.append("a", 5)
+        await _catch_up(scene, projection)
+        assert replays[4:] == [(3, True), (4, True), (5, False)]
+        later = second._replace(log_time_ms=second.log_time_ms + 86_400_000)
+        await target.put({3: later})
+        with pytest.raises(OffsetAhead, match="offset set"):
+            await _catch_up(scene, projection)
+
+    async def test_tables_of_the_first_version_are_taken_over(self, scene: Scene, table: Table) -> None:
+        """Offsets that version 0.1 stored hold on, in a table that lacks a column."""
+        for n in range(1, 4):
+            await scene.append("a", n)
+        projection, second = _projection(scene, table), (await scene.read())[1].tag_offset
+        await asyncio.to_thread(_make_old_table, table.engine, projection, str(second))
+        assert await _catch_up(scene, projection) == 1
+        assert table.numbers("a") == [3]
 
     async def test_other_slots_are_refused(self, scene: Scene, table: Table) -> None:
         """The error names how many there were."""
@@ -162,7 +366,7 @@ class ProjectionConformance(TagSetting):
         targets = [open_target(projection, scene.store.settings) for _ in range(2)]
         known = await targets[0].load()
         await targets[0].handle([], known, TagOffset.at(5))
-        with pytest.raises(Fenced):
+        with pytest.raises(SlotsMoved):
             await targets[1].handle([], known, TagOffset.at(6))
         assert set((await targets[1].load()).values()) == {TagOffset.at(5)}
 
@@ -218,6 +422,32 @@ def _runner(scene: Scene, projection: Projection, worker: int = 0, workers: int 
 
 async def _catch_up(scene: Scene, projection: Projection, worker: int = 0, workers: int = 1) -> int:
     return await _runner(scene, projection, worker, workers).catch_up()
+
+
+def _make_old_table(engine: Engine, projection: Projection, offset: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE TABLE headrace_projections (name VARCHAR(200), slot INTEGER, tag VARCHAR(500) NOT NULL, "
+                "tag_offset VARCHAR(120), updated_ms BIGINT NOT NULL, PRIMARY KEY (name, slot))"
+            )
+        )
+        rows = [{"name": projection.name, "slot": n, "tag": projection.tag, "at": offset} for n in range(32)]
+        connection.execute(text("INSERT INTO headrace_projections VALUES (:name, :slot, :tag, :at, 1)"), rows)
+
+
+async def _persist(scene: Scene, projection: Projection) -> None:
+    """Catch up as a worker does: again whenever another one was quicker."""
+    while True:
+        try:
+            await _catch_up(scene, projection)
+            return
+        except (SlotsMoved, OperationFailed):  # SQLite says "locked" after a while, which is no fault
+            continue
+
+
+def _is_not_below(now: TagOffset | None, before: TagOffset | None) -> bool:
+    return before is None or (now is not None and now >= before)
 
 
 async def _until(is_so: Any, within_s: float = 20.0) -> None:  # noqa: ANN401

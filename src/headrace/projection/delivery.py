@@ -1,0 +1,93 @@
+"""Calling a handler: what it can learn about the event in hand, and what is known when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeVar
+
+__all__ = ["Delivery", "EventFailed", "call", "current_delivery", "delivering", "to_the_end"]
+
+T = TypeVar("T")
+
+
+class Delivery(NamedTuple):
+    """How an event comes to its handler.
+
+    `is_replay`: it was handled before, and comes again because of a rebuild or because offsets were set back. What
+    goes out to others (mails, messages) should not go out again then. `attempt` counts from 1; those that were made
+    before an event became a dead letter count too.
+    """
+
+    is_replay: bool
+    attempt: int
+
+
+_FIRST = Delivery(is_replay=False, attempt=1)
+_current: ContextVar[Delivery | None] = ContextVar("headrace-projection-delivery", default=None)
+
+
+def current_delivery() -> Delivery:
+    """Return how the event that is being handled was delivered; to be called by handlers."""
+    return _current.get() or _FIRST
+
+
+class EventFailed(Exception):
+    """The handler raised at one event of a batch; for a group of events `index` is None.
+
+    A target with transactions has then done nothing; one without has done and stored the events before it.
+    """
+
+    def __init__(self, index: int | None, error: BaseException) -> None:
+        super().__init__(index, error)
+        self.index = index
+        self.error = error
+
+
+@contextmanager
+def delivering(index: int | None, delivery: Delivery) -> Iterator[None]:
+    """Let the handler know about the delivery; what it raises becomes an EventFailed."""
+    token = _current.set(delivery)
+    try:
+        yield
+    except Exception as error:
+        raise EventFailed(index, error) from error
+    except asyncio.CancelledError as error:
+        if _is_being_stopped():
+            raise
+        raise EventFailed(index, error) from error  # the handler cancelled something of its own
+    finally:
+        _current.reset(token)
+
+
+async def call(function: Callable[..., Any], *arguments: object) -> None:
+    """Call a function of the application: a coroutine function here, any other in a thread."""
+    if inspect.iscoroutinefunction(function):
+        await function(*arguments)
+        return
+    done = await to_the_end(function, *arguments)
+    if inspect.isawaitable(done):
+        await done
+
+
+async def to_the_end(function: Callable[..., T], *arguments: object) -> T:
+    """Run a blocking function in a thread. Who is cancelled waits for its end, so that nothing goes on behind it."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # looked at: the cancellation is what counts
+        raise
+
+
+def _is_being_stopped() -> bool:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # in a thread, which nobody cancels
+        return False
+    return task is not None and task.cancelling() > 0

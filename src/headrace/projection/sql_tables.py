@@ -1,0 +1,207 @@
+"""The tables of projections in the application's own database. All functions run inside a caller's transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    delete,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.schema import CreateTable
+
+from headrace.errors import BadArgument, ProjectionChanged, ProjectionRebuilding, SlotsMoved
+from headrace.projection.definitions import Projection
+from headrace.projection.ports import REBUILDING, Offsets
+from headrace.projection.recovery import DeadLetter
+from headrace.projection.slots import furthest
+from headrace.tags import TagOffset
+
+__all__ = ["DEAD_LETTERS", "OFFSETS", "ProjectionTables"]
+
+
+def _exact(length: int) -> String:
+    """Return a text that is compared byte by byte: MariaDB would take "Totals" and "totals" for one name."""
+    exact = mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
+    return String(length).with_variant(exact, "mysql", "mariadb")
+
+
+_metadata = MetaData()
+
+OFFSETS = Table(
+    "headrace_projections",
+    _metadata,
+    Column("name", _exact(200), primary_key=True),
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    Column("tag", String(500), nullable=False),
+    Column("tag_offset", String(120)),
+    Column("updated_ms", BigInteger, nullable=False),
+    Column("replay_to", String(120)),
+)
+
+DEAD_LETTERS = Table(
+    "headrace_dead_letters",
+    _metadata,
+    Column("name", _exact(200), primary_key=True),
+    Column("offset", String(120), primary_key=True),
+    Column("tag", String(500), nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("seq_nr", BigInteger, nullable=False),
+    Column("error", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("failed_ms", BigInteger, nullable=False),
+)
+
+
+class ProjectionTables:
+    """The rows of one projection."""
+
+    def __init__(self, projection: Projection) -> None:
+        self._projection = projection
+        self._mine: ColumnElement[bool] = OFFSETS.c.name == projection.name
+
+    def make(self, connection: Connection) -> None:
+        """Create the tables where they are missing, and the column that version 0.1 did not have."""
+        for table in (OFFSETS, DEAD_LETTERS):
+            connection.execute(CreateTable(table, if_not_exists=True))
+        columns = {column["name"] for column in inspect(connection).get_columns(OFFSETS.name)}
+        if "replay_to" not in columns:
+            connection.execute(text(f"ALTER TABLE {OFFSETS.name} ADD COLUMN replay_to VARCHAR(120)"))
+
+    def add_rows(self, connection: Connection) -> None:
+        """Add a row for each slot if the projection has none."""
+        if connection.execute(select(OFFSETS.c.slot).where(self._mine)).first() is not None:
+            return
+        rows = [
+            {"name": self._projection.name, "slot": slot, "tag": self._projection.tag, "updated_ms": _now_ms()}
+            for slot in range(self._projection.slots)
+        ]
+        connection.execute(insert(OFFSETS), rows)
+
+    def load(self, connection: Connection) -> tuple[Offsets, Offsets]:
+        """Return how far each slot is, and up to where its events are replays."""
+        query = select(OFFSETS.c.slot, OFFSETS.c.tag, OFFSETS.c.tag_offset, OFFSETS.c.replay_to).where(self._mine)
+        rows = connection.execute(query).all()
+        self._check(len(rows), {row.tag for row in rows}, {row.tag_offset for row in rows})
+        return {row.slot: _parse(row.tag_offset) for row in rows}, {row.slot: _parse(row.replay_to) for row in rows}
+
+    def move(self, connection: Connection, moving: Offsets, to: TagOffset) -> None:
+        """Move slots up to an offset, those from one place together. Raises SlotsMoved if a rival has moved some.
+
+        This comes before the handlers are called: it locks the rows, so that a rival or a rebuild waits and then
+        sees all that was written, and a worker that was overtaken finds out before it has done anything.
+        """
+        self._lock(connection, moving)
+        for place in set(moving.values()):
+            slots = [slot for slot, at in moving.items() if at == place]
+            is_there = OFFSETS.c.tag_offset.is_(None) if place is None else OFFSETS.c.tag_offset == str(place)
+            at = self._mine & OFFSETS.c.slot.in_(slots) & is_there
+            new = to if place is None else max(place, to)
+            change = update(OFFSETS).where(at).values(tag_offset=str(new), updated_ms=_now_ms())
+            if connection.execute(change).rowcount != len(slots):
+                raise SlotsMoved(self._projection.name)
+
+    def take_all(self, connection: Connection) -> None:
+        """Take all slots from the workers, and remember how far they were: up to there events will be replays."""
+        self._lock(connection, range(self._projection.slots))
+        for slot, _, replay_to in self._places(connection):
+            values = {"tag_offset": REBUILDING, "replay_to": replay_to, "updated_ms": _now_ms()}
+            connection.execute(update(OFFSETS).where(self._mine & (OFFSETS.c.slot == slot)).values(values))
+
+    def put_all(self, connection: Connection, at: TagOffset | None) -> None:
+        """Put all slots to a place, under the tag that the projection has now; letters behind the place go."""
+        values = {"tag_offset": _text(at), "tag": self._projection.tag, "updated_ms": _now_ms()}
+        connection.execute(update(OFFSETS).where(self._mine).values(values))
+        self.remove(connection, [each for each in self.letters(connection) if at is None or each.tag_offset > at])
+
+    def put(self, connection: Connection, places: Offsets) -> None:
+        """Put some slots to other places, wherever they are; all of them under the tag that the projection has now."""
+        self._lock(connection, range(self._projection.slots))
+        before = {slot: replay_to for slot, _, replay_to in self._places(connection)}
+        for slot, place in places.items():
+            values = {"tag_offset": _text(place), "replay_to": before.get(slot), "updated_ms": _now_ms()}
+            connection.execute(update(OFFSETS).where(self._mine & (OFFSETS.c.slot == slot)).values(values))
+        if len(places) == self._projection.slots:
+            connection.execute(update(OFFSETS).where(self._mine).values(tag=self._projection.tag))
+
+    def lock_slot(self, connection: Connection, slot: int) -> None:
+        """Keep a slot's worker from committing until the transaction ends."""
+        here = self._mine & (OFFSETS.c.slot == slot)
+        connection.execute(update(OFFSETS).where(here).values(updated_ms=_now_ms()))
+
+    def letters(self, connection: Connection) -> list[DeadLetter]:
+        """Return the dead letters in the order of their events."""
+        columns = [DEAD_LETTERS.c[name] for name in DeadLetter.__struct_fields__]
+        rows = connection.execute(select(*columns).where(DEAD_LETTERS.c.name == self._projection.name))
+        return sorted((DeadLetter(*row) for row in rows), key=lambda letter: letter.tag_offset)
+
+    def add_letter(self, connection: Connection, letter: DeadLetter) -> None:
+        """Store a dead letter; one of the same event is replaced."""
+        self.remove(connection, [letter])
+        values = {"name": self._projection.name, **msgspec.structs.asdict(letter)}
+        connection.execute(insert(DEAD_LETTERS).values(values))
+
+    def remove(self, connection: Connection, letters: Iterable[DeadLetter]) -> int:
+        """Remove dead letters; returns how many there were."""
+        mine, count = DEAD_LETTERS.c.name == self._projection.name, 0
+        for letter in letters:
+            count += connection.execute(
+                delete(DEAD_LETTERS).where(mine & (DEAD_LETTERS.c.offset == letter.offset))
+            ).rowcount
+        return count
+
+    def _lock(self, connection: Connection, slots: Iterable[int]) -> None:
+        """Lock rows in one order, so that workers with overlapping slots don't wait for one another in a circle."""
+        here = self._mine & OFFSETS.c.slot.in_(list(slots))
+        if connection.dialect.name == "sqlite":  # has no row locks: a first write takes the whole database
+            connection.execute(update(OFFSETS).where(here).values(updated_ms=OFFSETS.c.updated_ms))
+            return
+        connection.execute(select(OFFSETS.c.slot).where(here).order_by(OFFSETS.c.slot).with_for_update()).all()
+
+    def _places(self, connection: Connection) -> Sequence[tuple[int, str | None, str | None]]:
+        """Return slot, offset and up to where its events are replays, counting in what was handled by now."""
+        query = select(OFFSETS.c.slot, OFFSETS.c.tag_offset, OFFSETS.c.replay_to).where(self._mine)
+        found = []
+        for slot, at, replay_to in connection.execute(query).all():
+            handled = None if at == REBUILDING else _parse(at)
+            found.append((slot, at, _text(furthest(handled, _parse(replay_to)))))
+        return found
+
+    def _check(self, rows: int, tags: set[str], offsets: set[str | None]) -> None:
+        name = self._projection.name
+        if REBUILDING in offsets:
+            raise ProjectionRebuilding(name)
+        if rows != self._projection.slots:
+            rule = f"projection {name!r} has run with {rows}; keep that, or rename it"
+            raise BadArgument("slots", self._projection.slots, rule)
+        if tags != {self._projection.tag}:
+            raise ProjectionChanged(name, ", ".join(sorted(tags - {self._projection.tag})), self._projection.tag)
+
+
+def _parse(place: str | None) -> TagOffset | None:
+    return TagOffset.parse(place) if place else None
+
+
+def _text(place: TagOffset | None) -> str | None:
+    return str(place) if place is not None else None
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,263 @@
+"""Handlers that fail: what is done before them stays done, and the event fails, is passed over, or is set aside."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.projection.test_projections import Embedded
+
+from headrace.errors import BadArgument, DeadLettersFull, HandlerFailed, ProjectionRebuilding, SlotsMoved
+from headrace.projection import Projection, ProjectionRunner, Recovery, beside, current_delivery, open_target, rebuild
+from headrace.projection.operating import replay_letters
+from headrace.runtime import Backoff
+from headrace.tags import TaggedEvent
+from headrace.testing.conformance.tags_setting import Scene, TagSetting
+from headrace.testing.crashes import SimulatedCrash, crash_at
+
+AT_ONCE = Backoff(first_s=0.0, limit_s=0.0)
+
+
+class Handled:
+    """A handler without a database, that fails at the seq_nrs it is told."""
+
+    def __init__(self, *failing: int) -> None:
+        self.failing = set(failing)
+        self.seen: list[int] = []
+        self.tried: list[int] = []
+        self.deliveries: list[tuple[int, bool, int]] = []
+
+    async def __call__(self, event: TaggedEvent) -> None:
+        """Take an event."""
+        self.tried.append(event.seq_nr)
+        if event.seq_nr in self.failing:
+            raise ValueError(f"no {event.seq_nr}")
+        self.deliveries.append((event.seq_nr, *current_delivery()))
+        self.seen.append(event.seq_nr)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestWithoutADatabase(Embedded, TagSetting):
+    """Offsets in the store's settings."""
+
+    async def test_a_failing_handler_does_not_repeat_the_events_before_it(self, scene: Scene) -> None:
+        """FT10: the offset is stored before the event that fails, whatever the batch; each try begins with it."""
+        await scene.append("a", range(1, 8))
+        handled = Handled(5)
+        projection = _projection(scene, handled)
+        for _ in range(3):
+            with pytest.raises(HandlerFailed, match="event 5 of 'a'") as failed:
+                await _catch_up(scene, projection)
+            assert (failed.value.tag, failed.value.topic, failed.value.seq_nr) == (scene.tag, scene.topic, 5)
+        assert handled.tried == [1, 2, 3, 4, 5, 5, 5]
+        handled.failing.clear()
+        await _catch_up(scene, projection)
+        assert handled.seen == [1, 2, 3, 4, 5, 6, 7]
+
+    @pytest.mark.parametrize(("save_every", "again"), [(1, [4]), (2, [3, 4]), (None, [1, 2, 3, 4])])
+    async def test_a_crash_repeats_at_most_what_was_not_stored(
+        self, scene: Scene, save_every: int | None, again: list[int]
+    ) -> None:
+        """FT10: killed after the fourth handler call, a worker that stores every n events handles n again at most."""
+        await scene.append("a", range(1, 8))
+        handled = Handled()
+        projection = _projection(scene, handled, save_every=save_every, lease_s=0.05)
+        with pytest.raises(SimulatedCrash), crash_at("projection.beside.called", 4):
+            await _catch_up(scene, projection)
+        await _catch_up(scene, projection)
+        assert handled.seen == [1, 2, 3, 4, *again, 5, 6, 7]
+
+    async def test_a_worker_that_is_stopped_stores_what_it_did(self, scene: Scene) -> None:
+        """FT10: stopped in the middle of a batch, it repeats only the event that was in hand."""
+        await scene.append("a", range(1, 6))
+        seen: list[int] = []
+        reached = asyncio.Event()
+
+        async def handle(event: TaggedEvent) -> None:
+            if event.seq_nr == 3 and not reached.is_set():
+                reached.set()
+                await asyncio.Event().wait()
+            seen.append(event.seq_nr)
+
+        projection = _projection(scene, handle)
+        working = asyncio.ensure_future(_catch_up(scene, projection))
+        await reached.wait()
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await _catch_up(scene, projection)
+        assert seen == [1, 2, 3, 4, 5]
+
+    async def test_a_second_worker_waits_for_the_first(self, scene: Scene) -> None:
+        """FT3: two workers with the same slots don't handle an event at the same time, nor twice."""
+        await scene.append("a", range(1, 6))
+        running, seen = 0, []
+
+        async def handle(event: TaggedEvent) -> None:
+            nonlocal running
+            running += 1
+            assert running == 1
+            await asyncio.sleep(0)
+            seen.append(event.seq_nr)
+            running -= 1
+
+        projection = _projection(scene, handle, batch_size=2)
+        await asyncio.gather(*(_persist(scene, projection) for _ in range(2)))
+        assert seen == [1, 2, 3, 4, 5]
+
+    async def test_a_rebuild_waits_for_the_event_in_hand(self, scene: Scene) -> None:
+        """FT4: a worker in the middle of a batch stops behind the event in hand before the work is reset."""
+        await scene.append("a", range(1, 6))
+        seen: list[int | str] = []
+        reached, go_on = asyncio.Event(), asyncio.Event()
+
+        async def handle(event: TaggedEvent) -> None:
+            if event.seq_nr == 3 and not reached.is_set():
+                reached.set()
+                await go_on.wait()
+            seen.append(event.seq_nr)
+
+        projection = _projection(scene, handle, reset=lambda: seen.append("reset"), lease_s=0.4)
+        working = asyncio.ensure_future(_persist(scene, projection))
+        await reached.wait()
+        target = open_target(projection, scene.store.settings)
+        rebuilding = asyncio.ensure_future(rebuild(projection, scene.again().queries, target))
+        await _until(lambda: scene.store.settings.get(beside.setting_of(projection.name)), "rebuilding")
+        go_on.set()
+        await asyncio.gather(rebuilding, working)
+        at = seen.index("reset")
+        assert seen[:at] in ([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5])
+        assert seen[at + 1 :] == [1, 2, 3, 4, 5]
+
+    @pytest.mark.parametrize("at", ["projection.beside.taken", "projection.beside.reset"])
+    async def test_an_interrupted_rebuild_is_done_again(self, scene: Scene, at: str) -> None:
+        """FT4: killed before the offsets are given back, a rebuild leaves the workers waiting, and is run again."""
+        await scene.append("a", range(1, 4))
+        handled = Handled()
+        projection = _projection(scene, handled, reset=handled.seen.clear)
+        await _catch_up(scene, projection)
+        target = open_target(projection, scene.store.settings)
+        with pytest.raises(SimulatedCrash), crash_at(at):
+            await rebuild(projection, scene.queries, target)
+        with pytest.raises(ProjectionRebuilding, match="run headrace projection rebuild again"):
+            await _catch_up(scene, projection)
+        assert (await rebuild(projection, scene.queries, target)).events == 3
+        assert handled.seen == [1, 2, 3]
+        assert [is_replay for _, is_replay, _ in handled.deliveries[-3:]] == [True, True, True]
+
+    async def test_handlers_know_a_replay(self, scene: Scene) -> None:
+        """FN5: what was handled before a rebuild comes as a replay, what is new does not."""
+        await scene.append("a", range(1, 4))
+        handled = Handled()
+        projection = _projection(scene, handled, reset=lambda: None)
+        await _catch_up(scene, projection)
+        await scene.append("a", 4)
+        target = open_target(projection, scene.store.settings)
+        await rebuild(projection, scene.queries, target)
+        first = [(n, False, 1) for n in (1, 2, 3)]
+        assert handled.deliveries == [*first, (1, True, 1), (2, True, 1), (3, True, 1), (4, False, 1)]
+
+    async def test_a_failing_handler_is_logged_once_with_its_event(
+        self, scene: Scene, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """FN5: twenty tries give one line, which names tag, topic, id and seq_nr; another event gives another one."""
+        await scene.append("a", range(1, 4))
+        handled = Handled(2)
+        projection = _projection(scene, handled)
+        runner = _runner(scene, projection)
+        with caplog.at_level(logging.INFO):
+            running = asyncio.ensure_future(runner.run(backoff=AT_ONCE))
+            await _until(lambda: handled.tried.count(2), 20)
+            assert not runner.health.is_up
+            handled.failing = {3}
+            await _until(lambda: handled.tried.count(3), 5)
+            handled.failing = set()
+            await _until(lambda: handled.seen, [1, 2, 3])
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        lines = [record.getMessage() for record in caplog.records if "handler failed" in record.getMessage()]
+        assert len(lines) == 2
+        for part in (f"tag='{scene.tag}'", f"topic='{scene.topic}'", "id='a'", "seq_nr=2", "next_step='fail'"):
+            assert part in lines[0]
+        assert sum("works again" in record.getMessage() for record in caplog.records) == 2
+        assert runner.health.is_up
+
+    async def test_letters_have_a_limit(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        """FT10: the store's settings are no place for thousands: the projection stops and says what to run."""
+        monkeypatch.setattr(beside, "_LETTERS_AT_MOST", 2)
+        await scene.append("a", range(1, 5))
+        projection = _projection(scene, Handled(1, 2, 3), recovery=Recovery("dead-letter"))
+        with pytest.raises(DeadLettersFull, match="dead-letters replay, or purge"):
+            await _catch_up(scene, projection)
+        assert len(await open_target(projection, scene.store.settings).letters.all()) == 2
+
+    @pytest.mark.parametrize("is_grouped", [False, True])
+    async def test_a_dead_letter_is_kept_and_replayed(self, scene: Scene, is_grouped: bool) -> None:
+        """FT10: after its retries an event is set aside with its place, error and attempts, also out of a group; it
+        stays as long as it fails, and goes when it is handled."""
+        await scene.append("a", range(1, 6))
+        handled = Handled(3)
+
+        async def handle_group(events: list[TaggedEvent]) -> None:
+            for event in events:
+                await handled(event)
+
+        recovery = Recovery("dead-letter", retries=2, backoff=AT_ONCE)
+        handler: Any = handle_group if is_grouped else handled
+        projection = _projection(scene, handler, recovery=recovery, grouped=is_grouped)
+        await _catch_up(scene, projection)
+        assert list(dict.fromkeys(handled.seen)) == [1, 2, 4, 5]
+        target = open_target(projection, scene.store.settings)
+        (letter,) = await target.letters.all()
+        assert (letter.topic, letter.id, letter.seq_nr, letter.attempts) == (scene.topic, "a", 3, 3)
+        assert letter.error == "ValueError: no 3"
+        again = await replay_letters(projection, scene.queries, target, [letter])
+        assert (again.handled, [failure.attempts for failure in again.failed]) == (0, [4])
+        handled.failing.clear()
+        assert (await replay_letters(projection, scene.queries, target, [letter])).handled == 1
+        assert (await replay_letters(projection, scene.queries, target, [letter])).handled == 0
+        assert handled.deliveries[-1] == (3, False, 4)
+        assert await target.letters.all() == []
+        assert await _catch_up(scene, projection) == 0
+
+
+@pytest.mark.parametrize("wrong", [{"then": "explode"}, {"retries": -1}, {"retries": True}, {"then": "retry"}])
+def test_impossible_recoveries_are_refused(wrong: dict[str, Any]) -> None:
+    """FT10: the error names the argument."""
+    with pytest.raises(BadArgument, match="|".join(wrong)):
+        Recovery(**wrong)
+
+
+def _projection(scene: Scene, handler: Callable[..., Any], **options: Any) -> Projection:
+    return Projection(scene.tag, scene.tag, handler, **options)
+
+
+def _runner(scene: Scene, projection: Projection) -> ProjectionRunner:
+    return ProjectionRunner(projection, scene.again().queries, open_target(projection, scene.store.settings))
+
+
+async def _catch_up(scene: Scene, projection: Projection) -> int:
+    return await _runner(scene, projection).catch_up()
+
+
+async def _persist(scene: Scene, projection: Projection) -> None:
+    while True:
+        try:
+            await _catch_up(scene, projection)
+            return
+        except (SlotsMoved, ProjectionRebuilding):
+            await asyncio.sleep(0.01)
+
+
+async def _until(look: Callable[[], Any], wanted: Any) -> None:
+    """Wait until what is looked at reaches a number, holds a text, or equals a value."""
+    async with asyncio.timeout(20):
+        while True:
+            found = look()
+            if asyncio.iscoroutine(found):
+                found = await found
+            if (found >= wanted) if isinstance(wanted, int) else (wanted in found or wanted == found):
+                return
+            await asyncio.sleep(0.01)
