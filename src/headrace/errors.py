@@ -22,6 +22,7 @@
     │   ├── NotEncodable            a value that does not fit its schema
     │   ├── NotFramed               bytes that are no framed Avro
     │   ├── NotDecodable            Avro that its reader can't take
+    │   ├── PublishedTooLate        a message for a transaction that is being committed already
     │   ├── Forbidden               the server refuses this user
     │   └── Closed                  used after it was closed
     ├── Unavailable                 retry later; `outcome_known` says whether it may have happened
@@ -87,6 +88,7 @@ __all__ = [
     "NotOwner",
     "OffsetOutOfRange",
     "OperationFailed",
+    "PublishedTooLate",
     "ReadAgain",
     "RecordTooLarge",
     "RecordsLost",
@@ -371,6 +373,19 @@ class NotDecodable(Refused):
     field: str
     reason: str
     says: ClassVar[str] = "can't read {schema} from Avro: at {field!r}: {reason}"
+
+
+@dataclass(eq=False)
+class PublishedTooLate(Refused):
+    """A message was published when the transaction could not take it any more; the commit fails rather than drop it."""
+
+    topic: str
+    count: int
+    reason: str
+    says: ClassVar[str] = (
+        "{count} message(s) for topic {topic!r} were published too late for the transaction: {reason}; "
+        "publish before the commit, at the latest in a before_commit or mapper event"
+    )
 
 
 @dataclass(eq=False)
