@@ -19,6 +19,9 @@ __all__ = ["MOST_ROWS", "insert", "insert_async"]
 MOST_ROWS = 500
 """Most rows of one statement."""
 
+# A server takes a statement of 16 MiB by default (MySQL, MariaDB), and a driver may send bytes as twice as many.
+_MOST_BYTES = 4 * 1024 * 1024
+
 _BINARY = frozenset({"message", "key", "partition_key"})
 
 
@@ -39,10 +42,26 @@ async def insert_async(connection: AsyncConnection, messages: Sequence[EncodedMe
 def _statements(dialect: Dialect, messages: Sequence[EncodedMessage]) -> Iterator[tuple[str, tuple[object, ...]]]:
     # By hand: SQLAlchemy would compile each statement of many rows anew, which costs more than running it.
     speech, as_hex = speech_of(dialect.name), dialect.driver == "aiomysql"
-    for start in range(0, len(messages), MOST_ROWS):
-        part = messages[start : start + MOST_ROWS]
+    for part in _parts(messages):
         values = chain.from_iterable(map(_hexed, part) if as_hex else part)
         yield _sql(speech, len(part), as_hex=as_hex), tuple(values)
+
+
+def _parts(messages: Sequence[EncodedMessage]) -> Iterator[Sequence[EncodedMessage]]:
+    """Yield the messages in parts of at most MOST_ROWS, and of at most _MOST_BYTES unless a single one is larger."""
+    start = size_bytes = 0
+    for at, message in enumerate(messages):
+        message_bytes = _size_of(message)
+        if at > start and (at - start == MOST_ROWS or size_bytes + message_bytes > _MOST_BYTES):
+            yield messages[start:at]
+            start, size_bytes = at, 0
+        size_bytes += message_bytes
+    if start < len(messages):
+        yield messages[start:]
+
+
+def _size_of(message: EncodedMessage) -> int:
+    return len(message.message or b"") + len(message.key or b"") + len(message.headers or "")
 
 
 def _hexed(message: EncodedMessage) -> tuple[object, ...]:

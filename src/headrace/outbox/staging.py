@@ -130,7 +130,7 @@ def _after_commit(session: Session) -> None:
 
 
 def _insert_into_outer(session: Session, waiting: _Staged) -> None:
-    """Insert the rest into a transaction that is not the session's: its commit is somebody else's, and still to come."""
+    """Insert the rest into a transaction that is not the session's, whose commit is still to come."""
     bind = session.get_bind(clause=kafka_messages)
     if not isinstance(bind, Connection) or not bind.in_transaction():
         left = waiting.take()
