@@ -30,7 +30,6 @@ def _listed(ids: Sequence[int]) -> str:
 
 MYSQL = Speech(
     name="mysql",
-    placeholder="%s",
     key="`key`",
     now_ms="CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000 AS SIGNED)",
     insert_or_ignore=("INSERT IGNORE", ""),

@@ -45,7 +45,6 @@ WITH RECURSIVE places(topic, bucket) AS (
 
 POSTGRESQL = Speech(
     name="postgresql",
-    placeholder="%s",
     key="key",
     now_ms="CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)",
     insert_or_ignore=("INSERT", "ON CONFLICT DO NOTHING"),

@@ -24,7 +24,6 @@ class Speech:
     """
 
     name: str
-    placeholder: str
     key: str
     now_ms: str
     insert_or_ignore: tuple[str, str]

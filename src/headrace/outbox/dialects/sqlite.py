@@ -26,7 +26,6 @@ def _with_messages(event_ids: Mapping[int, str]) -> Condition:
 
 SQLITE = Speech(
     name="sqlite",
-    placeholder="?",
     key='"key"',
     now_ms="CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
     insert_or_ignore=("INSERT OR IGNORE", ""),
