@@ -25,6 +25,7 @@
     │   ├── NotEncodable            a value that does not fit its schema
     │   ├── NotFramed               bytes that are no framed Avro
     │   ├── NotDecodable            Avro that its reader can't take
+    │   ├── PublishedTooLate        a message for a transaction that is being committed already
     │   ├── Forbidden               the server refuses this user
     │   └── Closed                  used after it was closed
     ├── Unavailable                 retry later; `outcome_known` says whether it may have happened
@@ -108,6 +109,7 @@ __all__ = [
     "OperationFailed",
     "ProjectionChanged",
     "ProjectionRebuilding",
+    "PublishedTooLate",
     "ReadAgain",
     "RecordTooLarge",
     "RecordsExpireSoon",
@@ -451,6 +453,19 @@ class NotDecodable(Refused):
     field: str
     reason: str
     says: ClassVar[str] = "can't read {schema} from Avro: at {field!r}: {reason}"
+
+
+@dataclass(eq=False)
+class PublishedTooLate(Refused):
+    """A message was published when the transaction could not take it any more; the commit fails rather than drop it."""
+
+    topic: str
+    count: int
+    reason: str
+    says: ClassVar[str] = (
+        "{count} message(s) for topic {topic!r} were published too late for the transaction: {reason}; "
+        "publish before the commit, at the latest in a before_commit or mapper event"
+    )
 
 
 @dataclass(eq=False)

@@ -39,6 +39,12 @@ def count(engine: Engine, table: str = "kafka_messages") -> int:
         return int(db.execute(text(f"SELECT COUNT(*) FROM {table}")).scalar_one())
 
 
+def database_id(ground: Ground) -> str:
+    """Return the identity of the ground's database."""
+    with ground.engine.connect() as db:
+        return str(db.execute(text("SELECT database_id FROM kafka_outbox_identity")).scalar_one())
+
+
 def publish(engine: Engine, topic: str, messages: Sequence[Message], **settings: Any) -> None:
     """Publish in a transaction of its own."""
     with engine.begin() as db:

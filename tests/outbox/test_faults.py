@@ -11,11 +11,12 @@ from contextlib import closing
 
 import pytest
 from tests.outbox.conftest import GROUNDS, GROUNDS_OF_SLOW_TESTS, SERVERS
-from tests.outbox.setting import Ground, count, first_times, numbered, publish, rows, sequences, shown
+from tests.outbox.setting import Ground, count, database_id, first_times, numbered, publish, rows, sequences, shown
 
 from headrace.model import NewRecord, TopicPartition
-from headrace.outbox import OutboxSettings, Relay, exactly_once, sessions
+from headrace.outbox import OutboxSettings, Relay, notes, sessions
 from headrace.outbox.messages import Message, Place
+from headrace.outbox.notes import Notes
 from headrace.services import RunningService
 from headrace.testing import ChildProcess, running, running_function
 from headrace.testing.conformance.log_setting import eventually
@@ -87,13 +88,14 @@ async def test_a_transaction_that_a_stranger_left_open_costs_its_time_and_no_mor
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L22: it hides the notes behind it; the place is held back until it has ended, and nothing is sent twice."""
-    monkeypatch.setattr(exactly_once, "_NOTE_S", 0.2)
+    monkeypatch.setattr(notes, "_NOTE_S", 0.2)
     topic = await ground.topic()
-    at = await exactly_once.ExactlyOnce(ground.log, source=topic)._progress_partition(Place(topic, 0))
+    key = f"{Notes(ground.log, source=topic).transactional_id(Place(topic, 0))}@{database_id(ground)}"
+    at = await Notes(ground.log, source=topic).partition(key)
     before = (await ground.log.bounds(at)).high_watermark
     stranger = await ground.log.transactional(f"stranger-{topic}", timeout_s=60)
     await stranger.begin()
-    await stranger.append([NewRecord(exactly_once.PROGRESS_TOPIC, b"stranger", b"{}", partition=at.partition)])
+    await stranger.append([NewRecord(notes.PROGRESS_TOPIC, b"stranger", b"{}", partition=at.partition)])
     await eventually(lambda: _is_higher(ground, at, before))
     publish(ground.engine, topic, numbered(1, 3))
 

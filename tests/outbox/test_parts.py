@@ -13,6 +13,7 @@ from sqlalchemy import make_url
 from headrace.errors import BadArgument, RecordTooLarge, TimedOut, UnknownTopic, Unreachable
 from headrace.model import Record
 from headrace.outbox.compacting import compact, keep_all
+from headrace.outbox.engines import url_of
 from headrace.outbox.headers import EVENT_ID, as_headers, dump_headers, event_id_of, load_headers, with_event_id
 from headrace.outbox.keys import bucket_of, encode_key
 from headrace.outbox.messages import PendingMessage, Place, event_time_ms, record_of
@@ -170,15 +171,51 @@ def test_a_foreign_record_is_known_by_its_place() -> None:
 
 
 def test_a_session_is_told_what_the_url_asks_and_what_we_need() -> None:
-    """L8: the URL's own words win, its settings stay, and a transaction that stands still ends with the lease."""
+    """L8: the URL's own words win, and a server's patience goes with the lease."""
     url = make_url("postgresql+psycopg://h/db?options=-csearch_path%3Dshop&keepalives_idle=7")
 
-    asked = session_options(url, relaxed=True, patience_s=59.5)["connect_args"]
+    asked = session_options(url, patience_s=59.5)["connect_args"]
 
-    settings = "-csearch_path=shop -c synchronous_commit=off -c idle_in_transaction_session_timeout=60s"
-    assert asked["options"] == settings
     assert "keepalives_idle" not in asked
     assert asked["keepalives_count"] == 3
-    mysql = session_options(make_url("mysql+pymysql://h/db"), relaxed=False, patience_s=0.5)
+    mysql = session_options(make_url("mysql+pymysql://h/db"), patience_s=0.5)
     assert mysql["pool_recycle"] == 1  # the least that MySQL can wait is a second, and we stay well below
-    assert "pool_recycle" not in session_options(make_url("mysql+pymysql://h/db"), relaxed=False, patience_s=None)
+    assert "pool_recycle" not in session_options(make_url("mysql+pymysql://h/db"), patience_s=None)
+
+
+def test_a_pooler_in_transaction_mode_is_asked_for_nothing_it_can_not_keep() -> None:
+    """FO7: no setting at the start of a session, and no statement that stays prepared in it."""
+    asked = session_options(make_url("postgresql+psycopg://h/db"), patience_s=60)["connect_args"]
+
+    assert "options" not in asked
+    assert asked["prepare_threshold"] is None
+
+
+@pytest.mark.parametrize(
+    ("given_url", "used"),
+    [
+        (
+            "postgresql+asyncpg://me:pw@h:1/db?ssl=true&prepared_statement_cache_size=0&timeout=1.5&application_name=a",
+            "postgresql+psycopg://me:pw@h:1/db?application_name=a&connect_timeout=2&sslmode=require",
+        ),
+        (
+            "postgresql+asyncpg://h/db?ssl=verify-full&command_timeout=5&target_session_attrs=primary",
+            "postgresql+psycopg://h/db?sslmode=verify-full&target_session_attrs=primary",
+        ),
+        ("postgresql+psycopg://h/db?sslmode=require", "postgresql+psycopg://h/db?sslmode=require"),
+        ("postgresql://h/db?service=x", "postgresql+psycopg://h/db?service=x"),
+        ("mysql+aiomysql://h/db?charset=utf8mb4&echo=1", "mysql+pymysql://h/db?charset=utf8mb4"),
+        ("sqlite+aiosqlite:///f.db", "sqlite:///f.db"),
+    ],
+)
+def test_a_relay_understands_the_arguments_of_other_drivers(given_url: str, used: str) -> None:
+    """FO4: an application's URL may have words that only its own driver knows."""
+    found, wanted = url_of(given_url), make_url(used)
+    assert found.set(query={}) == wanted.set(query={})
+    assert dict(found.query) == dict(wanted.query)
+
+
+def test_a_bad_argument_of_another_driver_is_named() -> None:
+    """FO4: a time that is no number is refused before anybody connects."""
+    with pytest.raises(BadArgument, match="timeout"):
+        url_of("postgresql+asyncpg://h/db?timeout=soon")

@@ -120,7 +120,7 @@ def test_the_command_shows_and_changes(engine: Engine, headrace: Run) -> None:
     assert [row["id"] for row in rows(engine)] == [ids[0], *ids[2:]]
     assert count(engine, "kafka_dead_messages") == 0
     assert "no message is dead" in headrace("dead", "list").stdout
-    assert json.loads(headrace("migrate", "--json").stdout) == {"version": "0001"}
+    assert json.loads(headrace("migrate", "--json").stdout) == {"version": "0002"}
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Any) -> None:

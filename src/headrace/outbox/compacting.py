@@ -11,8 +11,9 @@ __all__ = ["Compacted", "compact", "keep_all"]
 
 
 class Compacted(NamedTuple):
-    """What to send, and the ids that each sent message stands for beside its own."""
+    """What to send of the rows, and the ids that each sent message stands for beside its own."""
 
+    rows: Sequence[PendingMessage]
     kept: Sequence[PendingMessage]
     superseded: dict[int, list[int]]
 
@@ -25,7 +26,7 @@ class Compacted(NamedTuple):
 
 def keep_all(rows: Sequence[PendingMessage]) -> Compacted:
     """Send everything."""
-    return Compacted(rows, {})
+    return Compacted(rows, rows, {})
 
 
 def compact(rows: Sequence[PendingMessage]) -> Compacted:
@@ -36,4 +37,4 @@ def compact(rows: Sequence[PendingMessage]) -> Compacted:
     for row in rows:
         if row.key is not None and last[row.key] != row.id:
             superseded.setdefault(last[row.key], []).append(row.id)
-    return Compacted(kept, superseded)
+    return Compacted(rows, kept, superseded)

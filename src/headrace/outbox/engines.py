@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from headrace.errors import BadArgument, MissingExtra, OperationFailed, Unreachable
 from headrace.outbox.dialects import speech_of
+from headrace.outbox.driver_urls import blocking_url
 from headrace.outbox.sessions import prepare, session_options
 
 __all__ = ["DatabaseAddress", "engine_for", "named_errors", "url_of"]
@@ -33,7 +34,7 @@ def url_of(database: DatabaseAddress) -> URL:
     speech_of(backend)  # refuses databases that are not supported
     if backend == "sqlite" and url.database in (None, "", ":memory:"):
         raise BadArgument("database", str(url), "a relay reads a file; a database in memory belongs to one connection")
-    return url.set(drivername=_DRIVERS[backend][0])
+    return blocking_url(url, _DRIVERS[backend][0])
 
 
 @contextmanager
@@ -70,10 +71,10 @@ def engine_for(
     url = url_of(database)
     backend = url.get_backend_name()
     try:
-        options = session_options(url, relaxed=relaxed, patience_s=patience_s)
+        options = session_options(url, patience_s=patience_s)
         engine = create_engine(url, pool_size=pool_size, max_overflow=0, **options)
     except ModuleNotFoundError as missing:
         _, module, extra = _DRIVERS[backend]
         raise MissingExtra(module, extra) from missing
-    prepare(engine, patience_s=patience_s)
+    prepare(engine, relaxed=relaxed, patience_s=patience_s)
     return engine

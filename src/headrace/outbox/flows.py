@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
-from headrace.outbox.messages import PendingMessage
+from headrace.outbox.rows import RowBatch
 
 __all__ = ["Flow"]
 
@@ -17,22 +17,22 @@ class Flow:
     """What goes on beside the sending: the next batch is read, the last one is deleted."""
 
     def __init__(self) -> None:
-        self.reading: asyncio.Task[list[PendingMessage]] | None = None
+        self.reading: asyncio.Task[RowBatch] | None = None
         self._settling: asyncio.Task[None] | None = None
 
-    def read_ahead(self, read: Callable[[], Awaitable[list[PendingMessage]]]) -> None:
+    def read_ahead(self, read: Callable[[], Awaitable[RowBatch]]) -> None:
         """Begin to read, once the batch in hand is with the log's producer.
 
         Until then both would fight for the interpreter; afterwards this one waits for the network anyway.
         """
 
-        async def read_then() -> list[PendingMessage]:
+        async def read_then() -> RowBatch:
             await asyncio.sleep(_PRODUCING_S)
             return await read()
 
         self.reading = asyncio.create_task(read_then())
 
-    async def next_batch(self) -> list[PendingMessage] | None:
+    async def next_batch(self) -> RowBatch | None:
         """Return what was read ahead, once; None if nothing was."""
         reading, self.reading = self.reading, None
         return None if reading is None else await reading

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, count, repeat
 
 from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -18,6 +18,9 @@ __all__ = ["MOST_ROWS", "insert", "insert_async"]
 
 MOST_ROWS = 500
 """Most rows of one statement."""
+
+# A server takes a statement of 16 MiB by default (MySQL, MariaDB), and a driver may send bytes as twice as many.
+_MOST_BYTES = 4 * 1024 * 1024
 
 _BINARY = frozenset({"message", "key", "partition_key"})
 
@@ -39,10 +42,26 @@ async def insert_async(connection: AsyncConnection, messages: Sequence[EncodedMe
 def _statements(dialect: Dialect, messages: Sequence[EncodedMessage]) -> Iterator[tuple[str, tuple[object, ...]]]:
     # By hand: SQLAlchemy would compile each statement of many rows anew, which costs more than running it.
     speech, as_hex = speech_of(dialect.name), dialect.driver == "aiomysql"
-    for start in range(0, len(messages), MOST_ROWS):
-        part = messages[start : start + MOST_ROWS]
+    for part in _parts(messages):
         values = chain.from_iterable(map(_hexed, part) if as_hex else part)
-        yield _sql(speech, len(part), as_hex=as_hex), tuple(values)
+        yield _sql(speech, dialect.paramstyle, len(part), as_hex=as_hex), tuple(values)
+
+
+def _parts(messages: Sequence[EncodedMessage]) -> Iterator[Sequence[EncodedMessage]]:
+    """Yield the messages in parts of at most MOST_ROWS, and of at most _MOST_BYTES unless a single one is larger."""
+    start = size_bytes = 0
+    for at, message in enumerate(messages):
+        message_bytes = _size_of(message)
+        if at > start and (at - start == MOST_ROWS or size_bytes + message_bytes > _MOST_BYTES):
+            yield messages[start:at]
+            start, size_bytes = at, 0
+        size_bytes += message_bytes
+    if start < len(messages):
+        yield messages[start:]
+
+
+def _size_of(message: EncodedMessage) -> int:
+    return len(message.message or b"") + len(message.key or b"") + len(message.headers or "")
 
 
 def _hexed(message: EncodedMessage) -> tuple[object, ...]:
@@ -51,12 +70,25 @@ def _hexed(message: EncodedMessage) -> tuple[object, ...]:
 
 
 @lru_cache(maxsize=64)
-def _sql(speech: Speech, rows: int, *, as_hex: bool) -> str:
+def _sql(speech: Speech, paramstyle: str, rows: int, *, as_hex: bool) -> str:
     columns = ", ".join(speech.key if name == "key" else name for name in EncodedMessage._fields)
-    unhex = f"UNHEX({speech.placeholder})"
-    places = [unhex if as_hex and name in _BINARY else speech.placeholder for name in EncodedMessage._fields]
-    row = f"({', '.join(places)})"
-    return f"INSERT INTO kafka_messages ({columns}) VALUES {', '.join([row] * rows)}"  # noqa: S608
+    marks = _placeholders(paramstyle)
+    values = ", ".join(f"({_row(marks, as_hex=as_hex)})" for _ in range(rows))
+    return f"INSERT INTO kafka_messages ({columns}) VALUES {values}"  # noqa: S608
+
+
+def _row(marks: Iterator[str], *, as_hex: bool) -> str:
+    return ", ".join(
+        f"UNHEX({mark})" if as_hex and name in _BINARY else mark
+        for name, mark in zip(EncodedMessage._fields, marks, strict=False)
+    )
+
+
+def _placeholders(paramstyle: str) -> Iterator[str]:
+    """Yield placeholders as the driver writes them: they are its own, whatever the database."""
+    if paramstyle == "numeric_dollar":
+        return (f"${nr}" for nr in count(1))
+    return repeat("?" if paramstyle == "qmark" else "%s")
 
 
 def _count(messages: Sequence[EncodedMessage]) -> None:

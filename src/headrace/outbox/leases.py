@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,7 +13,10 @@ from headrace.outbox.databases import Database, execute
 from headrace.outbox.dialects import Speech
 from headrace.outbox.messages import Place
 
-__all__ = ["Lease", "LeaseLost", "Leases", "confirm"]
+__all__ = ["NOTE_FORMAT", "Lease", "LeaseLost", "Leases", "confirm"]
+
+NOTE_FORMAT = 2
+"""The format in which notes are written now: event ids beside ids, under the database's own key."""
 
 _FENCE = "topic = :topic AND bucket = :bucket AND locked_by = :owner AND epoch = :epoch"
 _LAST_ERROR_CHARACTERS = 2000
@@ -24,13 +28,19 @@ class LeaseLost(Exception):
 
 @dataclass(slots=True)
 class Lease:
-    """A place that is ours, as of `confirmed_s` on this process' own clock."""
+    """A place that is ours, as of `confirmed_s` on this process' own clock.
+
+    `progress_offset` is where the log's last note of the place was when its messages were deleted, and `note_format`
+    how such notes are written; `database_id` is the identity of the database that the lease is in.
+    """
 
     place: Place
     owner: str
     epoch: int
     retries: int
     progress_offset: int | None
+    note_format: int
+    database_id: str
     confirmed_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -101,12 +111,20 @@ class Leases:
         if taken.rowcount != 1:
             return None
         where = "topic = :topic AND bucket = :bucket"
-        epoch, retries, progress = execute(
+        epoch, retries, progress, note_format, database_id = execute(
             db,
-            f"SELECT epoch, retries, progress_offset FROM kafka_topic_info WHERE {where}",  # noqa: S608
+            "SELECT epoch, retries, progress_offset, note_format, "  # noqa: S608
+            f"(SELECT database_id FROM kafka_outbox_identity WHERE nr = 1) FROM kafka_topic_info WHERE {where}",
             {"topic": place.topic, "bucket": place.bucket},
         ).one()
-        return Lease(place, owner, epoch, retries, progress, confirmed_s)
+        known = database_id or self._identify(db)
+        return Lease(place, owner, epoch, retries, progress, note_format, known, confirmed_s)
+
+    def _identify(self, db: Connection) -> str:
+        """Give the database its identity, where the tables were made without the migrations."""
+        made = {"nr": 1, "database_id": str(uuid.uuid4())}
+        execute(db, self._speech.insert_ignoring("kafka_outbox_identity", tuple(made)), made)
+        return str(execute(db, "SELECT database_id FROM kafka_outbox_identity WHERE nr = 1").scalar_one())
 
 
 def confirm(db: Connection, speech: Speech, lease: Lease, *, progress_offset: int | None = None) -> None:
@@ -114,7 +132,9 @@ def confirm(db: Connection, speech: Speech, lease: Lease, *, progress_offset: in
     now = speech.now_ms
     sql = (
         f"UPDATE kafka_topic_info SET locked_at = {now}, last_processed_at = {now}, error = FALSE, retries = 0, "  # noqa: S608
-        f"retry_at = NULL, last_error = NULL, progress_offset = COALESCE(:progress, progress_offset) WHERE {_FENCE}"
+        "retry_at = NULL, last_error = NULL, "
+        f"progress_offset = COALESCE(:progress, progress_offset), note_format = :format WHERE {_FENCE}"
     )
-    if execute(db, sql, {**lease.fence, "progress": progress_offset}).rowcount != 1:
+    noted = {"progress": progress_offset, "format": lease.note_format if progress_offset is None else NOTE_FORMAT}
+    if execute(db, sql, {**lease.fence, **noted}).rowcount != 1:
         raise LeaseLost(lease.place)

@@ -60,10 +60,11 @@ class Relay:
         self._database = Database(database, threads=2 * self._threads + 2, patience_s=settings.lease_s)
         self._is_stopping = False
         self.workers = tuple(str(uuid.uuid4()) for _ in range(self._threads))
+        rows = Rows(self._database, batch_size=settings.batch_size, batch_bytes=settings.batch_bytes)
         self._parts = Parts(
             Leases(self._database, lease_s=settings.lease_s, owners=self.workers),
-            Rows(self._database, batch_size=settings.batch_size),
-            _sender(log, settings),
+            rows,
+            _sender(log, rows, settings),
             settings,
             Showing(settings.log_topics, decoder),
             lambda: self._is_stopping,
@@ -172,7 +173,7 @@ def checked_threads(settings: OutboxSettings) -> int:
     return settings.threads
 
 
-def _sender(log: Log, settings: OutboxSettings) -> Sender:
+def _sender(log: Log, rows: Rows, settings: OutboxSettings) -> Sender:
     if settings.delivery == "exactly_once":
-        return ExactlyOnce(log, source=settings.source)
+        return ExactlyOnce(log, rows, source=settings.source)
     return AtLeastOnce(log, timeout_s=settings.send_timeout_s)

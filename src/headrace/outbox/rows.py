@@ -1,9 +1,16 @@
-"""The relay's reads and deletes: batches in id order, and deletes of exactly the acknowledged ids, fenced."""
+"""The relay's reads and deletes: batches in id order, and deletes of exactly the acknowledged messages, fenced.
+
+A batch is the lowest ids that are committed and not in hand, all from one snapshot of the database. That keeps the
+order of a key whose transactions wait for one another: the later one gets its ids, and commits, when the earlier one
+has committed, so a snapshot with the later one's messages has the earlier one's too, with lower ids. To read on from
+the last id instead would pass by a lower id that is committed meanwhile. A transaction that is slow holds up nobody:
+whatever of its key is committed with a higher id did not wait for it, and has no order with it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from sqlalchemy.engine import Connection
 
@@ -14,7 +21,10 @@ from headrace.outbox.messages import PendingMessage, Place
 from headrace.outbox.ports import PoisonPolicy
 from headrace.runtime import crash_point
 
-__all__ = ["Rows", "message_columns"]
+__all__ = ["RowBatch", "Rows", "Settled", "message_columns"]
+
+# As many messages as one statement deletes; a restored database may have more than a batch to catch up with.
+_MOST_DELETED = 5000
 
 # Blocked is a key, or a topic, with a dead message; whatever came behind it stays where it is.
 _KEY_IS_FREE = (
@@ -24,78 +34,116 @@ _KEY_IS_FREE = (
 _TOPIC_IS_FREE = "AND NOT EXISTS (SELECT 1 FROM kafka_dead_messages d WHERE d.topic = m.topic)"
 
 
+class RowBatch(NamedTuple):
+    """Messages in id order; a full batch was cut, by their number or their bytes, so that more may follow."""
+
+    rows: list[PendingMessage]
+    is_full: bool
+
+
+class Settled(Protocol):
+    """What became of messages: those that are in the log, and those that can't be sent, each with the reason.
+
+    `event_ids` has the event id of each of them.
+    """
+
+    @property
+    def ids(self) -> Sequence[int]: ...  # noqa: D102
+
+    @property
+    def refused(self) -> Mapping[int, str]: ...  # noqa: D102
+
+    @property
+    def event_ids(self) -> Mapping[int, str]: ...  # noqa: D102
+
+    @property
+    def progress_offset(self) -> int | None: ...  # noqa: D102
+
+
 class Rows:
     """The rows of kafka_messages as the relay uses them."""
 
-    def __init__(self, database: Database, *, batch_size: int) -> None:
+    def __init__(self, database: Database, *, batch_size: int, batch_bytes: int) -> None:
         self._database = database
         self._speech = database.speech
         self._batch_size = batch_size
+        self._batch_bytes = batch_bytes
+        key = self._speech.key
+        self._columns = f"m.id, m.message, m.{key}, m.partition_key, m.headers, m.event_id, m.event_time, m.created_at"
 
-    async def read(self, place: Place, policy: PoisonPolicy, *, after: int = 0) -> list[PendingMessage]:
-        """Return the next batch in id order, from the lowest id on unless told."""
-        sql = self._select(policy)
-        asked = {"topic": place.topic, "bucket": place.bucket, "after": after, "most": self._batch_size}
-        return await self._database.read(lambda db: _fetch(db, sql, asked))
+    async def read(self, place: Place, policy: PoisonPolicy, *, in_hand: Sequence[int] = ()) -> RowBatch:
+        """Return the lowest ids that are not in hand, in order: a batch of one snapshot."""
+        without, parameters = self._speech.without_ids(in_hand) if in_hand else ("", {})
+        sql = self._select(policy, without)
+        asked = {"topic": place.topic, "bucket": place.bucket, "most": self._batch_size, "bytes": self._batch_bytes}
+        return await self._database.read(lambda db: self._fetch(db, sql, {**asked, **parameters}))
 
-    async def settle(
-        self,
-        lease: Lease,
-        sent: Sequence[int],
-        refused: Mapping[int, str],
-        *,
-        progress_offset: int | None = None,
-    ) -> int:
+    async def of(self, place: Place, ids: Sequence[int]) -> list[PendingMessage]:
+        """Return those of the ids that the place has, in order."""
+        if not ids:
+            return []
+        condition, parameters = self._speech.with_ids(ids)
+        sql = (
+            f"SELECT {self._columns} FROM kafka_messages m "  # noqa: S608
+            f"WHERE m.topic = :topic AND m.bucket = :bucket AND m.{condition} ORDER BY m.id"
+        )
+        asked = {"topic": place.topic, "bucket": place.bucket, **parameters}
+        return await self._database.read(lambda db: [PendingMessage._make(row) for row in execute(db, sql, asked)])
+
+    async def settle(self, lease: Lease, settled: Settled) -> int:
         """Delete what was sent and bury what was refused, if the lease is still ours. Raises LeaseLost.
 
         Returns how many rows went away. One transaction: the lease's row is locked in it, so that the fence holds
         until the commit.
         """
-        return await self._database.write(lambda db: self._settle(db, lease, sent, refused, progress_offset))
+        return await self._database.write(lambda db: self._settle(db, lease, settled))
 
-    def _settle(
-        self,
-        db: Connection,
-        lease: Lease,
-        sent: Sequence[int],
-        refused: Mapping[int, str],
-        progress_offset: int | None,
-    ) -> int:
-        confirm(db, self._speech, lease, progress_offset=progress_offset)
-        for id_, reason in refused.items():
-            self._bury(db, id_, reason)
-        ids = [*sent, *refused]
-        if not ids:
-            return 0
-        condition, parameters = self._speech.with_ids(ids)
-        gone = execute(db, self._speech.delete_messages + condition, parameters).rowcount
+    def _settle(self, db: Connection, lease: Lease, settled: Settled) -> int:
+        confirm(db, self._speech, lease, progress_offset=settled.progress_offset)
+        for id_, reason in settled.refused.items():
+            self._bury(db, id_, settled.event_ids[id_], reason)
+        gone, ids = 0, [*settled.ids, *settled.refused]
+        for start in range(0, len(ids), _MOST_DELETED):
+            chosen = {id_: settled.event_ids[id_] for id_ in ids[start : start + _MOST_DELETED]}
+            condition, parameters = self._speech.with_messages(chosen)
+            gone += execute(db, self._speech.delete_messages + condition, parameters).rowcount
         crash_point("outbox.before-delete-commit")
         return gone
 
-    def _bury(self, db: Connection, id_: int, reason: str) -> None:
+    def _bury(self, db: Connection, id_: int, event_id: str, reason: str) -> None:
         columns = (
             f"id, topic, message, {self._speech.key}, partition_key, headers, event_id, bucket, event_time, created_at"
         )
         execute(
             db,
             f"INSERT INTO kafka_dead_messages ({columns}, error, attempts) "  # noqa: S608
-            f"SELECT {columns}, :reason, 1 FROM kafka_messages WHERE id = :id",
-            {"id": id_, "reason": reason},
+            f"SELECT {columns}, :reason, 1 FROM kafka_messages WHERE id = :id AND event_id = :event_id",
+            {"id": id_, "event_id": event_id, "reason": reason},
         )
 
-    def _select(self, policy: PoisonPolicy) -> str:
+    def _select(self, policy: PoisonPolicy, without: str) -> str:
+        """Return one statement, and so one snapshot: the first ids and their sizes, then the rows that fit."""
         key = self._speech.key
         unblocked = {"skip": "", "block_key": _KEY_IS_FREE.format(key=key), "block_topic": _TOPIC_IS_FREE}[policy]
+        first = (
+            f"SELECT m.id, {self._speech.row_bytes} AS size FROM kafka_messages m "  # noqa: S608
+            f"WHERE m.topic = :topic AND m.bucket = :bucket {f'AND {without} ' if without else ''}{unblocked} "
+            "ORDER BY m.id LIMIT :most"
+        )
+        measured = (
+            f"SELECT f.id, SUM(f.size) OVER (ORDER BY f.id) - f.size AS ahead, COUNT(*) OVER () AS found "  # noqa: S608
+            f"FROM ({first}) f"
+        )
         return (
-            f"SELECT m.id, m.message, m.{key}, m.partition_key, m.headers, m.event_id, m.event_time, m.created_at "  # noqa: S608
-            "FROM kafka_messages m WHERE m.topic = :topic AND m.bucket = :bucket AND m.id > :after "
-            f"{unblocked} ORDER BY m.id LIMIT :most"
+            f"SELECT {self._columns}, s.found FROM ({measured}) s JOIN kafka_messages m ON m.id = s.id "  # noqa: S608
+            "WHERE s.ahead < :bytes ORDER BY m.id"
         )
 
-
-def _fetch(db: Connection, sql: str, asked: Mapping[str, object]) -> list[PendingMessage]:
-    # Straight from the driver's cursor: SQLAlchemy's rows cost as much again as the driver's.
-    return [PendingMessage._make(row) for row in cast("Any", execute(db, sql, asked)).cursor.fetchall()]
+    def _fetch(self, db: Connection, sql: str, asked: Mapping[str, object]) -> RowBatch:
+        # Straight from the driver's cursor: SQLAlchemy's rows cost as much again as the driver's.
+        fetched = cast("Any", execute(db, sql, asked)).cursor.fetchall()
+        rows = [PendingMessage._make(row[:-1]) for row in fetched]
+        return RowBatch(rows, bool(rows) and (len(rows) == self._batch_size or len(rows) < fetched[0][-1]))
 
 
 def message_columns(speech: Speech) -> tuple[str, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.errors import HeadraceError, TimedOut
 from headrace.log import Log
 from headrace.model import NewRecord
+from headrace.outbox.compacting import Compacted
 from headrace.outbox.leases import Lease
 from headrace.outbox.messages import PendingMessage, Place
 from headrace.outbox.placing import Placing
@@ -19,16 +20,38 @@ from headrace.outbox.ports import PoisonPolicy
 __all__ = ["AtLeastOnce", "Sender", "Sent"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sent:
-    """What became of a batch: ids that were acknowledged, ids that can't be sent, each with the reason.
+    """What became of messages: ids that are done, ids that can't be sent, each with the reason.
 
-    What is in neither was held back. `progress_offset` is where the log noted the batch, if it did.
+    Done are those that were acknowledged, and those that an acknowledged one of a compacted topic stands for. What is
+    in neither was held back. `event_ids` has the event id of each. `progress_offset` is where the log noted the batch,
+    if it did.
     """
 
     ids: list[int] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
     progress_offset: int | None = None
+    event_ids: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if nothing came of anything."""
+        return not self.ids and not self.refused
+
+    def add(self, batch: Compacted, acknowledged: Iterable[int]) -> None:
+        """Add what is done now that these messages of the batch were acknowledged."""
+        self.ids.extend(batch.ids_done(acknowledged))
+        self.event_ids.update({row.id: row.event_id for row in batch.rows})
+
+    def merge(self, other: Sent) -> None:
+        """Add what is known from elsewhere."""
+        known = set(self.ids)
+        self.ids.extend(id_ for id_ in other.ids if id_ not in known)
+        self.refused.update(other.refused)
+        self.event_ids.update(other.event_ids)
+        offsets = [each for each in (self.progress_offset, other.progress_offset) if each is not None]
+        self.progress_offset = max(offsets, default=None)
 
 
 class Sender(Protocol):
@@ -41,8 +64,8 @@ class Sender(Protocol):
         """Return what earlier senders, or an earlier try, got into the log without being able to say so."""
         ...
 
-    async def send(self, lease: Lease, rows: Sequence[PendingMessage], policy: PoisonPolicy) -> Sent:
-        """Send the messages, in order. Raises what the log raises."""
+    async def send(self, lease: Lease, batch: Compacted, policy: PoisonPolicy) -> Sent:
+        """Send the messages that are kept of the batch, in order. Raises what the log raises."""
         ...
 
     async def close(self) -> None:
@@ -61,18 +84,24 @@ class AtLeastOnce:
         self._log = log
         self._placing = Placing(log)
         self._timeout_s = timeout_s
-        self._on_its_way: dict[Place, tuple[list[int], asyncio.Task[None]]] = {}
+        self._on_its_way: dict[Place, tuple[Sent, asyncio.Task[None]]] = {}
+        self._landed: dict[Place, Sent] = {}
 
     async def recover(self, lease: Lease) -> Sent:
-        """Wait for what is still on its way. Raises TimedOut while it is."""
-        if lease.place not in self._on_its_way:
-            return Sent()
-        return Sent(await self._wait(lease.place))
+        """Wait for what is still on its way, and tell what landed of a batch that failed. Raises TimedOut."""
+        if lease.place in self._on_its_way:
+            landed = self._landed.setdefault(lease.place, Sent())
+            landed.merge(await self._wait(lease.place))
+        return self._landed.pop(lease.place, Sent())
 
-    async def send(self, lease: Lease, rows: Sequence[PendingMessage], policy: PoisonPolicy) -> Sent:
+    async def send(self, lease: Lease, batch: Compacted, policy: PoisonPolicy) -> Sent:
         """Append the records; a batch that is refused is cut in halves until the culprits stand alone."""
         sent = Sent()
-        await self._deliver(lease.place, rows, policy, sent)
+        try:
+            await self._deliver(lease.place, batch, batch.kept, policy, sent)
+        except BaseException:
+            self._landed[lease.place] = sent  # what is in the log already must not be sent again
+            raise
         return sent
 
     async def close(self) -> None:
@@ -82,36 +111,41 @@ class AtLeastOnce:
         await asyncio.gather(*(append for _, append in self._on_its_way.values()), return_exceptions=True)
         self._on_its_way.clear()
 
-    async def _deliver(self, place: Place, rows: Sequence[PendingMessage], policy: PoisonPolicy, sent: Sent) -> None:
+    async def _deliver(
+        self, place: Place, batch: Compacted, rows: Sequence[PendingMessage], policy: PoisonPolicy, sent: Sent
+    ) -> None:
         if not rows:
             return
         try:
-            sent.ids.extend(await self._append(place, rows))
+            sent.merge(await self._append(place, batch, rows))
         except Exception as error:
             if not is_about_a_record(error):
                 raise
             if len(rows) == 1:
                 sent.refused[rows[0].id] = str(error)
+                sent.event_ids[rows[0].id] = rows[0].event_id
                 return
         else:
             return
         middle = len(rows) // 2
-        await self._deliver(place, rows[:middle], policy, sent)
+        await self._deliver(place, batch, rows[:middle], policy, sent)
         free = not_behind(sent.refused, rows, policy)
-        await self._deliver(place, [row for row in rows[middle:] if free(row)], policy, sent)
+        await self._deliver(place, batch, [row for row in rows[middle:] if free(row)], policy, sent)
 
-    async def _append(self, place: Place, rows: Sequence[PendingMessage]) -> list[int]:
+    async def _append(self, place: Place, batch: Compacted, rows: Sequence[PendingMessage]) -> Sent:
         records = await self._placing.records(place.topic, rows)
         append = asyncio.create_task(self._append_all(records))
-        self._on_its_way[place] = ([row.id for row in rows], append)
+        landing = Sent()
+        landing.add(batch, [row.id for row in rows])
+        self._on_its_way[place] = (landing, append)
         return await self._wait(place)
 
     async def _append_all(self, records: Sequence[NewRecord]) -> None:
         await self._log.append(records)
 
-    async def _wait(self, place: Place) -> list[int]:
-        """Return the ids that are acknowledged now."""
-        ids, append = self._on_its_way[place]
+    async def _wait(self, place: Place) -> Sent:
+        """Return what is acknowledged now."""
+        landing, append = self._on_its_way[place]
         done, _ = await asyncio.wait([append], timeout=self._timeout_s)
         if not done:
             raise TimedOut(f"sending {place}", self._timeout_s, outcome_known=False)
@@ -121,4 +155,4 @@ class AtLeastOnce:
         except HeadraceError:
             self._placing.forget(place.topic)  # its partitions may have changed
             raise
-        return ids
+        return landing

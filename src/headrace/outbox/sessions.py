@@ -23,13 +23,14 @@ _KEEPALIVES = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_coun
 _SILENCE_S = 300
 
 
-def session_options(url: URL, *, relaxed: bool, patience_s: float | None) -> dict[str, Any]:
+def session_options(url: URL, *, patience_s: float | None) -> dict[str, Any]:
     """Return what create_engine needs to be told. What the URL's query asks for wins over it."""
     backend = url.get_backend_name()
     if backend == "postgresql":
         ours = {"connect_timeout": _CONNECT_S, "application_name": "headrace-outbox", **_KEEPALIVES}
-        settings = {"options": _settings(url, relaxed=relaxed, patience_s=patience_s)}
-        return {"connect_args": {**_unasked(url, ours), **settings, **_binary()}}
+        # A pooler in transaction mode gives each transaction another connection of the server, which knows nothing
+        # of statements that were prepared on the last one.
+        return {"connect_args": {**_unasked(url, ours), "prepare_threshold": None, **_binary()}}
     if backend in ("mysql", "mariadb"):
         # REPEATABLE READ would lock gaps, and with them the inserts of applications.
         waits = {"connect_timeout": _CONNECT_S, **({} if patience_s is None else {"read_timeout": _SILENCE_S})}
@@ -39,13 +40,17 @@ def session_options(url: URL, *, relaxed: bool, patience_s: float | None) -> dic
     return {"connect_args": {"check_same_thread": False}}
 
 
-def prepare(engine: Engine, *, patience_s: float | None) -> None:
-    """Have each session of the engine told what can't be said while it connects."""
+def prepare(engine: Engine, *, relaxed: bool, patience_s: float | None) -> None:
+    """Have each session, or each transaction, of the engine told what can't be said while it connects."""
     backend = engine.url.get_backend_name()
     if backend == "sqlite":
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
-    elif backend != "postgresql" and patience_s is not None:
+    elif backend == "postgresql":
+        settings = _settings(relaxed=relaxed, patience_s=patience_s)
+        if settings:
+            event.listen(engine, "begin", partial(_begin_postgresql, _set_local(settings)))
+    elif patience_s is not None:
         event.listen(engine, "connect", partial(_prepare_mysql, _whole_s(patience_s)))
 
 
@@ -53,15 +58,21 @@ def _unasked(url: URL, ours: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in ours.items() if name not in url.query}
 
 
-def _settings(url: URL, *, relaxed: bool, patience_s: float | None) -> str:
-    """Return PostgreSQL's settings for the session: those of the URL, a search_path perhaps, and ours."""
-    asked = url.query.get("options", ())
-    settings = [asked] if isinstance(asked, str) else [*asked]
-    if relaxed:
-        settings.append("-c synchronous_commit=off")
+def _settings(*, relaxed: bool, patience_s: float | None) -> dict[str, str]:
+    settings = {"synchronous_commit": "off"} if relaxed else {}
     if patience_s is not None:
-        settings.append(f"-c idle_in_transaction_session_timeout={_whole_s(patience_s)}s")
-    return " ".join(settings)
+        settings["idle_in_transaction_session_timeout"] = f"{_whole_s(patience_s)}s"
+    return settings
+
+
+def _set_local(settings: dict[str, str]) -> str:
+    return "SELECT " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
+
+
+def _begin_postgresql(set_local: str, connection: Connection) -> None:
+    # For the transaction, not for the session: a pooler refuses settings at the start, and hands the session to others.
+    if not connection.get_execution_options().get(READS):
+        connection.exec_driver_sql(set_local).close()
 
 
 def _whole_s(patience_s: float) -> int:

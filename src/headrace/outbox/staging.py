@@ -2,6 +2,11 @@
 
 They are inserted after the session's own flush, last before the commit: by then the session has the locks of the rows
 it changed, so of two transactions that change the same row the one that commits first also gets the lower ids.
+
+A commit flushes, and listeners of the application publish in that flush, before it and after it. So messages are
+inserted at two moments: in `before_commit`, flushing and inserting until nothing is staged any more; and right before
+the connection commits, for what listeners behind ours have published since. After that there is nowhere to put a
+message, and publishing one raises.
 """
 
 from __future__ import annotations
@@ -9,10 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import event
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import InvalidRequestError, PendingRollbackError
 from sqlalchemy.orm import Session, SessionTransaction
 
+from headrace.errors import PublishedTooLate
 from headrace.outbox.inserting import insert
 from headrace.outbox.messages import EncodedMessage
 from headrace.outbox.tables import kafka_messages
@@ -21,6 +30,9 @@ from headrace.outbox.waking import announce
 __all__ = ["stage", "staged"]
 
 _NAME = "headrace.outbox"
+# As many rounds as SQLAlchemy allows for flushes that dirty the session again.
+_MOST_ROUNDS = 100
+_CLAUSE = {"clause": kafka_messages}
 
 
 @dataclass(slots=True)
@@ -30,65 +42,126 @@ class _Staged:
     messages: list[tuple[tuple[SessionTransaction, ...], EncodedMessage]] = field(default_factory=list)
     is_inserted: bool = False
 
+    def take(self) -> list[EncodedMessage]:
+        """Return the messages, which wait no longer."""
+        taken = [message for _, message in self.messages]
+        self.messages.clear()
+        return taken
+
+
+_sessions: WeakKeyDictionary[Connection, WeakSet[Session]] = WeakKeyDictionary()
+"""Sessions that have published on a connection in the transaction that it is in."""
+
 
 def stage(session: Session, messages: Sequence[EncodedMessage]) -> None:
     """Keep the messages until the session commits; a savepoint that is rolled back takes its own along."""
-    at = session.get_nested_transaction() or session.get_transaction()
-    if at is None:
-        session.connection(bind_arguments={"clause": kafka_messages})  # begins, as any other use would
-        at = cast("SessionTransaction", session.get_transaction())
-    within = tuple(_and_around(at))
-    _staged(session).messages.extend((within, message) for message in messages)
+    connection = _connection(session, messages)
+    within = tuple(_and_around(session.get_nested_transaction() or session.get_transaction()))
+    waiting = session.info.setdefault(_NAME, _Staged())
+    waiting.messages.extend((within, message) for message in messages)
+    _insert_before_commit_of(connection, session)
 
 
 def staged(session: Session) -> list[EncodedMessage]:
     """Return what waits in the session."""
-    return [message for _, message in _staged(session).messages]
-
-
-def _staged(session: Session) -> _Staged:
-    found = session.info.get(_NAME)
-    if found is None:
-        found = session.info[_NAME] = _Staged()
-        event.listen(session, "before_commit", _insert)
-        event.listen(session, "after_commit", _announce)
-        event.listen(session, "after_soft_rollback", _drop)
-        event.listen(session, "after_transaction_end", _forget)
-    return cast("_Staged", found)
-
-
-def _insert(session: Session) -> None:
     waiting = _staged(session)
-    if session.in_nested_transaction() or not waiting.messages:
+    return [] if waiting is None else [message for _, message in waiting.messages]
+
+
+def _staged(session: Session) -> _Staged | None:
+    return cast("_Staged | None", session.info.get(_NAME))
+
+
+def _connection(session: Session, messages: Sequence[EncodedMessage]) -> Connection:
+    """Return the session's connection; it begins the transaction, as any other use would."""
+    try:
+        return session.connection(bind_arguments=_CLAUSE)
+    except PendingRollbackError:
+        raise
+    except InvalidRequestError as error:
+        raise PublishedTooLate(messages[0].topic, len(messages), str(error)) from error
+
+
+def _insert_before_commit_of(connection: Connection, session: Session) -> None:
+    _sessions.setdefault(connection, WeakSet()).add(session)
+    if not event.contains(connection.engine, "commit", _insert_rest):
+        event.listen(connection.engine, "commit", _insert_rest)
+        event.listen(connection.engine, "prepare_twophase", lambda connection, _xid: _insert_rest(connection))
+        # A session inside of a transaction that is not its own may have just a savepoint of it.
+        event.listen(connection.engine, "release_savepoint", lambda connection, *_: _insert_rest(connection))
+
+
+def _before_commit(session: Session) -> None:
+    waiting = _staged(session)
+    if waiting is None or session.in_nested_transaction():
         return  # a savepoint's release commits nothing
-    session.flush()
-    messages = [message for _, message in waiting.messages]
-    insert(session.connection(bind_arguments={"clause": kafka_messages}), messages)
-    waiting.messages.clear()
+    for _ in range(_MOST_ROUNDS):
+        session.flush()
+        if not waiting.messages:
+            return
+        _insert(waiting, session.connection(bind_arguments=_CLAUSE))
+    left = staged(session)
+    reason = f"listeners go on publishing, after {_MOST_ROUNDS} rounds of flushing and inserting"
+    raise PublishedTooLate(left[0].topic if left else "", len(left), reason)
+
+
+def _insert_rest(connection: Connection) -> None:
+    """Insert what was published since `before_commit`, by listeners behind ours and in SQLAlchemy's last flushes."""
+    for session in list(_sessions.get(connection, ())):
+        waiting = _staged(session)
+        if waiting is not None and waiting.messages and not session.in_nested_transaction():
+            _insert(waiting, connection)
+
+
+def _insert(waiting: _Staged, connection: Connection) -> None:
+    insert(connection, waiting.take())
     waiting.is_inserted = True
 
 
-def _announce(session: Session) -> None:
+def _after_commit(session: Session) -> None:
     waiting = _staged(session)
-    if waiting.is_inserted and not session.in_nested_transaction():
+    if waiting is None or session.in_nested_transaction():
+        return
+    if waiting.messages:
+        _insert_into_outer(session, waiting)
+    if waiting.is_inserted:
         waiting.is_inserted = False
         announce(session.get_bind(clause=kafka_messages).engine.url)
 
 
-def _drop(session: Session, rolled_back: SessionTransaction) -> None:
+def _insert_into_outer(session: Session, waiting: _Staged) -> None:
+    """Insert the rest into a transaction that is not the session's, whose commit is still to come."""
+    bind = session.get_bind(clause=kafka_messages)
+    if not isinstance(bind, Connection) or not bind.in_transaction():
+        left = waiting.take()
+        raise PublishedTooLate(left[0].topic, len(left), "it was committed without them")
+    _insert(waiting, bind)
+
+
+def _after_rollback(session: Session, rolled_back: SessionTransaction) -> None:
     waiting = _staged(session)
+    if waiting is None:
+        return
     waiting.messages = [each for each in waiting.messages if rolled_back not in each[0]]
     if rolled_back.parent is None:
         waiting.is_inserted = False
 
 
-def _forget(session: Session, ended: SessionTransaction) -> None:
+def _after_end(session: Session, ended: SessionTransaction) -> None:
     """Drop all when a session is closed without a commit, which is no rollback to its events."""
-    if ended.parent is None:
-        _staged(session).messages.clear()
+    waiting = _staged(session)
+    if waiting is not None and ended.parent is None:
+        waiting.messages.clear()
 
 
 def _and_around(at: SessionTransaction | None) -> Iterator[SessionTransaction]:
     while at is not None:
         yield at
         at = at.parent
+
+
+# For all sessions: a listener that publishes for the first time during a commit can't add listeners to that commit.
+event.listen(Session, "before_commit", _before_commit)
+event.listen(Session, "after_commit", _after_commit)
+event.listen(Session, "after_soft_rollback", _after_rollback)
+event.listen(Session, "after_transaction_end", _after_end)

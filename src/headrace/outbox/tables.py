@@ -27,12 +27,14 @@ from sqlalchemy.types import TypeEngine
 
 __all__ = [
     "DEAD_MESSAGES",
+    "IDENTITY",
     "INBOX",
     "MESSAGES",
     "TOPIC_INFO",
     "kafka_dead_messages",
     "kafka_inbox",
     "kafka_messages",
+    "kafka_outbox_identity",
     "kafka_topic_info",
     "metadata",
     "now_ms",
@@ -42,6 +44,7 @@ MESSAGES = "kafka_messages"
 TOPIC_INFO = "kafka_topic_info"
 DEAD_MESSAGES = "kafka_dead_messages"
 INBOX = "kafka_inbox"
+IDENTITY = "kafka_outbox_identity"
 
 metadata = MetaData()
 
@@ -77,6 +80,11 @@ def _id() -> TypeEngine[int]:
 def _name(length: int) -> TypeEngine[str]:
     # MySQL's default collations take "Orders" and "orders" for one topic.
     exact = mysql.VARCHAR(length, charset="ascii", collation="ascii_bin")
+    return String(length).with_variant(exact, "mysql", "mariadb")
+
+
+def _words(length: int) -> TypeEngine[str]:
+    exact = mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
     return String(length).with_variant(exact, "mysql", "mariadb")
 
 
@@ -126,6 +134,7 @@ kafka_topic_info = Table(
     Column("last_error", _text()),
     Column("last_processed_at", BigInteger),
     Column("progress_offset", BigInteger),
+    Column("note_format", Integer, nullable=False, server_default=text("2")),
     PrimaryKeyConstraint("topic", "bucket"),
     mysql_engine="InnoDB",
 )
@@ -146,10 +155,18 @@ kafka_dead_messages = Table(
 kafka_inbox = Table(
     INBOX,
     metadata,
-    Column("consumer", _name(100), nullable=False),
-    Column("event_id", _name(400), nullable=False),
+    Column("consumer", _words(100), nullable=False),
+    Column("event_id", _words(400), nullable=False),
     Column("received_at", BigInteger, nullable=False, server_default=now_ms()),
     PrimaryKeyConstraint("consumer", "event_id"),
     Index("kafka_inbox_received_at", "received_at"),
+    mysql_engine="InnoDB",
+)
+
+kafka_outbox_identity = Table(
+    IDENTITY,
+    metadata,
+    Column("nr", Integer, primary_key=True, autoincrement=False),
+    Column("database_id", _name(36), nullable=False),
     mysql_engine="InnoDB",
 )

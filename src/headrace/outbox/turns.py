@@ -35,7 +35,7 @@ _BLOCKED_PAUSE_MS = 1000
 class Parts:
     """What all workers of a relay share.
 
-    `unsettled` holds ids that are in the log but, after an error of the database, perhaps still in the table.
+    `unsettled` holds what is in the log but perhaps still in the table, because its delete is under way or has failed.
     """
 
     leases: Leases
@@ -44,7 +44,7 @@ class Parts:
     settings: OutboxSettings
     showing: Showing
     is_stopping: Callable[[], bool]
-    unsettled: dict[Place, Sent] = field(default_factory=dict)
+    unsettled: dict[Place, list[Sent]] = field(default_factory=dict)
 
 
 class Turn:
@@ -116,32 +116,32 @@ class Turn:
     async def _settle_earlier(self, lease: Lease) -> None:
         """Delete what is in the log from before: sending it again would be a duplicate that we know of."""
         recovered = await self._parts.sender.recover(lease)
-        known = self._parts.unsettled.get(lease.place, Sent())
-        sent = Sent([*known.ids, *recovered.ids], known.refused, known.progress_offset)
-        if sent.ids or sent.refused:
+        if not recovered.is_empty:
+            self._remember(lease.place, recovered)
+        for sent in list(self._parts.unsettled.get(lease.place, ())):
             await self._settle(lease, sent)
 
     async def _batches(self, lease: Lease) -> tuple[bool, bool]:
         """Send batches while they are full; returns whether more is waiting, and whether all of it is held back."""
         settings, place = self._parts.settings, lease.place
         policy = settings.poison_policy_of(place.topic)
-        rows = await self._parts.rows.read(place, policy)
-        is_blocked = not rows and policy != "skip"
-        flow = Flow()
+        batch = await self._parts.rows.read(place, policy)
+        is_blocked = not batch.rows and policy != "skip"
+        flow, being_deleted = Flow(), list[int]()
         try:
             for nr in range(1, settings.turn_batches + 1):
-                is_full = len(rows) == settings.batch_size
-                if not rows:
+                if not batch.rows:
                     break
-                if is_full and nr < settings.turn_batches:
-                    flow.read_ahead(partial(self._parts.rows.read, place, policy, after=rows[-1].id))
-                is_whole = await self._send(lease, rows, flow)
-                if not is_full or not is_whole or self._parts.is_stopping():
-                    return is_full or not is_whole, False
+                ids = [row.id for row in batch.rows]
+                if batch.is_full and nr < settings.turn_batches:
+                    flow.read_ahead(partial(self._parts.rows.read, place, policy, in_hand=[*being_deleted, *ids]))
+                is_whole = await self._send(lease, batch.rows, flow)
+                if not batch.is_full or not is_whole or self._parts.is_stopping():
+                    return batch.is_full or not is_whole, False
                 following = await flow.next_batch()
                 if following is None:  # the turn is over
                     return True, False
-                rows = following
+                batch, being_deleted = following, ids
             return False, is_blocked
         finally:
             await flow.end()
@@ -153,30 +153,36 @@ class Turn:
             await self._parts.leases.renew(lease)  # this process stood still, perhaps for longer than the lease
         batch = compact(rows) if topic in settings.compact_topics else keep_all(rows)
         try:
-            sent = await self._parts.sender.send(lease, batch.kept, settings.poison_policy_of(topic))
+            sent = await self._parts.sender.send(lease, batch, settings.poison_policy_of(topic))
         except Exception as error:
             self._parts.showing.failed(topic, batch.kept, error)
             raise
         crash_point("outbox.after-send")
-        await flow.settled()
-        done = self._remember(lease.place, batch, sent)
+        self._remember(lease.place, sent)  # before anything can fail: it is in the log
         self._parts.showing.sent(topic, batch.kept)
-        flow.settle(self._settle(lease, done))
+        SUPERSEDED.labels(topic).inc(_superseded(batch, sent))
+        await flow.settled()
+        flow.settle(self._settle(lease, sent))
         if not self._overlaps:
             await flow.settled()
-        return len(done.ids) == len(rows)
+        return len(sent.ids) == len(rows)
 
-    def _remember(self, place: Place, batch: Compacted, sent: Sent) -> Sent:
-        done = Sent(batch.ids_done(sent.ids), sent.refused, sent.progress_offset)
-        SUPERSEDED.labels(place.topic).inc(len(done.ids) - len(sent.ids))
-        self._parts.unsettled[place] = done
-        return done
+    def _remember(self, place: Place, sent: Sent) -> None:
+        self._parts.unsettled.setdefault(place, []).append(sent)
 
     async def _settle(self, lease: Lease, sent: Sent) -> None:
         place = lease.place
-        await self._parts.rows.settle(lease, sent.ids, sent.refused, progress_offset=sent.progress_offset)
-        self._parts.unsettled.pop(place, None)
-        PROCESSED.labels(place.topic).inc(len(sent.ids))
+        gone = await self._parts.rows.settle(lease, sent)
+        self._parts.unsettled[place].remove(sent)
+        PROCESSED.labels(place.topic).inc(max(0, gone - len(sent.refused)))
         for id_, reason in sent.refused.items():
             DEAD.labels(place.topic).inc()
             _logger.error("message is dead", topic=place.topic, id=id_, reason=reason)
+
+
+def _superseded(batch: Compacted, sent: Sent) -> int:
+    """Return how many messages are done because a later one of their key was sent."""
+    if not batch.superseded:
+        return 0
+    done = set(sent.ids)
+    return len(done) - sum(row.id in done for row in batch.kept)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headrace.outbox.dialects.speech import Condition, Speech
 
@@ -11,7 +11,24 @@ __all__ = ["POSTGRESQL"]
 
 def _with_ids(ids: Sequence[int]) -> Condition:
     # As text: the driver would look at each number for the smallest type that holds it.
-    return "id = ANY(CAST(:ids AS bigint[]))", {"ids": f"{{{','.join(map(str, ids))}}}"}
+    return "id = ANY(CAST(:ids AS bigint[]))", {"ids": _array(ids)}
+
+
+def _without_ids(ids: Sequence[int]) -> Condition:
+    # Asked of a subquery, which is hashed by every version; a list is hashed by the newer ones only.
+    return "m.id NOT IN (SELECT unnest(CAST(:without AS bigint[])))", {"without": _array(ids)}
+
+
+def _with_messages(event_ids: Mapping[int, str]) -> Condition:
+    condition, asked = _with_ids(list(event_ids))
+    return f"{condition} AND event_id = ANY(CAST(:event_ids AS text[]))", {
+        **asked,
+        "event_ids": list(event_ids.values()),
+    }
+
+
+def _array(ids: Sequence[int]) -> str:
+    return f"{{{','.join(map(str, ids))}}}"
 
 
 # DISTINCT would read a backlog of millions at each look; this jumps from place to place along the index.
@@ -28,12 +45,16 @@ WITH RECURSIVE places(topic, bucket) AS (
 
 POSTGRESQL = Speech(
     name="postgresql",
-    placeholder="%s",
     key="key",
     now_ms="CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)",
     insert_or_ignore=("INSERT", "ON CONFLICT DO NOTHING"),
     pending_places=_PLACES,
     delete_messages="DELETE FROM kafka_messages WHERE ",
     lock_rows="FOR UPDATE",
+    row_bytes=(
+        "COALESCE(octet_length(m.message), 0) + COALESCE(octet_length(m.key), 0) + COALESCE(octet_length(m.headers), 0)"
+    ),
     with_ids=_with_ids,
+    without_ids=_without_ids,
+    with_messages=_with_messages,
 )
