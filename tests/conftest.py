@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from headrace.services import RunningService
 from headrace.testing.plugin import Size
+
+# How long Hypothesis takes to draw values says how busy the machine is, and nothing of the code.
+settings.register_profile("headrace", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("headrace")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

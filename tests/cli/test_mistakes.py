@@ -55,8 +55,8 @@ def test_no_pyspark_names_the_extra(command: list[str], tmp_path: Path, monkeypa
 
 def test_an_interrupt_while_it_is_imported_is_no_traceback(tmp_path: Path) -> None:
     """FN4: Ctrl-C at any moment ends a command with 130 and nothing on the screen."""
-    program = "import headrace.cli, signal, sys; signal.setitimer(signal.ITIMER_REAL, 0.05)\n"
-    program += "signal.signal(signal.SIGALRM, signal.default_int_handler); headrace.cli.main()"
+    program = "import headrace.__main__, signal, sys; signal.setitimer(signal.ITIMER_REAL, 0.05)\n"
+    program += "signal.signal(signal.SIGALRM, signal.default_int_handler); headrace.__main__.main()"
     done = subprocess.run([sys.executable, "-c", program, "journal", "ids", "x"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "")
 

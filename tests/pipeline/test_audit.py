@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -21,6 +23,9 @@ from headrace.model import TopicPartition
 from headrace.pipeline import AuditReport, FindingKind, Places, Selection, audit
 from headrace.store import EventRow, Store
 from headrace.testing.plugin import Size
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -64,8 +69,11 @@ def test_random_histories_with_crashes_end_in_what_the_log_says(tier: Tier, topi
     assert tier.dump(topic) == tier.expected(topic)
 
 
-def test_a_replicated_offset_beyond_the_log_is_no_clean_audit(tier: Tier, topic: str) -> None:
+def test_a_replicated_offset_beyond_the_log_is_no_clean_audit(
+    spark: SparkSession, crash_file: Path, topic: str, tmp_path: Path
+) -> None:
     """FP7: an offset past the log's end is named, also after a repair, which can't know what is right."""
+    tier = Tier(spark, Places.of(f"embedded:{tmp_path}"), crash_file)  # its own: queries by tag stop at such an offset
     tier.with_journal(topic, lambda journal: append_all(journal, 2, 2), partitions=1)
     tier.replicate(topic)
     at = TopicPartition(topic, 0)

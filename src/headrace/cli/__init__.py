@@ -4,16 +4,6 @@ Promises: whatever goes wrong on purpose is one message, without a traceback, an
 to stdout, all else to stderr.
 """
 
-import sys
+from headrace.cli.main import app, main
 
-__all__ = ["main"]
-
-
-def main() -> None:
-    """Run the command. Importing it takes half a second, and an interrupt in that time is no traceback either."""
-    try:
-        from headrace.cli.main import main as run
-
-        run()
-    except KeyboardInterrupt:
-        sys.exit(130)
+__all__ = ["app", "main"]

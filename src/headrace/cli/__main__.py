@@ -1,6 +1,6 @@
 """`python -m headrace.cli` is the command too."""
 
-from headrace.cli import main
+from headrace.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -92,3 +92,5 @@ def main() -> None:
         Console(stderr=True, highlight=False).print("[bold red]error:[/] ", end="")
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,21 @@
+"""The `headrace` command, also as `python -m headrace`.
+
+Importing all of it takes half a second, and an interrupt in that time is no traceback either.
+"""
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command."""
+    try:
+        from headrace.cli.main import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()
