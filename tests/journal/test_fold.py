@@ -518,5 +518,6 @@ def test_what_was_held_before_a_journal_moved_and_after_comes_back(is_skip: bool
     ]
     opened = reopened(meta, entry(1, 7, 501, Verdict(id="v", held_from=500, is_skip=is_skip)), held)
     assert opened is not None
+    state, again = opened
     places = [(0, 500), (0, 501), (1, 3), (1, 500)]
-    assert [each.place for each in opened[1]] == (places[1:] if is_skip else places)
+    assert [each.place for each in again if each.place > state.place] == (places[1:] if is_skip else places)
