@@ -61,7 +61,12 @@ class KafkaLogSettings(Section):
         repr=False,
         description="Properties for every Kafka client, as librdkafka names them (security, tuning).",
     )
-    request_timeout_s: Seconds = Field(default=30.0, description="Longest wait for an answer of the brokers.")
+    request_timeout_s: Seconds = Field(
+        default=30.0, description="Longest wait for an answer of the brokers, attempts at other brokers included."
+    )
+    attempt_timeout_s: Seconds = Field(
+        default=5.0, description="Longest wait for one broker; then its connection is closed and others are asked."
+    )
     delivery_timeout_s: Seconds = Field(
         default=30.0, description="Longest time for an append to be acknowledged, retries included."
     )

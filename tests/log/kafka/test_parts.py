@@ -111,8 +111,17 @@ def test_settings_reach_the_driver_in_its_own_words() -> None:
     """[log.kafka] becomes librdkafka's properties; seconds become milliseconds."""
     section = KafkaLogSettings(request_timeout_s=7, delivery_timeout_s=9, linger_ms=2, queue_records=11)
     config = ClientConfigs("a:1", section).producer(batch_bytes=10)
-    assert (config["socket.timeout.ms"], config["message.timeout.ms"]) == (7_000, 9_000)
+    assert (config["socket.timeout.ms"], config["message.timeout.ms"]) == (3_000, 9_000)
     assert (config["linger.ms"], config["queue.buffering.max.messages"]) == (2, 11)
+
+
+def test_a_silent_broker_is_given_up_before_what_waits_for_it() -> None:
+    """FM4: every client closes a silent connection early enough to ask another broker within its time."""
+    configs = ClientConfigs("a:1", KafkaLogSettings())
+    made = [configs.admin(), configs.reader(follow=True), configs.member("g", "m", session_timeout_s=45)]
+    assert all(config["socket.timeout.ms"] == 5_000 for config in made)
+    for config in (configs.producer(batch_bytes=10), configs.transactional("id", timeout_s=12, batch_bytes=10)):
+        assert config["socket.timeout.ms"] * 3 <= config["message.timeout.ms"]
 
 
 def test_an_address_names_its_servers() -> None:

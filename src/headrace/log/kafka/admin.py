@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from headrace.errors import (
     UnknownTopic,
 )
 from headrace.log.kafka.catalogue import Catalogue
-from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.cluster import Change, Cluster
 from headrace.log.kafka.configs import to_kafka
 from headrace.log.kafka.faults import error_in
 from headrace.model import Topic, TopicConfig, check_topic_name
@@ -54,13 +55,30 @@ class KafkaAdmin:
         check_topic_name(topic)
         if partitions < 1:
             raise BadArgument("partitions", partitions, "a topic has at least one")
-        new = NewTopic(topic, partitions, _BROKER_DEFAULT, config=to_kafka(config))
+        new, change = NewTopic(topic, partitions, _BROKER_DEFAULT, config=to_kafka(config)), Change()
         try:
-            await self._ask(f"create topic {topic!r}", self._cluster.client.create_topics, [new], topic=topic)
+            await self._ask(f"create topic {topic!r}", self._cluster.client.create_topics, [new], topic, change)
         except HeadraceError as error:
-            _explain_create(error, topic, config)
+            # An attempt that nobody answered may have made the topic that the next one finds.
+            if not (change.may_be_made and _code(error) == KafkaError.TOPIC_ALREADY_EXISTS):
+                _explain_create(error, topic, config)
+        return await self._made(topic, partitions)
+
+    async def _made(self, topic: str, partitions: int) -> Topic:
+        """Return a topic that was just made or grown, once the brokers can describe it.
+
+        Each broker hears of it in its own time: one may know the leaders, and the next one asked not even the topic.
+        """
         await self._until(f"topic {topic!r} to get its leaders", lambda: self._has_leaders(topic, partitions))
-        return await self._learn(topic)
+        found: list[Topic] = []
+
+        async def is_described() -> bool:
+            with contextlib.suppress(UnknownTopic):
+                found.append(await self._learn(topic))
+            return bool(found) and found[-1].partitions >= partitions
+
+        await self._until(f"topic {topic!r} to be known everywhere", is_described)
+        return found[-1]
 
     async def configure(self, topic: str, config: TopicConfig) -> Topic:
         """Set all settings, and take back those that only the topic's former configuration had."""
@@ -87,7 +105,12 @@ class KafkaAdmin:
     async def delete(self, topic: str) -> None:
         """Remove the topic."""
         self._check_open()
-        await self._ask(f"delete topic {topic!r}", self._cluster.client.delete_topics, [topic], topic=topic)
+        change = Change()
+        try:
+            await self._ask(f"delete topic {topic!r}", self._cluster.client.delete_topics, [topic], topic, change)
+        except UnknownTopic:
+            if not change.may_be_made:
+                raise
         await self._until(f"topic {topic!r} to go", lambda: self._is_gone(topic))
         self._catalogue.forget(topic)
 
@@ -98,29 +121,34 @@ class KafkaAdmin:
         if total <= known.partitions:
             change = f"it has {known.partitions} partitions, {total} were asked for"
             raise ImpossibleTopicChange(topic, change, "ask for more, or copy into a new topic")
-        operation = f"add partitions to topic {topic!r}"
+        operation, change = f"add partitions to topic {topic!r}", Change()
         try:
-            await self._ask(
-                operation, self._cluster.client.create_partitions, [NewPartitions(topic, total)], topic=topic
-            )
+            new = [NewPartitions(topic, total)]
+            await self._ask(operation, self._cluster.client.create_partitions, new, topic, change)
         except HeadraceError as error:
-            _explain_change(error, topic, "ask for a number of partitions that the brokers allow")
-        await self._until(f"topic {topic!r} to get its leaders", lambda: self._has_leaders(topic, total))
-        return await self._learn(topic)
+            if not (change.may_be_made and await self._has_leaders(topic, total)):
+                _explain_change(error, topic, "ask for a number of partitions that the brokers allow")
+        return await self._made(topic, total)
 
     async def _alter(self, topic: str, changes: list[Any]) -> None:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=changes)
         try:
-            await self._ask(
-                f"configure topic {topic!r}", self._cluster.client.incremental_alter_configs, [resource], topic=topic
-            )
+            alter = self._cluster.client.incremental_alter_configs
+            await self._ask(f"configure topic {topic!r}", alter, [resource], topic, Change())
         except HeadraceError as error:
             _explain_change(error, topic, "ask for settings that the brokers take, or copy into a new topic")
 
-    async def _ask(self, operation: str, request: Callable[..., Any], *args: Any, topic: str) -> None:  # noqa: ANN401
+    async def _ask(
+        self,
+        operation: str,
+        request: Callable[..., Any],
+        what: list[Any],
+        topic: str,
+        change: Change,
+    ) -> None:
         """Ask for a change; whatever comes of it, what was known about the topic may be wrong now."""
         try:
-            await self._cluster.ask(operation, request, *args, topic=topic, outcome_known=False)
+            await self._cluster.ask(operation, request, what, topic=topic, change=change)
         finally:
             self._catalogue.forget(topic)
 
@@ -172,6 +200,11 @@ def _refusal(error: HeadraceError) -> Any:  # noqa: ANN401
     """Return the broker's own error behind one of ours, if it has one."""
     cause = error.__cause__
     return error_in(cause) if isinstance(cause, KafkaException) else None
+
+
+def _code(error: HeadraceError) -> int | None:
+    refusal = _refusal(error)
+    return None if refusal is None else int(refusal.code())
 
 
 def _explain_create(error: HeadraceError, topic: str, config: TopicConfig) -> NoReturn:

@@ -51,9 +51,20 @@ NOT_OWNER = frozenset(
         KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001
     }
 )
-# The client's view of who leads a partition is old; nothing was done, and a look at the metadata mends it.
+# Nothing was done, and a look at the metadata mends it: the client's view of who leads a partition or the cluster is
+# old, or the broker is new to its office.
 STALE_LEADER = frozenset(
     {
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError._WAIT_COORD,  # noqa: SLF001
+        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001 - never sent
         KafkaError._NOENT,  # noqa: SLF001 - no leader at all: the broker is back, but not in office yet
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
@@ -90,6 +101,10 @@ _TIMED_OUT = frozenset(
         KafkaError.REQUEST_TIMED_OUT,
     }
 )
+# A record that the broker had already got, so long ago that it does not know its offset any more.
+NO_OFFSET = KafkaError(KafkaError._NO_OFFSET, "it was delivered, and the broker does not say where")  # noqa: SLF001
+# No answer: a change that was asked for may have been made.
+UNANSWERED = (_UNREACHABLE | _TIMED_OUT) - STALE_LEADER - {KafkaError._RESOLVE}  # noqa: SLF001
 # Dropped by a close. What waits for another try is in the queue as well: both may be in the log.
 PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 

@@ -38,7 +38,13 @@ class KafkaLog:
         self._address = address
         self._settings = settings
         self._threads = Threads("calls", count=_THREADS)
-        self._cluster = Cluster(configs, faults, self._threads, request_timeout_s=settings.request_timeout_s)
+        self._cluster = Cluster(
+            configs,
+            faults,
+            self._threads,
+            request_timeout_s=settings.request_timeout_s,
+            attempt_s=min(settings.attempt_timeout_s, settings.request_timeout_s),
+        )
         self._catalogue = Catalogue(self._cluster.describe, max_age_s=settings.metadata_max_age_s)
         self._producers = Producers(self._cluster, self._catalogue, delivery_timeout_s=settings.delivery_timeout_s)
         self._pool = ConsumerPool(configs, address, max_idle=settings.idle_consumers)
