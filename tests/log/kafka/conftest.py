@@ -59,6 +59,8 @@ def brokers() -> Iterator[RunningService]:
         "broker.heartbeat.interval.ms": "500",
         "controller.quorum.fetch.timeout.ms": "1500",
         "controller.quorum.election.timeout.ms": "1000",
+        "controller.socket.timeout.ms": "2000",
+        "default.replication.factor": "1",
     }
     with start("kafka", nodes=3, properties=properties) as service:
         yield service

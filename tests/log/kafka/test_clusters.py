@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator
 
@@ -11,7 +12,7 @@ import pytest
 from tests.log.kafka.conftest import OpenKafka
 
 from headrace.errors import Unavailable
-from headrace.log import transaction
+from headrace.log import ensure_topic, transaction
 from headrace.log.kafka.log import KafkaLog
 from headrace.model import NewRecord, TopicConfig, TopicPartition
 from headrace.services import RunningService
@@ -81,3 +82,31 @@ async def test_a_topic_that_was_made_is_known(brokers: RunningService, opened: O
     for _ in range(15):
         topic = await new_topic(log, partitions=3)
         await log.append([NewRecord(topic, b"k", b"v", partition=n) for n in range(3)])
+
+
+async def test_a_topic_has_copies_on_all_brokers(brokers: RunningService, opened: OpenKafka) -> None:
+    """FM2: whatever the brokers' default is; asking for the topic again, or changing it, leaves them as they are."""
+    log = await opened(brokers)
+    name, config = f"copies-{time.monotonic_ns()}", TopicConfig(retention_ms=5000)
+    made = await ensure_topic(log.admin, name, partitions=2, config=config)
+    assert made.config.extra == {"min.insync.replicas": "2"}
+    assert {len(part.replicas) for part in (await log._cluster.layout(name)).partitions} == {3}
+    assert await ensure_topic(log.admin, name, partitions=2, config=config) == made
+    changed = await ensure_topic(log.admin, name, partitions=2, config=TopicConfig(retention_ms=6000))
+    assert (changed.config.retention_ms, changed.config.extra) == (6000, made.config.extra)
+    own = await log.admin.configure(name, TopicConfig(extra={"min.insync.replicas": "1"}))
+    assert own.config.extra == {"min.insync.replicas": "1"}
+
+
+async def test_one_copy_on_several_brokers_is_warned_of(
+    brokers: RunningService, opened: OpenKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FM2: once by each process that uses the topic."""
+    alone = await new_topic(await opened(brokers, replication_factor=1))
+    log = await opened(brokers)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="headrace"):
+        await log.append(numbered(alone, 1))
+        await log.admin.describe(alone)
+        await new_topic(log)
+    assert caplog.text.count("keeps one copy of its records") == 1

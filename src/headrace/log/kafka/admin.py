@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic
 
+from headrace.config import KafkaLogSettings
 from headrace.errors import (
     BadArgument,
     HeadraceError,
@@ -21,13 +22,13 @@ from headrace.errors import (
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.cluster import Change, Cluster
 from headrace.log.kafka.configs import to_kafka
+from headrace.log.kafka.copies import MIN_IN_SYNC, copies_for, durability_of
 from headrace.log.kafka.faults import error_in
 from headrace.model import Topic, TopicConfig, check_topic_name
 
 __all__ = ["KafkaAdmin"]
 
 _SETTLE_S = 0.02
-_BROKER_DEFAULT = -1
 _REFUSED = frozenset(
     {
         KafkaError.INVALID_CONFIG,
@@ -44,18 +45,23 @@ _REFUSED = frozenset(
 class KafkaAdmin:
     """Kafka's Admin. A call returns when the brokers' metadata shows what it did."""
 
-    def __init__(self, cluster: Cluster, catalogue: Catalogue, check_open: Callable[[], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, catalogue: Catalogue, check_open: Callable[[], None], settings: KafkaLogSettings
+    ) -> None:
         self._cluster = cluster
         self._catalogue = catalogue
         self._check_open = check_open
+        self._settings = settings
 
     async def create(self, topic: str, *, partitions: int, config: TopicConfig) -> Topic:
-        """Make a topic, replicated as the brokers do by default."""
+        """Make a topic with as many copies as the settings say, or as there are brokers, up to three."""
         self._check_open()
         check_topic_name(topic)
         if partitions < 1:
             raise BadArgument("partitions", partitions, "a topic has at least one")
-        new, change = NewTopic(topic, partitions, _BROKER_DEFAULT, config=to_kafka(config)), Change()
+        copies = copies_for(self._settings, await self._cluster.brokers())
+        durable = {**durability_of(self._settings, copies), **to_kafka(config)}
+        new, change = NewTopic(topic, partitions, copies, config=durable), Change()
         try:
             await self._ask(f"create topic {topic!r}", self._cluster.client.create_topics, [new], topic, change)
         except HeadraceError as error:
@@ -81,10 +87,13 @@ class KafkaAdmin:
         return found[-1]
 
     async def configure(self, topic: str, config: TopicConfig) -> Topic:
-        """Set all settings, and take back those that only the topic's former configuration had."""
+        """Set all settings, and take back those that only the topic's former configuration had.
+
+        How many copies an append waits for is not one of them, unless it is asked for: the topic was made with it.
+        """
         self._check_open()
         _, own = await self._cluster.settings(topic)
-        wanted = to_kafka(config)
+        wanted = {**{name: own[name] for name in own if name == MIN_IN_SYNC}, **to_kafka(config)}
         changes = [_set(name, value) for name, value in wanted.items() if own.get(name) != value]
         changes += [_unset(name) for name in own.keys() - wanted.keys()]
         if changes:
@@ -119,8 +128,8 @@ class KafkaAdmin:
         self._check_open()
         known = await self._cluster.describe(topic)
         if total <= known.partitions:
-            change = f"it has {known.partitions} partitions, {total} were asked for"
-            raise ImpossibleTopicChange(topic, change, "ask for more, or copy into a new topic")
+            problem = f"it has {known.partitions} partitions, {total} were asked for"
+            raise ImpossibleTopicChange(topic, problem, "ask for more, or copy into a new topic")
         operation, change = f"add partitions to topic {topic!r}", Change()
         try:
             new = [NewPartitions(topic, total)]

@@ -20,10 +20,12 @@ from headrace.log.kafka.greeting import Complaints, admin_client, greet
 from headrace.log.kafka.producing import refresh
 from headrace.log.kafka.threads import Threads
 from headrace.model import Topic
+from headrace.observe import get_logger
 from headrace.runtime import Backoff
 
 __all__ = ["Change", "Cluster"]
 
+_logger = get_logger(__name__)
 _WAITS = Backoff(first_s=0.02, limit_s=0.5, jitter=0.2)
 _REFRESH_S = 1.0  # a frozen broker may be the one that is asked; the next look goes elsewhere
 _NO_ANSWER = KafkaError(KafkaError._TIMED_OUT, "no broker gave an answer")  # noqa: SLF001
@@ -49,6 +51,7 @@ class Cluster:
         self.request_timeout_s = request_timeout_s
         self._attempt_s = attempt_s
         self._complaints = Complaints()
+        self._looked_at: set[str] = set()
         self._refreshing: asyncio.Future[None] | None = None
         self._clients = [admin_client(configs.admin(), self._complaints, given=configs.given)]
 
@@ -59,10 +62,12 @@ class Cluster:
             raise Closed(f"log {self.faults.address}")
         return self._clients[0]
 
-    async def check(self) -> None:
+    async def check(self, *, connect_s: float) -> None:
         """Raise Unreachable unless a broker answers in time, Forbidden as soon as one refuses us."""
         timeout_s = self.request_timeout_s
-        await self.threads.run(greet, self.client, self._complaints, self.faults.address, timeout_s=timeout_s)
+        await self.threads.run(
+            greet, self.client, self._complaints, self.faults.address, timeout_s=timeout_s, connect_s=connect_s
+        )
 
     async def ask(
         self,
@@ -143,12 +148,33 @@ class Cluster:
     async def describe(self, topic: str) -> Topic:
         """Return what a topic is. Never makes one, whatever the brokers' auto.create.topics.enable says."""
         layout, (effective, own) = await asyncio.gather(self.layout(topic), self.settings(topic))
+        await self._warn_of_one_copy(topic, layout)
         return Topic(
             name=topic,
             topic_id=str(layout.topic_id),
             partitions=len(layout.partitions),
             config=from_kafka(effective, own),
         )
+
+    async def brokers(self) -> int:
+        """Return how many brokers the cluster has."""
+        return len((await self.metadata()).brokers)
+
+    async def _warn_of_one_copy(self, topic: str, layout: Any) -> None:  # noqa: ANN401
+        """Warn once of a topic that a single broker's disk can lose though there are several brokers."""
+        if topic in self._looked_at or topic.startswith("__"):
+            return
+        self._looked_at.add(topic)
+        alone = sum(len(part.replicas) == 1 for part in layout.partitions)
+        if alone and (brokers := await self.brokers()) > 1:
+            _logger.warning(
+                "a topic keeps one copy of its records on a cluster of several brokers: what one broker loses is gone",
+                topic=topic,
+                brokers=brokers,
+                partitions_with_one_copy=alone,
+                next_step="give its partitions more replicas with kafka-reassign-partitions.sh, then set its "
+                "min.insync.replicas",
+            )
 
     async def settings(self, topic: str) -> tuple[dict[str, str], dict[str, str]]:
         """Return all settings that hold for a topic, and those set on the topic itself."""

@@ -19,8 +19,9 @@ from headrace.errors import (
 from headrace.log.kafka.attempts import Attempt
 from headrace.log.kafka.breaks import Breaks
 from headrace.log.kafka.catalogue import Catalogue
-from headrace.log.kafka.clients import LOGGER, WHOLE_BATCH_BYTES
+from headrace.log.kafka.clients import WHOLE_BATCH_BYTES
 from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.driver_log import LOGGER
 from headrace.log.kafka.ending import abort_at_last, commit_until, deliver_all, flush_and_abort
 from headrace.log.kafka.enlisting import enlist
 from headrace.log.kafka.faults import FENCED, NOT_OWNER, error_in
@@ -249,7 +250,7 @@ class KafkaTransactional:
         if self._standing.state is not State.OPEN or attempt is not self._attempt:
             return
         await self._abort_now()
-        if self._standing.state is State.READY:
+        if not self._standing.is_spent:
             self._standing.state = State.EXPIRED
         count_outcome("failed")
 
