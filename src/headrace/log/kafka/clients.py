@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from headrace.config import KafkaLogSettings
 
-__all__ = ["LOGGER", "WHOLE_BATCH_BYTES", "ClientConfigs"]
+__all__ = ["WHOLE_BATCH_BYTES", "ClientConfigs"]
 
 Config: TypeAlias = dict[str, Any]
-
-# librdkafka's own lines go here. Without the handler Python would print its warnings to stderr.
-LOGGER = logging.getLogger("headrace.log.kafka")
-LOGGER.addHandler(logging.NullHandler())
 
 WHOLE_BATCH_BYTES = 1_000_000
 _LARGEST_RECORD_BYTES = 1_000_000_000

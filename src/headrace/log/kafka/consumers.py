@@ -11,7 +11,8 @@ import confluent_kafka
 from confluent_kafka import Consumer, KafkaException
 
 from headrace.errors import Closed
-from headrace.log.kafka.clients import LOGGER, ClientConfigs
+from headrace.log.kafka.clients import ClientConfigs
+from headrace.log.kafka.driver_log import DRIVER_LOG
 from headrace.log.kafka.threads import Threads
 from headrace.model import TopicPartition
 
@@ -41,7 +42,7 @@ class PooledConsumer:
 
     def __init__(self, configs: ClientConfigs, kind: Kind) -> None:
         self.kind = kind
-        self._consumer = Consumer(configs.reader(follow=kind == "follow"), logger=LOGGER)
+        self._consumer = Consumer(configs.reader(follow=kind == "follow"), logger=DRIVER_LOG)
         self.threads = Threads(f"reader-{kind}", count=1)
         self._asked_s: dict[str, float] = {}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from headrace.log.kafka.clients import LOGGER
+from headrace.log.kafka.driver_log import LOGGER
 from headrace.log.kafka.faults import FATAL_TOLD, error_in
 from headrace.log.kafka.standing import count_outcome
 
