@@ -12,7 +12,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import ConfigResource, ConfigSource
 
-from headrace.errors import Closed, HeadraceError
+from headrace.errors import Closed, HeadraceError, Unavailable
 from headrace.log.kafka.clients import ClientConfigs
 from headrace.log.kafka.configs import from_kafka
 from headrace.log.kafka.faults import STALE_LEADER, UNANSWERED, Faults, error_in
@@ -27,6 +27,7 @@ __all__ = ["Change", "Cluster"]
 
 _logger = get_logger(__name__)
 _WAITS = Backoff(first_s=0.02, limit_s=0.5, jitter=0.2)
+_MORE_PATIENCE = 1.5
 _REFRESH_S = 1.0  # a frozen broker may be the one that is asked; the next look goes elsewhere
 _NO_ANSWER = KafkaError(KafkaError._TIMED_OUT, "no broker gave an answer")  # noqa: SLF001
 _AGAIN = STALE_LEADER | UNANSWERED
@@ -92,7 +93,9 @@ class Cluster:
             left_s = max(0.01, deadline - time.monotonic())
             error: Any = _NO_ANSWER
             try:
-                answer = await self._answer(request, *args, request_timeout=min(self._attempt_s, left_s), **options)
+                answer = await self._answer(
+                    request, *args, request_timeout=self._patience_s(attempt, left_s), **options
+                )
                 if is_answer(answer):
                     return answer
             except KafkaException as failure:
@@ -104,6 +107,10 @@ class Cluster:
                 raise self._fault(error, operation, topic, change) from KafkaException(error)
             await asyncio.sleep(wait_s)
             await self._refresh()
+
+    def _patience_s(self, attempt: int, left_s: float) -> float:
+        """Return how long to wait for an attempt: longer each time, because some requests just take long."""
+        return float(min(self._attempt_s * _MORE_PATIENCE ** (attempt - 1), left_s))
 
     async def _refresh(self) -> None:
         """Let the client learn who leads; those who need it at one time share one look."""
@@ -125,15 +132,17 @@ class Cluster:
     async def metadata(self) -> Any:  # noqa: ANN401
         """Return what any broker says about the cluster: its brokers and topics."""
         deadline = time.monotonic() + self.request_timeout_s
+        attempt = 0
         while True:
+            attempt += 1
             left_s = max(0.01, deadline - time.monotonic())
             try:
-                return await self.threads.run(self.client.list_topics, timeout=min(self._attempt_s, left_s))
+                return await self.threads.run(self.client.list_topics, timeout=self._patience_s(attempt, left_s))
             except KafkaException as failure:
                 error = error_in(failure)
                 if error.code() not in _AGAIN or time.monotonic() >= deadline:
                     raise self._fault(error, "list topics", None, None) from failure
-            await asyncio.sleep(_WAITS.first_s)
+            await asyncio.sleep(_WAITS.delay_s(attempt))
 
     async def names(self) -> list[str]:
         """Return the names of all topics, the brokers' own included."""
@@ -166,7 +175,12 @@ class Cluster:
             return
         self._looked_at.add(topic)
         alone = sum(len(part.replicas) == 1 for part in layout.partitions)
-        if alone and (brokers := await self.brokers()) > 1:
+        try:
+            brokers = await self.brokers() if alone else 0
+        except Unavailable:  # what was asked for is known; the next description looks again
+            self._looked_at.discard(topic)
+            return
+        if brokers > 1:
             _logger.warning(
                 "a topic keeps one copy of its records on a cluster of several brokers: what one broker loses is gone",
                 topic=topic,
