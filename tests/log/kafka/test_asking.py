@@ -13,15 +13,17 @@ import pytest_asyncio
 from confluent_kafka import KafkaError, KafkaException
 
 from headrace.config import KafkaLogSettings
-from headrace.errors import Closed, Forbidden, Unavailable, Unreachable
+from headrace.errors import Closed, Forbidden, TransactionFailed, Unavailable, Unreachable
+from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import ClientConfigs
 from headrace.log.kafka.cluster import Change, Cluster
 from headrace.log.kafka.deliveries import DeliveryFailed, ManyRecords, OneRecord
 from headrace.log.kafka.faults import Faults
 from headrace.log.kafka.log import KafkaLog
-from headrace.log.kafka.offsets import find_bounds, find_offset_at
+from headrace.log.kafka.offsets import Settling, find_bounds, find_offset_at
 from headrace.log.kafka.polling import Landed
 from headrace.log.kafka.threads import Threads
+from headrace.log.kafka.transactions import KafkaTransactional
 from headrace.model import NewRecord, TopicPartition
 
 NOBODY = "127.0.0.1:9"
@@ -181,3 +183,34 @@ async def test_what_a_close_overtakes_is_told_so(threads: Threads) -> None:
     for late in (find_bounds(log._cluster, AT), log.bounds(AT), log._cluster.metadata()):
         with pytest.raises(Closed):
             await late
+
+
+class FailingCommit:
+    """A producer that fails for good while it commits, in a way that the driver has no exception for."""
+
+    def begin_transaction(self) -> None:
+        pass
+
+    def flush(self, _: float) -> int:
+        return 0
+
+    def commit_transaction(self, _: float) -> None:
+        raise SystemError("returned NULL without setting an exception")
+
+    def purge(self) -> None:
+        pass
+
+
+async def test_a_driver_that_fails_while_it_commits_leaves_the_outcome_unknown(threads: Threads) -> None:
+    """FL1: whatever the driver raises once the commit may have been sent is our error, and spends the producer."""
+    cluster = ScriptedCluster(threads, Script(Answer(0)))
+    catalogue = Catalogue(cluster.describe, max_age_s=60)
+    producer = KafkaTransactional(cluster, catalogue, Settling(cluster), "id", 60)
+    producer._producer = FailingCommit()
+    await producer.begin()
+    with pytest.raises(TransactionFailed) as failed:
+        await producer.commit()
+    assert not failed.value.outcome_known
+    with pytest.raises(TransactionFailed, match="take the id again"):
+        await producer.begin()
+    await producer.close()

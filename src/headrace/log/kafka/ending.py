@@ -59,6 +59,6 @@ def abort_at_last(producer: Any, transactional_id: str) -> None:  # noqa: ANN401
     try:
         producer.abort_transaction(_CLOSING_S)
         count_outcome("aborted")
-    except KafkaException as failure:
+    except FATAL_TOLD as failure:
         LOGGER.warning("%s was closed before its transaction was aborted: %s", transactional_id, failure)
         count_outcome("failed")

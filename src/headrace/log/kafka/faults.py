@@ -31,6 +31,7 @@ UNKNOWN_TOPIC = frozenset(
 # What `poll` and `flush` raise, once, when the client has failed for good. The driver may lose the exception on the
 # way. Whatever is asked of the client afterwards is answered with the fatal error, by name.
 FATAL_TOLD = (KafkaException, SystemError)
+_LOST_FATAL = KafkaError(KafkaError._FATAL, "the client has failed for good")  # noqa: SLF001
 FENCED = frozenset(
     {
         KafkaError._FENCED,  # noqa: SLF001
@@ -110,8 +111,8 @@ PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noq
 
 
 def error_in(exception: BaseException) -> Any:  # noqa: ANN401 - the driver has no types
-    """Return the KafkaError that a KafkaException carries."""
-    return exception.args[0]
+    """Return the KafkaError that a KafkaException carries, or a fatal one that the driver lost on the way."""
+    return exception.args[0] if isinstance(exception, KafkaException) else _LOST_FATAL
 
 
 def closed_first(topic: str) -> OperationFailed:
