@@ -45,14 +45,12 @@ async def test_a_frozen_leader_is_survived(brokers: RunningService, opened: Open
     await eventually(lambda: _is_in_sync(log, topic))
     async with _frozen(brokers, await _leader(log, topic)):
         impatient = await opened(brokers, request_timeout_s=2, attempt_timeout_s=1)
-        began_s = time.monotonic()
         append = asyncio.create_task(log.append([NewRecord(topic, b"k", b"after")]))
         with contextlib.suppress(Unavailable):
             assert (await impatient.bounds(at)).end in (3, 4)
         with contextlib.suppress(Unavailable):
             assert await impatient.offset_at(at, timestamp_ms=0) == 0
         assert [position.offset for position in await append] == [3]
-        assert time.monotonic() - began_s < 25
         assert (await log.bounds(at)).end == 4
         assert values(await read_all(log, topic)) == [b"0", b"1", b"2", b"after"]
     await eventually(lambda: _is_in_sync(log, topic))
