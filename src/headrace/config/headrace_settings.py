@@ -61,9 +61,23 @@ class KafkaLogSettings(Section):
         repr=False,
         description="Properties for every Kafka client, as librdkafka names them (security, tuning).",
     )
-    request_timeout_s: Seconds = Field(default=30.0, description="Longest wait for an answer of the brokers.")
+    connect_timeout_s: Seconds = Field(
+        default=5.0, description="How long connections may fail when the log is opened before nobody counts as there."
+    )
+    request_timeout_s: Seconds = Field(
+        default=30.0, description="Longest wait for an answer of the brokers, attempts at other brokers included."
+    )
+    attempt_timeout_s: Seconds = Field(
+        default=5.0, description="Longest wait for one broker; then its connection is closed and others are asked."
+    )
     delivery_timeout_s: Seconds = Field(
         default=30.0, description="Longest time for an append to be acknowledged, retries included."
+    )
+    replication_factor: Count | None = Field(
+        default=None, description="Copies of each record in a topic made here; unset: as many as brokers, up to 3."
+    )
+    min_in_sync_replicas: Count | None = Field(
+        default=None, description="Copies that an append waits for in a topic made here; unset: all but one of them."
     )
     linger_ms: float = Field(
         default=1.0, ge=0, description="How long a producer waits for more records to send together."
@@ -118,14 +132,18 @@ class CassandraStoreSettings(Section):
     )
     consistency: Consistency = Field(default="LOCAL_QUORUM", description="How many replicas must answer, both ways.")
     create_keyspace: bool = Field(default=True, description="Make the keyspace when it is not there.")
-    replication_factor: int = Field(
-        default=1, ge=1, description="Copies of each row in a keyspace made here; ignored where replication is set."
+    replication_factor: Count | None = Field(
+        default=None,
+        description="Copies of each row, by data centre, in a keyspace made here; unset: as many as nodes, up to 3.",
     )
     replication: dict[str, int] = Field(
-        default={}, description="Copies of each row by data centre in a keyspace made here, as in {dc1 = 3}."
+        default={}, description="Copies of each row by data centre in a keyspace made here, as in {dc1 = 3}; wins."
     )
     request_timeout_s: Seconds = Field(default=10.0, description="Longest wait for an answer, retries included.")
     attempt_timeout_s: Seconds = Field(default=4.0, description="Longest wait for one attempt before it is repeated.")
+    speculate_after_s: Seconds | None = Field(
+        default=0.5, description="Ask another node too when one has not answered for so long; unset: never."
+    )
     max_requests_in_flight: int = Field(default=256, ge=1, description="Most requests on their way at a time.")
     batch_max_rows: int = Field(default=50, ge=1, description="Most rows of one partition written together.")
     batch_max_bytes: int = Field(

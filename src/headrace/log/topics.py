@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from headrace.errors import TopicExists, UnknownTopic, WrongPartitionCount
 from headrace.log.ports import Admin
 from headrace.model import Topic, TopicConfig
 
 __all__ = ["ensure_topic"]
+
+# What a log may add to a topic that it makes, by how many brokers there are.
+_OF_THE_LOG = frozenset({"min.insync.replicas"})
 
 
 async def ensure_topic(admin: Admin, topic: str, *, partitions: int, config: TopicConfig) -> Topic:
@@ -23,4 +28,10 @@ async def ensure_topic(admin: Admin, topic: str, *, partitions: int, config: Top
             found = await admin.describe(topic)
     if found.partitions != partitions:
         raise WrongPartitionCount(topic, partitions, found.partitions)
-    return found if found.config == config else await admin.configure(topic, config)
+    return found if _is_as(found.config, config) else await admin.configure(topic, config)
+
+
+def _is_as(found: TopicConfig, wanted: TopicConfig) -> bool:
+    """Return True if a topic is configured as wanted; what the log added when it made the topic is no difference."""
+    extra = {name: value for name, value in found.extra.items() if name in wanted.extra or name not in _OF_THE_LOG}
+    return msgspec.structs.replace(found, extra=extra) == wanted

@@ -51,6 +51,21 @@ def proxy(broker: RunningService, proxied: TcpProxy) -> Iterator[TcpProxy]:
     proxied.restore()
 
 
+@pytest.fixture(scope="session")
+def brokers() -> Iterator[RunningService]:
+    """Three brokers that miss one of them within seconds; whoever freezes one lets it go on."""
+    properties = {
+        "broker.session.timeout.ms": "3000",
+        "broker.heartbeat.interval.ms": "500",
+        "controller.quorum.fetch.timeout.ms": "1500",
+        "controller.quorum.election.timeout.ms": "1000",
+        "controller.socket.timeout.ms": "2000",
+        "default.replication.factor": "1",
+    }
+    with start("kafka", nodes=3, properties=properties) as service:
+        yield service
+
+
 @pytest_asyncio.fixture
 async def opened() -> AsyncIterator[OpenKafka]:
     """Open logs with settings of the test's choice, closed at the end."""

@@ -19,6 +19,7 @@ from headrace.log.kafka.breaks import Breaks
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import ClientConfigs
 from headrace.log.kafka.configs import from_kafka, to_kafka
+from headrace.log.kafka.copies import copies_for, durability_of
 from headrace.log.kafka.placing import Placer, place
 from headrace.log.kafka.polling import Landed, Poller
 from headrace.log.kafka.producers import batch_bytes_of
@@ -111,8 +112,38 @@ def test_settings_reach_the_driver_in_its_own_words() -> None:
     """[log.kafka] becomes librdkafka's properties; seconds become milliseconds."""
     section = KafkaLogSettings(request_timeout_s=7, delivery_timeout_s=9, linger_ms=2, queue_records=11)
     config = ClientConfigs("a:1", section).producer(batch_bytes=10)
-    assert (config["socket.timeout.ms"], config["message.timeout.ms"]) == (7_000, 9_000)
+    assert (config["socket.timeout.ms"], config["message.timeout.ms"]) == (3_000, 9_000)
     assert (config["linger.ms"], config["queue.buffering.max.messages"]) == (2, 11)
+
+
+def test_a_silent_broker_is_given_up_before_what_waits_for_it() -> None:
+    """FM4: every client closes a silent connection early enough to ask another broker within its time."""
+    configs = ClientConfigs("a:1", KafkaLogSettings())
+    made = [configs.admin(), configs.reader(follow=True), configs.member("g", "m", session_timeout_s=45)]
+    assert all(config["socket.timeout.ms"] == 5_000 for config in made)
+    for config in (configs.producer(batch_bytes=10), configs.transactional("id", timeout_s=12, batch_bytes=10)):
+        assert config["socket.timeout.ms"] * 3 <= config["message.timeout.ms"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "brokers", "copies", "in_sync"),
+    [
+        ({}, 1, 1, None),
+        ({}, 2, 2, "1"),
+        ({}, 3, 3, "2"),
+        ({}, 9, 3, "2"),
+        ({"replication_factor": 5}, 9, 5, "4"),
+        ({"replication_factor": 1}, 3, 1, None),
+        ({"min_in_sync_replicas": 1}, 3, 3, "1"),
+    ],
+)
+def test_a_topic_has_as_many_copies_as_there_are_brokers_up_to_three(
+    settings: dict[str, int], brokers: int, copies: int, in_sync: str | None
+) -> None:
+    """FM2: and an append waits for all but one of them; what is set wins."""
+    section = KafkaLogSettings.model_validate(settings)
+    assert copies_for(section, brokers) == copies
+    assert durability_of(section, copies).get("min.insync.replicas") == in_sync
 
 
 def test_an_address_names_its_servers() -> None:

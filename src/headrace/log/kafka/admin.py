@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic
 
+from headrace.config import KafkaLogSettings
 from headrace.errors import (
     BadArgument,
     HeadraceError,
@@ -19,15 +21,15 @@ from headrace.errors import (
 )
 from headrace.log import checks
 from headrace.log.kafka.catalogue import Catalogue
-from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.cluster import Change, Cluster
 from headrace.log.kafka.configs import to_kafka
+from headrace.log.kafka.copies import MIN_IN_SYNC, copies_for, durability_of
 from headrace.log.kafka.faults import error_in
 from headrace.model import Topic, TopicConfig
 
 __all__ = ["KafkaAdmin"]
 
 _SETTLE_S = 0.02
-_BROKER_DEFAULT = -1
 _REFUSED = frozenset(
     {
         KafkaError.INVALID_CONFIG,
@@ -44,32 +46,57 @@ _REFUSED = frozenset(
 class KafkaAdmin:
     """Kafka's Admin. A call returns when the brokers' metadata shows what it did."""
 
-    def __init__(self, cluster: Cluster, catalogue: Catalogue, check_open: Callable[[], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, catalogue: Catalogue, check_open: Callable[[], None], settings: KafkaLogSettings
+    ) -> None:
         self._cluster = cluster
         self._catalogue = catalogue
         self._check_open = check_open
+        self._settings = settings
 
     async def create(self, topic: str, *, partitions: int, config: TopicConfig) -> Topic:
-        """Make a topic, replicated as the brokers do by default."""
+        """Make a topic with as many copies as the settings say, or as there are brokers, up to three."""
         self._check_open()
         checks.check_topic(topic)
         checks.check_partitions(partitions)
         config = checks.check_config(config)
-        new = NewTopic(topic, partitions, _BROKER_DEFAULT, config=to_kafka(config))
+        copies = copies_for(self._settings, await self._cluster.brokers())
+        durable = {**durability_of(self._settings, copies), **to_kafka(config)}
+        new, change = NewTopic(topic, partitions, copies, config=durable), Change()
         try:
-            await self._ask(f"create topic {topic!r}", self._cluster.client.create_topics, [new], topic=topic)
+            await self._ask(f"create topic {topic!r}", self._cluster.client.create_topics, [new], topic, change)
         except HeadraceError as error:
-            _explain_create(error, topic, config)
+            # An attempt that nobody answered may have made the topic that the next one finds.
+            if not (change.may_be_made and _code(error) == KafkaError.TOPIC_ALREADY_EXISTS):
+                _explain_create(error, topic, config)
+        return await self._made(topic, partitions)
+
+    async def _made(self, topic: str, partitions: int) -> Topic:
+        """Return a topic that was just made or grown, once the brokers can describe it.
+
+        Each broker hears of it in its own time: one may know the leaders, and the next one asked not even the topic.
+        """
         await self._until(f"topic {topic!r} to get its leaders", lambda: self._has_leaders(topic, partitions))
-        return await self._learn(topic)
+        found: list[Topic] = []
+
+        async def is_described() -> bool:
+            with contextlib.suppress(UnknownTopic):
+                found.append(await self._learn(topic))
+            return bool(found) and found[-1].partitions >= partitions
+
+        await self._until(f"topic {topic!r} to be known everywhere", is_described)
+        return found[-1]
 
     async def configure(self, topic: str, config: TopicConfig) -> Topic:
-        """Set all settings, and take back those that only the topic's former configuration had."""
+        """Set all settings, and take back those that only the topic's former configuration had.
+
+        How many copies an append waits for is not one of them, unless it is asked for: the topic was made with it.
+        """
         self._check_open()
         checks.check_topic(topic)
         config = checks.check_config(config)
         _, own = await self._cluster.settings(topic)
-        wanted = to_kafka(config)
+        wanted = {**{name: own[name] for name in own if name == MIN_IN_SYNC}, **to_kafka(config)}
         changes = [_set(name, value) for name, value in wanted.items() if own.get(name) != value]
         changes += [_unset(name) for name in own.keys() - wanted.keys()]
         if changes:
@@ -91,7 +118,12 @@ class KafkaAdmin:
         """Remove the topic."""
         self._check_open()
         checks.check_topic(topic)
-        await self._ask(f"delete topic {topic!r}", self._cluster.client.delete_topics, [topic], topic=topic)
+        change = Change()
+        try:
+            await self._ask(f"delete topic {topic!r}", self._cluster.client.delete_topics, [topic], topic, change)
+        except UnknownTopic:
+            if not change.may_be_made:
+                raise
         await self._until(f"topic {topic!r} to go", lambda: self._is_gone(topic))
         self._catalogue.forget(topic)
 
@@ -101,31 +133,36 @@ class KafkaAdmin:
         checks.check_partitions(total)
         known = await self._cluster.describe(checks.check_topic(topic))
         if total <= known.partitions:
-            change = f"it has {known.partitions} partitions, {total} were asked for"
-            raise ImpossibleTopicChange(topic, change, "ask for more, or copy into a new topic")
-        operation = f"add partitions to topic {topic!r}"
+            problem = f"it has {known.partitions} partitions, {total} were asked for"
+            raise ImpossibleTopicChange(topic, problem, "ask for more, or copy into a new topic")
+        operation, change = f"add partitions to topic {topic!r}", Change()
         try:
-            await self._ask(
-                operation, self._cluster.client.create_partitions, [NewPartitions(topic, total)], topic=topic
-            )
+            new = [NewPartitions(topic, total)]
+            await self._ask(operation, self._cluster.client.create_partitions, new, topic, change)
         except HeadraceError as error:
-            _explain_change(error, topic, "ask for a number of partitions that the brokers allow")
-        await self._until(f"topic {topic!r} to get its leaders", lambda: self._has_leaders(topic, total))
-        return await self._learn(topic)
+            if not (change.may_be_made and await self._has_leaders(topic, total)):
+                _explain_change(error, topic, "ask for a number of partitions that the brokers allow")
+        return await self._made(topic, total)
 
     async def _alter(self, topic: str, changes: list[Any]) -> None:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=changes)
         try:
-            await self._ask(
-                f"configure topic {topic!r}", self._cluster.client.incremental_alter_configs, [resource], topic=topic
-            )
+            alter = self._cluster.client.incremental_alter_configs
+            await self._ask(f"configure topic {topic!r}", alter, [resource], topic, Change())
         except HeadraceError as error:
             _explain_change(error, topic, "ask for settings that the brokers take, or copy into a new topic")
 
-    async def _ask(self, operation: str, request: Callable[..., Any], *args: Any, topic: str) -> None:  # noqa: ANN401
+    async def _ask(
+        self,
+        operation: str,
+        request: Callable[..., Any],
+        what: list[Any],
+        topic: str,
+        change: Change,
+    ) -> None:
         """Ask for a change; whatever comes of it, what was known about the topic may be wrong now."""
         try:
-            await self._cluster.ask(operation, request, *args, topic=topic, outcome_known=False)
+            await self._cluster.ask(operation, request, what, topic=topic, change=change)
         finally:
             self._catalogue.forget(topic)
 
@@ -177,6 +214,11 @@ def _refusal(error: HeadraceError) -> Any:  # noqa: ANN401
     """Return the broker's own error behind one of ours, if it has one."""
     cause = error.__cause__
     return error_in(cause) if isinstance(cause, KafkaException) else None
+
+
+def _code(error: HeadraceError) -> int | None:
+    refusal = _refusal(error)
+    return None if refusal is None else int(refusal.code())
 
 
 def _explain_create(error: HeadraceError, topic: str, config: TopicConfig) -> NoReturn:

@@ -16,8 +16,8 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from headrace.errors import Closed
-from headrace.log.kafka.clients import LOGGER
 from headrace.log.kafka.deliveries import Append, ManyRecords, OneRecord
+from headrace.log.kafka.driver_log import DRIVER_LOG
 from headrace.log.kafka.faults import closed_first, error_in
 from headrace.log.kafka.polling import Landed, Poller
 from headrace.log.kafka.producing import REFRESHES, Placed, flush, is_about_partition, refresh
@@ -39,7 +39,7 @@ class Appender:
         self._address = address
         self._threads = threads
         self._loop = asyncio.get_running_loop()
-        self._producer = Producer({**config, "error_cb": self._on_error}, logger=LOGGER)
+        self._producer = Producer({**config, "error_cb": self._on_error}, logger=DRIVER_LOG)
         self._waiting: deque[Append] = deque()
         self._landed = Landed()
         self._waiting_bytes = 0

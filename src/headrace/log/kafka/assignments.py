@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import confluent_kafka
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_STORED, KafkaException
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_STORED, KafkaError, KafkaException
 
 from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.faults import error_in
@@ -80,18 +80,26 @@ class Assignment:
             return []
         try:
             found = consumer.committed(partitions, timeout=self._cluster.request_timeout_s)
-            return [self._first(consumer, each) if each.offset < 0 else each for each in found]
+            return [self._start(consumer, each) for each in found]
         except KafkaException as failure:
             timeout_s = self._cluster.request_timeout_s
             what = f"fetch the commits in group {self._group!r}"
             self.problem = self._cluster.faults.of(error_in(failure), what, timeout_s=timeout_s)
             return [confluent_kafka.TopicPartition(each.topic, each.partition, OFFSET_STORED) for each in partitions]
 
+    def _start(self, consumer: Any, commit: Any) -> Any:  # noqa: ANN401
+        if commit.error is not None:  # no answer, which must not be taken for "no commit"
+            raise KafkaException(commit.error)
+        return self._first(consumer, commit) if commit.offset < 0 else commit
+
     def _first(self, consumer: Any, partition: Any) -> Any:  # noqa: ANN401
         """Return the start without a commit. The end is asked for now: what is appended from here on is ours."""
         where = confluent_kafka.TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)
         if self._start_at == "latest":
-            where.offset = consumer.get_watermark_offsets(where, timeout=self._cluster.request_timeout_s)[1]
+            found = consumer.get_watermark_offsets(where, timeout=self._cluster.request_timeout_s)
+            if found is None or found[1] < 0:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no broker says where {where} ends"))  # noqa: SLF001
+            where.offset = found[1]
         return where
 
     def _tell(

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from headrace.errors import HeadraceError
 from headrace.log.kafka.clients import WHOLE_BATCH_BYTES
+from headrace.log.kafka.faults import NO_OFFSET
 from headrace.log.kafka.producers import refusal_of
 from headrace.model import NewRecord, Position, Topic, size_of
 
@@ -83,6 +84,8 @@ class Attempt:
 
     def delivered(self, index: int, record: NewRecord, error: Any, message: Any) -> None:  # noqa: ANN401
         """Take the driver's report on one record."""
+        if error is None and message.offset() < 0:
+            error = NO_OFFSET
         if error is None:
             self._positions[index] = Position(
                 message.topic(), message.partition(), message.offset(), message.timestamp()[1]

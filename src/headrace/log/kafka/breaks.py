@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 
-from headrace.log.kafka.clients import LOGGER
+from headrace.log.kafka.driver_log import DRIVER_LOG
 
 __all__ = ["Breaks"]
 
@@ -30,7 +30,7 @@ class Breaks:
         """Take a line of librdkafka, which comes from inside of `poll` and `flush`, and pass it on."""
         if facility in _BROKEN and not _NEVER_UP.search(text):
             self._heard_s = time.monotonic()
-        LOGGER.log(level, form, facility, client, text)
+        DRIVER_LOG.log(level, form, facility, client, text)
 
     def since(self, moment_s: float) -> bool:
         """Return True if a connection may have broken since then; what is queued must have been polled for."""

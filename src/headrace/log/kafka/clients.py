@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from headrace.config import KafkaLogSettings
 
-__all__ = ["LOGGER", "WHOLE_BATCH_BYTES", "ClientConfigs"]
+__all__ = ["WHOLE_BATCH_BYTES", "ClientConfigs"]
 
 Config: TypeAlias = dict[str, Any]
-
-# librdkafka's own lines go here. Without the handler Python would print its warnings to stderr.
-LOGGER = logging.getLogger("headrace.log.kafka")
-LOGGER.addHandler(logging.NullHandler())
 
 WHOLE_BATCH_BYTES = 1_000_000
 _LARGEST_RECORD_BYTES = 1_000_000_000
@@ -26,6 +21,10 @@ _PROPAGATION_MS = 3_000
 _BOUNDED_WAIT_MS = 1
 _FOLLOW_WAIT_MS = 100
 _INFO = 6  # of syslog
+# An append is tried on so many connections, if need be, before its time is up.
+_ATTEMPTS = 3
+# Consumers take no less: a second above the longest wait at the end of a partition.
+_LEAST_SILENCE_MS = 1_100
 
 
 class ClientConfigs:
@@ -102,18 +101,32 @@ class ClientConfigs:
         }
 
     def _delivering(self, timeout_s: float) -> Config:
-        timeout_ms = max(1, int(timeout_s * 1000))
-        request_ms = int(self._settings.request_timeout_s * 1000)
-        return {"message.timeout.ms": timeout_ms, "socket.timeout.ms": max(10, min(timeout_ms, request_ms))}
+        """Bound deliveries. A broker that falls silent must be given up long before the records that wait for it."""
+        attempt_s = min(self._attempt_s, timeout_s / _ATTEMPTS)
+        return {"message.timeout.ms": max(1, int(timeout_s * 1000)), **_silence(attempt_s)}
+
+    @property
+    def _attempt_s(self) -> float:
+        return min(self._settings.attempt_timeout_s, self._settings.request_timeout_s)
 
     def _client(self, own: Mapping[str, Any]) -> Config:
         return {
-            "socket.timeout.ms": max(10, int(self._settings.request_timeout_s * 1000)),
+            **_silence(self._attempt_s),
             "reconnect.backoff.max.ms": 1000,  # the default of 10 s would keep readers away from a broker that is back
             **self._settings.client,
             "bootstrap.servers": self._servers,
             **own,
         }
+
+
+def _silence(attempt_s: float) -> Config:
+    """Bound how long one broker's silence is borne, whatever the client waits for."""
+    attempt_ms = max(_LEAST_SILENCE_MS, int(attempt_s * 1000))
+    return {
+        "socket.timeout.ms": attempt_ms,
+        "socket.connection.setup.timeout.ms": attempt_ms,
+        "api.version.request.timeout.ms": attempt_ms,
+    }
 
 
 _CONSUMING: Config = {

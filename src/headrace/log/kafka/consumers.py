@@ -11,7 +11,8 @@ import confluent_kafka
 from confluent_kafka import Consumer, KafkaException
 
 from headrace.errors import Closed
-from headrace.log.kafka.clients import LOGGER, ClientConfigs
+from headrace.log.kafka.clients import ClientConfigs
+from headrace.log.kafka.driver_log import DRIVER_LOG
 from headrace.log.kafka.threads import Threads
 from headrace.model import TopicPartition
 
@@ -38,7 +39,7 @@ class PooledConsumer:
     """A consumer that reads one partition at a time."""
 
     def __init__(self, configs: ClientConfigs) -> None:
-        self._consumer = Consumer(configs.reader(follow=False), logger=LOGGER)
+        self._consumer = Consumer(configs.reader(follow=False), logger=DRIVER_LOG)
         self.threads = Threads("reader", count=1)
         self._asked_s: dict[str, float] = {}
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, TypeAlias, cast
 
+from headrace.log.kafka.faults import NO_OFFSET
 from headrace.log.kafka.polling import Landed
 from headrace.log.kafka.producing import Placed, produce
 from headrace.model import NewRecord, Position
@@ -72,8 +73,11 @@ class OneRecord:
     def __call__(self, error: Any, message: Any) -> None:  # noqa: ANN401
         """Take the driver's report."""
         if error is None:
-            where = (self.record.topic, message.partition(), message.offset(), message.timestamp()[1])
+            offset = message.offset()
+            where = (self.record.topic, message.partition(), offset, message.timestamp()[1])
             self.position = _position(where)
+            if offset < 0:
+                self.error = NO_OFFSET
         else:
             self.error = error
         self.landed.append(self)
@@ -173,8 +177,11 @@ class ManyRecords:
 
     def _deliver(self, index: int, error: Any, message: Any) -> None:  # noqa: ANN401
         if error is None:
-            where = (self._placed[index][0].topic, message.partition(), message.offset(), message.timestamp()[1])
+            offset = message.offset()
+            where = (self._placed[index][0].topic, message.partition(), offset, message.timestamp()[1])
             self._positions[index] = _position(where)
+            if offset < 0:
+                self._errors[index] = NO_OFFSET
         else:
             self._errors[index] = error
         if self._number() == self._last:

@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from headrace.log.kafka.clients import LOGGER
+from headrace.log.kafka.driver_log import LOGGER
 from headrace.log.kafka.faults import FATAL_TOLD, error_in
 from headrace.log.kafka.standing import count_outcome
 
@@ -59,6 +59,6 @@ def abort_at_last(producer: Any, transactional_id: str) -> None:  # noqa: ANN401
     try:
         producer.abort_transaction(_CLOSING_S)
         count_outcome("aborted")
-    except KafkaException as failure:
+    except FATAL_TOLD as failure:
         LOGGER.warning("%s was closed before its transaction was aborted: %s", transactional_id, failure)
         count_outcome("failed")

@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from headrace.log.kafka.attempts import Attempt
-from headrace.log.kafka.faults import error_in
+from headrace.log.kafka.faults import FATAL_TOLD, error_in
 from headrace.log.kafka.producing import REFRESHES, Placed, is_about_partition, produce, refresh
 from headrace.log.kafka.threads import Threads
 
@@ -28,7 +28,7 @@ async def enlist(producer: Any, threads: Threads, attempt: Attempt, placed: Plac
     report = functools.partial(attempt.delivered, index, record)
     try:
         await _queue(producer, threads, placed, report)
-    except KafkaException:
+    except FATAL_TOLD:
         attempt.drop_last(record, partition)
         raise
 

@@ -31,6 +31,7 @@ UNKNOWN_TOPIC = frozenset(
 # What `poll` and `flush` raise, once, when the client has failed for good. The driver may lose the exception on the
 # way. Whatever is asked of the client afterwards is answered with the fatal error, by name.
 FATAL_TOLD = (KafkaException, SystemError)
+_LOST_FATAL = KafkaError(KafkaError._FATAL, "the client has failed for good")  # noqa: SLF001
 FENCED = frozenset(
     {
         KafkaError._FENCED,  # noqa: SLF001
@@ -51,9 +52,20 @@ NOT_OWNER = frozenset(
         KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001
     }
 )
-# The client's view of who leads a partition is old; nothing was done, and a look at the metadata mends it.
+# Nothing was done, and a look at the metadata mends it: the client's view of who leads a partition or the cluster is
+# old, or the broker is new to its office.
 STALE_LEADER = frozenset(
     {
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError._WAIT_COORD,  # noqa: SLF001
+        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001 - never sent
         KafkaError._NOENT,  # noqa: SLF001 - no leader at all: the broker is back, but not in office yet
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
@@ -90,13 +102,17 @@ _TIMED_OUT = frozenset(
         KafkaError.REQUEST_TIMED_OUT,
     }
 )
+# A record that the broker had already got, so long ago that it does not know its offset any more.
+NO_OFFSET = KafkaError(KafkaError._NO_OFFSET, "it was delivered, and the broker does not say where")  # noqa: SLF001
+# No answer: a change that was asked for may have been made.
+UNANSWERED = (_UNREACHABLE | _TIMED_OUT) - STALE_LEADER - {KafkaError._RESOLVE}  # noqa: SLF001
 # Dropped by a close. What waits for another try is in the queue as well: both may be in the log.
 PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 
 
 def error_in(exception: BaseException) -> Any:  # noqa: ANN401 - the driver has no types
-    """Return the KafkaError that a KafkaException carries."""
-    return exception.args[0]
+    """Return the KafkaError that a KafkaException carries, or a fatal one that the driver lost on the way."""
+    return exception.args[0] if isinstance(exception, KafkaException) else _LOST_FATAL
 
 
 def closed_first(topic: str) -> OperationFailed:

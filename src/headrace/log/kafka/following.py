@@ -19,9 +19,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from headrace.errors import OperationFailed
 from headrace.log.following import Feed
 from headrace.log.kafka.catalogue import Catalogue
-from headrace.log.kafka.clients import LOGGER, ClientConfigs
+from headrace.log.kafka.clients import ClientConfigs
 from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.consumers import take
+from headrace.log.kafka.driver_log import DRIVER_LOG, LOGGER
 from headrace.log.kafka.offsets import find_bounds
 from headrace.log.kafka.reading import count_batch, is_mended, out_of_range, record_of
 from headrace.log.kafka.topic_watch import TopicWatch
@@ -232,7 +233,7 @@ class _Pump:
 
     def __init__(self, source: KafkaSource) -> None:
         self._source = source
-        self._consumer: Any = Consumer(source.config, logger=LOGGER)
+        self._consumer: Any = Consumer(source.config, logger=DRIVER_LOG)
         self._assigned: dict[TopicPartition, Assigned] = {}
         self._asked: set[str] = set()
 

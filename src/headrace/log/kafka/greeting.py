@@ -14,13 +14,14 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from headrace.errors import BadArgument, Forbidden, Unreachable
-from headrace.log.kafka.clients import LOGGER
+from headrace.log.kafka.driver_log import DRIVER_LOG
 from headrace.log.kafka.faults import error_in
 
 __all__ = ["Complaints", "admin_client", "greet"]
 
-# The first look is short, so that a refusal is heard soon; the next ones give slow brokers their time.
+# Looks are short, so that refusals and failed connections are heard soon, the first one most of all.
 _FIRST_LOOK_S = 0.5
+_LOOK_S = 1.0
 _REFUSED = frozenset(
     {
         KafkaError._AUTHENTICATION,  # noqa: SLF001 - librdkafka's local codes are spelt like this
@@ -50,17 +51,22 @@ class Complaints:
 def admin_client(config: Mapping[str, Any], complaints: Complaints, *, given: Sequence[str]) -> AdminClient:
     """Return the client. Raises BadArgument for properties it does not take; of those given only names are told."""
     try:
-        return AdminClient({**config, "error_cb": complaints.hear}, logger=LOGGER)
+        return AdminClient({**config, "error_cb": complaints.hear}, logger=DRIVER_LOG)
     except KafkaException as failure:
         raise BadArgument("log.kafka.client", sorted(given), error_in(failure).str()) from failure
 
 
-def greet(client: Any, complaints: Complaints, address: str, *, timeout_s: float) -> None:  # noqa: ANN401
-    """Wait for an answer; blocks. Raises Forbidden as soon as we are refused, Unreachable when the time is up."""
-    deadline_s = time.monotonic() + timeout_s
+def greet(client: Any, complaints: Complaints, address: str, *, timeout_s: float, connect_s: float) -> None:  # noqa: ANN401
+    """Wait for an answer; blocks.
+
+    Raises Forbidden as soon as we are refused, and Unreachable when the time is up: `connect_s` where connections
+    fail, because nobody is there, `timeout_s` where somebody is there who takes long to answer.
+    """
+    began_s = time.monotonic()
     look_s = _FIRST_LOOK_S
     while True:
-        left_s = deadline_s - time.monotonic()
+        allowed_s = connect_s if complaints.trouble is not None else timeout_s
+        left_s = began_s + min(allowed_s, timeout_s) - time.monotonic()
         try:
             client.list_topics(timeout=max(0.01, min(look_s, left_s)))
             return
@@ -70,4 +76,4 @@ def greet(client: Any, complaints: Complaints, address: str, *, timeout_s: float
                 raise Forbidden(f"connect to {address}", complaints.refusal) from failure
             if left_s <= look_s:
                 raise Unreachable(address, complaints.trouble or error_in(failure).str()) from failure
-        look_s *= 2
+        look_s = _LOOK_S

@@ -66,11 +66,15 @@ class KafkaGroups:
             if not any(_is_unstable(each) for each in found):
                 break
             await asyncio.sleep(_ASK_AGAIN_S)
+        for each in found:
+            if each.error is not None:  # no answer, which must not be taken for "no commit"
+                timeout_s = self._cluster.request_timeout_s
+                raise self._cluster.faults.of(each.error, _listing(group), timeout_s=timeout_s, topic=each.topic)
         return {TopicPartition(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
 
     async def _list(self, group: str, wanted: list[Any], *, require_stable: bool) -> list[Any]:
         answer = await self._cluster.ask(
-            f"list the commits of group {group!r}",
+            _listing(group),
             self._cluster.client.list_consumer_group_offsets,
             [ConsumerGroupTopicPartitions(group, wanted)],
             require_stable=require_stable,
@@ -80,6 +84,10 @@ class KafkaGroups:
     async def close(self) -> None:
         """Leave all groups."""
         await asyncio.gather(*(member.stop() for member in list(self._members)))
+
+
+def _listing(group: str) -> str:
+    return f"list the commits of group {group!r}"
 
 
 def _is_unstable(commit: Any) -> bool:  # noqa: ANN401

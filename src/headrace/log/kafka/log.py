@@ -42,14 +42,20 @@ class KafkaLog:
         self._address = address
         self._settings = settings
         self._threads = Threads("calls", count=_THREADS)
-        self._cluster = Cluster(configs, faults, self._threads, request_timeout_s=settings.request_timeout_s)
+        self._cluster = Cluster(
+            configs,
+            faults,
+            self._threads,
+            request_timeout_s=settings.request_timeout_s,
+            attempt_s=min(settings.attempt_timeout_s, settings.request_timeout_s),
+        )
         self._catalogue = Catalogue(self._cluster.describe, max_age_s=settings.metadata_max_age_s)
         self._producers = Producers(self._cluster, self._catalogue, delivery_timeout_s=settings.delivery_timeout_s)
         self._pool = ConsumerPool(configs, address, max_idle=settings.idle_consumers)
         self._reading = Reading(self._cluster, self._catalogue, self._pool)
         self._source = KafkaSource(configs, self._cluster, self._catalogue)
         self._following = Following(self._source, self._part, self.bounds, name=f"log {address}")
-        self._admin = KafkaAdmin(self._cluster, self._catalogue, self._check_open)
+        self._admin = KafkaAdmin(self._cluster, self._catalogue, self._check_open, settings)
         self._retention = KafkaRetention(self._cluster, self._catalogue, self._check_open)
         self._groups = KafkaGroups(self._cluster, self._catalogue, self._check_open)
         self._settling = Settling(self._cluster)
@@ -61,7 +67,7 @@ class KafkaLog:
         """Open a log whose brokers answer. Raises Unreachable or Forbidden."""
         log = cls(address, settings)
         try:
-            await log._cluster.check()
+            await log._cluster.check(connect_s=settings.connect_timeout_s)
         except BaseException:
             await log.close()
             raise

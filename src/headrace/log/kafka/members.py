@@ -15,9 +15,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from headrace.errors import BadArgument, Closed, HeadraceError, NotOwner, OffsetOutOfRange
 from headrace.log import checks
 from headrace.log.kafka.assignments import Assignment
-from headrace.log.kafka.clients import LOGGER
 from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.consumers import take
+from headrace.log.kafka.driver_log import DRIVER_LOG
 from headrace.log.kafka.faults import NOT_OWNER, error_in
 from headrace.log.kafka.offsets import find_bounds
 from headrace.log.kafka.reading import record_of
@@ -53,7 +53,7 @@ class KafkaMember:
         self._session_timeout_s = session_timeout_s
         self._threads = Threads("member", count=1)
         config = cluster.configs.member(group, self.member_id, session_timeout_s=session_timeout_s)
-        self._consumer = Consumer(config, logger=LOGGER)
+        self._consumer = Consumer(config, logger=DRIVER_LOG)
         self._assignment = Assignment(cluster, group, listener, start_at)
         self._turn = asyncio.Lock()
         self._polling: asyncio.Future[list[Record]] | None = None

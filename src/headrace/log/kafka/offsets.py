@@ -18,6 +18,7 @@ __all__ = ["Settling", "find_bounds", "find_offset_at"]
 
 _ASK_AGAIN_S = 0.002
 _SETTLE_S = 0.2
+_NONE_YET = -1  # what brokers answer when no record is as young as was asked for
 
 
 async def find_bounds(cluster: Cluster, at: TopicPartition) -> Bounds:
@@ -65,17 +66,30 @@ class Settling:
 async def find_offset_at(cluster: Cluster, at: TopicPartition, timestamp_ms: int) -> int | None:
     """Ask for the lowest offset whose timestamp is not below."""
     spec = OffsetSpec.for_timestamp(timestamp_ms)
-    offset = await _offset(cluster, at, spec, IsolationLevel.READ_COMMITTED)
+    offset = await _offset(cluster, at, spec, IsolationLevel.READ_COMMITTED, none_yet=_NONE_YET)
     return offset if offset >= 0 else None
 
 
-async def _offset(cluster: Cluster, at: TopicPartition, spec: Any, isolation: Any) -> int:  # noqa: ANN401
+async def _offset(
+    cluster: Cluster,
+    at: TopicPartition,
+    spec: Any,  # noqa: ANN401
+    isolation: Any,  # noqa: ANN401
+    *,
+    none_yet: int = 0,
+) -> int:
+    """Ask for an offset. Raises Unavailable when no broker says one.
+
+    While a partition's leader is away librdkafka answers without an error and without an offset; taken for one,
+    that would be an empty partition, and readers would miss what it holds. `none_yet` is the lowest true answer.
+    """
     where = confluent_kafka.TopicPartition(at.topic, at.partition)
     answer = await cluster.ask(
         f"list offsets of {at}",
         cluster.client.list_offsets,
         {where: spec},
         topic=at.topic,
+        is_answer=lambda found: found.offset >= none_yet,
         isolation_level=isolation,
     )
     return int(answer.offset)

@@ -39,10 +39,10 @@ def is_about_partition(error: Any) -> bool:  # noqa: ANN401
     return bool(error.code() == KafkaError._UNKNOWN_PARTITION)  # noqa: SLF001
 
 
-def refresh(client: Any) -> None:  # noqa: ANN401
+def refresh(client: Any, timeout_s: float = _REFRESH_S) -> None:  # noqa: ANN401
     """Let a client learn about new partitions and leaders. Blocking; when it fails the next request says why."""
     with contextlib.suppress(KafkaException):
-        client.list_topics(timeout=_REFRESH_S)
+        client.list_topics(timeout=timeout_s)
     time.sleep(_APPLY_S)  # the answer is ours before librdkafka has applied it to its own topics
 
 

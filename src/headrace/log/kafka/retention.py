@@ -9,7 +9,7 @@ import confluent_kafka
 from headrace.errors import OffsetOutOfRange
 from headrace.log import checks
 from headrace.log.kafka.catalogue import Catalogue
-from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.cluster import Change, Cluster
 from headrace.log.kafka.offsets import find_bounds
 from headrace.model import TopicPartition
 
@@ -39,7 +39,8 @@ class KafkaRetention:
             self._cluster.client.delete_records,
             [confluent_kafka.TopicPartition(at.topic, at.partition, before)],
             topic=at.topic,
-            outcome_known=False,
+            change=Change(),
+            is_answer=lambda found: found.low_watermark >= 0,
         )
         return int(deleted.low_watermark)
 

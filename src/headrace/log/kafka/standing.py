@@ -36,6 +36,11 @@ class Standing:
         self._was_fenced = False
         self._commit_is_known = True
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether the producer must not be used again."""
+        return self.state is State.SPENT
+
     def expect(self, call: str, *states: State) -> None:
         """Raise what is wrong with `call` now."""
         if self.state in states:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, Producer
 
 from headrace.errors import (
     BadArgument,
@@ -20,11 +20,12 @@ from headrace.log import checks
 from headrace.log.kafka.attempts import Attempt
 from headrace.log.kafka.breaks import Breaks
 from headrace.log.kafka.catalogue import Catalogue
-from headrace.log.kafka.clients import LOGGER, WHOLE_BATCH_BYTES
+from headrace.log.kafka.clients import WHOLE_BATCH_BYTES
 from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.driver_log import LOGGER
 from headrace.log.kafka.ending import abort_at_last, commit_until, deliver_all, flush_and_abort
 from headrace.log.kafka.enlisting import enlist
-from headrace.log.kafka.faults import FENCED, NOT_OWNER, error_in
+from headrace.log.kafka.faults import FATAL_TOLD, FENCED, NOT_OWNER, error_in
 from headrace.log.kafka.members import KafkaMember
 from headrace.log.kafka.offsets import Settling
 from headrace.log.kafka.producers import Placing
@@ -90,7 +91,7 @@ class KafkaTransactional:
         """Fence the earlier owners."""
         try:
             await self._threads.run(self._producer.init_transactions, self._cluster.request_timeout_s)
-        except KafkaException as failure:
+        except FATAL_TOLD as failure:
             error = error_in(failure)
             if error.code() == KafkaError.INVALID_TRANSACTION_TIMEOUT:
                 raise BadArgument(
@@ -139,7 +140,7 @@ class KafkaTransactional:
         timeout_s = self._cluster.request_timeout_s
         try:
             await enlist(self._producer, self._threads, self._attempt, placed, flush_s=timeout_s)
-        except KafkaException as failure:
+        except FATAL_TOLD as failure:
             raise self._named(error_in(failure), "append") from failure
 
     async def _commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
@@ -203,7 +204,7 @@ class KafkaTransactional:
         began_s = time.monotonic()
         try:
             await self._threads.run(commit_until, self._producer, deadline)
-        except KafkaException as failure:
+        except FATAL_TOLD as failure:
             error = error_in(failure)
             is_fenced = error.code() in FENCED
             reason = f"the commit was sent and not acknowledged: {error.str()}"
@@ -250,7 +251,7 @@ class KafkaTransactional:
         if self._standing.state is not State.OPEN or attempt is not self._attempt:
             return
         await self._abort_now()
-        if self._standing.state is State.READY:
+        if not self._standing.is_spent:
             self._standing.state = State.EXPIRED
         count_outcome("failed")
 
@@ -274,7 +275,7 @@ class KafkaTransactional:
     async def _blocking(self, operation: str, call: Callable[[], T], *, group: str | None = None) -> T:
         try:
             return await self._threads.run(call)
-        except KafkaException as failure:
+        except FATAL_TOLD as failure:
             self._attempt.is_broken = True
             error = error_in(failure)
             if group is not None and error.code() in NOT_OWNER:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headrace.config import CassandraStoreSettings
 from headrace.errors import IncompatibleData, Unreachable
 from headrace.observe import get_logger
+from headrace.store.cassandra.copies import copies_for, lonely_dcs
 from headrace.store.cassandra.locks import QUERIES as LOCK_QUERIES
 from headrace.store.cassandra.locks import Lock, locked
 from headrace.store.cassandra.session import Session
@@ -17,7 +18,7 @@ __all__ = ["META_SEGMENTS", "VERSION", "migrate", "settle_meta_segments"]
 VERSION = "headrace.schema-version"
 META_SEGMENTS = "headrace.meta-segments"
 
-_KEYSPACE = "SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_name = %s"
+_KEYSPACE = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = %s"
 _TABLES = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s"
 
 _logger = get_logger(__name__)
@@ -54,18 +55,35 @@ async def settle_meta_segments(session: Session, configured: int) -> int:
 
 async def _ensure_keyspace(session: Session, settings: CassandraStoreSettings) -> None:
     keyspace = session.address.keyspace
-    if await session.ask_once(_KEYSPACE, (keyspace,)):
+    found = await session.ask_once(_KEYSPACE, (keyspace,))
+    if found:
+        _warn_of_one_copy(session, dict(found[0][0]))
         return
     if not settings.create_keyspace:
         reason = f"there is no keyspace {keyspace!r}, and store.cassandra.create_keyspace is off"
         raise Unreachable(session.address.text, reason)
-    copies = settings.replication or {"replication_factor": settings.replication_factor}
+    copies = copies_for(settings, session.nodes_by_dc())
     replication = ", ".join(f"'{name}': {count}" for name, count in copies.items())
     _logger.info("making the keyspace", keyspace=keyspace, replication=copies)
     await session.define(
         "CREATE KEYSPACE IF NOT EXISTS {keyspace} "
         f"WITH replication = {{'class': 'NetworkTopologyStrategy', {replication}}}"
     )
+
+
+def _warn_of_one_copy(session: Session, replication: dict[str, str]) -> None:
+    keyspace, nodes = session.address.keyspace, session.nodes_by_dc()
+    lonely = lonely_dcs(replication, nodes)
+    if lonely:
+        wanted = ", ".join(f"'{dc}': {min(count, 3)}" for dc, count in nodes.items())
+        _logger.warning(
+            "the keyspace keeps one copy of each row on several nodes: what one node loses is gone, and while one is "
+            "down its rows can't be read",
+            keyspace=keyspace,
+            data_centres=lonely,
+            next_step=f"ALTER KEYSPACE {keyspace} WITH replication = {{'class': 'NetworkTopologyStrategy', {wanted}}}; "
+            f"then on each node: nodetool repair --full {keyspace}",
+        )
 
 
 async def _ensure_groundwork(session: Session) -> None:

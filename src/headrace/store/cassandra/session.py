@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from cassandra.cluster import ResultSet
+from cassandra.policies import FallthroughRetryPolicy
 
 from headrace.config import CassandraStoreSettings
 from headrace.errors import Closed
 from headrace.runtime import Backoff
 from headrace.store.cassandra.addresses import ClusterAddress
 from headrace.store.cassandra.binding import Binding
-from headrace.store.cassandra.clusters import connect, make_cluster
+from headrace.store.cassandra.clusters import connect, make_cluster, nodes_by_dc
 from headrace.store.cassandra.completions import Completions
 from headrace.store.cassandra.faults import DRIVER_ERRORS, explain, is_transient
 from headrace.store.metrics import PAGES, REQUEST_SECONDS, REQUESTS, RETRIES
@@ -24,6 +25,7 @@ __all__ = ["Page", "Row", "Session"]
 Row = tuple[Any, ...]
 
 _WAITS = Backoff(first_s=0.02, limit_s=1.0)
+_NEVER_AGAIN = FallthroughRetryPolicy()
 
 
 class Page(NamedTuple):
@@ -109,9 +111,19 @@ class Session:
         await self._ask(_Request(operation, statement, is_write=True))
 
     async def decide(self, operation: str, query: str, values: Sequence[object]) -> Row:
-        """Run a lightweight transaction and return its answer, [applied] first. Not repeated: it may have won."""
-        request = _Request(operation, self.bind(query, values), is_write=True, is_repeatable=False)
+        """Run a lightweight transaction and return its answer, [applied] first.
+
+        Not repeated, by us or by the driver: the first attempt may have won, and the second would say that it lost.
+        """
+        statement = self.bind(query, values)
+        statement.is_idempotent = False
+        statement.retry_policy = _NEVER_AGAIN
+        request = _Request(operation, statement, is_write=True, is_repeatable=False)
         return (await self._ask(request)).rows[0]
+
+    def nodes_by_dc(self) -> dict[str, int]:
+        """Return how many nodes each data centre has."""
+        return nodes_by_dc(self._cluster)
 
     def check(self) -> None:
         """Raise Closed after the store was closed."""

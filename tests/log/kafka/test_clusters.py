@@ -1,0 +1,110 @@
+"""Three brokers, one of which freezes: who leads a partition, who leads the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.log.kafka.conftest import OpenKafka
+
+from headrace.errors import Unavailable
+from headrace.log import ensure_topic, transaction
+from headrace.log.kafka.log import KafkaLog
+from headrace.model import NewRecord, TopicConfig, TopicPartition
+from headrace.services import RunningService
+from headrace.services.nodes import Node
+from headrace.testing.conformance.log_setting import eventually, new_topic, numbered, read_all, values
+
+pytestmark = pytest.mark.servers
+
+
+@contextlib.asynccontextmanager
+async def _frozen(brokers: RunningService, number: int) -> AsyncIterator[Node]:
+    node = next(node for node in brokers.nodes if node.plan.number == number)
+    await asyncio.to_thread(node.pause)
+    try:
+        yield node
+    finally:
+        await asyncio.to_thread(node.resume)
+
+
+async def _leader(log: KafkaLog, topic: str) -> int:
+    return int((await log._cluster.layout(topic)).partitions[0].leader.id)
+
+
+async def test_a_frozen_leader_is_survived(brokers: RunningService, opened: OpenKafka) -> None:
+    """FM1, FM4: bounds are true or Unavailable, and an append made meanwhile reaches the next leader in its time."""
+    log = await opened(brokers)
+    topic = await new_topic(log)
+    at = TopicPartition(topic, 0)
+    await log.append(numbered(topic, 3))
+    await eventually(lambda: _is_in_sync(log, topic))
+    async with _frozen(brokers, await _leader(log, topic)):
+        impatient = await opened(brokers, request_timeout_s=2, attempt_timeout_s=1)
+        append = asyncio.create_task(log.append([NewRecord(topic, b"k", b"after")]))
+        with contextlib.suppress(Unavailable):
+            assert (await impatient.bounds(at)).end in (3, 4)
+        with contextlib.suppress(Unavailable):
+            assert await impatient.offset_at(at, timestamp_ms=0) == 0
+        assert [position.offset for position in await append] == [3]
+        assert (await log.bounds(at)).end == 4
+        assert values(await read_all(log, topic)) == [b"0", b"1", b"2", b"after"]
+    await eventually(lambda: _is_in_sync(log, topic))
+
+
+async def _is_in_sync(log: KafkaLog, topic: str) -> bool:
+    return all(len(part.isr) == len(part.replicas) for part in (await log._cluster.layout(topic)).partitions)
+
+
+async def test_a_frozen_controller_holds_nothing_up_for_long(brokers: RunningService, opened: OpenKafka) -> None:
+    """FM3: topics are made, changed, described and removed by the next controller, within the request's time."""
+    log = await opened(brokers)
+    controller = (await log._cluster.metadata()).controller_id
+    async with _frozen(brokers, controller):
+        topic = await new_topic(log, partitions=2)
+        assert (await log.admin.add_partitions(topic, total=3)).partitions == 3
+        assert (await log.admin.configure(topic, TopicConfig(retention_ms=5000))).config.retention_ms == 5000
+        producer = await log.transactional(f"id-{topic}")
+        async with transaction(producer) as opened_one:
+            await opened_one.append(NewRecord(topic, b"k", b"v", partition=0))
+        await log.admin.delete(topic)
+
+
+async def test_a_topic_that_was_made_is_known(brokers: RunningService, opened: OpenKafka) -> None:
+    """FM3: each broker hears of a topic in its own time; whoever made it is not told that it is not there."""
+    log = await opened(brokers)
+    for _ in range(15):
+        topic = await new_topic(log, partitions=3)
+        await log.append([NewRecord(topic, b"k", b"v", partition=n) for n in range(3)])
+
+
+async def test_a_topic_has_copies_on_all_brokers(brokers: RunningService, opened: OpenKafka) -> None:
+    """FM2: whatever the brokers' default is; asking for the topic again, or changing it, leaves them as they are."""
+    log = await opened(brokers)
+    name, config = f"copies-{time.monotonic_ns()}", TopicConfig(retention_ms=5000)
+    made = await ensure_topic(log.admin, name, partitions=2, config=config)
+    assert made.config.extra == {"min.insync.replicas": "2"}
+    assert {len(part.replicas) for part in (await log._cluster.layout(name)).partitions} == {3}
+    assert await ensure_topic(log.admin, name, partitions=2, config=config) == made
+    changed = await ensure_topic(log.admin, name, partitions=2, config=TopicConfig(retention_ms=6000))
+    assert (changed.config.retention_ms, changed.config.extra) == (6000, made.config.extra)
+    own = await log.admin.configure(name, TopicConfig(extra={"min.insync.replicas": "1"}))
+    assert own.config.extra == {"min.insync.replicas": "1"}
+
+
+async def test_one_copy_on_several_brokers_is_warned_of(
+    brokers: RunningService, opened: OpenKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FM2: once by each process that uses the topic."""
+    alone = await new_topic(await opened(brokers, replication_factor=1))
+    log = await opened(brokers)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="headrace"):
+        await log.append(numbered(alone, 1))
+        await log.admin.describe(alone)
+        await new_topic(log)
+    assert caplog.text.count("keeps one copy of its records") == 1
