@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import cast
 
@@ -177,7 +177,7 @@ def test_a_blocking_call_from_the_loops_own_thread_is_refused(loop_thread: LoopT
         loop_thread.run(call())
 
 
-def test_an_interrupt_while_waiting_ends_the_read(loop_thread: LoopThread) -> None:
+def test_an_interrupt_while_waiting_ends_the_read(loop_thread: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was interrupted is closed after its wait has ended, not in the middle of it."""
     waiting, closed = threading.Event(), threading.Event()
 
@@ -191,15 +191,13 @@ def test_an_interrupt_while_waiting_ends_the_read(loop_thread: LoopThread) -> No
             closed.set()
 
     numbers = loop_thread.iterate(never())
-    main = threading.main_thread().ident
-    assert main is not None
 
-    def interrupt() -> None:
+    def interrupted(_: Future[int]) -> int:
         waiting.wait(10)
-        signal.pthread_kill(main, signal.SIGINT)
+        raise KeyboardInterrupt
 
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Future, "result", interrupted)
         next(numbers)
-    del numbers
-    assert closed.wait(10)
+    numbers.close()
+    assert closed.is_set()

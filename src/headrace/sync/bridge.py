@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from headrace.errors import BadArgument, Closed
@@ -32,11 +33,14 @@ class LoopThread:
         if not self._thread.is_alive():
             coroutine.close()
             raise Closed("this connection")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        outcome: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(self._begin_for, coroutine, tasks, outcome)
+            return outcome.result()
         except BaseException:
-            future.cancel()
+            # Not by a handle that the call above returns: an interrupt may come before it is stored.
+            self._loop.call_soon_threadsafe(_cancel, tasks)
             raise
 
     def iterate(self, items: AsyncIterator[T]) -> BlockingIterator[T]:
@@ -62,6 +66,10 @@ class LoopThread:
             self._thread.join()
             self._loop.close()
 
+    def _begin_for(self, coroutine: Coroutine[Any, Any, T], tasks: list[asyncio.Task[T]], outcome: Future[T]) -> None:
+        tasks.append(self._loop.create_task(coroutine))
+        tasks[0].add_done_callback(lambda task: _tell(task, outcome))
+
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
         self._endings.add(task)
@@ -82,13 +90,13 @@ class BlockingIterator(Iterator[T], Generic[T]):
     def __init__(self, loop: LoopThread, items: AsyncIterator[T]) -> None:
         self._loop = loop
         self._items: AsyncIterator[T] | None = items
-        self._pulling: asyncio.Task[Any] | None = None
+        self._pulling: list[asyncio.Task[Any]] = []
 
     def __next__(self) -> T:
         if self._items is None:
             raise StopIteration
         try:
-            return self._loop.run(self._pull(self._items))
+            return self._loop.run(_pull(self._items, self._pulling))
         except StopAsyncIteration:
             self._items = None
             raise StopIteration from None
@@ -104,15 +112,34 @@ class BlockingIterator(Iterator[T], Generic[T]):
         if items is not None:
             self._loop.run_later(_close(items, self._pulling))
 
-    async def _pull(self, items: AsyncIterator[T]) -> T:
-        self._pulling = asyncio.current_task()
-        return await anext(items)
+
+async def _pull(items: AsyncIterator[T], pulling: list[asyncio.Task[Any]]) -> T:
+    pulling[:] = [task for task in (asyncio.current_task(),) if task is not None]
+    return await anext(items)
 
 
-async def _close(items: AsyncIterator[Any], pulling: asyncio.Task[Any] | None) -> None:
+async def _close(items: AsyncIterator[Any], pulling: list[asyncio.Task[Any]]) -> None:
     """Close an iterator; one that was interrupted while it was asked for an item has to end that first."""
-    if pulling is not None and not pulling.done():
-        await asyncio.wait([pulling])
+    _cancel(pulling)
+    if pulling:
+        await asyncio.wait(pulling)
     close = getattr(items, "aclose", None)
     if close is not None:
         await close()
+
+
+def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, each once: a second time would break off what the first one made them end with."""
+    for task in tasks:
+        if not task.cancelling():
+            task.cancel()
+
+
+def _tell(task: asyncio.Task[T], outcome: Future[T]) -> None:
+    """Tell the thread that waits how its coroutine ended."""
+    if task.cancelled():
+        outcome.cancel()
+    elif (error := task.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
