@@ -19,17 +19,19 @@ import pydantic
 import pytest
 from tests.serde.classes import Customer, FrozenOrder, ModelOrder, Place, StructOrder, Suit, customer
 
-from headrace.errors import NoSchemaFor, NotDecodable, NotEncodable
+from headrace.errors import BadSchema, NoSchemaFor, NotDecodable, NotEncodable
 from headrace.serde import (
     AvroField,
     Codec,
     GenericCodec,
     GenericRecord,
+    Schema,
     Symbol,
     avro,
     problems_of_reading,
     schema_of,
 )
+from headrace.serde.skimming import MAX_DEPTH
 
 
 def fields(hint: Any) -> dict[str, Any]:
@@ -367,3 +369,144 @@ def test_a_class_without_a_namespace_can_not_be_named_inside_of_one() -> None:
     outer = dataclasses.make_dataclass("Outer", [("suit", Suit), ("inner", inner)])
     with pytest.raises(NoSchemaFor, match=r"Suit has no namespace.*@avro\(namespace=…\)"):
         avro(outer)
+
+
+@avro
+@dataclasses.dataclass
+class Link:
+    next: Link | None = None
+
+
+def chain(length: int) -> Link:
+    """Return so many links, one in the other."""
+    link = Link()
+    for _ in range(length - 1):
+        link = Link(link)
+    return link
+
+
+def test_what_is_nested_too_deep_is_refused() -> None:
+    """A chain at the limit comes back; one beyond is refused when it is written, whatever its length."""
+    codec = Codec(Link)
+    assert codec.decode(codec.encode(chain(MAX_DEPTH))) == chain(MAX_DEPTH)
+    for length in (MAX_DEPTH + 1, 5000):
+        with pytest.raises(NotEncodable, match="nested too deep"):
+            codec.encode(chain(length))
+    with pytest.raises(NotEncodable, match="nested too deep"):
+        codec.to_json(chain(5000))
+    deep: Any = None
+    for _ in range(5000):
+        deep = {"next": deep}
+    with pytest.raises(NotDecodable, match="nested too deep"):
+        codec.from_json(deep)
+
+
+@pytest.mark.parametrize("length", [500, 5_000, 1_000_000])
+def test_a_body_that_is_nested_too_deep_does_not_end_the_process(length: int) -> None:
+    """The Avro library is written in C and would run out of its stack."""
+    with pytest.raises(NotDecodable, match="nested too deep"):
+        Codec(Link).decode(b"\x02" * length + b"\x00")
+
+
+def test_a_schema_that_is_nested_too_deep_is_refused() -> None:
+    """As text and as values."""
+    schema: Any = "long"
+    for _ in range(5000):
+        schema = {"type": "array", "items": schema}
+    for source in (schema, "[" * 100_000):
+        with pytest.raises(BadSchema, match="nested too deep"):
+            Schema(source)
+
+
+@dataclasses.dataclass
+class Empty:
+    pass
+
+
+@pytest.mark.parametrize("hint", [list[None], list[Empty], dict[str, list[None]] | list[Empty]])
+def test_a_few_bytes_can_not_stand_for_millions_of_items(hint: Any) -> None:
+    """Items that take no bytes are counted before they are made."""
+    codec: Codec[Any] = Codec(hint)
+    count = io.BytesIO()
+    fastavro.schemaless_writer(count, fastavro.parse_schema("long"), 1 << 40)
+    union = b"" if typing.get_origin(hint) is list else b"\x02"
+    with pytest.raises(NotDecodable, match="100000 items that take no bytes"):
+        codec.decode(union + count.getvalue() + b"\x00")
+    value = [None] * 1000 if hint == list[None] else [Empty()] * 1000
+    assert codec.decode(codec.encode(value)) == value
+    with pytest.raises(NotEncodable, match="100000 items that take no bytes"):
+        codec.encode(value * 101)
+
+
+@pytest.mark.parametrize("kind", ["timestamp-millis", "local-timestamp-millis", "time-millis"])
+def test_microseconds_are_not_cut(kind: str) -> None:
+    """Where milliseconds are kept, a finer time is refused."""
+    moment: Any = dt.datetime(2026, 1, 1, 12, 0, 0, 5000, tzinfo=dt.UTC)
+    if kind == "time-millis":
+        moment = moment.time()
+    elif kind.startswith("local"):
+        moment = moment.replace(tzinfo=None)
+    codec: Codec[Any] = Codec(Annotated[type(moment), AvroField(type=kind)])
+    assert codec.decode(codec.encode(moment)) == moment
+    with pytest.raises(NotEncodable, match="only milliseconds are kept"):
+        codec.encode(moment.replace(microsecond=5001))
+
+
+def test_what_a_subclass_adds_is_not_cut() -> None:
+    """An instance of a subclass with further fields is refused; one that only behaves differently is written."""
+
+    @dataclasses.dataclass
+    class Polite(Place):
+        def greeting(self) -> str:
+            return "please"
+
+    @dataclasses.dataclass
+    class Large(Place):
+        rooms: int = 3
+
+    codec = Codec(Place)
+    assert codec.decode(codec.encode(Polite("x"))) == Place("x")
+    with pytest.raises(NotEncodable, match="no field 'rooms', which Large adds"):
+        codec.encode(Large("x"))
+    with pytest.raises(NotEncodable, match="no field 'rooms'"):
+        Codec(customer().__class__).encode(customer(home=Large("x")))
+    with pytest.raises(NotEncodable, match="Place is wanted, not int"):
+        codec.encode(5)  # type: ignore[arg-type]
+
+
+def test_extras_of_a_model_are_not_cut() -> None:
+    """A model that allows undeclared fields is written only when it has none."""
+
+    class Open(pydantic.BaseModel):
+        name: str
+
+        model_config = pydantic.ConfigDict(extra="allow")
+
+    codec = Codec(Open)
+    assert codec.decode(codec.encode(Open(name="x"))) == Open(name="x")
+    with pytest.raises(NotEncodable, match="no field 'size'"):
+        codec.encode(Open(name="x", size=3))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("default", [float("inf"), float("-inf"), float("nan")])
+def test_a_default_that_json_can_not_hold_is_refused(default: float) -> None:
+    """Other readers of the schema would not take `Infinity`; values may be infinite all the same."""
+    kind = dataclasses.make_dataclass("Kind", [("size", float, dataclasses.field(default=default))])
+    with pytest.raises(NoSchemaFor, match="size"):
+        schema_of(kind)
+    codec: Codec[Any] = Codec(float)
+    assert codec.decode(codec.encode(float("inf"))) == float("inf")
+    field = '{"name": "size", "type": "double", "default": Infinity}'
+    with pytest.raises(BadSchema, match="JSON has no Infinity"):
+        Schema(f'{{"type": "record", "name": "Kind", "fields": [{field}]}}')
+
+
+def test_the_order_of_a_union_is_its_own() -> None:
+    """`str | int` and `int | str` are equal to Python; each has the schema that it says."""
+    for hint, names in (
+        (str | int, ["string", "long"]),
+        (int | str, ["long", "string"]),
+        (str | int, ["string", "long"]),
+    ):
+        assert json.loads(schema_of(hint).text) == names
+        assert json.loads(schema_of(list[hint]).text)["items"] == names

@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from headrace.errors import NoSchemaFor
 from headrace.serde.options import options_of
 
-__all__ = ["ClassField", "constructor", "doc_of", "fields_of", "is_record_class", "values_of"]
+__all__ = ["ClassField", "constructor", "doc_of", "fields_of", "has_extras", "is_record_class", "values_of"]
 
 Values: TypeAlias = Callable[[Any], dict[str, Any]]
 
@@ -59,6 +59,11 @@ def values_of(cls: type[Any], names: tuple[str, ...]) -> Values:
     if _has_dict(cls):
         return lambda instance: instance.__dict__.copy()
     return lambda instance: {name: getattr(instance, name) for name in names}
+
+
+def has_extras(cls: type[Any]) -> bool:
+    """Say whether instances may hold fields that the class does not declare."""
+    return issubclass(cls, BaseModel) and cls.model_config.get("extra") == "allow"
 
 
 def constructor(cls: type[Any], order: tuple[str, ...]) -> Callable[[dict[str, Any]], Any]:

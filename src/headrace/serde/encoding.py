@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from headrace.serde.branches import chosen_branch, classes_of
 from headrace.serde.checks import CHECKS, UNTOUCHED
-from headrace.serde.classes import values_of
+from headrace.serde.classes import fields_of, has_extras, values_of
 from headrace.serde.generic import GenericRecord, Symbol
 from headrace.serde.shapes import (
     ArrayShape,
@@ -101,10 +101,17 @@ class _Encoders:
         conversions = [(f.name, _untouched(f.shape), convert) for f in shape.fields if (convert := self.of(f.shape))]
         values = _fields_of_generic(shape) if shape.bound is None else values_of(shape.bound, names)
         bound = shape.bound or Mapping
+        whole = {bound}  # the classes whose instances have no more than the record's fields
+        may_have_extras = has_extras(bound)
 
         def encode(value: Any) -> Any:  # noqa: ANN401
-            if not isinstance(value, bound):
+            if type(value) not in whole and shape.bound is not None:
+                _check_subclass(shape, type(value), names)
+                whole.add(type(value))
+            elif not isinstance(value, bound):
                 raise TypeError(f"{shape.name} is wanted, not {type(value).__name__}")
+            if may_have_extras and value.__pydantic_extra__:
+                raise TypeError(f"{shape.name} has no field {min(value.__pydantic_extra__)!r}")
             datum = values(value)
             for name, untouched, convert in conversions:
                 part = datum[name]
@@ -113,6 +120,17 @@ class _Encoders:
             return datum
 
         return encode
+
+
+def _check_subclass(shape: RecordShape, cls: type, names: tuple[str, ...]) -> None:
+    """Refuse instances of a subclass that has more fields: they would be lost without a word."""
+    if not issubclass(cls, shape.bound or object):
+        raise TypeError(f"{shape.name} is wanted, not {cls.__name__}")
+    more = [field.name for field in fields_of(cls) if field.name not in names]
+    if more:
+        raise TypeError(
+            f"{shape.name} has no field {more[0]!r}, which {cls.__name__} adds; name that class in the hint"
+        )
 
 
 def _untouched(shape: Shape) -> type | None:

@@ -30,7 +30,7 @@ from headrace.serde.shapes import (
     branch_name,
 )
 
-__all__ = ["infer"]
+__all__ = ["AskedHint", "infer"]
 
 _SIMPLE: dict[Any, PrimitiveShape] = {
     None: PrimitiveShape("null"),
@@ -60,11 +60,33 @@ _PLAIN = AvroField()
 
 def infer(hint: Any) -> Shape:  # noqa: ANN401
     """Return the shape of a class, or of any hint that classes may use for a field. Raises NoSchemaFor."""
-    return _infer(hint)
+    return _infer(AskedHint(hint))
+
+
+class AskedHint:
+    """A hint as a key that keeps the order of unions: to Python `str | int` and `int | str` are one, to Avro two."""
+
+    __slots__ = ("_key", "hint")
+
+    def __init__(self, hint: Any) -> None:  # noqa: ANN401
+        self.hint = hint
+        self._key = _ordered(hint)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AskedHint) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def _ordered(hint: Any) -> Any:  # noqa: ANN401
+    arguments = get_args(hint)
+    return (get_origin(hint), *map(_ordered, arguments)) if arguments else hint
 
 
 @lru_cache(maxsize=4096)
-def _infer(hint: Any) -> Shape:  # noqa: ANN401
+def _infer(asked: AskedHint) -> Shape:
+    hint = asked.hint
     owner = hint.__qualname__ if isinstance(hint, type) else str(hint)
     return _Inference().shape(hint, _Place(owner, "itself"))
 
