@@ -6,10 +6,12 @@ import dataclasses
 import datetime as dt
 import enum
 import itertools
+import typing
 import uuid
 from decimal import Decimal
 from typing import Any
 
+import attrs
 import msgspec
 import pydantic
 from hypothesis import strategies as st
@@ -105,6 +107,10 @@ def _record(inner: list[Hinted], kind: str, is_namesake: bool) -> Hinted:
         cls: type = dataclasses.make_dataclass(name, list(fields.items()))
     elif kind == "slots":
         cls = dataclasses.make_dataclass(name, list(fields.items()), slots=True, frozen=True)
+    elif kind == "tuple":
+        cls = typing.NamedTuple(name, list(fields.items()))
+    elif kind == "attrs":
+        cls = attrs.make_class(name, {field: attrs.field(type=hint) for field, hint in fields.items()})
     elif kind == "struct":
         cls = msgspec.defstruct(name, list(fields.items()))
     else:
@@ -128,7 +134,7 @@ def _is_plain(hinted: Hinted) -> bool:
 
 def records(children: st.SearchStrategy[Hinted]) -> st.SearchStrategy[Hinted]:
     """Return classes of any kind with such fields."""
-    kinds = st.sampled_from(["dataclass", "slots", "struct", "model"])
+    kinds = st.sampled_from(["dataclass", "slots", "struct", "model", "tuple", "attrs"])
     return st.builds(_record, st.lists(children, min_size=1, max_size=4), kinds, st.booleans())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime as dt
 import enum
@@ -13,6 +14,7 @@ import uuid
 from decimal import Decimal
 from typing import Annotated, Any
 
+import attrs
 import fastavro
 import msgspec
 import pydantic
@@ -510,3 +512,35 @@ def test_the_order_of_a_union_is_its_own() -> None:
     ):
         assert json.loads(schema_of(hint).text) == names
         assert json.loads(schema_of(list[hint]).text)["items"] == names
+
+
+class Point(typing.NamedTuple):
+    """Where it is."""
+
+    x: int
+    y: int = 0
+
+
+@attrs.define
+class Box:
+    _corner: Point
+    names: list[str] = attrs.field(factory=list)
+    size: int = attrs.field(default=1, kw_only=True)
+    area: int = attrs.field(init=False, default=0)
+
+
+def test_named_tuples_and_attrs_classes_are_told_alike() -> None:
+    """V2: fields, defaults and docs; private fields of attrs have another name when they are given."""
+    assert fields(Point)["y"] == {"name": "y", "type": "long", "default": 0}
+    assert json.loads(schema_of(Point).text)["doc"] == "Where it is."
+    assert list(fields(Box)) == ["_corner", "names", "size"]
+    assert (fields(Box)["names"]["default"], fields(Box)["size"]["default"]) == ([], 1)
+    codec = Codec(Box)
+    value = Box(Point(1, 2), ["a"], size=3)
+    assert codec.decode(codec.encode(value)) == value
+    assert codec.from_json(codec.to_json(value)) == value
+    assert type(codec.decode(codec.encode(value))._corner) is Point
+    with pytest.raises(NotEncodable, match=r"_corner\.x.*a whole number is wanted"):
+        codec.encode(Box(Point("x")))  # type: ignore[arg-type]
+    with pytest.raises(NoSchemaFor, match="no type hint"):
+        schema_of(collections.namedtuple("Bare", "x y"))
