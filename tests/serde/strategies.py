@@ -9,7 +9,7 @@ import itertools
 import typing
 import uuid
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import msgspec
@@ -77,6 +77,7 @@ SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     dt.time: st.times(),
     uuid.UUID: st.uuids(),
     Decimal: st.decimals(min_value=-(10**19), max_value=10**19, places=18),
+    Literal["a", "b"]: st.sampled_from(["a", "b"]),
     **{each: st.sampled_from(each) for each in (Suit, Word, Text, Number, OtherSuit)},
 }
 

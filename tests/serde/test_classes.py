@@ -544,3 +544,37 @@ def test_named_tuples_and_attrs_classes_are_told_alike() -> None:
         codec.encode(Box(Point("x")))  # type: ignore[arg-type]
     with pytest.raises(NoSchemaFor, match="no type hint"):
         schema_of(collections.namedtuple("Bare", "x y"))
+
+
+def test_literals_are_their_type_and_are_checked() -> None:
+    """V2: the schema has the type that all choices have; another value is refused when written and when read."""
+
+    @dataclasses.dataclass
+    class Ticket:
+        state: typing.Literal["open", "closed"]
+        floor: typing.Literal[1, 2] = 1
+        mood: typing.Literal["good", None] = None
+        past: list[typing.Literal["open", "closed"]] = dataclasses.field(default_factory=list)
+        other: int | typing.Literal["none"] = 5
+
+    codec: Codec[Any] = Codec(Ticket)
+    assert [field["type"] for field in fields(Ticket).values()][:3] == ["string", "long", ["null", "string"]]
+    for value in (Ticket("open"), Ticket("closed", 2, "good", ["open"], "none")):
+        assert codec.decode(codec.encode(value)) == value
+        assert codec.from_json(codec.to_json(value)) == value
+    for wrong, name in (
+        (Ticket("x"), "state"),  # type: ignore[arg-type]
+        (Ticket("open", True), "floor"),
+        (Ticket("open", past=["y"]), r"past"),  # type: ignore[list-item]
+        (Ticket("open", mood="bad"), "mood"),  # type: ignore[arg-type]
+        (Ticket("open", other="some"), "other"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(NotEncodable, match=name):
+            codec.encode(wrong)
+    loose: Codec[Any] = GenericCodec(codec.schema)
+    with pytest.raises(NotDecodable, match=r"state.*'x' is none of 'open', 'closed'"):
+        codec.decode(loose.encode(GenericRecord("Ticket", {"state": "x"})))
+    assert schema_of(typing.Literal[1]).text == '"long"'
+    assert schema_of(typing.Literal[True]).text == '"boolean"'
+    with pytest.raises(NoSchemaFor, match="choices are all text"):
+        schema_of(typing.Literal["a", 1])

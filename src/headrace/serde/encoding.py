@@ -42,6 +42,8 @@ class _Encoders:
     def of(self, shape: Shape) -> Convert | None:
         """Return the function, or None where the value goes through as it is."""
         match shape:
+            case PrimitiveShape() if shape.choices:
+                return _choice_of(shape)
             case PrimitiveShape():
                 return CHECKS.get(shape.logical or shape.kind)
             case FixedShape():
@@ -136,10 +138,12 @@ def _check_subclass(shape: RecordShape, cls: type, names: tuple[str, ...]) -> No
 def _untouched(shape: Shape) -> type | None:
     """Return the class whose instances need no look: asking for it is cheaper than calling the converter."""
     match shape:
+        case PrimitiveShape() if shape.choices:
+            return None
         case PrimitiveShape():
             return UNTOUCHED.get(shape.logical or shape.kind)
         case ArrayShape() if isinstance(shape.items, PrimitiveShape) and shape.items.kind in ("string", "bytes"):
-            return None if shape.items.logical else list
+            return None if shape.items.logical or shape.items.choices else list
         case UnionShape() if any(branch_name(branch) == "null" for branch in shape.branches):
             return type(None)
     return None
@@ -163,6 +167,17 @@ def _made(field: str, make: Callable[[], Any] | None) -> Any:  # noqa: ANN401
     if make is None:
         raise TypeError(f"field {field!r} is missing and has no default")
     return make()
+
+
+def _choice_of(shape: PrimitiveShape) -> Convert:
+    known = {(type(choice), choice) for choice in shape.choices}
+
+    def encode(value: Any) -> Any:  # noqa: ANN401
+        if (type(value), value) not in known:
+            raise ValueError(f"{value!r} is none of {', '.join(map(repr, shape.choices))}")
+        return value
+
+    return encode
 
 
 def _symbol_of(shape: EnumShape) -> Convert:

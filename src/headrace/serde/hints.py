@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import dataclasses
 import datetime as dt
 import enum
 import types
@@ -10,7 +11,7 @@ import typing
 import uuid
 from decimal import Decimal
 from functools import lru_cache
-from typing import Annotated, Any, NewType, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 
 from headrace.errors import NoSchemaFor
 from headrace.serde.class_defaults import with_default
@@ -81,6 +82,8 @@ class AskedHint:
 
 def _ordered(hint: Any) -> Any:  # noqa: ANN401
     arguments = get_args(hint)
+    if get_origin(hint) is Literal:
+        return Literal, *((type(choice), choice) for choice in arguments)  # 1 and True are equal
     return (get_origin(hint), *map(_ordered, arguments)) if arguments else hint
 
 
@@ -121,6 +124,8 @@ class _Inference:
             return _SIMPLE[hint]
         if get_origin(hint) in (Union, types.UnionType):
             return self._union(hint, place, said)
+        if get_origin(hint) is Literal:
+            return _literal(get_args(hint), place)
         return self._compound(hint, place)
 
     def _compound(self, hint: Any, place: _Place) -> Shape:  # noqa: ANN401
@@ -205,6 +210,16 @@ class _Inference:
 
 def _namespace(full: str) -> str:
     return full.rpartition(".")[0]
+
+
+def _literal(choices: tuple[Any, ...], place: _Place) -> Shape:
+    """Return the type that all the choices have; they themselves are checked when values are written and read."""
+    kinds = {type(choice) for choice in choices if choice is not None}
+    if len(kinds) != 1 or not kinds <= {str, int, bool, bytes}:
+        raise place.refuse(f"choices are all text, numbers, bytes or booleans, not {list(choices)}")
+    values = tuple(choice for choice in choices if choice is not None)
+    chosen = dataclasses.replace(_SIMPLE[kinds.pop()], choices=values)
+    return chosen if None not in choices else UnionShape((_SIMPLE[None], chosen))
 
 
 def _decimal(said: AvroField, place: _Place) -> PrimitiveShape:
