@@ -22,6 +22,7 @@
     │   ├── IncompatibleSchema      a schema that would break readers or writers of another version
     │   ├── UnknownSchema           the registry has no schema of that id
     │   ├── UnknownSubject
+    │   ├── NotRegistered           a schema that its subject lacks, where nobody may register it in passing
     │   ├── NotEncodable            a value that does not fit its schema
     │   ├── NotFramed               bytes that are no framed Avro
     │   ├── NotDecodable            Avro that its reader can't take
@@ -105,6 +106,7 @@ __all__ = [
     "NotFramed",
     "NotOwner",
     "OffsetAhead",
+    "NotRegistered",
     "OffsetOutOfRange",
     "OperationFailed",
     "ProjectionChanged",
@@ -424,6 +426,18 @@ class UnknownSubject(Refused):
     def __str__(self) -> str:
         what = f"no version {self.version} of subject" if self.version is not None else "no subject"
         return f"there is {what} {self.subject!r} in {self.registry}; see: headrace schema list"
+
+
+@dataclass(eq=False)
+class NotRegistered(Refused):
+    """The subject has no version with this schema, and it was not to be made."""
+
+    subject: str
+    schema: str
+    says: ClassVar[str] = (
+        "the schema of {schema} is not registered under {subject!r}, and registering in passing is switched off; "
+        "run: headrace schema register {subject} FILE"
+    )
 
 
 @dataclass(eq=False)

@@ -16,14 +16,16 @@ from headrace.errors import (
     BadArgument,
     Closed,
     IncompatibleData,
+    TimedOut,
     UnknownBackend,
     UnknownTopic,
     Unreachable,
     UnreadableRecord,
 )
-from headrace.log import Log, open_log
+from headrace.log import Log, Member, open_log
 from headrace.log.embedded import EmbeddedLog
 from headrace.log.embedded import open_log as open_embedded
+from headrace.log.embedded.groups import EmbeddedMember
 from headrace.log.embedded.schema import MAX_OFFSET
 from headrace.log.embedded.writing import Call
 from headrace.model import NewRecord, TopicConfig, TopicPartition
@@ -314,3 +316,118 @@ async def test_what_was_never_a_refusal_stays_with_its_caller(log: Log) -> None:
     )
     assert isinstance(outcomes[1], ZeroDivisionError)
     assert values(await read_all(log, topic)) == [b"0", b"1"]
+
+
+HOUR_MS = 3_600_000
+
+
+async def joined(log: Log, topic: str) -> Member:
+    """Join the group and poll once, as a member with a session of ten seconds."""
+    member = await log.groups.join("g", [topic], session_timeout_s=10)
+    await member.poll(timeout_s=0)
+    return member
+
+
+async def test_a_dead_member_is_replaced_though_the_wall_clock_was_put_back(aged: Aged) -> None:
+    """FJ10: sessions run by the time since boot, which nobody sets."""
+    topic = await new_topic(aged.log)
+    dead = await joined(aged.log, topic)
+    assert isinstance(dead, EmbeddedMember)
+    await dead.stop()
+    aged.clock.set(aged.clock.now_ms() - HOUR_MS)
+    aged.clock.advance(10.1)
+    heir = await joined(aged.log, topic)
+    assert heir.assignment == {TopicPartition(topic, 0)}
+    await heir.leave()
+
+
+async def test_a_living_member_stays_though_the_wall_clock_was_put_forward(aged: Aged) -> None:
+    """FJ10: an hour that did not pass ends no session."""
+    topic = await new_topic(aged.log)
+    living = await joined(aged.log, topic)
+    aged.clock.set(aged.clock.now_ms() + HOUR_MS)
+    other = await joined(aged.log, topic)
+    assert (len(living.assignment), len(other.assignment)) == (1, 0)
+    await living.commit({TopicPartition(topic, 0): 0})
+    await other.leave()
+    await living.leave()
+
+
+async def test_members_from_before_a_restart_of_the_machine_are_dead(aged: Aged) -> None:
+    """FJ10: the time since boot begins again, so the old session's end lies far ahead; it counts for nothing."""
+    topic = await new_topic(aged.log)
+    aged.clock.advance(DAY_S)
+    dead = await joined(aged.log, topic)
+    assert isinstance(dead, EmbeddedMember)
+    await dead.stop()
+    aged.clock.reboot()
+    heir = await joined(aged.log, topic)
+    assert heir.assignment == {TopicPartition(topic, 0)}
+    await heir.leave()
+
+
+async def test_housekeeping_goes_on_though_the_wall_clock_was_put_back(tmp_path: Path) -> None:
+    """FJ10: the lease of a housekeeper that is gone runs out by the time since boot."""
+    clock = SettableClock(now_ms=1_800_000_000_000)
+    settings = LogSettings(embedded=EmbeddedLogSettings(housekeeping_interval_s=0.02))
+    first = await open_embedded(f"embedded:{tmp_path}", settings, clock=clock)
+    topic = await new_topic(first, config=TopicConfig(retention_ms=1000))
+    await first.append([NewRecord(topic, b"k", timestamp_ms=1)])
+
+    async def starts_at(log: Log, offset: int) -> bool:
+        return (await log.bounds(TopicPartition(topic, 0))).start == offset
+
+    await eventually(lambda: starts_at(first, 1), within_s=10)
+    await first.close()
+    clock.set(clock.now_ms() - HOUR_MS)
+    clock.advance(0.05)
+    second = await open_embedded(f"embedded:{tmp_path}", settings, clock=clock)
+    await second.append([NewRecord(topic, b"k", timestamp_ms=1)])
+    await eventually(lambda: starts_at(second, 2), within_s=10)
+    await second.close()
+
+
+async def test_a_bounded_read_ends_in_time_though_others_write(log: Log) -> None:
+    """FJ10: commits to other partitions wake the reader; its deadline does not begin again with them."""
+    topic, busy = await new_topic(log), await new_topic(log)
+    reading = asyncio.ensure_future(anext(log.read(TopicPartition(topic, 0), 0, 1, timeout_s=0.2)))
+    deadline = asyncio.get_running_loop().time() + 10
+    while not reading.done():
+        assert asyncio.get_running_loop().time() < deadline, "the read waits for ever"
+        await log.append(numbered(busy, 1))
+    with pytest.raises(TimedOut, match="from 0 to 1"):
+        await reading
+
+
+async def test_a_file_of_the_first_version_is_upgraded(tmp_path: Path) -> None:
+    """Records and offsets stay; members whose sessions ran by the wall clock are gone."""
+    log = await open_log(f"embedded:{tmp_path}")
+    topic = await new_topic(log)
+    await log.append(numbered(topic, 3))
+    await log.close()
+    db = sqlite3.connect(tmp_path / "log.db")
+    db.execute("DROP TABLE group_members")
+    db.execute(
+        "CREATE TABLE group_members (group_name TEXT NOT NULL, member_id TEXT NOT NULL, topics TEXT NOT NULL,"
+        " expires_ms INTEGER NOT NULL, PRIMARY KEY (group_name, member_id)) WITHOUT ROWID"
+    )
+    db.execute("INSERT INTO group_members VALUES ('g', 'old', ?, 9999999999999)", (f'["{topic}"]',))
+    db.execute("INSERT INTO group_partitions VALUES ('g', ?, 0, 'old', 'old')", (topic,))
+    db.execute("INSERT INTO group_offsets VALUES ('g', ?, 0, 1)", (topic,))
+    db.execute("PRAGMA user_version = 1")
+    db.commit()
+    db.close()
+    log = await open_log(f"embedded:{tmp_path}")
+    member = await log.groups.join("g", [topic])
+    assert values(await member.poll()) == [b"1", b"2"]
+    await member.leave()
+    await log.close()
+
+
+async def test_a_closed_log_refuses_every_call(tmp_path: Path) -> None:
+    """Looking at it is refused like writing to it."""
+    log = await open_log(f"embedded:{tmp_path}")
+    await log.close()
+    for call in (log.bounds(TopicPartition("t", 0)), log.admin.topics(), log.groups.committed("g", [])):
+        with pytest.raises(Closed):
+            await call

@@ -9,6 +9,7 @@ import pytest
 from headrace.errors import BadArgument
 from headrace.runtime import SYSTEM_CLOCK, Clock
 from headrace.testing.clock import SettableClock
+from headrace.testing.processes import running
 
 
 def test_the_system_clock_tells_the_machines_time() -> None:
@@ -17,6 +18,28 @@ def test_the_system_clock_tells_the_machines_time() -> None:
     now = SYSTEM_CLOCK.now_ms()
     assert before <= now <= time.time_ns() // 1_000_000
     assert SYSTEM_CLOCK.monotonic_s() <= time.monotonic()
+
+
+def test_the_time_since_boot_is_that_of_the_machine() -> None:
+    """It goes on within one boot, and every process of the machine tells the same."""
+    first, second = SYSTEM_CLOCK.boot_time(), SYSTEM_CLOCK.boot_time()
+    code = "from headrace.runtime import SYSTEM_CLOCK; print(*SYSTEM_CLOCK.boot_time())"
+    with running("-c", code) as child:
+        assert child.wait(20) == 0
+        boot_id, ms = child.stdout.split()
+    assert first.boot_id == second.boot_id == boot_id
+    assert 0 < first.ms <= second.ms <= int(ms) <= SYSTEM_CLOCK.boot_time().ms
+
+
+def test_setting_the_wall_clock_leaves_the_time_since_boot() -> None:
+    """A restart begins it again, in another boot."""
+    clock = SettableClock()
+    clock.advance(2)
+    clock.set(5_000)
+    assert clock.boot_time() == ("boot-1", 2_000)
+    clock.reboot()
+    clock.advance(1)
+    assert clock.boot_time() == ("boot-2", 1_000)
 
 
 def test_advancing_moves_both_clocks() -> None:

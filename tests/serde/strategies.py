@@ -6,10 +6,12 @@ import dataclasses
 import datetime as dt
 import enum
 import itertools
+import typing
 import uuid
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
+import attrs
 import msgspec
 import pydantic
 from hypothesis import strategies as st
@@ -75,6 +77,7 @@ SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     dt.time: st.times(),
     uuid.UUID: st.uuids(),
     Decimal: st.decimals(min_value=-(10**19), max_value=10**19, places=18),
+    Literal["a", "b"]: st.sampled_from(["a", "b"]),
     **{each: st.sampled_from(each) for each in (Suit, Word, Text, Number, OtherSuit)},
 }
 
@@ -105,6 +108,10 @@ def _record(inner: list[Hinted], kind: str, is_namesake: bool) -> Hinted:
         cls: type = dataclasses.make_dataclass(name, list(fields.items()))
     elif kind == "slots":
         cls = dataclasses.make_dataclass(name, list(fields.items()), slots=True, frozen=True)
+    elif kind == "tuple":
+        cls = typing.NamedTuple(name, list(fields.items()))
+    elif kind == "attrs":
+        cls = attrs.make_class(name, {field: attrs.field(type=hint) for field, hint in fields.items()})
     elif kind == "struct":
         cls = msgspec.defstruct(name, list(fields.items()))
     else:
@@ -128,7 +135,7 @@ def _is_plain(hinted: Hinted) -> bool:
 
 def records(children: st.SearchStrategy[Hinted]) -> st.SearchStrategy[Hinted]:
     """Return classes of any kind with such fields."""
-    kinds = st.sampled_from(["dataclass", "slots", "struct", "model"])
+    kinds = st.sampled_from(["dataclass", "slots", "struct", "model", "tuple", "attrs"])
     return st.builds(_record, st.lists(children, min_size=1, max_size=4), kinds, st.booleans())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime as dt
 import enum
@@ -13,23 +14,26 @@ import uuid
 from decimal import Decimal
 from typing import Annotated, Any
 
+import attrs
 import fastavro
 import msgspec
 import pydantic
 import pytest
 from tests.serde.classes import Customer, FrozenOrder, ModelOrder, Place, StructOrder, Suit, customer
 
-from headrace.errors import NoSchemaFor, NotDecodable, NotEncodable
+from headrace.errors import BadSchema, NoSchemaFor, NotDecodable, NotEncodable
 from headrace.serde import (
     AvroField,
     Codec,
     GenericCodec,
     GenericRecord,
+    Schema,
     Symbol,
     avro,
     problems_of_reading,
     schema_of,
 )
+from headrace.serde.skimming import MAX_DEPTH
 
 
 def fields(hint: Any) -> dict[str, Any]:
@@ -367,3 +371,210 @@ def test_a_class_without_a_namespace_can_not_be_named_inside_of_one() -> None:
     outer = dataclasses.make_dataclass("Outer", [("suit", Suit), ("inner", inner)])
     with pytest.raises(NoSchemaFor, match=r"Suit has no namespace.*@avro\(namespace=…\)"):
         avro(outer)
+
+
+@avro
+@dataclasses.dataclass
+class Link:
+    next: Link | None = None
+
+
+def chain(length: int) -> Link:
+    """Return so many links, one in the other."""
+    link = Link()
+    for _ in range(length - 1):
+        link = Link(link)
+    return link
+
+
+def test_what_is_nested_too_deep_is_refused() -> None:
+    """A chain at the limit comes back; one beyond is refused when it is written, whatever its length."""
+    codec = Codec(Link)
+    assert codec.decode(codec.encode(chain(MAX_DEPTH))) == chain(MAX_DEPTH)
+    for length in (MAX_DEPTH + 1, 5000):
+        with pytest.raises(NotEncodable, match="nested too deep"):
+            codec.encode(chain(length))
+    with pytest.raises(NotEncodable, match="nested too deep"):
+        codec.to_json(chain(5000))
+    deep: Any = None
+    for _ in range(5000):
+        deep = {"next": deep}
+    with pytest.raises(NotDecodable, match="nested too deep"):
+        codec.from_json(deep)
+
+
+@pytest.mark.parametrize("length", [500, 5_000, 1_000_000])
+def test_a_body_that_is_nested_too_deep_does_not_end_the_process(length: int) -> None:
+    """The Avro library is written in C and would run out of its stack."""
+    with pytest.raises(NotDecodable, match="nested too deep"):
+        Codec(Link).decode(b"\x02" * length + b"\x00")
+
+
+def test_a_schema_that_is_nested_too_deep_is_refused() -> None:
+    """As text and as values."""
+    schema: Any = "long"
+    for _ in range(5000):
+        schema = {"type": "array", "items": schema}
+    for source in (schema, "[" * 100_000):
+        with pytest.raises(BadSchema, match="nested too deep"):
+            Schema(source)
+
+
+@dataclasses.dataclass
+class Empty:
+    pass
+
+
+@pytest.mark.parametrize("hint", [list[None], list[Empty], dict[str, list[None]] | list[Empty]])
+def test_a_few_bytes_can_not_stand_for_millions_of_items(hint: Any) -> None:
+    """Items that take no bytes are counted before they are made."""
+    codec: Codec[Any] = Codec(hint)
+    count = io.BytesIO()
+    fastavro.schemaless_writer(count, fastavro.parse_schema("long"), 1 << 40)
+    union = b"" if typing.get_origin(hint) is list else b"\x02"
+    with pytest.raises(NotDecodable, match="100000 items that take no bytes"):
+        codec.decode(union + count.getvalue() + b"\x00")
+    value = [None] * 1000 if hint == list[None] else [Empty()] * 1000
+    assert codec.decode(codec.encode(value)) == value
+    with pytest.raises(NotEncodable, match="100000 items that take no bytes"):
+        codec.encode(value * 101)
+
+
+@pytest.mark.parametrize("kind", ["timestamp-millis", "local-timestamp-millis", "time-millis"])
+def test_microseconds_are_not_cut(kind: str) -> None:
+    """Where milliseconds are kept, a finer time is refused."""
+    moment: Any = dt.datetime(2026, 1, 1, 12, 0, 0, 5000, tzinfo=dt.UTC)
+    if kind == "time-millis":
+        moment = moment.time()
+    elif kind.startswith("local"):
+        moment = moment.replace(tzinfo=None)
+    codec: Codec[Any] = Codec(Annotated[type(moment), AvroField(type=kind)])
+    assert codec.decode(codec.encode(moment)) == moment
+    with pytest.raises(NotEncodable, match="only milliseconds are kept"):
+        codec.encode(moment.replace(microsecond=5001))
+
+
+def test_what_a_subclass_adds_is_not_cut() -> None:
+    """An instance of a subclass with further fields is refused; one that only behaves differently is written."""
+
+    @dataclasses.dataclass
+    class Polite(Place):
+        def greeting(self) -> str:
+            return "please"
+
+    @dataclasses.dataclass
+    class Large(Place):
+        rooms: int = 3
+
+    codec = Codec(Place)
+    assert codec.decode(codec.encode(Polite("x"))) == Place("x")
+    with pytest.raises(NotEncodable, match="no field 'rooms', which Large adds"):
+        codec.encode(Large("x"))
+    with pytest.raises(NotEncodable, match="no field 'rooms'"):
+        Codec(customer().__class__).encode(customer(home=Large("x")))
+    with pytest.raises(NotEncodable, match="Place is wanted, not int"):
+        codec.encode(5)  # type: ignore[arg-type]
+
+
+def test_extras_of_a_model_are_not_cut() -> None:
+    """A model that allows undeclared fields is written only when it has none."""
+
+    class Open(pydantic.BaseModel):
+        name: str
+
+        model_config = pydantic.ConfigDict(extra="allow")
+
+    codec = Codec(Open)
+    assert codec.decode(codec.encode(Open(name="x"))) == Open(name="x")
+    with pytest.raises(NotEncodable, match="no field 'size'"):
+        codec.encode(Open(name="x", size=3))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("default", [float("inf"), float("-inf"), float("nan")])
+def test_a_default_that_json_can_not_hold_is_refused(default: float) -> None:
+    """Other readers of the schema would not take `Infinity`; values may be infinite all the same."""
+    kind = dataclasses.make_dataclass("Kind", [("size", float, dataclasses.field(default=default))])
+    with pytest.raises(NoSchemaFor, match="size"):
+        schema_of(kind)
+    codec: Codec[Any] = Codec(float)
+    assert codec.decode(codec.encode(float("inf"))) == float("inf")
+    field = '{"name": "size", "type": "double", "default": Infinity}'
+    with pytest.raises(BadSchema, match="JSON has no Infinity"):
+        Schema(f'{{"type": "record", "name": "Kind", "fields": [{field}]}}')
+
+
+def test_the_order_of_a_union_is_its_own() -> None:
+    """`str | int` and `int | str` are equal to Python; each has the schema that it says."""
+    for hint, names in (
+        (str | int, ["string", "long"]),
+        (int | str, ["long", "string"]),
+        (str | int, ["string", "long"]),
+    ):
+        assert json.loads(schema_of(hint).text) == names
+        assert json.loads(schema_of(list[hint]).text)["items"] == names
+
+
+class Point(typing.NamedTuple):
+    """Where it is."""
+
+    x: int
+    y: int = 0
+
+
+@attrs.define
+class Box:
+    _corner: Point
+    names: list[str] = attrs.field(factory=list)
+    size: int = attrs.field(default=1, kw_only=True)
+    area: int = attrs.field(init=False, default=0)
+
+
+def test_named_tuples_and_attrs_classes_are_told_alike() -> None:
+    """V2: fields, defaults and docs; private fields of attrs have another name when they are given."""
+    assert fields(Point)["y"] == {"name": "y", "type": "long", "default": 0}
+    assert json.loads(schema_of(Point).text)["doc"] == "Where it is."
+    assert list(fields(Box)) == ["_corner", "names", "size"]
+    assert (fields(Box)["names"]["default"], fields(Box)["size"]["default"]) == ([], 1)
+    codec = Codec(Box)
+    value = Box(Point(1, 2), ["a"], size=3)
+    assert codec.decode(codec.encode(value)) == value
+    assert codec.from_json(codec.to_json(value)) == value
+    assert type(codec.decode(codec.encode(value))._corner) is Point
+    with pytest.raises(NotEncodable, match=r"_corner\.x.*a whole number is wanted"):
+        codec.encode(Box(Point("x")))  # type: ignore[arg-type]
+    with pytest.raises(NoSchemaFor, match="no type hint"):
+        schema_of(collections.namedtuple("Bare", "x y"))
+
+
+def test_literals_are_their_type_and_are_checked() -> None:
+    """V2: the schema has the type that all choices have; another value is refused when written and when read."""
+
+    @dataclasses.dataclass
+    class Ticket:
+        state: typing.Literal["open", "closed"]
+        floor: typing.Literal[1, 2] = 1
+        mood: typing.Literal["good", None] = None
+        past: list[typing.Literal["open", "closed"]] = dataclasses.field(default_factory=list)
+        other: int | typing.Literal["none"] = 5
+
+    codec: Codec[Any] = Codec(Ticket)
+    assert [field["type"] for field in fields(Ticket).values()][:3] == ["string", "long", ["null", "string"]]
+    for value in (Ticket("open"), Ticket("closed", 2, "good", ["open"], "none")):
+        assert codec.decode(codec.encode(value)) == value
+        assert codec.from_json(codec.to_json(value)) == value
+    for wrong, name in (
+        (Ticket("x"), "state"),  # type: ignore[arg-type]
+        (Ticket("open", True), "floor"),
+        (Ticket("open", past=["y"]), r"past"),  # type: ignore[list-item]
+        (Ticket("open", mood="bad"), "mood"),  # type: ignore[arg-type]
+        (Ticket("open", other="some"), "other"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(NotEncodable, match=name):
+            codec.encode(wrong)
+    loose: Codec[Any] = GenericCodec(codec.schema)
+    with pytest.raises(NotDecodable, match=r"state.*'x' is none of 'open', 'closed'"):
+        codec.decode(loose.encode(GenericRecord("Ticket", {"state": "x"})))
+    assert schema_of(typing.Literal[1]).text == '"long"'
+    assert schema_of(typing.Literal[True]).text == '"boolean"'
+    with pytest.raises(NoSchemaFor, match="choices are all text"):
+        schema_of(typing.Literal["a", 1])

@@ -286,3 +286,16 @@ def test_a_whole_number_read_as_a_float_is_one() -> None:
 
 
 NUMBERS = ("int", "float", "double")
+
+
+def test_a_fixed_decimal_is_read_under_another_name() -> None:
+    """V3: a decimal is a number whatever its type is called, also in a union."""
+
+    def fixed(name: str) -> dict[str, object]:
+        return {"type": "fixed", "name": name, "size": 4, "logicalType": "decimal", "precision": 6, "scale": 2}
+
+    for old in (fixed("A"), ["null", fixed("A")]):
+        writer = GenericCodec(Schema(old))
+        for new in (fixed("B"), ["null", fixed("B")]):
+            reader = GenericCodec(Schema(new))
+            assert reader.decode(writer.encode(Decimal("1.25")), written_as=writer.schema) == Decimal("1.25")

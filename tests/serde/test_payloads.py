@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, NotRegistered
 from headrace.model import Event
 from headrace.serde import GenericRecord, Payloads, avro, open_registry, topic_schemas
 from headrace.services import RunningService
@@ -86,3 +86,14 @@ async def test_events_with_one_short_name_come_back_as_their_own_class() -> None
         payloads = Payloads(registry, "t", listed)
         found = [await payloads.decode(payload) for payload in written]
         assert [type(each) for each in found] == [kinds[0], kinds[1], GenericRecord]
+
+
+async def test_schemas_are_not_registered_in_passing_where_that_is_switched_off() -> None:
+    """With auto_register False an unknown schema is refused with the command to run, and a known one is used."""
+    registry = await open_registry("memory:")
+    careful = Payloads(registry, "accounts", [Opened], auto_register=False)
+    with pytest.raises(NotRegistered, match=r"headrace schema register accounts-Opened FILE"):
+        await careful.encode(Opened("Ann"))
+    assert await registry.subjects() == []
+    await Payloads(registry, "accounts", [Opened]).encode(Opened("Ann"))
+    assert await careful.decode(await careful.encode(Opened("Bob"))) == Opened("Bob")

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import Closed, TimedOut, Unreachable
-from headrace.sqlite import ChangeWatch, GroupCommit, Leases, connect
+from headrace.sqlite import ChangeWatch, GroupCommit, Lease, Leases, connect
+from headrace.sqlite.changes import next_interval_s
 from headrace.sqlite.leases import SCHEMA
 
 
@@ -107,25 +108,63 @@ async def test_a_change_made_before_the_wait_is_not_missed(path: Path) -> None:
         await watch.wait(since=seen)
 
 
+def acquire(db: sqlite3.Connection, owner: str, *, now_ms: int, boot_id: str = "b1") -> Lease:
+    """Take the lease, which must be free."""
+    lease = Leases.acquire(db, "house", owner, boot_id=boot_id, now_ms=now_ms, ttl_ms=100)
+    assert lease is not None
+    return lease
+
+
 def test_a_lease_has_one_owner_and_a_rising_epoch(tmp_path: Path) -> None:
     """Held, renewed, run out, taken over, released: the epoch grows with each new owner and never goes back."""
     db = connect(tmp_path / "leases.db")
     db.execute(SCHEMA)
-    first = Leases.acquire(db, "house", "a", now_ms=0, ttl_ms=100)
-    assert first is not None
-    assert first.epoch == 1
-    assert Leases.acquire(db, "house", "b", now_ms=50, ttl_ms=100) is None
-    renewed = Leases.acquire(db, "house", "a", now_ms=60, ttl_ms=100)
-    assert renewed is not None
+    assert acquire(db, "a", now_ms=0).epoch == 1
+    assert Leases.acquire(db, "house", "b", boot_id="b1", now_ms=50, ttl_ms=100) is None
+    renewed = acquire(db, "a", now_ms=60)
     assert renewed.epoch == 1
-    taken = Leases.acquire(db, "house", "b", now_ms=161, ttl_ms=100)
-    assert taken is not None
+    taken = acquire(db, "b", now_ms=161)
     assert taken.epoch == 2
-    assert not Leases.is_held(db, renewed, now_ms=161)
+    assert not Leases.is_held(db, renewed, boot_id="b1", now_ms=161)
     assert not Leases.release(db, renewed)
-    assert Leases.is_held(db, taken, now_ms=200)
+    assert Leases.is_held(db, taken, boot_id="b1", now_ms=200)
     assert Leases.release(db, taken)
-    again = Leases.acquire(db, "house", "a", now_ms=201, ttl_ms=100)
-    assert again is not None
-    assert again.epoch == 3
+    assert acquire(db, "a", now_ms=201).epoch == 3
     db.close()
+
+
+def test_a_lease_does_not_survive_its_machine(tmp_path: Path) -> None:
+    """FJ10: after a restart the time begins again, below the old lease's end; it has run out all the same."""
+    db = connect(tmp_path / "leases.db")
+    db.execute(SCHEMA)
+    before = acquire(db, "a", now_ms=1_000_000)
+    assert not Leases.is_held(db, before, boot_id="b2", now_ms=5)
+    assert acquire(db, "b", now_ms=5, boot_id="b2").epoch == 2
+    assert acquire(db, "b", now_ms=6, boot_id="b2").epoch == 2
+    db.close()
+
+
+def test_leases_of_the_first_version_have_run_out(tmp_path: Path) -> None:
+    """Their table gets what it lacks, and epochs go on rising."""
+    db = connect(tmp_path / "leases.db")
+    db.execute("CREATE TABLE leases (name TEXT PRIMARY KEY, owner TEXT, epoch INTEGER, expires_ms INTEGER)")
+    db.execute("INSERT INTO leases VALUES ('house', 'a', 7, 1800000000000)")
+    assert acquire(db, "b", now_ms=5).epoch == 8
+    db.close()
+
+
+def test_a_quiet_file_is_looked_at_less_often() -> None:
+    """FJ10: every interval while it is in use, a tenth as often when nothing happened for a while."""
+    assert next_interval_s(0.002, quiet_s=0.0) == 0.002
+    assert next_interval_s(0.002, quiet_s=0.1) == 0.002
+    assert next_interval_s(0.002, quiet_s=0.5) == pytest.approx(0.01)
+    assert next_interval_s(0.002, quiet_s=3600) == pytest.approx(0.02)
+
+
+async def test_waiting_for_long_costs_few_looks(tmp_path: Path) -> None:
+    """FJ10: somebody who waits for a second does not wake the process a thousand times."""
+    watch = ChangeWatch(tmp_path / "watched.db", interval_s=0.001)
+    before = watch.polls
+    assert not await watch.wait(since=watch.version, timeout_s=1.0)
+    assert watch.polls - before < 400
+    await watch.close()

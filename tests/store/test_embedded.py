@@ -110,6 +110,29 @@ async def test_housekeeping_runs_by_itself_beside_a_writer(tmp_path: Path) -> No
     await second.close()
 
 
+async def test_housekeeping_goes_on_though_the_wall_clock_was_put_back(tmp_path: Path) -> None:
+    """FJ10: the lease of a client that is gone runs out by the time since boot, also in a file of version 0.1."""
+    clock = SettableClock(now_ms=1_800_000_000_000)
+    settings = StoreSettings(gc_grace_s=0.01, embedded=EmbeddedStoreSettings(housekeeping_interval_s=0.02))
+    path = tmp_path / "store.db"
+
+    async def is_clean() -> bool:
+        with closing(sqlite3.connect(path)) as db:
+            return db.execute("SELECT count(*) FROM journals").fetchone() == (0,)
+
+    for put_back_ms, is_old_file in ((0, False), (3_600_000, False), (0, True)):
+        clock.set(clock.now_ms() - put_back_ms)
+        clock.advance(0.05)
+        if is_old_file:
+            with closing(sqlite3.connect(path)) as db:
+                db.execute("ALTER TABLE leases DROP COLUMN boot_id")
+        store = await open_embedded(f"embedded:{tmp_path}", settings, clock=clock)
+        await store.writer.delete_rows("t", "id", [RowDeletion(0, None)], at=Place(0, 5))
+        clock.set(clock.now_ms() + 1000)  # what was deleted is past its time of grace
+        await eventually(is_clean, within_s=10)
+        await store.close()
+
+
 async def test_deletions_that_others_cover_are_not_kept(aged: Aged) -> None:
     """A journal that is deleted from every day has one deletion, not one a day."""
     for day in range(1, 50):

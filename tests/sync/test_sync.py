@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import headrace.sync
-from headrace.errors import Closed, IncompatibleSchema, WrongSeqNr
+from headrace.errors import BadArgument, Closed, IncompatibleSchema, WrongSeqNr
 from headrace.journal import JOURNAL_TOPIC
 from headrace.model import Event, NewRecord, TopicConfig, TopicPartition
 from headrace.serde import schema_of
+from headrace.sync import LoopThread
 
 
 def test_a_script_can_use_a_journal(tmp_path: Path) -> None:
@@ -76,3 +82,124 @@ def test_schemas_are_registered_and_found(tmp_path: Path) -> None:
         assert [version.version for version in hr.registry.versions("t-value")] == [1]
         with pytest.raises(IncompatibleSchema):
             hr.registry.register("t-value", schema_of(str))
+
+
+class Closing:
+    """An asynchronous iterator that says when it was closed, and by which thread."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    async def numbers(self) -> AsyncIterator[int]:
+        try:
+            for number in range(1000):
+                yield number
+                await asyncio.sleep(0)
+        finally:
+            await asyncio.sleep(0)
+            self.closed.set()
+
+
+@pytest.fixture
+def loop_thread() -> Iterator[LoopThread]:
+    opened = LoopThread()
+    yield opened
+    opened.close()
+
+
+def test_a_half_read_iterator_found_in_the_loops_own_thread_does_not_stop_it(loop_thread: LoopThread) -> None:
+    """FJ9: the collector runs in any thread, the loop's too; there nothing may wait for the loop."""
+    closing = Closing()
+    cycle: list[object] = [loop_thread.iterate(closing.numbers())]
+    cycle.append(cycle)
+    assert next(cast("Iterator[int]", cycle[0])) == 0
+    gc.disable()
+    try:
+        del cycle
+
+        async def collect() -> int:
+            return gc.collect()
+
+        collected = threading.Thread(target=loop_thread.run, args=(collect(),), daemon=True)
+        collected.start()
+        collected.join(10)
+        assert not collected.is_alive(), "the loop waits for itself"
+    finally:
+        gc.enable()
+    assert closing.closed.wait(10)
+
+
+def test_an_iterator_that_is_dropped_or_closed_lets_go_of_what_it_reads(loop_thread: LoopThread) -> None:
+    """Leaving the loop, closing it by hand, and both twice; a closed one is at its end."""
+    for is_closed_by_hand in (False, True):
+        closing = Closing()
+        numbers = loop_thread.iterate(closing.numbers())
+        for number in numbers:
+            if number == 3:
+                break
+        if is_closed_by_hand:
+            numbers.close()
+            assert closing.closed.is_set()
+            numbers.close()
+            assert list(numbers) == []
+        del numbers
+        assert closing.closed.wait(10)
+
+
+def test_closing_waits_for_iterators_that_were_dropped() -> None:
+    """Nothing that was half read is left behind when the loop ends."""
+    for _ in range(20):
+        loop, closing = LoopThread(), Closing()
+        next(loop.iterate(closing.numbers()))
+        loop.close()
+        assert closing.closed.is_set()
+
+
+def test_an_iterator_may_outlive_the_connection(loop_thread: LoopThread) -> None:
+    """It says that the connection is closed, and nothing is said when it is dropped."""
+    loop = LoopThread()
+    numbers = loop.iterate(Closing().numbers())
+    assert next(numbers) == 0
+    loop.close()
+    with pytest.raises(Closed):
+        next(numbers)
+
+
+def test_a_blocking_call_from_the_loops_own_thread_is_refused(loop_thread: LoopThread) -> None:
+    """It would wait for itself for ever."""
+
+    async def nothing() -> None:
+        return None
+
+    async def call() -> None:
+        loop_thread.run(nothing())
+
+    with pytest.raises(BadArgument, match="await the asynchronous call"):
+        loop_thread.run(call())
+
+
+def test_an_interrupt_while_waiting_ends_the_read(loop_thread: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was interrupted is closed after its wait has ended, not in the middle of it."""
+    waiting, closed = threading.Event(), threading.Event()
+
+    async def never() -> AsyncIterator[int]:
+        try:
+            waiting.set()
+            await asyncio.sleep(3600)
+            yield 1
+        finally:
+            await asyncio.sleep(0)
+            closed.set()
+
+    numbers = loop_thread.iterate(never())
+
+    def interrupted(_: Future[int]) -> int:
+        waiting.wait(10)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(numbers)
+    numbers.close()
+    assert closed.is_set()

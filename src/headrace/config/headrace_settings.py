@@ -48,7 +48,9 @@ class EmbeddedLogSettings(Section):
     )
     group_commit_max_records: int = Field(default=1000, ge=1, description="Most records that are committed together.")
     poll_interval_ms: int = Field(
-        default=2, ge=1, description="How often a waiting reader looks for other processes' appends."
+        default=2,
+        ge=1,
+        description="How often a waiting reader looks for other processes' appends; a tenth as often when idle.",
     )
     housekeeping_interval_s: Seconds = Field(default=60.0, description="Time between runs of retention and compaction.")
 

@@ -79,7 +79,7 @@ def check_place(at: TopicPartition) -> TopicPartition:
 
 def check_places(partitions: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
     """Return partitions, of which there may be none."""
-    if not isinstance(partitions, Iterable) or isinstance(partitions, str | bytes | TopicPartition):
+    if not isinstance(partitions, Iterable):
         raise BadArgument("partitions", partitions, "it must be some TopicPartitions")
     return tuple(check_place(at) for at in partitions)
 

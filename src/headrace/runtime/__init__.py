@@ -6,7 +6,7 @@ nothing worth measuring.
 """
 
 from headrace.runtime.backoff import Backoff
-from headrace.runtime.clock import SYSTEM_CLOCK, Clock, SystemClock
+from headrace.runtime.clock import SYSTEM_CLOCK, BootTime, Clock, SystemClock
 from headrace.runtime.crash_points import CRASH_AT_VARIABLE, CRASH_FILE_VARIABLE, crash_point, watching
 from headrace.runtime.plugins import load_backend
 from headrace.runtime.signals import shutdown_on_signals
@@ -18,6 +18,7 @@ __all__ = [
     "CRASH_FILE_VARIABLE",
     "SYSTEM_CLOCK",
     "Backoff",
+    "BootTime",
     "Clock",
     "Supervisor",
     "SystemClock",

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
-from typing import Protocol
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock"]
+from headrace.errors import UnsupportedPlatform
+
+__all__ = ["SYSTEM_CLOCK", "BootTime", "Clock", "SystemClock"]
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Only Linux has it by this name; the monotonic clock of macOS counts the time asleep by itself.
+_CLOCK_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class BootTime(NamedTuple):
+    """Milliseconds since the machine was started, and which start that was: what processes of one machine share.
+
+    Nobody sets it, and it runs on while the machine is suspended. Times of two boots can't be compared.
+    """
+
+    boot_id: str
+    ms: int
 
 
 class Clock(Protocol):
     """What time it is.
 
-    Promises: `monotonic_s` never goes back.
+    Promises: `monotonic_s` never goes back, nor does `boot_time` before the machine is started again.
     Does not promise: that `now_ms` never does; operators and NTP set the wall clock.
     """
 
@@ -21,6 +40,10 @@ class Clock(Protocol):
 
     def monotonic_s(self) -> float:
         """Return seconds since some fixed moment; for measuring how long things take."""
+        ...
+
+    def boot_time(self) -> BootTime:
+        """Return the time since the machine was started; for leases that its processes share."""
         ...
 
 
@@ -34,6 +57,23 @@ class SystemClock:
     def monotonic_s(self) -> float:
         """Return the machine's monotonic clock."""
         return time.monotonic()
+
+    def boot_time(self) -> BootTime:
+        """Return CLOCK_BOOTTIME and the boot's id."""
+        return BootTime(_boot_id(), time.clock_gettime_ns(_CLOCK_BOOTTIME) // 1_000_000)
+
+
+@cache
+def _boot_id() -> str:
+    """Return what the kernel calls this boot: Linux in a file, macOS through sysctl. Raises UnsupportedPlatform."""
+    if _BOOT_ID.exists():
+        return _BOOT_ID.read_text().strip()
+    try:
+        asked = ["sysctl", "-n", "kern.bootsessionuuid"]
+        return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        need = "a kernel that tells which boot this is"
+        raise UnsupportedPlatform(need, f"none ({error})", "use Linux or macOS, or the tier on servers") from error
 
 
 SYSTEM_CLOCK = SystemClock()

@@ -87,11 +87,20 @@ class Context(Protocol):
 class KafkaSerializer(Generic[T]):
     """For `key.serializer` and `value.serializer` of confluent-kafka's SerializingProducer.
 
-    Schemas go to `<topic>-value` and `<topic>-key`, or to the subject that is named.
+    Schemas go to `<topic>-value` and `<topic>-key`, or to the subject that is named. With `auto_register` False they
+    must be there already.
     """
 
-    def __init__(self, registry: BlockingRegistry, kind: type[T] | Any, *, subject: str | None = None) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        registry: BlockingRegistry,
+        kind: type[T] | Any,  # noqa: ANN401
+        *,
+        subject: str | None = None,
+        auto_register: bool = True,
+    ) -> None:
         self._registry = registry
+        self._auto_register = auto_register
         self._kind = kind
         self._subject = subject
         self._encoders: dict[str, Encoder[T]] = {}
@@ -103,7 +112,7 @@ class KafkaSerializer(Generic[T]):
         subject = self._subject or _subject(context)
         encoder = self._encoders.get(subject)
         if encoder is None:
-            serde: Serde[T] = Serde(self._registry.registry, subject, self._kind)
+            serde: Serde[T] = Serde(self._registry.registry, subject, self._kind, auto_register=self._auto_register)
             encoder = self._encoders[subject] = self._registry.run(serde.encoder())
         return encoder(value)
 

@@ -68,6 +68,17 @@ def _local_time(value: Any) -> dt.time:  # noqa: ANN401
     return value
 
 
+def _millis(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the check for a time of which milliseconds are kept: what is finer would be cut."""
+
+    def whole(value: Any) -> Any:  # noqa: ANN401
+        if check(value).microsecond % 1000:
+            raise ValueError(f"{value!r} has microseconds, and only milliseconds are kept")
+        return value
+
+    return whole
+
+
 def _null(value: Any) -> None:  # noqa: ANN401
     if value is not None:
         raise TypeError(f"None is wanted, not {value!r}")
@@ -93,11 +104,11 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "float": _double,
     "double": _double,
     "date": _date,
-    "time-millis": _local_time,
+    "time-millis": _millis(_local_time),
     "time-micros": _local_time,
-    "timestamp-millis": _aware,
+    "timestamp-millis": _millis(_aware),
     "timestamp-micros": _aware,
-    "local-timestamp-millis": _naive,
+    "local-timestamp-millis": _millis(_naive),
     "local-timestamp-micros": _naive,
     "uuid": _uuid,
     "decimal": _decimal,

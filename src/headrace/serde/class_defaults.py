@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ def with_default(
         changes = bool(make() != value)
         field.shape = _default_first(field.shape, value)
         field.default = default_of_datum(field.shape, encoder_of(field.shape)(value))
+        json.dumps(field.default, allow_nan=False)
     except (HeadraceError, TypeError, ValueError, AttributeError, KeyError) as error:
         raise NoSchemaFor(owner, field.name, f"its default can't be written as Avro: {error}") from error
     if changes:

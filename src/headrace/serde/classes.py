@@ -1,4 +1,4 @@
-"""The fields of dataclasses, msgspec Structs and pydantic models, told alike."""
+"""The fields of dataclasses, NamedTuples, attrs classes, msgspec Structs and pydantic models, told alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from headrace.errors import NoSchemaFor
 from headrace.serde.options import options_of
 
-__all__ = ["ClassField", "constructor", "doc_of", "fields_of", "is_record_class", "values_of"]
+__all__ = ["ClassField", "constructor", "doc_of", "fields_of", "has_extras", "is_record_class", "values_of"]
 
 Values: TypeAlias = Callable[[Any], dict[str, Any]]
 
@@ -34,7 +34,11 @@ class ClassField:
 def is_record_class(hint: object) -> bool:
     """Say whether the class is of a kind that becomes a record."""
     return isinstance(hint, type) and (
-        dataclasses.is_dataclass(hint) or issubclass(hint, msgspec.Struct) or issubclass(hint, BaseModel)
+        dataclasses.is_dataclass(hint)
+        or issubclass(hint, msgspec.Struct)
+        or issubclass(hint, BaseModel)
+        or _is_named_tuple(hint)
+        or _is_attrs(hint)
     )
 
 
@@ -48,6 +52,15 @@ def fields_of(cls: type[Any]) -> list[ClassField]:
         ]
     if issubclass(cls, msgspec.Struct):
         return [ClassField(f.name, hints[f.name], _struct_default(f)) for f in msgspec.structs.fields(cls)]
+    if _is_named_tuple(cls):
+        defaults = cls._field_defaults
+        return [
+            ClassField(name, _given(cls, name, hints), _constant(defaults[name]) if name in defaults else None)
+            for name in cls._fields
+        ]
+    if _is_attrs(cls):
+        hints = {**{field.name: field.type for field in _attrs_fields(cls) if field.type is not None}, **hints}
+        return [ClassField(f.name, _given(cls, f.name, hints), _attrs_default(f)) for f in _attrs_fields(cls)]
     _refuse_init_vars(cls)
     return [ClassField(f.name, hints[f.name], _dataclass_default(f)) for f in dataclasses.fields(cls) if f.init]
 
@@ -56,9 +69,14 @@ def values_of(cls: type[Any], names: tuple[str, ...]) -> Values:
     """Return a function that gives an instance's fields as a new dict."""
     if issubclass(cls, msgspec.Struct):
         return msgspec.structs.asdict
-    if _has_dict(cls):
+    if _has_dict(cls) and not _is_named_tuple(cls):
         return lambda instance: instance.__dict__.copy()
     return lambda instance: {name: getattr(instance, name) for name in names}
+
+
+def has_extras(cls: type[Any]) -> bool:
+    """Say whether instances may hold fields that the class does not declare."""
+    return issubclass(cls, BaseModel) and cls.model_config.get("extra") == "allow"
 
 
 def constructor(cls: type[Any], order: tuple[str, ...]) -> Callable[[dict[str, Any]], Any]:
@@ -73,6 +91,9 @@ def constructor(cls: type[Any], order: tuple[str, ...]) -> Callable[[dict[str, A
         return lambda values: validate(values, by_name=True, by_alias=False)
     if _init_only_assigns(cls):
         return partial(_filled, cls)
+    if _is_attrs(cls):
+        arguments = {field.name: field.alias for field in _attrs_fields(cls)}
+        return lambda values: cls(**{arguments[name]: value for name, value in values.items()})
     if issubclass(cls, msgspec.Struct) and order == _positional(cls):
         return lambda values: cls(*values.values())
     return lambda values: cls(**values)
@@ -81,9 +102,37 @@ def constructor(cls: type[Any], order: tuple[str, ...]) -> Callable[[dict[str, A
 def doc_of(cls: type) -> str | None:
     """Return what the class's author wrote about it; what dataclass and enum put there by themselves is left out."""
     doc = vars(cls).get("__doc__")
-    if not doc or (dataclasses.is_dataclass(cls) and doc.startswith(f"{cls.__name__}(")):
+    is_made = dataclasses.is_dataclass(cls) or _is_named_tuple(cls)
+    if not doc or (is_made and doc.startswith(f"{cls.__name__}(")):
         return None
     return inspect.cleandoc(doc)
+
+
+def _is_named_tuple(cls: type[Any]) -> bool:
+    return issubclass(cls, tuple) and hasattr(cls, "_field_defaults")
+
+
+def _is_attrs(cls: type[Any]) -> bool:
+    """Say whether attrs made the class; it is not imported for that."""
+    return hasattr(cls, "__attrs_attrs__")
+
+
+def _attrs_fields(cls: type[Any]) -> list[Any]:
+    return [field for field in cls.__attrs_attrs__ if field.init]
+
+
+def _given(cls: type[Any], field: str, hints: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    if field not in hints:
+        raise NoSchemaFor(cls.__qualname__, field, "it has no type hint")
+    return hints[field]
+
+
+def _attrs_default(field: Any) -> Callable[[], Any] | None:  # noqa: ANN401
+    """Return what makes the default; one that looks at the instance is of no use to readers of data without it."""
+    default = field.default
+    if hasattr(default, "takes_self"):
+        return None if default.takes_self else cast("Callable[[], Any]", default.factory)
+    return None if type(default).__name__ == "_Nothing" else _constant(default)
 
 
 def _positional(cls: type[Any]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from headrace.serde.json_form import json_of_datum
 from headrace.serde.json_reading import datum_of_json
 from headrace.serde.schemas import Schema, schema_of
 from headrace.serde.shapes import Shape, has_named_branches
+from headrace.serde.skimming import MAX_DEPTH, MAX_DEPTH_READ, skimmer_of
 
 __all__ = ["Codec", "GenericCodec", "codec_for"]
 
@@ -23,6 +24,7 @@ T = TypeVar("T")
 
 # What fastavro and the classes' own code raise for values and bytes that are wrong.
 _WRONG = (TypeError, ValueError, OverflowError, AttributeError, KeyError, IndexError, EOFError, ArithmeticError)
+_TOO_DEEP = f"it is nested too deep; at most {MAX_DEPTH} records may stand in one another"
 
 
 class Codec(Generic[T]):
@@ -54,6 +56,7 @@ class Codec(Generic[T]):
 
     def _new_writer(self, prefix: bytes) -> Callable[[T], bytes]:
         write, prepared, to_datum = self._write, self.schema.prepared, self._to_datum
+        skim = skimmer_of(self.schema.shape, max_depth=MAX_DEPTH)
 
         def encode(value: T) -> bytes:
             file = io.BytesIO()
@@ -62,9 +65,21 @@ class Codec(Generic[T]):
                 write(file, prepared, to_datum(value))
             except _WRONG as error:
                 raise NotEncodable(self.schema.name, *blame(self.shape, value, error)) from error
-            return file.getvalue()
+            except RecursionError as error:
+                raise NotEncodable(self.schema.name, "the top", _TOO_DEEP) from error
+            data = file.getvalue()
+            if skim is not None:
+                self._check_written(skim, data, len(prefix))
+            return data
 
         return encode
+
+    def _check_written(self, skim: Callable[[bytes, int], None], data: bytes, start: int) -> None:
+        """Refuse to write what no reader would take."""
+        try:
+            skim(data, start)
+        except ValueError as error:
+            raise NotEncodable(self.schema.name, "the top", str(error)) from None  # hundreds of frames that say nothing
 
     def decode(self, data: bytes, *, written_as: Schema | None = None, start: int = 0) -> T:
         """Return the value in `data` from `start` on, written with that schema, or with ours. Raises NotDecodable."""
@@ -77,7 +92,7 @@ class Codec(Generic[T]):
     def reader_of(self, written_as: Schema) -> Callable[[bytes, int], T]:
         """Return the function that reads what was written with a schema. Raises NotDecodable if none could."""
         convert, prepared, name = self._resolve(written_as), written_as.prepared, self.schema.name
-        read = self._read
+        read, skim = self._read, skimmer_of(written_as.shape, max_depth=MAX_DEPTH_READ)
         # Only where a union has named branches, because every keyword costs.
         named = {"return_named_type": True} if has_named_branches(written_as.shape) else {}
 
@@ -85,12 +100,16 @@ class Codec(Generic[T]):
             file = io.BytesIO(data)
             file.seek(start)
             try:
+                if skim is not None:
+                    skim(data, start)
                 datum = read(file, prepared, **named) if named else read(file, prepared)
                 value = convert(datum)
             except HeadraceError:
                 raise
             except _WRONG as error:
                 raise NotDecodable(name, f"byte {file.tell()}", f"{type(error).__name__} {error}".strip()) from error
+            except RecursionError as error:
+                raise NotDecodable(name, f"byte {file.tell()}", _TOO_DEEP) from error
             if file.tell() != len(data):
                 raise NotDecodable(name, f"byte {file.tell()}", f"{len(data) - file.tell()} bytes follow its end")
             return cast("T", value)
@@ -103,12 +122,17 @@ class Codec(Generic[T]):
             return json_of_datum(self.shape, self._to_datum(value))
         except _WRONG as error:
             raise NotEncodable(self.schema.name, *blame(self.shape, value, error)) from error
+        except RecursionError as error:
+            raise NotEncodable(self.schema.name, "the top", _TOO_DEEP) from error
 
     def from_json(self, value: Any) -> T:  # noqa: ANN401
         """Return the value of such JSON; fields unknown here are ignored. Raises NotDecodable."""
         if self._from_datum is None:
             self._from_datum = decoder_of(self.shape, self.shape)
-        return cast("T", self._from_datum(datum_of_json(self.shape, value)))
+        try:
+            return cast("T", self._from_datum(datum_of_json(self.shape, value)))
+        except RecursionError as error:
+            raise NotDecodable("JSON", "the top", _TOO_DEEP) from error
 
     def _resolve(self, written_as: Schema) -> Callable[[Any], Any]:
         shape = self.shape if written_as == self.schema else written_as.shape

@@ -84,7 +84,19 @@ class _Decoders:
         convert = promotion(writer, reader)
         if convert is None:
             raise self._unlike(writer, reader, where)
+        if isinstance(reader, PrimitiveShape) and reader.choices:
+            return self._choice(convert, reader, where)
         return None if convert is as_it_is else convert
+
+    def _choice(self, convert: Convert, reader: PrimitiveShape, where: str) -> Convert:
+        def decode(datum: Any) -> Any:  # noqa: ANN401
+            value = convert(datum)
+            if value not in reader.choices:
+                choices = ", ".join(map(repr, reader.choices))
+                raise NotDecodable(self._schema, where or "the top", f"{value!r} is none of {choices}")
+            return value
+
+        return decode
 
     def _branch(self, writer: Shape, reader: UnionShape, where: str, *, others: Sequence[Shape] = ()) -> Shape:
         branch = matching_branch(writer, reader, others=others)

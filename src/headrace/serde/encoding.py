@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from headrace.serde.branches import chosen_branch, classes_of
 from headrace.serde.checks import CHECKS, UNTOUCHED
-from headrace.serde.classes import values_of
+from headrace.serde.classes import fields_of, has_extras, values_of
 from headrace.serde.generic import GenericRecord, Symbol
 from headrace.serde.shapes import (
     ArrayShape,
@@ -42,6 +42,8 @@ class _Encoders:
     def of(self, shape: Shape) -> Convert | None:
         """Return the function, or None where the value goes through as it is."""
         match shape:
+            case PrimitiveShape() if shape.choices:
+                return _choice_of(shape)
             case PrimitiveShape():
                 return CHECKS.get(shape.logical or shape.kind)
             case FixedShape():
@@ -101,10 +103,17 @@ class _Encoders:
         conversions = [(f.name, _untouched(f.shape), convert) for f in shape.fields if (convert := self.of(f.shape))]
         values = _fields_of_generic(shape) if shape.bound is None else values_of(shape.bound, names)
         bound = shape.bound or Mapping
+        whole = {bound}  # the classes whose instances have no more than the record's fields
+        may_have_extras = has_extras(bound)
 
         def encode(value: Any) -> Any:  # noqa: ANN401
-            if not isinstance(value, bound):
+            if type(value) not in whole and shape.bound is not None:
+                _check_subclass(shape, type(value), names)
+                whole.add(type(value))
+            elif not isinstance(value, bound):
                 raise TypeError(f"{shape.name} is wanted, not {type(value).__name__}")
+            if may_have_extras and value.__pydantic_extra__:
+                raise TypeError(f"{shape.name} has no field {min(value.__pydantic_extra__)!r}")
             datum = values(value)
             for name, untouched, convert in conversions:
                 part = datum[name]
@@ -115,13 +124,26 @@ class _Encoders:
         return encode
 
 
+def _check_subclass(shape: RecordShape, cls: type, names: tuple[str, ...]) -> None:
+    """Refuse instances of a subclass that has more fields: they would be lost without a word."""
+    if not issubclass(cls, shape.bound or object):
+        raise TypeError(f"{shape.name} is wanted, not {cls.__name__}")
+    more = [field.name for field in fields_of(cls) if field.name not in names]
+    if more:
+        raise TypeError(
+            f"{shape.name} has no field {more[0]!r}, which {cls.__name__} adds; name that class in the hint"
+        )
+
+
 def _untouched(shape: Shape) -> type | None:
     """Return the class whose instances need no look: asking for it is cheaper than calling the converter."""
     match shape:
+        case PrimitiveShape() if shape.choices:
+            return None
         case PrimitiveShape():
             return UNTOUCHED.get(shape.logical or shape.kind)
         case ArrayShape() if isinstance(shape.items, PrimitiveShape) and shape.items.kind in ("string", "bytes"):
-            return None if shape.items.logical else list
+            return None if shape.items.logical or shape.items.choices else list
         case UnionShape() if any(branch_name(branch) == "null" for branch in shape.branches):
             return type(None)
     return None
@@ -145,6 +167,17 @@ def _made(field: str, make: Callable[[], Any] | None) -> Any:  # noqa: ANN401
     if make is None:
         raise TypeError(f"field {field!r} is missing and has no default")
     return make()
+
+
+def _choice_of(shape: PrimitiveShape) -> Convert:
+    known = {(type(choice), choice) for choice in shape.choices}
+
+    def encode(value: Any) -> Any:  # noqa: ANN401
+        if (type(value), value) not in known:
+            raise ValueError(f"{value!r} is none of {', '.join(map(repr, shape.choices))}")
+        return value
+
+    return encode
 
 
 def _symbol_of(shape: EnumShape) -> Convert:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
-from headrace.errors import UnknownSchema
+from headrace.errors import NotRegistered, UnknownSchema, UnknownSubject
 from headrace.serde.codecs import Codec, GenericCodec, codec_for
 from headrace.serde.framing import HEADER_BYTES, frame_header, schema_id_of
 from headrace.serde.matching import namesake
-from headrace.serde.ports import Registry
+from headrace.serde.ports import Registry, Version
 from headrace.serde.schemas import Schema
 from headrace.serde.shapes import RecordShape
 
@@ -74,22 +74,45 @@ class Decoder(Generic[T]):
 
 
 class Serde(Generic[T]):
-    """Values of one subject. `kind` is a class, a hint such as `Opened | Closed`, or a Schema for generic records."""
+    """Values of one subject. `kind` is a class, a hint such as `Opened | Closed`, or a Schema for generic records.
 
-    def __init__(self, registry: Registry, subject: str, kind: type[T] | Any) -> None:  # noqa: ANN401
+    With `auto_register` False the schema must be there: somebody else decides what is registered.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        subject: str,
+        kind: type[T] | Any,  # noqa: ANN401
+        *,
+        auto_register: bool = True,
+    ) -> None:
         self._registry = registry
+        self._auto_register = auto_register
         self._subject = subject
         self._codec: Codec[T] = codec_for(kind)
         self._encoder: Encoder[T] | None = None
         self.decoder: Decoder[T] = Decoder(registry, [kind], is_strict=True)
 
     async def encoder(self) -> Encoder[T]:
-        """Return the encoder, its schema registered. Raises IncompatibleSchema."""
+        """Return the encoder, its schema registered. Raises IncompatibleSchema, or NotRegistered."""
         if self._encoder is None:
-            version = await self._registry.register(self._subject, self._codec.schema)
+            version = await self._version()
             await self.decoder.load(version.schema_id)
             self._encoder = Encoder(self._codec, version.schema_id)
         return self._encoder
+
+    async def _version(self) -> Version:
+        if self._auto_register:
+            return await self._registry.register(self._subject, self._codec.schema)
+        try:
+            versions = await self._registry.versions(self._subject)
+        except UnknownSubject:
+            versions = ()
+        for version in versions:
+            if version.schema == self._codec.schema:
+                return version
+        raise NotRegistered(self._subject, self._codec.schema.name)
 
     async def encode(self, value: T | None) -> bytes | None:
         """Return the framed bytes; None for None."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import dataclasses
 import datetime as dt
 import enum
 import types
@@ -10,7 +11,7 @@ import typing
 import uuid
 from decimal import Decimal
 from functools import lru_cache
-from typing import Annotated, Any, NewType, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 
 from headrace.errors import NoSchemaFor
 from headrace.serde.class_defaults import with_default
@@ -30,7 +31,7 @@ from headrace.serde.shapes import (
     branch_name,
 )
 
-__all__ = ["infer"]
+__all__ = ["AskedHint", "infer"]
 
 _SIMPLE: dict[Any, PrimitiveShape] = {
     None: PrimitiveShape("null"),
@@ -60,11 +61,35 @@ _PLAIN = AvroField()
 
 def infer(hint: Any) -> Shape:  # noqa: ANN401
     """Return the shape of a class, or of any hint that classes may use for a field. Raises NoSchemaFor."""
-    return _infer(hint)
+    return _infer(AskedHint(hint))
+
+
+class AskedHint:
+    """A hint as a key that keeps the order of unions: to Python `str | int` and `int | str` are one, to Avro two."""
+
+    __slots__ = ("_key", "hint")
+
+    def __init__(self, hint: Any) -> None:  # noqa: ANN401
+        self.hint = hint
+        self._key = _ordered(hint)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AskedHint) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def _ordered(hint: Any) -> Any:  # noqa: ANN401
+    arguments = get_args(hint)
+    if get_origin(hint) is Literal:
+        return Literal, *((type(choice), choice) for choice in arguments)  # 1 and True are equal
+    return (get_origin(hint), *map(_ordered, arguments)) if arguments else hint
 
 
 @lru_cache(maxsize=4096)
-def _infer(hint: Any) -> Shape:  # noqa: ANN401
+def _infer(asked: AskedHint) -> Shape:
+    hint = asked.hint
     owner = hint.__qualname__ if isinstance(hint, type) else str(hint)
     return _Inference().shape(hint, _Place(owner, "itself"))
 
@@ -99,6 +124,8 @@ class _Inference:
             return _SIMPLE[hint]
         if get_origin(hint) in (Union, types.UnionType):
             return self._union(hint, place, said)
+        if get_origin(hint) is Literal:
+            return _literal(get_args(hint), place)
         return self._compound(hint, place)
 
     def _compound(self, hint: Any, place: _Place) -> Shape:  # noqa: ANN401
@@ -183,6 +210,16 @@ class _Inference:
 
 def _namespace(full: str) -> str:
     return full.rpartition(".")[0]
+
+
+def _literal(choices: tuple[Any, ...], place: _Place) -> Shape:
+    """Return the type that all the choices have; they themselves are checked when values are written and read."""
+    kinds = {type(choice) for choice in choices if choice is not None}
+    if len(kinds) != 1 or not kinds <= {str, int, bool, bytes}:
+        raise place.refuse(f"choices are all text, numbers, bytes or booleans, not {list(choices)}")
+    values = tuple(choice for choice in choices if choice is not None)
+    chosen = dataclasses.replace(_SIMPLE[kinds.pop()], choices=values)
+    return chosen if None not in choices else UnionShape((_SIMPLE[None], chosen))
 
 
 def _decimal(said: AvroField, place: _Place) -> PrimitiveShape:

@@ -104,9 +104,10 @@ def matching_branch(writer: Shape, reader: UnionShape, *, others: Sequence[Shape
     """
     alike = [branch for branch in reader.branches if _is_alike(writer, branch)]
     if alike and isinstance(writer, NAMED):
-        named = [branch for branch in alike if isinstance(branch, NAMED)]
-        return namesake(writer, named, others=others)
-    if alike:
+        found = namesake(writer, [branch for branch in alike if isinstance(branch, NAMED)], others=others)
+        if found is not None or not isinstance(writer, FixedShape):
+            return found
+    if alike:  # bytes of a fixed size are the same under any name
         return alike[0]
     for branch in reader.branches:
         if _is_primitive(writer) and _is_primitive(branch) and promotion(writer, branch):  # type: ignore[arg-type]

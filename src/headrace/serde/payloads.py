@@ -27,11 +27,12 @@ class Payloads:
             event = await payloads.decode(stored.payload)
 
     A journal takes such payloads as binary. Payloads that are no framed Avro (none, text, JSON, other bytes) come back
-    as they are, and records of types not listed come back as GenericRecords.
+    as they are, and records of types not listed come back as GenericRecords. With `auto_register` False schemas must be
+    registered already.
     """
 
-    def __init__(self, registry: Registry, topic: str, types: Sequence[type]) -> None:
-        self._serdes = {kind: _serde(registry, topic, kind) for kind in types}
+    def __init__(self, registry: Registry, topic: str, types: Sequence[type], *, auto_register: bool = True) -> None:
+        self._serdes = {kind: _serde(registry, topic, kind, auto_register) for kind in types}
         self._encoders: dict[type, Encoder[Any]] = {}
         self._decoder: Decoder[Any] = Decoder(registry, types)
 
@@ -65,5 +66,6 @@ class Payloads:
         return self._encoders[kind]
 
 
-def _serde(registry: Registry, topic: str, kind: type) -> Serde[Any]:
-    return Serde(registry, record_subject_of(topic, schema_of(kind).name), kind)
+def _serde(registry: Registry, topic: str, kind: type, auto_register: bool) -> Serde[Any]:
+    subject = record_subject_of(topic, schema_of(kind).name)
+    return Serde(registry, subject, kind, auto_register=auto_register)

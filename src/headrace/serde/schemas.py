@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.errors import BadSchema
 from headrace.serde.avro_library import prepared
-from headrace.serde.hints import infer
+from headrace.serde.hints import AskedHint, infer
 from headrace.serde.parsing import PRIMITIVES, shape_of_json
 from headrace.serde.rendering import json_of_shape
 from headrace.serde.shapes import Shape, branch_name
@@ -24,9 +24,14 @@ class Schema:
     """An Avro schema. Two are equal when they say the same, docs and defaults included, however they were spelt."""
 
     def __init__(self, source: str | Mapping[str, Any] | list[Any]) -> None:
-        raw = _json(source) if isinstance(source, str) else source
-        self.shape: Shape = shape_of_json(raw)
-        self.text: str = json.dumps(_tidy(raw), ensure_ascii=False, separators=(",", ":"))
+        try:
+            raw = _json(source) if isinstance(source, str) else source
+            self.shape: Shape = shape_of_json(raw)
+            self.text: str = json.dumps(_tidy(raw), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except RecursionError as error:
+            raise BadSchema("the top", "it is nested too deep") from error
+        except ValueError as error:
+            raise BadSchema("the top", f"it can't be written as JSON: {error}") from error
 
     @property
     def name(self) -> str:
@@ -58,21 +63,25 @@ class Schema:
 
 def schema_of(hint: Any) -> Schema:  # noqa: ANN401
     """Return the schema of a class, or of any hint that is inferable. Raises NoSchemaFor."""
-    return _schema_of(hint)
+    return _schema_of(AskedHint(hint))
 
 
 @lru_cache(maxsize=4096)
-def _schema_of(hint: Any) -> Schema:  # noqa: ANN401
-    return Schema(json_of_shape(infer(hint)))
+def _schema_of(asked: AskedHint) -> Schema:
+    return Schema(json_of_shape(infer(asked.hint)))
 
 
 def _json(text: str) -> Any:  # noqa: ANN401
     if text in PRIMITIVES:
         return text
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant)
     except ValueError as error:
         raise BadSchema("the top", f"it is no JSON: {error}") from error
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"JSON has no {constant}")
 
 
 def _tidy(raw: Any) -> Any:  # noqa: ANN401

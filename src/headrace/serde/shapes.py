@@ -34,12 +34,16 @@ NO_DEFAULT: Final = _NoDefault.NO_DEFAULT
 
 @dataclass(frozen=True, slots=True)
 class PrimitiveShape:
-    """A primitive type, with its logical type if it has one that is understood."""
+    """A primitive type, with its logical type if it has one that is understood.
+
+    `choices`, where there are any, are the values that a `Literal` names; schemas can't tell them.
+    """
 
     kind: str
     logical: str | None = None
     precision: int = 0
     scale: int = 0
+    choices: tuple[Any, ...] = ()
 
 
 @dataclass(eq=False, slots=True)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from headrace.errors import HeadraceError, IncompatibleData, TimedOut, Unreachable
+from headrace.errors import Closed, HeadraceError, IncompatibleData, TimedOut, Unreachable
 
 __all__ = ["Readers", "begin_immediate", "connect", "explain"]
 
@@ -77,9 +77,12 @@ class Readers:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="headrace-sqlite-read")
         self._local = threading.local()
         self._opened: list[sqlite3.Connection] = []
+        self._is_closed = False
 
     async def run(self, query: Callable[[sqlite3.Connection], T]) -> T:
         """Run `query` inside one read transaction: all its statements see one state of the file."""
+        if self._is_closed:
+            raise Closed(str(self._path))
         return await asyncio.get_running_loop().run_in_executor(self._pool, self.run_here, query)
 
     def run_here(self, query: Callable[[sqlite3.Connection], T]) -> T:
@@ -96,6 +99,7 @@ class Readers:
 
     def close(self) -> None:
         """Wait for running reads, then close every connection."""
+        self._is_closed = True
         self._pool.shutdown(wait=True)
         while self._opened:
             self._opened.pop().close()

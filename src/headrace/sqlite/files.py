@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.errors import IncompatibleData, Unreachable
@@ -11,10 +12,13 @@ from headrace.sqlite.connections import connect
 __all__ = ["prepare_file"]
 
 
-def prepare_file(path: Path, tables: str, *, file_format: int, fsync: bool) -> None:
+def prepare_file(
+    path: Path, tables: str, *, file_format: int, fsync: bool, upgrades: Mapping[int, str] | None = None
+) -> None:
     """Create the folder, the file and its tables, or check that the file is one we can read.
 
-    Safe to run in several processes at once. Raises IncompatibleData for another program's file or another format.
+    `upgrades` has, by an older format, the statements that make the next one of it. Safe to run in several processes
+    at once. Raises IncompatibleData for another program's file or another format.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,17 +26,19 @@ def prepare_file(path: Path, tables: str, *, file_format: int, fsync: bool) -> N
         raise Unreachable(str(path.parent), f"the folder can't be made: {error.strerror}") from error
     db = connect(path, fsync=fsync)
     try:
-        _prepare(db, path, tables, file_format)
+        _prepare(db, path, tables, file_format, upgrades or {})
     finally:
         db.close()
 
 
-def _prepare(db: sqlite3.Connection, path: Path, tables: str, file_format: int) -> None:
-    if _format(db) == 0:
+def _prepare(db: sqlite3.Connection, path: Path, tables: str, file_format: int, upgrades: Mapping[int, str]) -> None:
+    if _format(db) == 0 or _format(db) in upgrades:
         db.execute("BEGIN IMMEDIATE")
         try:
             if _format(db) == 0:
                 _create(db, path, tables, file_format)
+            while _format(db) in upgrades:
+                _run(db, upgrades[_format(db)], file_format=_format(db) + 1)
             db.execute("COMMIT")
         except BaseException:
             db.execute("ROLLBACK")
@@ -44,7 +50,11 @@ def _prepare(db: sqlite3.Connection, path: Path, tables: str, file_format: int) 
 def _create(db: sqlite3.Connection, path: Path, tables: str, file_format: int) -> None:
     if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise IncompatibleData(str(path), "of another program", f"an empty file or format {file_format}")
-    for statement in tables.split(";"):
+    _run(db, tables, file_format=file_format)
+
+
+def _run(db: sqlite3.Connection, statements: str, *, file_format: int) -> None:
+    for statement in statements.split(";"):
         if statement.strip():
             db.execute(statement)
     db.execute(f"PRAGMA user_version = {file_format}")

@@ -1,4 +1,8 @@
-"""Leases in a table: at most one owner of a name at a time, each with a higher epoch than the last."""
+"""Leases in a table: at most one owner of a name at a time, each with a higher epoch than the last.
+
+They run by the time since the machine was started, which its processes share and nobody sets; a lease of another boot
+has run out, because its owner has not survived.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,11 @@ __all__ = ["Lease", "Leases"]
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS leases (
-    name TEXT PRIMARY KEY, owner TEXT, epoch INTEGER NOT NULL, expires_ms INTEGER NOT NULL
+    name TEXT PRIMARY KEY, owner TEXT, epoch INTEGER NOT NULL, expires_ms INTEGER NOT NULL,
+    boot_id TEXT NOT NULL DEFAULT ''
 )
 """
+_PUT = "INSERT OR REPLACE INTO leases (name, owner, epoch, boot_id, expires_ms) VALUES (?, ?, ?, ?, ?)"
 
 
 class Lease(NamedTuple):
@@ -20,29 +26,33 @@ class Lease(NamedTuple):
     name: str
     owner: str
     epoch: int
+    boot_id: str
     expires_ms: int
 
 
 class Leases:
-    """The rules, for use inside a write transaction. Time is given by the caller: the machine's clock."""
+    """The rules, for use inside a write transaction. `boot_id` and `now_ms` are the machine's `BootTime`."""
 
     @staticmethod
-    def acquire(db: sqlite3.Connection, name: str, owner: str, *, now_ms: int, ttl_ms: int) -> Lease | None:
+    def acquire(
+        db: sqlite3.Connection, name: str, owner: str, *, boot_id: str, now_ms: int, ttl_ms: int
+    ) -> Lease | None:
         """Take or renew the lease; None while another owner's has not run out."""
-        row = db.execute("SELECT owner, epoch, expires_ms FROM leases WHERE name = ?", (name,)).fetchone()
-        held_by, epoch, expires_ms = row or (None, 0, 0)
-        is_ours = held_by == owner and expires_ms > now_ms
-        if held_by is not None and not is_ours and expires_ms > now_ms:
+        _add_boot_id(db)
+        row = db.execute("SELECT owner, epoch, boot_id, expires_ms FROM leases WHERE name = ?", (name,)).fetchone()
+        held_by, epoch, held_in, expires_ms = row or (None, 0, boot_id, 0)
+        is_running = held_by is not None and held_in == boot_id and expires_ms > now_ms
+        if is_running and held_by != owner:
             return None
-        lease = Lease(name, owner, epoch if is_ours else epoch + 1, now_ms + ttl_ms)
-        db.execute("INSERT OR REPLACE INTO leases (name, owner, epoch, expires_ms) VALUES (?, ?, ?, ?)", lease)
+        lease = Lease(name, owner, epoch if is_running else epoch + 1, boot_id, now_ms + ttl_ms)
+        db.execute(_PUT, lease)
         return lease
 
     @staticmethod
-    def is_held(db: sqlite3.Connection, lease: Lease, *, now_ms: int) -> bool:
+    def is_held(db: sqlite3.Connection, lease: Lease, *, boot_id: str, now_ms: int) -> bool:
         """Say whether the lease still counts: same epoch, not run out."""
-        row = db.execute("SELECT epoch, expires_ms FROM leases WHERE name = ?", (lease.name,)).fetchone()
-        return row is not None and row[0] == lease.epoch and row[1] > now_ms
+        row = db.execute("SELECT epoch, boot_id, expires_ms FROM leases WHERE name = ?", (lease.name,)).fetchone()
+        return row is not None and row[:2] == (lease.epoch, boot_id) and row[2] > now_ms
 
     @staticmethod
     def release(db: sqlite3.Connection, lease: Lease) -> bool:
@@ -52,3 +62,9 @@ class Leases:
             (lease.name, lease.epoch, lease.owner),
         )
         return done.rowcount == 1
+
+
+def _add_boot_id(db: sqlite3.Connection) -> None:
+    """Give a table of version 0.1 its column; its leases ran by the wall clock, and count as those of another boot."""
+    if not any(column[1] == "boot_id" for column in db.execute("PRAGMA table_info(leases)")):
+        db.execute("ALTER TABLE leases ADD COLUMN boot_id TEXT NOT NULL DEFAULT ''")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
 
-from headrace.errors import Closed
+from headrace.errors import BadArgument, Closed
 
-__all__ = ["LoopThread"]
+__all__ = ["BlockingIterator", "LoopThread"]
 
 T = TypeVar("T")
 
@@ -19,42 +20,126 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._endings: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-sync", daemon=True)
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end and return its result; an interrupt cancels it."""
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            rule = "it would wait for itself; await the asynchronous call instead"
+            raise BadArgument("calling thread", self._thread.name, rule)
         if not self._thread.is_alive():
             coroutine.close()
             raise Closed("this connection")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        outcome: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(self._begin_for, coroutine, tasks, outcome)
+            return outcome.result()
         except BaseException:
-            future.cancel()
+            # Not by a handle that the call above returns: an interrupt may come before it is stored.
+            self._loop.call_soon_threadsafe(_cancel, tasks)
             raise
 
-    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+    def iterate(self, items: AsyncIterator[T]) -> BlockingIterator[T]:
         """Yield what an asynchronous iterator yields, when it is asked for; closes it when the caller stops."""
+        return BlockingIterator(self, items)
+
+    def run_later(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine without waiting for it; `finish` does. Any thread may call this, at any moment."""
         try:
-            while True:
-                try:
-                    item = self.run(_next(items))
-                except StopAsyncIteration:
-                    return
-                yield item
-        finally:
-            close = getattr(items, "aclose", None)
-            if close is not None and self._thread.is_alive():
-                self.run(close())
+            self._loop.call_soon_threadsafe(self._begin, coroutine)
+        except RuntimeError:  # the loop is closed, and what it had is gone with it
+            coroutine.close()
+
+    def finish(self) -> None:
+        """Wait for what was left to run later."""
+        self.run(self._wait_for_endings())
 
     def close(self) -> None:
-        """Stop the loop."""
+        """Finish, and stop the loop."""
         if self._thread.is_alive():
+            self.finish()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
 
+    def _begin_for(self, coroutine: Coroutine[Any, Any, T], tasks: list[asyncio.Task[T]], outcome: Future[T]) -> None:
+        tasks.append(self._loop.create_task(coroutine))
+        tasks[0].add_done_callback(lambda task: _tell(task, outcome))
 
-async def _next(items: AsyncIterator[T]) -> T:
+    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    async def _wait_for_endings(self) -> None:
+        while self._endings:
+            await asyncio.wait(self._endings)
+
+
+class BlockingIterator(Iterator[T], Generic[T]):
+    """The items of an asynchronous iterator, for a thread that blocks.
+
+    Not a generator: the collector may find a half-read one in any thread, the loop's own included, and a generator
+    would wait there for the loop to close what it reads. This one asks the loop to do so and goes on.
+    """
+
+    def __init__(self, loop: LoopThread, items: AsyncIterator[T]) -> None:
+        self._loop = loop
+        self._items: AsyncIterator[T] | None = items
+        self._pulling: list[asyncio.Task[Any]] = []
+
+    def __next__(self) -> T:
+        if self._items is None:
+            raise StopIteration
+        try:
+            return self._loop.run(_pull(self._items, self._pulling))
+        except StopAsyncIteration:
+            self._items = None
+            raise StopIteration from None
+
+    def close(self) -> None:
+        """Stop reading, and wait until what is read is closed."""
+        items, self._items = self._items, None
+        if items is not None:
+            self._loop.run(_close(items, self._pulling))
+
+    def __del__(self) -> None:
+        items = self._items
+        if items is not None:
+            self._loop.run_later(_close(items, self._pulling))
+
+
+async def _pull(items: AsyncIterator[T], pulling: list[asyncio.Task[Any]]) -> T:
+    pulling[:] = [task for task in (asyncio.current_task(),) if task is not None]
     return await anext(items)
+
+
+async def _close(items: AsyncIterator[Any], pulling: list[asyncio.Task[Any]]) -> None:
+    """Close an iterator; one that was interrupted while it was asked for an item has to end that first."""
+    _cancel(pulling)
+    if pulling:
+        await asyncio.wait(pulling)
+    close = getattr(items, "aclose", None)
+    if close is not None:
+        await close()
+
+
+def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, each once: a second time would break off what the first one made them end with."""
+    for task in tasks:
+        if not task.cancelling():
+            task.cancel()
+
+
+def _tell(task: asyncio.Task[T], outcome: Future[T]) -> None:
+    """Tell the thread that waits how its coroutine ended."""
+    if task.cancelled():
+        outcome.cancel()
+    elif (error := task.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())

@@ -180,6 +180,7 @@ def connect(
         try:
             yield SyncHeadrace(loop, opened)
         finally:
+            loop.finish()  # half-read iterators are closed before what they read from
             loop.run(stack.aclose())
     finally:
         loop.close()

@@ -201,7 +201,7 @@ class EmbeddedMember:
                 self.group,
                 self.member_id,
                 self._topics,
-                now_ms=self._shared.clock.now_ms(),
+                now=self._shared.clock.boot_time(),
                 session_ms=session_ms,
             )
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from headrace.log.embedded.admin import EmbeddedAdmin
 from headrace.log.embedded.following import EmbeddedSource
 from headrace.log.embedded.groups import EmbeddedGroups, Shared
 from headrace.log.embedded.retention import EmbeddedRetention
-from headrace.log.embedded.schema import FORMAT, TABLES
+from headrace.log.embedded.schema import FORMAT, TABLES, UPGRADES
 from headrace.log.embedded.transactions import EmbeddedTransactions, take_over
 from headrace.log.embedded.writing import AppendWork, Call, RecordWriter, Work
 from headrace.log.following import Following
@@ -71,7 +72,7 @@ class EmbeddedLog:
     async def open(cls, folder: Path, settings: EmbeddedLogSettings, clock: Clock) -> EmbeddedLog:
         """Open the folder's log, creating both if need be."""
         path = folder / FILE_NAME
-        await asyncio.to_thread(prepare_file, path, TABLES, file_format=FORMAT, fsync=settings.fsync)
+        await asyncio.to_thread(prepare_file, path, TABLES, file_format=FORMAT, upgrades=UPGRADES, fsync=settings.fsync)
         return cls(folder, settings, clock)
 
     @property
@@ -161,6 +162,10 @@ class EmbeddedLog:
         self._append_seconds.observe(seconds)
         self._changes.announce()
 
+    def _acquire(self, db: sqlite3.Connection, owner: str, ttl_ms: int) -> object:
+        boot_id, now_ms = self._clock.boot_time()
+        return Leases.acquire(db, "housekeeping", owner, boot_id=boot_id, now_ms=now_ms, ttl_ms=ttl_ms)
+
     async def _keep_house(self, interval_s: float) -> None:
         """Apply retention every so often, in one of the processes that share the file."""
         owner = str(uuid.uuid4())
@@ -168,13 +173,7 @@ class EmbeddedLog:
         while True:
             await asyncio.sleep(interval_s)
             try:
-                now_ms = self._clock.now_ms()
-                acquire = Call(
-                    lambda db, now_ms=now_ms: Leases.acquire(  # type: ignore[misc]
-                        db, "housekeeping", owner, now_ms=now_ms, ttl_ms=ttl_ms
-                    )
-                )
-                if await self._commits.submit(acquire) is not None:
+                if await self._commits.submit(Call(lambda db: self._acquire(db, owner, ttl_ms))) is not None:
                     await self._retention.enforce()
             except HeadraceError as error:
                 _logger.warning("housekeeping failed, will try again", error=str(error), next_try_s=interval_s)

@@ -14,6 +14,7 @@ import msgspec
 
 from headrace.log.embedded.balance import balance
 from headrace.model import TopicPartition
+from headrace.runtime import BootTime
 
 __all__ = ["Share", "beat", "claim", "forget_member", "generation_of", "let_go"]
 
@@ -35,11 +36,11 @@ def generation_of(db: sqlite3.Connection, group: str) -> int:
 
 
 def beat(
-    db: sqlite3.Connection, group: str, member_id: str, topics: Iterable[str], *, now_ms: int, session_ms: int
+    db: sqlite3.Connection, group: str, member_id: str, topics: Iterable[str], *, now: BootTime, session_ms: int
 ) -> Share:
     """Renew (or begin) a member's session, drop dead members, balance again if anything changed."""
-    is_known = _renew(db, group, member_id, topics, now_ms + session_ms)
-    _drop_dead(db, group, now_ms)
+    is_known = _renew(db, group, member_id, topics, BootTime(now.boot_id, now.ms + session_ms))
+    _drop_dead(db, group, now)
     _balance(db, group)
     owned = _select(db, "owner", group, member_id)
     return Share(generation_of(db, group), is_known, owned, _select(db, "wanted_by", group, member_id))
@@ -74,20 +75,26 @@ def forget_member(db: sqlite3.Connection, group: str, member_id: str) -> None:
     _bump(db, group)
 
 
-def _renew(db: sqlite3.Connection, group: str, member_id: str, topics: Iterable[str], expires_ms: int) -> bool:
+def _renew(db: sqlite3.Connection, group: str, member_id: str, topics: Iterable[str], until: BootTime) -> bool:
     renewed = db.execute(
-        "UPDATE group_members SET expires_ms = ? WHERE group_name = ? AND member_id = ?", (expires_ms, group, member_id)
+        "UPDATE group_members SET boot_id = ?, expires_ms = ? WHERE group_name = ? AND member_id = ?",
+        (*until, group, member_id),
     )
     if renewed.rowcount:
         return True
     subscription = msgspec.json.encode(sorted(topics)).decode()
-    db.execute("INSERT INTO group_members VALUES (?, ?, ?, ?)", (group, member_id, subscription, expires_ms))
+    db.execute(
+        "INSERT INTO group_members (group_name, member_id, topics, boot_id, expires_ms) VALUES (?, ?, ?, ?, ?)",
+        (group, member_id, subscription, *until),
+    )
     return False
 
 
-def _drop_dead(db: sqlite3.Connection, group: str, now_ms: int) -> None:
+def _drop_dead(db: sqlite3.Connection, group: str, now: BootTime) -> None:
+    """Remove members whose session has run out, or began before the machine was started again."""
     dead = db.execute(
-        "DELETE FROM group_members WHERE group_name = ? AND expires_ms <= ? RETURNING member_id", (group, now_ms)
+        "DELETE FROM group_members WHERE group_name = ? AND (boot_id <> ? OR expires_ms <= ?) RETURNING member_id",
+        (group, *now),
     ).fetchall()
     db.executemany(
         "UPDATE group_partitions SET owner = NULL WHERE group_name = ? AND owner = ?",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import closing
@@ -129,7 +130,8 @@ class PartitionReader:
         self, end: int | None, *, headers_only: bool, max_records: int, timeout_s: float
     ) -> AsyncGenerator[Batch, None]:
         """Yield batches until `end`, waiting for what is not there yet."""
-        is_first = True
+        loop = asyncio.get_running_loop()
+        is_first, moved_at_s = True, loop.time()
         while end is None or self.position < end or is_first:
             version, before = self._changes.version, self.position
             limit = MAX_OFFSET if end is None else max(end, before)
@@ -137,10 +139,14 @@ class PartitionReader:
             is_first = False
             if self.position > before:
                 yield batch
+                moved_at_s = loop.time()
             elif end is None:
                 await self._changes.wait(since=version)
-            elif before < end and not await self._changes.wait(since=version, timeout_s=timeout_s):
-                raise TimedOut(f"reading {self._at} from {before} to {end}", timeout_s)
+            elif before < end:
+                # Commits to other partitions of the file wake us too; they are no progress.
+                left_s = moved_at_s + timeout_s - loop.time()
+                if left_s <= 0 or not await self._changes.wait(since=version, timeout_s=left_s):
+                    raise TimedOut(f"reading {self._at} from {before} to {end}", timeout_s)
 
 
 def _record(at: TopicPartition, row: _Row) -> Record:

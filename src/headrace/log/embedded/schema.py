@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from headrace.sqlite.leases import SCHEMA as LEASES
 
-__all__ = ["FORMAT", "MAX_OFFSET", "TABLES", "offset_of", "place_of"]
+__all__ = ["FORMAT", "MAX_OFFSET", "TABLES", "UPGRADES", "offset_of", "place_of"]
 
-FORMAT = 1
+FORMAT = 2
 OFFSET_BITS = 40
 MAX_OFFSET = (1 << OFFSET_BITS) - 1
 
@@ -29,8 +29,8 @@ CREATE TABLE records (
 CREATE TABLE producers (transactional_id TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
 CREATE TABLE groups (name TEXT PRIMARY KEY, generation INTEGER NOT NULL);
 CREATE TABLE group_members (
-    group_name TEXT NOT NULL, member_id TEXT NOT NULL, topics TEXT NOT NULL, expires_ms INTEGER NOT NULL,
-    PRIMARY KEY (group_name, member_id)
+    group_name TEXT NOT NULL, member_id TEXT NOT NULL, topics TEXT NOT NULL, boot_id TEXT NOT NULL,
+    expires_ms INTEGER NOT NULL, PRIMARY KEY (group_name, member_id)
 ) WITHOUT ROWID;
 CREATE TABLE group_partitions (
     group_name TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, owner TEXT, wanted_by TEXT,
@@ -42,6 +42,16 @@ CREATE TABLE group_offsets (
 ) WITHOUT ROWID;
 {LEASES};
 """
+
+
+# By the format that a file has. 1 timed sessions by the wall clock; members that still run join again.
+UPGRADES = {
+    1: """
+DELETE FROM group_members;
+ALTER TABLE group_members ADD COLUMN boot_id TEXT NOT NULL DEFAULT '';
+UPDATE group_partitions SET owner = NULL
+"""
+}
 
 
 def place_of(partition_id: int, offset: int) -> int:

@@ -85,8 +85,9 @@ class Housekeeping:
         return result
 
     def _acquire(self, db: sqlite3.Connection) -> object:
+        boot_id, now_ms = self._clock.boot_time()
         ttl_ms = int(self._interval_s * 2000)
-        return Leases.acquire(db, "housekeeping", self._owner, now_ms=self._clock.now_ms(), ttl_ms=ttl_ms)
+        return Leases.acquire(db, "housekeeping", self._owner, boot_id=boot_id, now_ms=now_ms, ttl_ms=ttl_ms)
 
 
 def _then_forget(function: Callable[[sqlite3.Connection], T], db: sqlite3.Connection, journals: Journals) -> T:

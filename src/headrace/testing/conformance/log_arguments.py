@@ -56,7 +56,7 @@ _WRONG: Mapping[str, tuple[object, ...]] = {
         {TopicPartition("t", 0): 2**63},
     ),
     "member": (None, "member", object()),
-    "records": (None, 7, "abc", b"abc", {"a": 1}, [None], ["record"], (record for record in ())),
+    "records": (None, 7, "abc", b"abc", {"a": 1}, [None], ["record"], iter([])),
 }
 
 # What a record may not have, by field. The topic is right, so that nothing but the field can be the reason.

@@ -22,7 +22,7 @@ def register_many(address: str, log_address: str, seed: int) -> None:
         random.Random(seed).shuffle(numbers)
         for number in numbers:
             made = await registry.register(f"s{number % 3}-{number}", record(f"R{number}", id="string"))
-            print(number, made.schema_id, flush=True)
+            print(f"{number} {made.schema_id}", flush=True)  # in one write: the process may be killed at any moment
         if log is not None:
             await log.close()
         print("done", flush=True)

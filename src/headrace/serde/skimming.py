@@ -1,0 +1,196 @@
+"""A first look over a body, for the few schemas whose data could be far larger in memory than it is in bytes.
+
+A record that holds itself can be nested as deep as its body is long, and the Avro reader, which is written in C, dies
+of that with its whole process; an array of items that take no bytes can have any number of them. Such bodies are
+refused, when they are read and when they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from headrace.serde.shapes import (
+    ArrayShape,
+    FixedShape,
+    MapShape,
+    PrimitiveShape,
+    RecordShape,
+    Shape,
+    UnionShape,
+)
+
+__all__ = ["MAX_DEPTH", "MAX_DEPTH_READ", "MAX_EMPTY_ITEMS", "skimmer_of"]
+
+MAX_DEPTH = 250  # what is written; the reader's own code takes a little more, depending on where it is called
+MAX_DEPTH_READ = 1000
+MAX_EMPTY_ITEMS = 100_000
+
+Skim: TypeAlias = Callable[[bytes, int], None]
+_Skip: TypeAlias = Callable[["_Walk", int], int]
+
+_SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+
+
+def skimmer_of(shape: Shape, *, max_depth: int) -> Skim | None:
+    """Return the function that looks over a body from a place on; None if there is no need.
+
+    It raises ValueError, or RecursionError where Python itself allows less.
+    """
+    if not _is_risky(shape, ()):
+        return None
+    skip = _Skippers().of(shape)
+
+    def skim(data: bytes, start: int) -> None:
+        try:
+            skip(_Walk(data, max_depth), start)
+        except IndexError:
+            return  # it ends too early, before anything that is too deep: the reader will say where
+
+    return skim
+
+
+class _Walk:
+    """One body on its way."""
+
+    __slots__ = ("data", "depth_left", "empty_items")
+
+    def __init__(self, data: bytes, max_depth: int) -> None:
+        self.data = data
+        self.depth_left = max_depth
+        self.empty_items = 0
+
+    def number(self, at: int) -> tuple[int, int]:
+        """Return the number at a place, and the place behind it. Raises IndexError at the end."""
+        shift = raw = 0
+        while True:
+            byte = self.data[at]
+            at += 1
+            raw |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return (raw >> 1) ^ -(raw & 1), at
+            shift += 7
+
+
+class _Skippers:
+    """One compilation. Records are remembered, because they may hold themselves."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, list[_Skip]] = {}
+
+    def of(self, shape: Shape) -> _Skip:
+        match shape:
+            case PrimitiveShape() if shape.kind in _SIZES:
+                return _fixed(_SIZES[shape.kind])
+            case PrimitiveShape() if shape.kind in ("bytes", "string"):
+                return _sized
+            case FixedShape():
+                return _fixed(shape.size)
+            case ArrayShape():
+                return _blocks(self.of(shape.items))
+            case MapShape():
+                values = self.of(shape.values)
+                return _blocks(lambda walk, at: values(walk, _sized(walk, at)))
+            case UnionShape():
+                return _one_of([self.of(branch) for branch in shape.branches])
+            case RecordShape():
+                return self._record(shape)
+        return _number
+
+    def _record(self, shape: RecordShape) -> _Skip:
+        fields = self._records.get(id(shape))
+        if fields is None:
+            fields = self._records[id(shape)] = []
+            fields.extend([self.of(field.shape) for field in shape.fields])
+        return _all_of(fields)
+
+
+def _number(walk: _Walk, at: int) -> int:
+    return walk.number(at)[1]
+
+
+def _sized(walk: _Walk, at: int) -> int:
+    size, at = walk.number(at)
+    return _inside(walk, at, size)
+
+
+def _fixed(size: int) -> _Skip:
+    return lambda walk, at: _inside(walk, at, size)
+
+
+def _inside(walk: _Walk, at: int, size: int) -> int:
+    if size < 0 or at + size > len(walk.data):
+        raise IndexError
+    return at + size
+
+
+def _one_of(branches: list[_Skip]) -> _Skip:
+    def skip(walk: _Walk, at: int) -> int:
+        index, at = walk.number(at)
+        if index < 0:
+            raise IndexError
+        return branches[index](walk, at)
+
+    return skip
+
+
+def _all_of(fields: list[_Skip]) -> _Skip:
+    def skip(walk: _Walk, at: int) -> int:
+        walk.depth_left -= 1
+        if walk.depth_left < 0:
+            raise ValueError(f"records are nested too deep; at most {MAX_DEPTH} may stand in one another")
+        for skip_field in fields:
+            at = skip_field(walk, at)
+        walk.depth_left += 1
+        return at
+
+    return skip
+
+
+def _blocks(skip_item: _Skip) -> _Skip:
+    def skip(walk: _Walk, at: int) -> int:
+        count, at = walk.number(at)
+        while count:
+            if count < 0:
+                count, (_, at) = -count, walk.number(at)
+            for _ in range(count):
+                before, at = at, skip_item(walk, at)
+                if at == before:
+                    _count_empty(walk)
+            count, at = walk.number(at)
+        return at
+
+    return skip
+
+
+def _count_empty(walk: _Walk) -> None:
+    walk.empty_items += 1
+    if walk.empty_items > MAX_EMPTY_ITEMS:
+        raise ValueError(f"arrays hold more than {MAX_EMPTY_ITEMS} items that take no bytes")
+
+
+def _is_risky(shape: Shape, around: tuple[RecordShape, ...]) -> bool:
+    match shape:
+        case ArrayShape():
+            return _may_be_empty(shape.items, ()) or _is_risky(shape.items, around)
+        case MapShape():
+            return _is_risky(shape.values, around)
+        case UnionShape():
+            return any(_is_risky(branch, around) for branch in shape.branches)
+        case RecordShape():
+            is_inside_itself = any(shape is each for each in around)
+            return is_inside_itself or any(_is_risky(field.shape, (*around, shape)) for field in shape.fields)
+    return False
+
+
+def _may_be_empty(shape: Shape, around: tuple[RecordShape, ...]) -> bool:
+    """Say whether a value may take no bytes at all."""
+    match shape:
+        case PrimitiveShape():
+            return shape.kind == "null"
+        case FixedShape():
+            return shape.size == 0
+        case RecordShape():
+            is_inside_itself = any(shape is each for each in around)
+            return not is_inside_itself and all(_may_be_empty(f.shape, (*around, shape)) for f in shape.fields)
+    return False
