@@ -102,12 +102,16 @@ def pointer(
 def delete(
     topic: Topic,
     id_: Id,
-    to: Annotated[int, typer.Option(help="The last number to delete; else all there are.")] = MAX_SEQ_NR,
+    to: Annotated[int | None, typer.Option(help="The last number to delete.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Delete all events there are.")] = False,
     address: Address = None,
     store: StoreAddress = None,
 ) -> None:
-    """Delete a journal's events up to a number; the journal stays."""
-    done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").delete(id_, to=to))
+    """Delete a journal's events up to a number, or all of them; the journal stays."""
+    if (to is None) != everything:
+        raise BadArgument("--to", to, "give the last number to delete, or --all; one of the two")
+    last = MAX_SEQ_NR if to is None else to
+    done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").delete(id_, to=last))
     typer.echo(
         f"deleted, at offset {done.offset}" if done else f"there is no journal {id_} in {topic}; nothing written"
     )

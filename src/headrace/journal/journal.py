@@ -33,7 +33,7 @@ from headrace.journal.topology import LEASE_S, Topology
 from headrace.journal.windows import Windows
 from headrace.journal.writing import JournalWriter
 from headrace.log import Log
-from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent, check_topic_name
+from headrace.model import Event, Position, StoredEvent, check_topic_name
 from headrace.observe import span
 from headrace.store import Store
 
@@ -170,15 +170,19 @@ class Journal:
             view = await self._reader.view(id_, operation)
         return pointer_of(view.meta) if exists(view.meta) else None
 
-    async def delete(self, id_: str, *, to: int = MAX_SEQ_NR) -> Position | None:
-        """Delete the events up to a seq_nr, the pointer at most; None, and nothing written, if there is no journal."""
+    async def delete(self, id_: str, *, to: int) -> Position | None:
+        """Delete the events up to a seq_nr, the pointer at most; None, and nothing written, if there is no journal.
+
+        MAX_SEQ_NR deletes all there are. What is begun anew after a purge that comes in between stays as it is.
+        """
         self._check_writable("delete")
         id_, to = check_id(id_), check_seq_nr("to", to)
-        with self._operations.begin("delete", id_), span("journal.delete", topic=self.topic, id=id_):
-            pointer = await self.pointer(id_)
-            if pointer is None:
+        with self._operations.begin("delete", id_) as operation, span("journal.delete", topic=self.topic, id=id_):
+            meta = (await self._reader.view(id_, operation)).meta
+            if meta is None or not exists(meta):
                 return None
-            return await self._writer.write(id_, Delete(to=min(to, pointer), origin=self._origin))
+            to = min(to, pointer_of(meta))
+            return await self._writer.write(id_, Delete(to=to, origin=self._origin, incarnation=meta.record_id))
 
     async def purge(self, id_: str) -> Position:
         """Remove the whole journal; the next append begins a new one."""

@@ -87,6 +87,8 @@ Expected: TypeAlias = int | Unchecked | None
 
 def check_id(id_: object) -> str:
     """Return the id if it can be a journal's."""
+    if id_ == "":
+        raise BadArgument("id", id_, "a journal needs an id, of text that UTF-8 can carry")
     return check_text("id", id_, least=1, most=MAX_ID_BYTES)
 
 
@@ -133,7 +135,8 @@ def check_expected(expected: object) -> int | None:
 def check_seq_nr(name: str, seq_nr: object, *, most: int | None = MAX_SEQ_NR) -> int:
     """Return a seq_nr; with `most` None one that may lie beyond all that exist."""
     if type(seq_nr) is not int or seq_nr < 1 or (most is not None and seq_nr > most):
-        raise BadArgument(name, _shown(seq_nr), f"numbers go from 1 to {MAX_SEQ_NR}")
+        rule = "numbers start at 1" if most is None else f"numbers go from 1 to {most}"
+        raise BadArgument(name, _shown(seq_nr), rule)
     return seq_nr
 
 

@@ -12,7 +12,6 @@ from headrace.config import HeadraceSettings
 from headrace.journal import Journal, JournalSnapshots, Snapshot
 from headrace.log import Log
 from headrace.model import (
-    MAX_SEQ_NR,
     Batch,
     Bounds,
     Event,
@@ -62,8 +61,8 @@ class SyncSnapshots:
         self._loop = loop
         self._snapshots = snapshots
 
-    def save(self, id_: str, seq_nr: int, payload: Payload, *, timestamp_ms: int) -> None:
-        """Save the state as of a seq_nr."""
+    def save(self, id_: str, seq_nr: int, payload: Payload, *, timestamp_ms: int | None = None) -> None:
+        """Save the state as of a seq_nr; its time is now, unless another is given."""
         self._loop.run(self._snapshots.save(id_, seq_nr, payload, timestamp_ms=timestamp_ms))
 
     def load(self, id_: str, *, max_seq_nr: int | None = None, max_timestamp_ms: int | None = None) -> Snapshot | None:
@@ -100,8 +99,8 @@ class SyncJournal:
         """Return the journal's last seq_nr."""
         return self._loop.run(self._journal.pointer(id_))
 
-    def delete(self, id_: str, *, to: int = MAX_SEQ_NR) -> Position | None:
-        """Delete the events up to a seq_nr."""
+    def delete(self, id_: str, *, to: int) -> Position | None:
+        """Delete the events up to a seq_nr; MAX_SEQ_NR deletes all there are."""
         return self._loop.run(self._journal.delete(id_, to=to))
 
     def purge(self, id_: str) -> Position:

@@ -90,7 +90,7 @@ class Clients(JournalSetting):
         await journal.append("k", [Event(2)])
         assert await numbers(journal, "k") == [2]
         assert await journal.pointer("k") == 2
-        await journal.delete("k")
+        await journal.delete("k", to=MAX_SEQ_NR)
         await journal.purge("k")
         await journal.append("k", [Event(2)], expire_after="1 day")
         for _ in range(2):

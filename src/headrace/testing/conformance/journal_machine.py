@@ -17,6 +17,7 @@ from headrace.log import Log, open_log
 from headrace.model import Event, TopicPartition
 from headrace.store import Store, open_store
 from headrace.testing.conformance.journal_faults import RepeatingLog
+from headrace.testing.conformance.journal_races import Model, RaceRules
 from headrace.testing.conformance.journal_setting import new_topic, read, replicate
 
 __all__ = ["JournalMachine"]
@@ -32,15 +33,7 @@ payloads = st.one_of(
 )
 
 
-class Model:
-    """A journal as a list: the events alive, the last number, and how many were deleted."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[int, Any]] = []
-        self.pointer = 0
-
-
-class JournalMachine(RuleBasedStateMachine):
+class JournalMachine(RaceRules, RuleBasedStateMachine):
     """Appends, deletes, purges, replication of a part, restarts, records delivered twice. A tier says where it is."""
 
     def make_addresses(self) -> tuple[str, str]:
