@@ -136,7 +136,11 @@ WRONG: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "version": no_options,
     },
     "prepare": {"id_": no_ids},
-    "read": {"id_": no_ids, "from_seq_nr": no_numbers | st.just(0)},
+    "read": {
+        "id_": no_ids,
+        "from_seq_nr": no_numbers | st.just(0),
+        "to_seq_nr": no_numbers.filter(lambda given: given is not None) | st.just(0),
+    },
     "pointer": {"id_": no_ids},
     "delete": {"id_": no_ids, "to": no_seq_nrs},
     "purge": {"id_": no_ids},

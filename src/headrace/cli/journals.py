@@ -69,6 +69,7 @@ def read(
     topic: Topic,
     id_: Id,
     from_seq_nr: Annotated[int, typer.Option("--from", help="The first number to show.")] = 1,
+    to_seq_nr: Annotated[int | None, typer.Option("--to", help="The last number to show.")] = None,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,
@@ -77,7 +78,7 @@ def read(
 
     async def run(hr: Headrace) -> int:
         count = 0
-        async for event in hr.journal(topic, read_only=True).read(id_, from_seq_nr):
+        async for event in hr.journal(topic, read_only=True).read(id_, from_seq_nr, to_seq_nr=to_seq_nr):
             _print_event(event, as_json)
             count += 1
         return count

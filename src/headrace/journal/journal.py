@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import timedelta
 from time import perf_counter
 
-from headrace.errors import BadArgument, Forbidden
+from headrace.errors import BadArgument, Forbidden, UnknownTopic
 from headrace.journal.actions import Delete, Mark, Purge
 from headrace.journal.appends import AppendOptions, new_append
 from headrace.journal.attempts import AppendAttempt
@@ -33,7 +33,7 @@ from headrace.journal.topology import LEASE_S, Topology
 from headrace.journal.windows import Windows
 from headrace.journal.writing import JournalWriter
 from headrace.log import Log
-from headrace.model import Event, Position, StoredEvent, check_topic_name
+from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent, check_topic_name
 from headrace.observe import span
 from headrace.store import Store
 
@@ -150,15 +150,19 @@ class Journal:
         self._check_writable("prepare")
         return (await self._writer.prepare(check_id(id_))).dump()
 
-    async def read(self, id_: str, from_seq_nr: int = 1) -> AsyncIterator[StoredEvent]:
-        """Yield the events from a seq_nr on. Huge journals stream.
+    async def read(self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None) -> AsyncIterator[StoredEvent]:
+        """Yield the events from a seq_nr on, up to and with `to_seq_nr` if that is given. Huge journals stream.
 
-        Raises ReadAgain when a delete or purge lands in the middle, JournalHeld, RecordsLost, TimedOut.
+        A journal that was never written is empty, also in a topic that nobody has made yet. Raises ReadAgain when a
+        delete or purge lands in the middle, JournalHeld, RecordsLost, TimedOut.
         """
         id_ = check_id(id_)
         first = check_seq_nr("from_seq_nr", from_seq_nr, most=None)
+        last = MAX_SEQ_NR if to_seq_nr is None else check_seq_nr("to_seq_nr", to_seq_nr, most=None)
+        if not await self._is_there():
+            return
         with self._operations.begin("read", id_) as operation:
-            async for page in self._reader.pages(id_, first, operation):
+            async for page in self._reader.pages(id_, first, operation, last=last):
                 for event in page:
                     yield event
             operation.lap("events")
@@ -166,6 +170,8 @@ class Journal:
     async def pointer(self, id_: str) -> int | None:
         """Return the journal's last seq_nr; None if there is no journal."""
         id_ = check_id(id_)
+        if not await self._is_there():
+            return None
         with self._operations.begin("pointer", id_) as operation, span("journal.pointer", topic=self.topic, id=id_):
             view = await self._reader.view(id_, operation)
         return pointer_of(view.meta) if exists(view.meta) else None
@@ -177,6 +183,8 @@ class Journal:
         """
         self._check_writable("delete")
         id_, to = check_id(id_), check_seq_nr("to", to)
+        if not await self._is_there():
+            return None
         with self._operations.begin("delete", id_) as operation, span("journal.delete", topic=self.topic, id=id_):
             meta = (await self._reader.view(id_, operation)).meta
             if meta is None or not exists(meta):
@@ -214,6 +222,14 @@ class Journal:
     async def stats(self) -> list[PartitionStats]:
         """Say of each partition what the log holds and how far replication has come."""
         return await partition_stats(self._log, self._store.reader, self._topology)
+
+    async def _is_there(self) -> bool:
+        """Return False if nobody has written to the topic yet, so that it does not exist."""
+        try:
+            await self._topology.layout()
+        except UnknownTopic:
+            return False
+        return True
 
     def _prepared(self, attempt: str, append_id: str | None, id_: str) -> AppendAttempt:
         if append_id is not None:
