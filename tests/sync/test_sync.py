@@ -34,6 +34,7 @@ def test_a_script_can_use_a_journal(tmp_path: Path) -> None:
         assert [event.seq_nr for event in accounts.read("a", to_seq_nr=1)] == []
         assert [moment.effect for moment in accounts.history("a")][-1] == "deleted"
         assert sum(partition.end for partition in accounts.stats()) > 0
+        assert [event.seq_nr for event in accounts.append_next("a", ["x", "y"], tags=("t",))] == [3, 4]
         accounts.purge("a")
         assert accounts.pointer("a") is None
         assert list(accounts.ids()) == []

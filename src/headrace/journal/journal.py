@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from time import perf_counter
 
-from headrace.errors import BadArgument, Forbidden, UnknownTopic
+import msgspec
+
+from headrace.errors import BadArgument, Forbidden, UnknownTopic, VoidAppend, WrongSeqNr
 from headrace.journal.actions import Delete, Mark, Purge
 from headrace.journal.appends import AppendOptions, new_append
 from headrace.journal.attempts import AppendAttempt
@@ -22,6 +24,7 @@ from headrace.journal.limits import (
     check_expected,
     check_id,
     check_option,
+    check_payloads,
     check_seq_nr,
     check_text,
 )
@@ -33,11 +36,13 @@ from headrace.journal.topology import LEASE_S, Topology
 from headrace.journal.windows import Windows
 from headrace.journal.writing import JournalWriter
 from headrace.log import Log
-from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent, check_topic_name
+from headrace.model import MAX_SEQ_NR, Event, Payload, Position, StoredEvent, check_topic_name
 from headrace.observe import span
 from headrace.store import Store
 
 __all__ = ["Journal"]
+
+_NEXT_ATTEMPTS = 100
 
 
 class Journal:
@@ -120,13 +125,15 @@ class Journal:
         if is_plain and headers is None and origin is None and version is None:
             options = self._plain
         else:
-            options = AppendOptions(
-                metadata=metadata,
-                payload_metadata=payload_metadata,
-                headers=headers,
-                expire_after=expire_after,
-                origin=self._origin if origin is None else origin,
-                version=version,
+            options = self._options(
+                AppendOptions(
+                    metadata=metadata,
+                    payload_metadata=payload_metadata,
+                    headers=headers,
+                    expire_after=expire_after,
+                    origin=origin,
+                    version=version,
+                )
             )
         new = new_append(given, options, with_digest=once is not None or prepared is not None)
         started_s = perf_counter()
@@ -141,6 +148,50 @@ class Journal:
                 return await self._writer.append_checked(id_, new, expected=required)
         finally:
             self._operations.end("append", id_, perf_counter() - started_s)
+
+    async def append_next(
+        self,
+        id_: str,
+        payloads: Iterable[Payload],
+        *,
+        tags: Sequence[str] = (),
+        metadata: object = None,
+        payload_metadata: object = None,
+        headers: Mapping[str, str] | None = None,
+        expire_after: timedelta | str | None = None,
+        origin: str | None = None,
+        version: str | None = None,
+    ) -> tuple[Event, ...]:
+        """Append payloads as the next events, all of them or none; returns the events with their numbers.
+
+        Safe beside other writers: it looks where the journal is, expects that, and looks again if somebody was quicker.
+        For decisions that depend on what the journal holds, use `append` with `expected`.
+        """
+        self._check_writable("append_next")
+        id_, given = check_id(id_), check_payloads(payloads)
+        options = self._options(
+            AppendOptions(
+                metadata=metadata,
+                payload_metadata=payload_metadata,
+                headers=headers,
+                expire_after=expire_after,
+                origin=origin,
+                version=version,
+            )
+        )
+        new_append(_numbered(given, tags, 1), options)  # what can't be written is refused before anything is
+        for attempt in range(1, _NEXT_ATTEMPTS + 1):
+            pointer = await self.pointer(id_) or 0
+            events = _numbered(given, tags, pointer + 1)
+            try:
+                with self._operations.begin("append", id_), span("journal.append", topic=self.topic, id=id_):
+                    await self._writer.append_checked(id_, new_append(events, options), expected=pointer)
+            except (WrongSeqNr, VoidAppend):  # somebody was quicker
+                if attempt == _NEXT_ATTEMPTS:
+                    raise
+            else:
+                return events
+        raise AssertionError("the last attempt returns or raises")
 
     async def prepare(self, id_: str) -> str:
         """Prepare an append that must happen once at most, whatever happens to this process.
@@ -223,6 +274,10 @@ class Journal:
         """Say of each partition what the log holds and how far replication has come."""
         return await partition_stats(self._log, self._store.reader, self._topology)
 
+    def _options(self, given: AppendOptions) -> AppendOptions:
+        """Return the options of an append, with the journal's origin where it has none of its own."""
+        return given if given.origin is not None else msgspec.structs.replace(given, origin=self._origin)
+
     async def _is_there(self) -> bool:
         """Return False if nobody has written to the topic yet, so that it does not exist."""
         try:
@@ -239,3 +294,7 @@ class Journal:
     def _check_writable(self, operation: str) -> None:
         if self._is_read_only:
             raise Forbidden(f"{operation} in topic {self.topic!r}", "the journal was opened read-only")
+
+
+def _numbered(payloads: Sequence[Payload], tags: Sequence[str], first: int) -> tuple[Event, ...]:
+    return check_events([Event(first + n, payload, tags) for n, payload in enumerate(payloads)])  # type: ignore[arg-type]

@@ -42,6 +42,7 @@ __all__ = [
     "check_headers",
     "check_id",
     "check_option",
+    "check_payloads",
     "check_seq_nr",
     "check_size",
     "check_tag",
@@ -118,6 +119,18 @@ def check_events(events: object) -> tuple[Event, ...]:
         before = seq_nr
         checked.append(event if event.tags == () else _with_checked_tags(event))
     return tuple(checked)
+
+
+def check_payloads(payloads: object) -> list[object]:
+    """Return the payloads of an append that numbers them by itself; refuse none, and events, which have numbers."""
+    if isinstance(payloads, str | bytes | Mapping | Event) or not isinstance(payloads, Iterable):
+        raise BadArgument("payloads", _shown(payloads), "they are a list, as in [{'deposited': 20}]")
+    given = list(payloads)
+    if not given:
+        raise BadArgument("payloads", [], "an append holds at least one event")
+    if any(isinstance(payload, Event) for payload in given):
+        raise BadArgument("payloads", "Event", "events have numbers; give their payloads, or use append")
+    return given
 
 
 def check_expected(expected: object) -> int | None:

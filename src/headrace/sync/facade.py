@@ -87,6 +87,10 @@ class SyncJournal:
         """Write events, all of them or none. Options as in Journal.append."""
         return self._loop.run(self._journal.append(id_, events, **options))
 
+    def append_next(self, id_: str, payloads: Iterable[Payload], **options: Any) -> tuple[Event, ...]:  # noqa: ANN401
+        """Append payloads as the next events; returns them with their numbers. Options as in Journal.append_next."""
+        return self._loop.run(self._journal.append_next(id_, payloads, **options))
+
     def prepare(self, id_: str) -> str:
         """Prepare an append that must happen once at most; what is returned goes to each try as `attempt`."""
         return self._loop.run(self._journal.prepare(id_))

@@ -60,6 +60,21 @@ class Rivals(JournalSetting):
             assert await numbers(journal, "new") == [1]
             await replicate(log, store, topic)
 
+    async def test_next_numbers_are_given_once(self, log: Log, store: Store, topic: str) -> None:
+        """Writers at once that ask for the next number: every payload is there once, each writer's in its order."""
+        journals = [Journal(log, store, topic, cache=None) for _ in range(3)]
+
+        async def write(writer: int) -> list[int]:
+            given = [await journals[writer].append_next("k", [(writer, n, "a"), (writer, n, "b")]) for n in range(4)]
+            return [event.seq_nr for events in given for event in events]
+
+        written = await asyncio.gather(*map(write, range(3)))
+        found = await read(journals[0], "k")
+        assert [event.seq_nr for event in found] == list(range(1, 25))
+        for writer, given in enumerate(written):
+            mine = [(event.seq_nr, event.payload) for event in found if event.payload[0] == writer]
+            assert mine == [(seq_nr, [writer, n // 2, "ab"[n % 2]]) for n, seq_nr in enumerate(given)]
+
     @pytest.mark.parametrize("is_gone", [False, True], ids=["never there", "purged"])
     async def test_of_two_creators_that_expect_the_pointer_one_wins(
         self, log: Log, store: Store, topic: str, is_gone: bool
