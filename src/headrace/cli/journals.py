@@ -24,7 +24,7 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True)
 
 Topic = Annotated[str, typer.Argument(help="The topic of the journals.")]
-Id = Annotated[str, typer.Argument(help="The journal's id.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="The journal's id.")]
 
 
 @app.command("append")

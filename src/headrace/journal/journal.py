@@ -139,6 +139,7 @@ class Journal:
         started_s = perf_counter()
         try:
             with span("journal.append", topic=self.topic, id=id_):
+                new = new.traced()
                 if prepared is not None:
                     return await self._writer.append_attempt(prepared, new, expected=required)
                 if once is not None:
@@ -185,7 +186,8 @@ class Journal:
             events = _numbered(given, tags, pointer + 1)
             try:
                 with self._operations.begin("append", id_), span("journal.append", topic=self.topic, id=id_):
-                    await self._writer.append_checked(id_, new_append(events, options), expected=pointer)
+                    new = new_append(events, options).traced()
+                    await self._writer.append_checked(id_, new, expected=pointer)
             except (WrongSeqNr, VoidAppend):  # somebody was quicker
                 if attempt == _NEXT_ATTEMPTS:
                     raise
