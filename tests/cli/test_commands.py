@@ -109,6 +109,8 @@ def test_settings_from_the_command_line(headrace: Run, tmp_path: Path) -> None:
         (("topic", "list", "--log", "pigeon://x"), "no log backend serves 'pigeon://x'"),
         (("journal", "read", "t", "", "--log", "embedded:./x"), "id is '', but it must not be empty"),
         (("journal", "read", "t", "a", "--from", "0"), "numbers go from 1 to"),
+        (("journal", "delete", "t", "a"), "or --all"),
+        (("journal", "delete", "t", "a", "--to", "1", "--all"), "one of the two"),
         (("topic", "create", "bad name"), "a topic name is"),
         (("journal", "pointer", "t", "a", "--store", "cassandra://127.0.0.1:1/ks"), "127.0.0.1:1"),
     ],

@@ -135,8 +135,17 @@ WRONG: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "origin": no_options,
         "version": no_options,
     },
+    "append_next": {
+        "id_": no_ids,
+        "payloads": st.sampled_from([None, 5, "x", b"x", {}, (), [], [Event(1)], [object()], [float("nan")]]),
+        "tags": no_tags,
+    },
     "prepare": {"id_": no_ids},
-    "read": {"id_": no_ids, "from_seq_nr": no_numbers | st.just(0)},
+    "read": {
+        "id_": no_ids,
+        "from_seq_nr": no_numbers | st.just(0),
+        "to_seq_nr": no_numbers.filter(lambda given: given is not None) | st.just(0),
+    },
     "pointer": {"id_": no_ids},
     "delete": {"id_": no_ids, "to": no_seq_nrs},
     "purge": {"id_": no_ids},
@@ -153,6 +162,7 @@ WRONG: dict[str, dict[str, st.SearchStrategy[Any]]] = {
 }
 RIGHT: dict[str, dict[str, Any]] = {
     "append": {"id_": "k", "events": [Event(2, "x")]},
+    "append_next": {"id_": "k", "payloads": ["x"]},
     "delete": {"id_": "k", "to": 1},
     "mark": {"id_": "k", "mark_id": "m"},
     "snapshots.save": {"id_": "k", "seq_nr": 1, "payload": {"a": 1}},

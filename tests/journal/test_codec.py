@@ -6,6 +6,7 @@ import contextlib
 import struct
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -103,17 +104,20 @@ def test_older_and_newer_headers_are_understood(text: str, action: Action) -> No
 
 
 def test_what_headrace_adds_stands_in_headers_of_its_own() -> None:
-    """expected, append-id and since; generation and segment-size; last-append."""
-    append = Append(first=1, last=1, payload_format="json", expected=0, append_id="a", since=Place(0, 7))
+    """expected, append-id, append-digest and since; generation and segment-size; incarnation; last-append."""
+    append = Append(first=1, last=1, payload_format="json", expected=0, append_id="a", digest="d", since=Place(0, 7))
     assert encode_action(append)[1:] == (
         ("headrace.expected", b"0"),
         ("headrace.append-id", b"a"),
+        ("headrace.append-digest", b"d"),
         ("headrace.since", b"0:7"),
     )
     mark = Mark(id="x", generation=1, segment_size=2)
     purge = Purge(last_append=Place(1, 20))
     assert encode_action(purge)[1:] == (("headrace.last-append", b"1:20"),)
-    for action in (append, mark, purge):
+    delete = Delete(to=3, incarnation=UUID(int=5))
+    assert encode_action(delete)[1:] == (("headrace.incarnation", b"00000000-0000-0000-0000-000000000005"),)
+    for action in (append, mark, purge, delete):
         assert decode_action(record(encode_action(action))) == action
 
 

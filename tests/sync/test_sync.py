@@ -38,6 +38,10 @@ def test_a_script_can_use_a_journal(tmp_path: Path) -> None:
         accounts.delete("a", to=1)
         assert [event.seq_nr for event in accounts.read("a", 1)] == [2]
         assert accounts.pointer("a") == 2
+        assert [event.seq_nr for event in accounts.read("a", to_seq_nr=1)] == []
+        assert [moment.effect for moment in accounts.history("a")][-1] == "deleted"
+        assert sum(partition.end for partition in accounts.stats()) > 0
+        assert [event.seq_nr for event in accounts.append_next("a", ["x", "y"], tags=("t",))] == [3, 4]
         accounts.purge("a")
         assert accounts.pointer("a") is None
         assert list(accounts.ids()) == []

@@ -69,6 +69,7 @@ def read(
     topic: Topic,
     id_: Id,
     from_seq_nr: Annotated[int, typer.Option("--from", help="The first number to show.")] = 1,
+    to_seq_nr: Annotated[int | None, typer.Option("--to", help="The last number to show.")] = None,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,
@@ -77,7 +78,7 @@ def read(
 
     async def run(hr: Headrace) -> int:
         count = 0
-        async for event in hr.journal(topic, read_only=True).read(id_, from_seq_nr):
+        async for event in hr.journal(topic, read_only=True).read(id_, from_seq_nr, to_seq_nr=to_seq_nr):
             _print_event(event, as_json)
             count += 1
         return count
@@ -102,12 +103,16 @@ def pointer(
 def delete(
     topic: Topic,
     id_: Id,
-    to: Annotated[int, typer.Option(help="The last number to delete; else all there are.")] = MAX_SEQ_NR,
+    to: Annotated[int | None, typer.Option(help="The last number to delete.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Delete all events there are.")] = False,
     address: Address = None,
     store: StoreAddress = None,
 ) -> None:
-    """Delete a journal's events up to a number; the journal stays."""
-    done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").delete(id_, to=to))
+    """Delete a journal's events up to a number, or all of them; the journal stays."""
+    if (to is None) != everything:
+        raise BadArgument("--to", to, "give the last number to delete, or --all; one of the two")
+    last = MAX_SEQ_NR if to is None else to
+    done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").delete(id_, to=last))
     typer.echo(
         f"deleted, at offset {done.offset}" if done else f"there is no journal {id_} in {topic}; nothing written"
     )

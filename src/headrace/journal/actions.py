@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
+from uuid import UUID
 
 import msgspec
 
@@ -49,11 +50,14 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delete(msgspec.Struct, frozen=True, kw_only=True):
-    """Events up to `to` that were written before it are gone."""
+    """Events up to `to` that were written before it are gone. With `incarnation`, the record id of the journal that
+    its writer looked at, only if the journal is still that one: not if it was purged since, and perhaps begun anew.
+    """
 
     to: int
     origin: str | None = None
     version: str | None = None
+    incarnation: UUID | None = None
 
 
 class Purge(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,10 +14,12 @@ from headrace.journal.headers import append_headers, encode_action, encode_user_
 from headrace.journal.limits import MAX_VALUE_BYTES, check_expiry, check_option, check_size
 from headrace.journal.payloads import Payloads, encode_binary_events, encode_events, encode_json, encode_value
 from headrace.model import Event, Headers, NewRecord, TopicPartition
+from headrace.observe import inject
 from headrace.store import Place
 
 __all__ = ["AppendOptions", "NewAppend", "new_append", "record_of"]
 
+_TRACE_PARENT = "traceparent"
 _canonical_json = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -44,6 +46,13 @@ class NewAppend(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     origin: str | None = None
     version: str | None = None
     digest: str | None = None
+
+    def traced(self) -> NewAppend:
+        """Return it with the current span in its headers, unless the application gave one itself or there is none."""
+        if any(name == _TRACE_PARENT for name, _ in self.headers):
+            return self
+        headers = inject(self.headers)
+        return self if headers is self.headers else msgspec.structs.replace(self, headers=headers)
 
     def record(
         self,

@@ -124,11 +124,11 @@ class RememberedAppends:
     def end(self, tries: Tries, *, is_open: bool, landed: Position | None = None) -> None:
         """End a try; what is neither open nor tried by another call is forgotten, what landed is remembered."""
         tries.calls -= 1
-        tries.is_open = is_open
         key = (tries.id, tries.append_id)
         if landed is not None:
             self._landed[key] = (tries.digest, landed)
             _bound(self._landed, _LANDED_AT_MOST)
+        tries.is_open = is_open and key not in self._landed
         if not tries.is_open and tries.calls == 0 and self._open.get(key) is tries:
             del self._open[key]
 

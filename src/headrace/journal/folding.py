@@ -87,7 +87,7 @@ def step(meta: JournalMeta | None, entry: Entry, *, expire_after: str | None = N
         case Append():
             return _append(meta, entry, entry.action, expire_after)
         case Delete():
-            return _delete(meta, entry, entry.action.to)
+            return _delete(meta, entry, entry.action)
         case Purge():
             return _purge(meta, entry, entry.action)
         case Poison():
@@ -140,7 +140,10 @@ def _why_void(meta: JournalMeta | None, append: Append, pointer: int) -> str:
     return ""
 
 
-def _delete(meta: JournalMeta | None, entry: Entry, to: int) -> Step:
+def _delete(meta: JournalMeta | None, entry: Entry, delete: Delete) -> Step:
+    if not _is_meant(meta, delete):
+        return Step(meta, Effect.VOID, "the journal that it was meant for had been purged")
+    to = delete.to
     if meta is None or not exists(meta):
         born = _born(meta, entry, delete_to=to)
         return Step(msgspec.structs.replace(born, seq_nr=to), Effect.DELETED)
@@ -155,6 +158,13 @@ def _delete(meta: JournalMeta | None, entry: Entry, to: int) -> Step:
         updated_ms=entry.timestamp_ms,
     )
     return Step(changed, Effect.DELETED)
+
+
+def _is_meant(meta: JournalMeta | None, delete: Delete) -> bool:
+    """Return True if a delete is about the journal as it is: it names that incarnation, or none at all."""
+    if delete.incarnation is None:
+        return True
+    return meta is not None and exists(meta) and meta.record_id in (None, delete.incarnation)
 
 
 def _purge(meta: JournalMeta | None, entry: Entry, purge: Purge) -> Step:

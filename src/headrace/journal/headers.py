@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
+from uuid import UUID
 
 import msgspec
 
@@ -37,6 +38,7 @@ _GENERATION = "headrace.generation"
 _SEGMENT_SIZE = "headrace.segment-size"
 _LAYOUT = "headrace.layout"
 _LAST_APPEND = "headrace.last-append"
+_INCARNATION = "headrace.incarnation"
 _VERDICT = "headrace.verdict"
 _HELD_FROM = "headrace.held-from"
 _VERDICTS = {b"skip": True, b"release": False}
@@ -226,11 +228,12 @@ def _extras(action: Written) -> list[tuple[str, object]]:
                 (_SEGMENT_SIZE, action.segment_size),
                 (_LAYOUT, action.layout),
             ]
+        case Delete():
+            return [(_INCARNATION, action.incarnation)]
         case Purge():
             return [(_LAST_APPEND, _written(action.last_append))]
         case Verdict():
             return [(_VERDICT, "skip" if action.is_skip else "release"), (_HELD_FROM, action.held_from)]
-    return []
 
 
 def _action(header: _Header, headers: Mapping[str, bytes | None]) -> Action | None:
@@ -249,7 +252,12 @@ def _action(header: _Header, headers: Mapping[str, bytes | None]) -> Action | No
     if header.delete is not None:
         if not 1 <= header.delete.to <= MAX_SEQ_NR:
             raise ValueError(f"no journal has an event {header.delete.to} to delete")
-        return Delete(to=header.delete.to, **_by(header.delete))
+        incarnation = _decoded_text(headers.get(_INCARNATION))
+        return Delete(
+            to=header.delete.to,
+            **_by(header.delete),
+            incarnation=UUID(incarnation) if incarnation is not None else None,
+        )
     if header.purge is not None:
         return Purge(**_by(header.purge), last_append=_place(headers.get(_LAST_APPEND)))
     return None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from time import perf_counter
 
-from headrace.errors import BadArgument, Forbidden
+import msgspec
+
+from headrace.errors import BadArgument, Forbidden, UnknownTopic, VoidAppend, WrongSeqNr
 from headrace.journal.actions import Delete, Mark, Purge
 from headrace.journal.appends import AppendOptions, new_append
 from headrace.journal.attempts import AppendAttempt
@@ -22,6 +24,7 @@ from headrace.journal.limits import (
     check_expected,
     check_id,
     check_option,
+    check_payloads,
     check_seq_nr,
     check_text,
 )
@@ -33,11 +36,13 @@ from headrace.journal.topology import LEASE_S, Topology
 from headrace.journal.windows import Windows
 from headrace.journal.writing import JournalWriter
 from headrace.log import Log
-from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent, check_topic_name
+from headrace.model import MAX_SEQ_NR, Event, Payload, Position, StoredEvent, check_topic_name
 from headrace.observe import span
 from headrace.store import Store
 
 __all__ = ["Journal"]
+
+_NEXT_ATTEMPTS = 100
 
 
 class Journal:
@@ -120,18 +125,21 @@ class Journal:
         if is_plain and headers is None and origin is None and version is None:
             options = self._plain
         else:
-            options = AppendOptions(
-                metadata=metadata,
-                payload_metadata=payload_metadata,
-                headers=headers,
-                expire_after=expire_after,
-                origin=self._origin if origin is None else origin,
-                version=version,
+            options = self._options(
+                AppendOptions(
+                    metadata=metadata,
+                    payload_metadata=payload_metadata,
+                    headers=headers,
+                    expire_after=expire_after,
+                    origin=origin,
+                    version=version,
+                )
             )
         new = new_append(given, options, with_digest=once is not None or prepared is not None)
         started_s = perf_counter()
         try:
             with span("journal.append", topic=self.topic, id=id_):
+                new = new.traced()
                 if prepared is not None:
                     return await self._writer.append_attempt(prepared, new, expected=required)
                 if once is not None:
@@ -142,6 +150,51 @@ class Journal:
         finally:
             self._operations.end("append", id_, perf_counter() - started_s)
 
+    async def append_next(
+        self,
+        id_: str,
+        payloads: Iterable[Payload],
+        *,
+        tags: Sequence[str] = (),
+        metadata: object = None,
+        payload_metadata: object = None,
+        headers: Mapping[str, str] | None = None,
+        expire_after: timedelta | str | None = None,
+        origin: str | None = None,
+        version: str | None = None,
+    ) -> tuple[Event, ...]:
+        """Append payloads as the next events, all of them or none; returns the events with their numbers.
+
+        Safe beside other writers: it looks where the journal is, expects that, and looks again if somebody was quicker.
+        For decisions that depend on what the journal holds, use `append` with `expected`.
+        """
+        self._check_writable("append_next")
+        id_, given = check_id(id_), check_payloads(payloads)
+        options = self._options(
+            AppendOptions(
+                metadata=metadata,
+                payload_metadata=payload_metadata,
+                headers=headers,
+                expire_after=expire_after,
+                origin=origin,
+                version=version,
+            )
+        )
+        new_append(_numbered(given, tags, 1), options)  # what can't be written is refused before anything is
+        for attempt in range(1, _NEXT_ATTEMPTS + 1):
+            pointer = await self.pointer(id_) or 0
+            events = _numbered(given, tags, pointer + 1)
+            try:
+                with self._operations.begin("append", id_), span("journal.append", topic=self.topic, id=id_):
+                    new = new_append(events, options).traced()
+                    await self._writer.append_checked(id_, new, expected=pointer)
+            except (WrongSeqNr, VoidAppend):  # somebody was quicker
+                if attempt == _NEXT_ATTEMPTS:
+                    raise
+            else:
+                return events
+        raise AssertionError("the last attempt returns or raises")
+
     async def prepare(self, id_: str) -> str:
         """Prepare an append that must happen once at most, whatever happens to this process.
 
@@ -150,15 +203,19 @@ class Journal:
         self._check_writable("prepare")
         return (await self._writer.prepare(check_id(id_))).dump()
 
-    async def read(self, id_: str, from_seq_nr: int = 1) -> AsyncIterator[StoredEvent]:
-        """Yield the events from a seq_nr on. Huge journals stream.
+    async def read(self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None) -> AsyncIterator[StoredEvent]:
+        """Yield the events from a seq_nr on, up to and with `to_seq_nr` if that is given. Huge journals stream.
 
-        Raises ReadAgain when a delete or purge lands in the middle, JournalHeld, RecordsLost, TimedOut.
+        A journal that was never written is empty, also in a topic that nobody has made yet. Raises ReadAgain when a
+        delete or purge lands in the middle, JournalHeld, RecordsLost, TimedOut.
         """
         id_ = check_id(id_)
         first = check_seq_nr("from_seq_nr", from_seq_nr, most=None)
+        last = MAX_SEQ_NR if to_seq_nr is None else check_seq_nr("to_seq_nr", to_seq_nr, most=None)
+        if not await self._is_there():
+            return
         with self._operations.begin("read", id_) as operation:
-            async for page in self._reader.pages(id_, first, operation):
+            async for page in self._reader.pages(id_, first, operation, last=last):
                 for event in page:
                     yield event
             operation.lap("events")
@@ -166,19 +223,27 @@ class Journal:
     async def pointer(self, id_: str) -> int | None:
         """Return the journal's last seq_nr; None if there is no journal."""
         id_ = check_id(id_)
+        if not await self._is_there():
+            return None
         with self._operations.begin("pointer", id_) as operation, span("journal.pointer", topic=self.topic, id=id_):
             view = await self._reader.view(id_, operation)
         return pointer_of(view.meta) if exists(view.meta) else None
 
-    async def delete(self, id_: str, *, to: int = MAX_SEQ_NR) -> Position | None:
-        """Delete the events up to a seq_nr, the pointer at most; None, and nothing written, if there is no journal."""
+    async def delete(self, id_: str, *, to: int) -> Position | None:
+        """Delete the events up to a seq_nr, the pointer at most; None, and nothing written, if there is no journal.
+
+        MAX_SEQ_NR deletes all there are. What is begun anew after a purge that comes in between stays as it is.
+        """
         self._check_writable("delete")
         id_, to = check_id(id_), check_seq_nr("to", to)
-        with self._operations.begin("delete", id_), span("journal.delete", topic=self.topic, id=id_):
-            pointer = await self.pointer(id_)
-            if pointer is None:
+        if not await self._is_there():
+            return None
+        with self._operations.begin("delete", id_) as operation, span("journal.delete", topic=self.topic, id=id_):
+            meta = (await self._reader.view(id_, operation)).meta
+            if meta is None or not exists(meta):
                 return None
-            return await self._writer.write(id_, Delete(to=min(to, pointer), origin=self._origin))
+            to = min(to, pointer_of(meta))
+            return await self._writer.write(id_, Delete(to=to, origin=self._origin, incarnation=meta.record_id))
 
     async def purge(self, id_: str) -> Position:
         """Remove the whole journal; the next append begins a new one."""
@@ -211,6 +276,18 @@ class Journal:
         """Say of each partition what the log holds and how far replication has come."""
         return await partition_stats(self._log, self._store.reader, self._topology)
 
+    def _options(self, given: AppendOptions) -> AppendOptions:
+        """Return the options of an append, with the journal's origin where it has none of its own."""
+        return given if given.origin is not None else msgspec.structs.replace(given, origin=self._origin)
+
+    async def _is_there(self) -> bool:
+        """Return False if nobody has written to the topic yet, so that it does not exist."""
+        try:
+            await self._topology.layout()
+        except UnknownTopic:
+            return False
+        return True
+
     def _prepared(self, attempt: str, append_id: str | None, id_: str) -> AppendAttempt:
         if append_id is not None:
             raise BadArgument("append_id", append_id, "an attempt has its own; give one of the two")
@@ -219,3 +296,7 @@ class Journal:
     def _check_writable(self, operation: str) -> None:
         if self._is_read_only:
             raise Forbidden(f"{operation} in topic {self.topic!r}", "the journal was opened read-only")
+
+
+def _numbered(payloads: Sequence[Payload], tags: Sequence[str], first: int) -> tuple[Event, ...]:
+    return check_events([Event(first + n, payload, tags) for n, payload in enumerate(payloads)])  # type: ignore[arg-type]

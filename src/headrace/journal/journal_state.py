@@ -13,7 +13,7 @@ from headrace.journal.windows import Window
 from headrace.model import TopicPartition
 from headrace.store import EventRow, JournalMeta, Place, ReplicatedOffset
 
-__all__ = ["FirstRows", "Known", "View", "fold", "last_of", "view_of", "without_skipped"]
+__all__ = ["FirstRows", "Known", "View", "first_of", "fold", "last_of", "view_of", "without_skipped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,11 @@ def without_skipped(entries: Sequence[Entry]) -> list[Entry]:
     verdicts = [entry.action for entry in entries if isinstance(entry.action, Verdict)]
     skipped = {verdict.held_from for verdict in verdicts if verdict.is_skip}
     return [entry for entry in entries if not (isinstance(entry.action, Poison) and entry.offset in skipped)]
+
+
+def first_of(entry: Entry) -> int:
+    """Return the first seq_nr of an append."""
+    return entry.action.first if isinstance(entry.action, Append) else 0
 
 
 def last_of(entry: Entry) -> int:

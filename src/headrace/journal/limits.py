@@ -42,6 +42,7 @@ __all__ = [
     "check_headers",
     "check_id",
     "check_option",
+    "check_payloads",
     "check_seq_nr",
     "check_size",
     "check_tag",
@@ -87,6 +88,8 @@ Expected: TypeAlias = int | Unchecked | None
 
 def check_id(id_: object) -> str:
     """Return the id if it can be a journal's."""
+    if id_ == "":
+        raise BadArgument("id", id_, "a journal needs an id, of text that UTF-8 can carry")
     return check_text("id", id_, least=1, most=MAX_ID_BYTES)
 
 
@@ -118,6 +121,18 @@ def check_events(events: object) -> tuple[Event, ...]:
     return tuple(checked)
 
 
+def check_payloads(payloads: object) -> list[object]:
+    """Return the payloads of an append that numbers them by itself; refuse none, and events, which have numbers."""
+    if isinstance(payloads, str | bytes | Mapping | Event) or not isinstance(payloads, Iterable):
+        raise BadArgument("payloads", _shown(payloads), "they are a list, as in [{'deposited': 20}]")
+    given = list(payloads)
+    if not given:
+        raise BadArgument("payloads", [], "an append holds at least one event")
+    if any(isinstance(payload, Event) for payload in given):
+        raise BadArgument("payloads", "Event", "events have numbers; give their payloads, or use append")
+    return given
+
+
 def check_expected(expected: object) -> int | None:
     """Return the seq_nr that a journal must be at, 0 if there must be none; None if nobody expects anything."""
     if expected is UNCHECKED:
@@ -133,7 +148,8 @@ def check_expected(expected: object) -> int | None:
 def check_seq_nr(name: str, seq_nr: object, *, most: int | None = MAX_SEQ_NR) -> int:
     """Return a seq_nr; with `most` None one that may lie beyond all that exist."""
     if type(seq_nr) is not int or seq_nr < 1 or (most is not None and seq_nr > most):
-        raise BadArgument(name, _shown(seq_nr), f"numbers go from 1 to {MAX_SEQ_NR}")
+        rule = "numbers start at 1" if most is None else f"numbers go from 1 to {most}"
+        raise BadArgument(name, _shown(seq_nr), rule)
     return seq_nr
 
 

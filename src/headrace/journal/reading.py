@@ -17,7 +17,7 @@ from headrace.journal.barriers import Barrier
 from headrace.journal.decoding import event_of_row, events_of_record
 from headrace.journal.folding import Entry, exists, pointer_of
 from headrace.journal.head_cache import HeadCache
-from headrace.journal.journal_state import FirstRows, Known, View, last_of, view_of
+from headrace.journal.journal_state import FirstRows, Known, View, first_of, last_of, view_of
 from headrace.journal.layout import Layout, Stay
 from headrace.journal.operations import Operation
 from headrace.journal.topology import Topology
@@ -158,9 +158,9 @@ class JournalReader:
         return Window(stay.at, [], generation=generation)
 
     async def pages(
-        self, id_: str, first: int, operation: Operation | None = None
+        self, id_: str, first: int, operation: Operation | None = None, *, last: int = MAX_SEQ_NR
     ) -> AsyncIterator[Sequence[StoredEvent]]:
-        """Yield the events from seq_nr `first` on, some at a time."""
+        """Yield the events from seq_nr `first` to `last`, some at a time."""
         for attempt in range(_ATTEMPTS):
             with span("journal.read", topic=self.topic, id=id_):
                 view = await self.view(id_, operation, first=first if attempt == 0 else None)
@@ -168,7 +168,7 @@ class JournalReader:
                 return
             given = False
             try:
-                async for page in self._stream(id_, view, first):
+                async for page in self._stream(id_, view, first, last):
                     given = given or bool(page)
                     yield page
                 return
@@ -176,24 +176,25 @@ class JournalReader:
                 if given or attempt == _ATTEMPTS - 1:
                     raise
 
-    async def _stream(self, id_: str, view: View, first: int) -> AsyncIterator[Sequence[StoredEvent]]:
+    async def _stream(self, id_: str, view: View, first: int, last: int) -> AsyncIterator[Sequence[StoredEvent]]:
         meta, stored = view.meta, view.stored
         if meta is None:
             return
         first = max(first, meta.delete_to + 1)
-        if view.is_stored and stored is not None and first <= stored.seq_nr:
+        if view.is_stored and stored is not None and first <= (stored_to := min(stored.seq_nr, last)):
             had = view.first_rows
-            if had is not None and had.last >= stored.seq_nr:
-                yield _events(id_, stored, had.rows, first)
+            if had is not None and had.last >= stored_to:
+                yield _events(id_, stored, had.rows, first, last=stored_to)
             else:
-                async for page in self._stored(id_, stored, first, had):
+                async for page in self._stored(id_, stored, first, stored_to, had):
                     yield page
             first = stored.seq_nr + 1
-        async for page in self._tail(id_, view, first):
-            yield page
+        if first <= last:
+            async for page in self._tail(id_, view, first, last):
+                yield page
 
     async def _stored(
-        self, id_: str, stored: JournalMeta, first: int, had: FirstRows | None
+        self, id_: str, stored: JournalMeta, first: int, last: int, had: FirstRows | None
     ) -> AsyncIterator[Sequence[StoredEvent]]:
         """Yield the events of the store. `had` are rows of it that were read already.
 
@@ -202,7 +203,7 @@ class JournalReader:
         """
         held_back: Sequence[StoredEvent] = _events(id_, stored, had.rows, first) if had is not None else []
         begin = first if had is None else max(first, had.last + 1)
-        async for page in self._rows(id_, stored, begin, last=stored.seq_nr):
+        async for page in self._rows(id_, stored, begin, last=last):
             yield held_back
             held_back = page
         await self._check_unmoved(id_, stored, first)
@@ -226,23 +227,25 @@ class JournalReader:
         if now.delete_to >= first:
             raise ReadAgain(id_, f"events up to {now.delete_to} were deleted")
 
-    async def _tail(self, id_: str, view: View, first: int) -> AsyncIterator[Sequence[StoredEvent]]:
+    async def _tail(self, id_: str, view: View, first: int, last: int) -> AsyncIterator[Sequence[StoredEvent]]:
         """Yield the events of the log, or of the store if replication has caught up meanwhile."""
         appends = list(dropwhile(lambda entry: last_of(entry) < first, view.appends))
+        if last < pointer_of(view.meta):
+            appends = [entry for entry in appends if first_of(entry) <= last]
         if not appends:
             return
         caught_up = await self._caught_up(id_, view, appends)
         if caught_up is not None:
-            async for page in self._rows(id_, caught_up, first, last=pointer_of(view.meta)):
+            async for page in self._rows(id_, caught_up, first, last=min(last, pointer_of(view.meta))):
                 yield page
             await self._check_unmoved(id_, caught_up, first)
             return
         for window in view.windows:
-            async for page in self._of_window(id_, window, appends, first):
+            async for page in self._of_window(id_, window, appends, first, last):
                 yield page
 
     async def _of_window(
-        self, id_: str, window: Window, appends: Sequence[Entry], first: int
+        self, id_: str, window: Window, appends: Sequence[Entry], first: int, last: int
     ) -> AsyncIterator[Sequence[StoredEvent]]:
         """Yield the events of those appends that the window holds."""
         held = {entry.offset for entry in window.entries}
@@ -254,8 +257,9 @@ class JournalReader:
                 events: list[StoredEvent] = []
                 for record in records:
                     events += events_of_record(id_, record, next(actions))
-                # Only the first append can begin below `first`.
-                yield events if events[0].seq_nr >= first else [event for event in events if event.seq_nr >= first]
+                # Only the first append can begin below `first`, and only the last one end above `last`.
+                is_within = events[0].seq_nr >= first and events[-1].seq_nr <= last
+                yield events if is_within else [event for event in events if first <= event.seq_nr <= last]
         except RecordsLost as error:
             replicated = await self._store.replicated(window.at)
             if replicated is None or replicated.offset < error.last:
@@ -282,12 +286,13 @@ def _covers(replicated: ReplicatedOffset, stored: JournalMeta, layout: Layout) -
 
 
 def _events(
-    id_: str, stored: JournalMeta, rows: Sequence[EventRow], first: int, *, above: int = 0
+    id_: str, stored: JournalMeta, rows: Sequence[EventRow], first: int, *, last: int = MAX_SEQ_NR, above: int = 0
 ) -> Sequence[StoredEvent]:
-    """Return the events of rows of the state's incarnation, from seq_nr `first` on; all must be above `above`."""
+    """Return the events of rows of the state's incarnation, from seq_nr `first` to `last`, all above `above`."""
     events = []
+    last = min(last, stored.seq_nr)
     for row in rows:
-        if row.record_id != stored.record_id or not first <= row.seq_nr <= stored.seq_nr:
+        if row.record_id != stored.record_id or not first <= row.seq_nr <= last:
             continue
         if row.seq_nr <= above:
             raise IntegrityBroken(id_, row.seq_nr, "two rows of one incarnation have the same number")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import VoidAppend
+from headrace.errors import UnknownTopic, VoidAppend
 from headrace.journal.folding import exists, pointer_of
 from headrace.journal.journal_state import View
 from headrace.journal.limits import MAX_VALUE_BYTES, check_id, check_seq_nr, check_size, check_timestamp
@@ -102,7 +102,10 @@ class JournalSnapshots:
         return len(gone)
 
     async def _of_incarnation(self, id_: str) -> list[SnapshotRow]:
-        view: View = await self._reader.view(id_)
+        try:
+            view: View = await self._reader.view(id_)
+        except UnknownTopic:  # nobody has written to it yet
+            return []
         if view.meta is None or not exists(view.meta):
             return []
         rows = await self._snapshots.load(self._reader.topic, id_)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from headrace.app import Headrace
 from headrace.app import connect as connect_async
 from headrace.config import HeadraceSettings
-from headrace.journal import Journal, JournalSnapshots, Snapshot
+from headrace.journal import Journal, JournalSnapshots, Moment, PartitionStats, Snapshot
 from headrace.log import Log
 from headrace.model import (
-    MAX_SEQ_NR,
     Batch,
     Bounds,
     Event,
@@ -62,8 +61,8 @@ class SyncSnapshots:
         self._loop = loop
         self._snapshots = snapshots
 
-    def save(self, id_: str, seq_nr: int, payload: Payload, *, timestamp_ms: int) -> None:
-        """Save the state as of a seq_nr."""
+    def save(self, id_: str, seq_nr: int, payload: Payload, *, timestamp_ms: int | None = None) -> None:
+        """Save the state as of a seq_nr; its time is now, unless another is given."""
         self._loop.run(self._snapshots.save(id_, seq_nr, payload, timestamp_ms=timestamp_ms))
 
     def load(self, id_: str, *, max_seq_nr: int | None = None, max_timestamp_ms: int | None = None) -> Snapshot | None:
@@ -84,24 +83,28 @@ class SyncJournal:
         self.topic = journal.topic
         self.snapshots = SyncSnapshots(loop, journal.snapshots)
 
-    def append(self, id_: str, events: Sequence[Event], **options: Any) -> Position:  # noqa: ANN401
+    def append(self, id_: str, events: Iterable[Event], **options: Any) -> Position:  # noqa: ANN401
         """Write events, all of them or none. Options as in Journal.append."""
         return self._loop.run(self._journal.append(id_, events, **options))
+
+    def append_next(self, id_: str, payloads: Iterable[Payload], **options: Any) -> tuple[Event, ...]:  # noqa: ANN401
+        """Append payloads as the next events; returns them with their numbers. Options as in Journal.append_next."""
+        return self._loop.run(self._journal.append_next(id_, payloads, **options))
 
     def prepare(self, id_: str) -> str:
         """Prepare an append that must happen once at most; what is returned goes to each try as `attempt`."""
         return self._loop.run(self._journal.prepare(id_))
 
-    def read(self, id_: str, from_seq_nr: int = 1) -> Iterator[StoredEvent]:
-        """Yield the events from a seq_nr on."""
-        return self._loop.iterate(self._journal.read(id_, from_seq_nr))
+    def read(self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None) -> Iterator[StoredEvent]:
+        """Yield the events from a seq_nr on, up to and with `to_seq_nr` if that is given."""
+        return self._loop.iterate(self._journal.read(id_, from_seq_nr, to_seq_nr=to_seq_nr))
 
     def pointer(self, id_: str) -> int | None:
         """Return the journal's last seq_nr."""
         return self._loop.run(self._journal.pointer(id_))
 
-    def delete(self, id_: str, *, to: int = MAX_SEQ_NR) -> Position | None:
-        """Delete the events up to a seq_nr."""
+    def delete(self, id_: str, *, to: int) -> Position | None:
+        """Delete the events up to a seq_nr; MAX_SEQ_NR deletes all there are."""
         return self._loop.run(self._journal.delete(id_, to=to))
 
     def purge(self, id_: str) -> Position:
@@ -115,6 +118,14 @@ class SyncJournal:
     def ids(self) -> Iterator[str]:
         """Yield the ids of all journals that replication has reached."""
         return self._loop.iterate(self._journal.ids())
+
+    def history(self, id_: str, *, with_marks: bool = False) -> Iterator[Moment]:
+        """Yield the journal's timeline: every action, what it did, and why some did nothing."""
+        return self._loop.iterate(self._journal.history(id_, with_marks=with_marks))
+
+    def stats(self) -> Sequence[PartitionStats]:
+        """Return what the log holds of each partition, and how far replication has come."""
+        return self._loop.run(self._journal.stats())
 
 
 class SyncRegistry:

@@ -11,11 +11,12 @@ window (its creation, its incarnation, its segment size) is believed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from uuid import UUID
 
 import msgspec
 
-from headrace.journal.actions import Append, Purge
+from headrace.journal.actions import Append, Delete, Purge
 from headrace.pipeline.comparing.findings import Finding, FindingKind
 from headrace.pipeline.comparing.judging import Case, Stored, Verdict, compare
 from headrace.store import DEFAULT_SEGMENT_SIZE, JournalMeta, Place
@@ -92,9 +93,11 @@ def _bases(case: Case, stored: Stored) -> Iterator[JournalMeta | None]:
 
 
 def _existing(case: Case, meta: JournalMeta, seq_nr: int) -> Iterator[JournalMeta]:
-    """Yield the journal at a seq_nr; several times where purges depend on when it was appended to last."""
+    """Yield the journal at a seq_nr; several times where purges depend on when it was appended to last, and deletes
+    on which incarnation it was.
+    """
     below = _below(case)
-    for last_append in _last_appends(case, meta):
+    for last_append, record_id in product(_last_appends(case, meta), _incarnations(case, meta)):
         yield msgspec.structs.replace(
             meta,
             generation=below.generation,
@@ -105,8 +108,17 @@ def _existing(case: Case, meta: JournalMeta, seq_nr: int) -> Iterator[JournalMet
             is_purged=False,
             purged_at=_purged_before(case, meta),
             held_from=None,
-            record_id=meta.record_id or _UNKNOWN,
+            record_id=record_id,
         )
+
+
+def _incarnations(case: Case, meta: JournalMeta) -> list[UUID]:
+    """Return which incarnation the journal may have been: the head's, or one before it that deletes are meant for."""
+    if meta.record_id is not None and (meta.purged_at is None or case.window.is_before(meta.purged_at)):
+        return [meta.record_id]
+    deletes = [entry.action for entry in case.entries if isinstance(entry.action, Delete)]
+    meant = [delete.incarnation for delete in deletes if delete.incarnation is not None]
+    return list(dict.fromkeys([*meant, meta.record_id or _UNKNOWN]))
 
 
 def _last_appends(case: Case, meta: JournalMeta) -> list[Place | None]:

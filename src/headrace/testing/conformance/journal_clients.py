@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any
 
 import pytest
 
+from headrace.errors import UnknownTopic
 from headrace.journal import HeadCache, Journal
 from headrace.journal.actions import Delete, Mark
 from headrace.log import Log
@@ -45,6 +47,43 @@ class Clients(JournalSetting):
         assert await journal.pointer("k") == 4
         assert await numbers(journal, "k", 3) == [3, 4]
         assert await numbers(journal, "k", MAX_SEQ_NR) == []
+
+    @pytest.mark.parametrize("is_cached", [False, True], ids=["no cache", "cache"])
+    @pytest.mark.parametrize("replicated", [-1, 0, 1, 2, 9])
+    async def test_a_read_can_end_early(
+        self, log: Log, store: Store, topic: str, is_cached: bool, replicated: int
+    ) -> None:
+        """A read up to a number gives what the whole read gives up to there, wherever replication is."""
+        cache = HeadCache(log, store.reader) if is_cached else None
+        journal = Journal(log, store, topic, cache=cache)
+        for first, last in ((1, 2), (3, 5), (8, 9), (10, 12)):
+            await journal.append("k", [Event(n, n) for n in range(first, last + 1)])
+        await journal.delete("k", to=1)
+        await replicate(log, store, topic, up_to=replicated)
+        whole = await numbers(journal, "k")
+        assert whole == [2, 3, 4, 5, 8, 9, 10, 11, 12]
+        for first in (1, 2, 4, 9):
+            for last in (1, 2, 4, 6, 8, 11, 12, 13, MAX_SEQ_NR, MAX_SEQ_NR + 1):
+                found = [event.seq_nr async for event in journal.read("k", first, to_seq_nr=last)]
+                assert found == [n for n in whole if first <= n <= last], (first, last)
+        if cache is not None:
+            await cache.close()
+
+    async def test_a_topic_that_nobody_wrote_is_empty(self, log: Log, store: Store) -> None:
+        """FN6: reads of a topic that does not exist give nothing, make nothing, and see what is written later."""
+        name = f"j-{uuid.uuid4().hex[:12]}"
+        reader = Journal(log, store, name, cache=None, read_only=True)
+        writer = Journal(log, store, name, cache=None)
+        for journal in (reader, writer):
+            assert await numbers(journal, "k") == []
+            assert await journal.pointer("k") is None
+            assert await journal.snapshots.load("k") is None
+        assert await writer.delete("k", to=1) is None
+        with pytest.raises(UnknownTopic):
+            await log.admin.describe(name)
+        await Journal(log, store, name, cache=None, partitions=1).append("k", [Event(1)])
+        assert await numbers(reader, "k") == [1]
+        await log.admin.delete(name)
 
     @pytest.mark.parametrize(("to", "left"), [(5, []), (MAX_SEQ_NR, []), (1, [2, 3, 4, 5]), (4, [5])])
     async def test_deletes(
@@ -90,7 +129,7 @@ class Clients(JournalSetting):
         await journal.append("k", [Event(2)])
         assert await numbers(journal, "k") == [2]
         assert await journal.pointer("k") == 2
-        await journal.delete("k")
+        await journal.delete("k", to=MAX_SEQ_NR)
         await journal.purge("k")
         await journal.append("k", [Event(2)], expire_after="1 day")
         for _ in range(2):

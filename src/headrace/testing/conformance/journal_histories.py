@@ -6,7 +6,7 @@ import random
 
 from headrace.model import Event
 from headrace.store import Place
-from headrace.testing.conformance.journal_oracle import Oracle
+from headrace.testing.conformance.journal_oracle import Oracle, PlainJournal
 from headrace.testing.conformance.journal_script import Script
 
 __all__ = ["random_history"]
@@ -40,12 +40,22 @@ def _act(rng: random.Random, script: Script, oracle: Oracle, id_: str) -> None:
     elif kind == "resize":
         script.mark(id_, segment_size=rng.choice((1, 2, 3, 5)))
     elif kind == "delete":
-        script.delete(id_, max(1, pointer + rng.randint(-4, 2)))
+        script.delete(id_, max(1, pointer + rng.randint(-4, 2)), born=_looked_at(rng, script, journal))
     elif kind == "purge":
         script.purge(id_)
     else:
         last = journal.last_append if journal is not None else -1
         script.purge(id_, last_append=max(0, last + rng.randint(-2, 1)))
+
+
+def _looked_at(rng: random.Random, script: Script, journal: PlainJournal | None) -> int | None:
+    """Return where the journal began that a delete is meant for: as it is, as it was before a purge, or any."""
+    kind = rng.random()
+    if kind < 0.3:
+        return None
+    if kind < 0.7 and journal is not None:
+        return journal.born
+    return rng.randint(0, max(0, script.offset - 1))
 
 
 def _append(rng: random.Random, script: Script, id_: str, pointer: int) -> None:

@@ -18,6 +18,7 @@ from headrace.log import Log, ensure_topic, open_log
 from headrace.model import Event, TopicConfig, TopicPartition
 from headrace.store import Store, open_store
 from headrace.testing.conformance.journal_faults import RepeatingLog
+from headrace.testing.conformance.journal_races import Model, RaceRules
 from headrace.testing.conformance.journal_setting import new_topic, read, replicate
 
 __all__ = ["JournalMachine"]
@@ -36,15 +37,7 @@ payloads = st.one_of(
 )
 
 
-class Model:
-    """A journal as a list: the events alive, the last number, and how many were deleted."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[int, Any]] = []
-        self.pointer = 0
-
-
-class JournalMachine(RuleBasedStateMachine):
+class JournalMachine(RaceRules, RuleBasedStateMachine):
     """Appends, deletes, purges, replication of a part, restarts, records delivered twice; retention, growth, losses.
 
     A tier says where it is.

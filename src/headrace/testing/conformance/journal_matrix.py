@@ -126,7 +126,7 @@ class Timeline:
         """J1: nothing is there, and a delete of nothing writes nothing."""
         assert await numbers(self.journal, "k") == []
         assert await self.journal.pointer("k") is None
-        assert await self.journal.delete("k") is None
+        assert await self.journal.delete("k", to=MAX_SEQ_NR) is None
         assert await self.all_of(Delete) == []
 
     async def appends(self) -> None:
@@ -152,7 +152,7 @@ class Timeline:
             self.actions.append(deleted.offset)
             await self.bring_replica()
             await self.expect(to + 1, count)
-        deleted = await self.journal.delete("k")
+        deleted = await self.journal.delete("k", to=MAX_SEQ_NR)
         assert deleted is not None
         self.actions.append(deleted.offset)
         last = [action for action in await self.all_of(Delete) if isinstance(action, Delete)]

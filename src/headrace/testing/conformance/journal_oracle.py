@@ -1,6 +1,7 @@
 """What journals are after a run of records, computed the plain way: one record after another, dicts and lists.
 
-It shares nothing with the fold but the codec, so that the two can be held against each other.
+It shares nothing with the fold but the codec and the names of incarnations, so that the two can be held against each
+other.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from headrace.journal.actions import Append, Delete, Poison, Purge
 from headrace.journal.decoding import events_of_record
+from headrace.journal.folding import record_id_of
 from headrace.journal.headers import decode_action
 from headrace.model import Record, StoredEvent
 
@@ -88,6 +90,11 @@ class Oracle:
 
     def _delete(self, id_: str, record: Record, action: Delete) -> None:
         journal = self.journals.get(id_)
+        if action.incarnation is not None and (
+            journal is None or action.incarnation != record_id_of(record.topic, 0, record.partition, journal.born)
+        ):
+            self.void += 1
+            return
         if journal is None:
             self.journals[id_] = PlainJournal(record.offset, seq_nr=action.to, delete_to=action.to)
             return

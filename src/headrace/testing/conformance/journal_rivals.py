@@ -22,7 +22,7 @@ from headrace.journal.actions import Append
 from headrace.log import Log
 from headrace.model import Event, NewRecord, TopicPartition
 from headrace.store import Store
-from headrace.testing.conformance.journal_faults import StoreOnTop, UncertainLog, WatchedReader
+from headrace.testing.conformance.journal_faults import StoreOnTop, UncertainLog, WatchedLog, WatchedReader
 from headrace.testing.conformance.journal_setting import (
     JournalSetting,
     actions_of,
@@ -59,6 +59,21 @@ class Rivals(JournalSetting):
             assert await numbers(journal, "k") == [1, 2, 3]
             assert await numbers(journal, "new") == [1]
             await replicate(log, store, topic)
+
+    async def test_next_numbers_are_given_once(self, log: Log, store: Store, topic: str) -> None:
+        """Writers at once that ask for the next number: every payload is there once, each writer's in its order."""
+        journals = [Journal(log, store, topic, cache=None) for _ in range(3)]
+
+        async def write(writer: int) -> list[int]:
+            given = [await journals[writer].append_next("k", [(writer, n, "a"), (writer, n, "b")]) for n in range(4)]
+            return [event.seq_nr for events in given for event in events]
+
+        written = await asyncio.gather(*map(write, range(3)))
+        found = await read(journals[0], "k")
+        assert [event.seq_nr for event in found] == list(range(1, 25))
+        for writer, given in enumerate(written):
+            mine = [(event.seq_nr, event.payload) for event in found if event.payload[0] == writer]
+            assert mine == [(seq_nr, [writer, n // 2, "ab"[n % 2]]) for n, seq_nr in enumerate(given)]
 
     @pytest.mark.parametrize("is_gone", [False, True], ids=["never there", "purged"])
     async def test_of_two_creators_that_expect_the_pointer_one_wins(
@@ -260,7 +275,12 @@ class Rivals(JournalSetting):
             assert await reader.pointer("none") is None
             await replicate(log, store, topic)
         assert len(await records_of(log, topic)) == written
-        for writing in (reader.append("k", [Event(3)]), reader.delete("k"), reader.purge("k"), reader.mark("k", "x")):
+        for writing in (
+            reader.append("k", [Event(3)]),
+            reader.delete("k", to=1),
+            reader.purge("k"),
+            reader.mark("k", "x"),
+        ):
             with pytest.raises(Forbidden):
                 await writing
 
@@ -312,6 +332,58 @@ class Rivals(JournalSetting):
         assert await journal.pointer("k") is None
         await journal.append("k", [Event(1, "new")])
         assert [event.payload for event in await read(journal, "k")] == ["new"]
+
+    @pytest.mark.parametrize("is_begun_before", [True, False], ids=["begun before", "begun after"])
+    @pytest.mark.parametrize("is_replicated", [True, False], ids=["replicated", "not replicated"])
+    @pytest.mark.parametrize("is_cached", [True, False], ids=["cache", "no cache"])
+    async def test_a_delete_leaves_a_journal_alone_that_it_has_not_seen(
+        self, log: Log, store: Store, topic: str, is_begun_before: bool, is_replicated: bool, is_cached: bool
+    ) -> None:
+        """FJ8: a purge and a new beginning while a delete is on its way: the new events are there, all of them."""
+        watched = WatchedLog(log)
+        cache = HeadCache(watched, store.reader) if is_cached else None
+        journal, rival = Journal(watched, store, topic, cache=cache), Journal(log, store, topic, cache=None)
+        await rival.append("k", [Event(n, "old") for n in range(1, 6)])
+        if is_replicated:
+            await replicate(log, store, topic)
+
+        async def before_the_delete() -> None:
+            if len(watched.appended) == 1:  # the mark of its read
+                await rival.purge("k")
+                if is_begun_before:
+                    await rival.append("k", [Event(1, "new"), Event(2, "new")])
+
+        watched.before_append = before_the_delete
+        assert await journal.delete("k", to=3) is not None
+        if not is_begun_before:
+            await rival.append("k", [Event(1, "new"), Event(2, "new")])
+        for _ in range(2):
+            assert [(event.seq_nr, event.payload) for event in await read(journal, "k")] == [(1, "new"), (2, "new")]
+            assert await journal.pointer("k") == 2
+            await replicate(log, store, topic)
+        moments = [moment async for moment in journal.history("k")]
+        (deleted,) = [moment for moment in moments if moment.what.startswith("delete")]
+        assert (deleted.effect, "purged" in deleted.reason) == ("void", True)
+        await journal.delete("k", to=1)
+        for _ in range(2):
+            assert await numbers(journal, "k") == [2]
+            await replicate(log, store, topic)
+        if cache is not None:
+            await cache.close()
+
+    async def test_a_delete_of_others_names_no_incarnation(
+        self, log: Log, store: Store, journal: Journal, topic: str
+    ) -> None:
+        """FJ8: the deletes of JVM services, which have no such header, count as they did."""
+        await journal.append("k", [Event(1, "old"), Event(2, "old")])
+        await journal.purge("k")
+        await journal.append("k", [Event(1), Event(2), Event(3)])
+        await log.append([NewRecord(topic, b"k", None, (("journal.action", b'{"delete":{"to":2}}'),), partition=0)])
+        await log.append([NewRecord(topic, b"new", None, (("journal.action", b'{"delete":{"to":2}}'),), partition=0)])
+        for _ in range(2):
+            assert await numbers(journal, "k") == [3]
+            assert await journal.pointer("new") == 2
+            await replicate(log, store, topic)
 
     @pytest.mark.parametrize("what", ["delete", "purge", "purge and append", "nothing"])
     @pytest.mark.parametrize("page", [1, 2, 4, 5])

@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.journal.actions import Delete, Mark, Purge
 from headrace.journal.appends import AppendOptions, record_of
+from headrace.journal.folding import record_id_of
 from headrace.journal.headers import encode_action
 from headrace.model import Event, Headers, Record, TopicPartition
 from headrace.store import Place
@@ -54,9 +55,11 @@ class Script:
         )
         return self.put(id_, record.value, record.headers)
 
-    def delete(self, id_: str, to: int) -> Record:
-        """Write a delete."""
-        return self.put(id_, None, encode_action(Delete(to=to)))
+    def delete(self, id_: str, to: int, *, born: int | None = None) -> Record:
+        """Write a delete; with `born`, one that is meant for the journal which began at that offset."""
+        at = self.at
+        incarnation = None if born is None else record_id_of(at.topic, 0, at.partition, born)
+        return self.put(id_, None, encode_action(Delete(to=to, incarnation=incarnation)))
 
     def purge(self, id_: str, *, last_append: int | None = None, generation: int = 0) -> Record:
         """Write a purge; with `last_append`, one that depends on it."""
