@@ -102,7 +102,7 @@ class Topology:
         async with self._reading:
             if (known := self._fresh()) is not None:
                 return known
-            if self._is_writer:
+            if self._is_writer and not self._is_reader:
                 await self._store_lease()
             asked_s = time.monotonic()
             self._layout = layout = await self._load()

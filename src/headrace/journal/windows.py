@@ -14,11 +14,11 @@ import msgspec
 
 from headrace.errors import HeadraceError, OffsetOutOfRange, RecordsLost, TimedOut
 from headrace.journal.actions import Mark
+from headrace.journal.entries import EntryScanner
 from headrace.journal.folding import Entry
 from headrace.journal.head import HeadKind
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.metrics import HEAD_ANSWERS
-from headrace.journal.partition_batch import BOUNDARY_KEY, entry_of, next_generation
 from headrace.log import Log
 from headrace.model import Record, TopicPartition
 
@@ -116,39 +116,31 @@ class Windows:
 
     async def _scan(self, at: TopicPartition, generation: int, id_: str, *, after: int, up_to: int) -> Window:
         """Pass over the log once; records of other keys are looked at by their key alone."""
-        scan = _Scan(at, id_.encode(), generation, after)
+        scanner = EntryScanner(id_, generation, after=after)
+        kept = _Kept(Window(at, []))
         async for batch in self._log.read(at, after + 1, up_to + 1, timeout_s=self._timeout_s):
             for record in batch.records:
-                if record.key in scan.keys:
-                    scan.take(record)
-        return scan.window
+                if record.key in scanner.keys and (entry := scanner.take(record)) is not None:
+                    kept.take(entry, record)
+        kept.window.generation = scanner.generation
+        return kept.window
 
 
-class _Scan:
-    """What one pass over the log gathers of a key, and of the boundaries it passes."""
+class _Kept:
+    """What one pass over the log keeps of a key: its actions, and the records as far as the memory is allowed."""
 
-    def __init__(self, at: TopicPartition, key: bytes, generation: int, after: int) -> None:
-        self.keys = (key, BOUNDARY_KEY.encode())
+    def __init__(self, window: Window) -> None:
         self._records: dict[int, Record] = {}
-        self.window = Window(at, [], self._records, generation=generation)
-        self._key = key
-        self._seen = after
         self._size_bytes = 0
+        self.window = window
+        window.records = self._records
 
-    def take(self, record: Record) -> None:
-        """Add a record, unless it was seen before."""
-        if record.offset <= self._seen:
+    def take(self, entry: Entry, record: Record) -> None:
+        """Add an entry; marks tell nothing."""
+        if isinstance(entry.action, Mark):
             return
-        self._seen = record.offset
-        entry = entry_of(record, self.window.generation)
-        if entry is not None and isinstance(entry.action, Mark):
-            self.window.generation = next_generation(self.window.generation, entry.action)
-        elif entry is not None and record.key == self._key:
-            # The values of a long window would fill the memory: an entry keeps none, `records` only some.
-            self.window.entries.append(msgspec.structs.replace(entry, record=None))
-            self._keep(record)
-
-    def _keep(self, record: Record) -> None:
+        # The values of a long window would fill the memory: an entry keeps none, `records` only some.
+        self.window.entries.append(msgspec.structs.replace(entry, record=None))
         self._size_bytes += len(record.value or b"")
         if self._size_bytes <= _KEEP_BYTES:
             self._records[record.offset] = record
