@@ -36,15 +36,19 @@ class Segments:
         self._ends: list[int] = []
 
     async def next_after(self, empty: int) -> int:
-        """Return the next segment that may hold rows behind one that holds none; beyond the last if none does."""
-        while (end := await self._end_of_gap(empty)) is None:
+        """Return the next segment that may hold rows behind one that holds none; beyond the last if none does.
+
+        Those that follow are looked at before any note is: where rows were deleted, none says that they are missing.
+        """
+        while empty < self._last:
             found = await self._probe(empty + 1)
             if found:
                 return min(found)
-            empty += _PROBED
-            if empty >= self._last:
-                return self._last + 1
-        return min(end, self._last + 1)
+            empty = min(empty + _PROBED, self._last)
+            end = await self._end_of_gap(empty)
+            if end is not None:
+                return min(end, self._last + 1)
+        return self._last + 1
 
     async def existing(self, first: int) -> AsyncIterator[Sequence[int]]:
         """Yield the segments from `first` on that hold rows, some at a time."""
