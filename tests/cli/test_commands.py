@@ -110,6 +110,7 @@ def test_settings_from_the_command_line(headrace: Run, tmp_path: Path) -> None:
         (("journal", "read", "t", "", "--log", "embedded:./x"), "a journal needs an id"),
         (("journal", "read", "t", "a", "--from", "0"), "numbers start at 1"),
         (("topic", "create", "bad name"), "a topic name is"),
+        (("pipeline", "quarantine", "skip", "t", "a", "--yes"), "it must name the record to pass over"),
         (("journal", "pointer", "t", "a", "--store", "cassandra://127.0.0.1:1/ks"), "127.0.0.1:1"),
     ],
 )

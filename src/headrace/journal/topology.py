@@ -102,8 +102,6 @@ class Topology:
         async with self._reading:
             if (known := self._fresh()) is not None:
                 return known
-            if self._is_writer and not self._is_reader:
-                await self._store_lease()
             asked_s = time.monotonic()
             self._layout = layout = await self._load()
             self._trusted_until_s = asked_s + self._lease_s
@@ -188,6 +186,8 @@ class Topology:
 
     async def _load(self) -> Layout:
         """Read the layout; write it where it is missing or of a topic that is gone."""
+        if self._is_writer and not self._is_reader:
+            await self._store_lease()
         while True:
             stored = await self._settings.get(layout_key(self.topic))
             topic = await self._describe()

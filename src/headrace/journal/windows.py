@@ -116,31 +116,34 @@ class Windows:
 
     async def _scan(self, at: TopicPartition, generation: int, id_: str, *, after: int, up_to: int) -> Window:
         """Pass over the log once; records of other keys are looked at by their key alone."""
-        scanner = EntryScanner(id_, generation, after=after)
-        kept = _Kept(Window(at, []))
+        scan = _Scan(at, id_.encode(), generation, after)
         async for batch in self._log.read(at, after + 1, up_to + 1, timeout_s=self._timeout_s):
             for record in batch.records:
-                if record.key in scanner.keys and (entry := scanner.take(record)) is not None:
-                    kept.take(entry, record)
-        kept.window.generation = scanner.generation
-        return kept.window
+                if record.key in scan.keys:
+                    scan.take(record)
+        return scan.window
 
 
-class _Kept:
-    """What one pass over the log keeps of a key: its actions, and the records as far as the memory is allowed."""
+class _Scan:
+    """What one pass over the log gathers of a key, and of the boundaries it passes."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, at: TopicPartition, key: bytes, generation: int, after: int) -> None:
+        self._scanner = EntryScanner(key.decode(), generation, after=after)
+        self.keys = self._scanner.keys
         self._records: dict[int, Record] = {}
+        self.window = Window(at, [], self._records, generation=generation)
         self._size_bytes = 0
-        self.window = window
-        window.records = self._records
 
-    def take(self, entry: Entry, record: Record) -> None:
-        """Add an entry; marks tell nothing."""
-        if isinstance(entry.action, Mark):
-            return
-        # The values of a long window would fill the memory: an entry keeps none, `records` only some.
-        self.window.entries.append(msgspec.structs.replace(entry, record=None))
+    def take(self, record: Record) -> None:
+        """Add a record, unless it was seen before."""
+        entry = self._scanner.take(record)
+        self.window.generation = self._scanner.generation
+        if entry is not None and not isinstance(entry.action, Mark):
+            # The values of a long window would fill the memory: an entry keeps none, `records` only some.
+            self.window.entries.append(msgspec.structs.replace(entry, record=None))
+            self._keep(record)
+
+    def _keep(self, record: Record) -> None:
         self._size_bytes += len(record.value or b"")
         if self._size_bytes <= _KEEP_BYTES:
             self._records[record.offset] = record
