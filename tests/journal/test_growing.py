@@ -367,6 +367,37 @@ async def test_a_lease_is_stored_before_a_layout_is_trusted(hr: Headrace) -> Non
     assert await longest_lease_s(hr.store.settings, "t") == 7.0
 
 
+async def test_a_layout_that_was_on_its_way_before_the_lease_is_not_written_by(hr: Headrace) -> None:
+    """FJ7: a read asks for the layout, an append comes meanwhile: its lease must be stored before a layout is trusted."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        async def get(self, key: str) -> str | None:
+            found = await hr.store.settings.get(key)
+            if key == "topic/t" and not asked.is_set():
+                asked.set()
+                await answer.wait()
+            return found
+
+        async def put(self, key: str, value: str, *, expected: str | None) -> bool:
+            return await hr.store.settings.put(key, value, expected=expected)
+
+        async def all(self, prefix: str) -> Mapping[str, str]:
+            return await hr.store.settings.all(prefix)
+
+    topology = Topology(hr.log, Slow(), "t", lease_s=7.0)
+    reading = asyncio.ensure_future(topology.layout())
+    await asyncio.wait_for(asked.wait(), 10)
+    writing = asyncio.ensure_future(topology.route("k"))
+    await asyncio.sleep(0)
+    answer.set()
+    await reading
+    assert topology.routed("k") is None or await longest_lease_s(hr.store.settings, "t") == 7.0
+    await writing
+    assert await longest_lease_s(hr.store.settings, "t") == 7.0
+    assert topology.routed("k") is not None
+
+
 class Emptied:
     """A store that was emptied: another folder beside the same log."""
 
