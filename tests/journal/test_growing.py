@@ -368,7 +368,7 @@ async def test_a_lease_is_stored_before_a_layout_is_trusted(hr: Headrace) -> Non
 
 
 async def test_a_layout_that_was_on_its_way_before_the_lease_is_not_written_by(hr: Headrace) -> None:
-    """FJ7: a read asks for the layout, an append comes meanwhile: its lease must be stored before a layout is trusted."""
+    """FJ7: a read asks for the layout, an append comes meanwhile: its lease is stored before a layout is trusted."""
     asked, answer = asyncio.Event(), asyncio.Event()
 
     class Slow:
