@@ -328,7 +328,7 @@ class TestRules:
     def test_a_delete_drops_full_segments_whole(
         self, to: int, size: int, after: int, gone: list[tuple[int, int | None]]
     ) -> None:
-        """R11, FJ6: full segments whole, as one range however many they are; the last one by its numbers."""
+        """R11: full segments whole, as one range however many they are; the last one by its numbers."""
         assert deletions_up_to(to, size, after=after) == [RowDeletion(*one) for one in gone]
 
     def test_a_purge_covers_every_segment_that_may_hold_rows(self) -> None:

@@ -280,7 +280,7 @@ async def test_a_fold_of_many_equals_one_step_after_another(size: Size) -> None:
 @pytest.mark.filterwarnings("ignore:.*never retrieved")
 @pytest.mark.parametrize("cached", [False, True], ids=["no cache", "tiny cache"])
 async def test_a_reader_in_the_middle_sees_a_state_the_log_had(size: Size, cached: bool) -> None:
-    """J32, R24, P5, P11, FN1: never a mixture of two states, never what was purged, also with a cache that forgets."""
+    """J32, R24, P5, P11: never a mixture of two states, never what was purged, also with a cache that forgets."""
     answers = again = 0
     for seed in range(size(150, 3000)):
         rng = random.Random(seed)
