@@ -112,6 +112,7 @@ def test_settings_from_the_command_line(headrace: Run, tmp_path: Path) -> None:
         (("journal", "delete", "t", "a"), "or --all"),
         (("journal", "delete", "t", "a", "--to", "1", "--all"), "one of the two"),
         (("topic", "create", "bad name"), "a topic name is"),
+        (("pipeline", "quarantine", "skip", "t", "a", "--yes"), "it must name the record to pass over"),
         (("journal", "pointer", "t", "a", "--store", "cassandra://127.0.0.1:1/ks"), "127.0.0.1:1"),
     ],
 )

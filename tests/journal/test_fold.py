@@ -318,8 +318,9 @@ class TestRules:
             (9, 10, 0, [(0, 9)]),
             (10, 10, 0, [(0, None)]),
             (11, 10, 0, [(0, None), (1, 11)]),
-            (35, 10, 0, [(0, None), (1, None), (2, None), (3, 35)]),
-            (40, 10, 0, [(0, None), (1, None), (2, None), (3, None)]),
+            (35, 10, 0, [(0, None, 2), (3, 35)]),
+            (40, 10, 0, [(0, None, 3)]),
+            (10**15, 1, 3, [(3, None, 10**15 - 1)]),
             (35, 10, 20, [(2, None), (3, 35)]),
             (35, 10, 25, [(2, None), (3, 35)]),
             (35, 10, 35, []),
@@ -329,22 +330,33 @@ class TestRules:
     def test_a_delete_drops_full_segments_whole(
         self, to: int, size: int, after: int, gone: list[tuple[int, int | None]]
     ) -> None:
-        """R11: full segments whole, the last one by range."""
+        """R11: full segments whole, as one range however many they are; the last one by its numbers."""
         assert deletions_up_to(to, size, after=after) == [RowDeletion(*one) for one in gone]
 
     def test_a_purge_covers_every_segment_that_may_hold_rows(self) -> None:
-        """R13: 10 × segment_size events, purge: ten segments go whole."""
+        """R13: 10 × segment_size events, purge: ten segments go whole, in one range."""
         script = Script(offset=1)
         script.purge("k")
         fold = folded(script, on=journal(40, segment_size=4))
-        assert [gone for gone, _ in fold.pieces[0].deletions] == [RowDeletion(n, None) for n in range(10)]
+        assert [gone for gone, _ in fold.pieces[0].deletions] == [RowDeletion(0, None, 9)]
+
+    def test_a_purge_names_the_segments_of_rows_that_it_drops(self) -> None:
+        """FJ6: rows that a purge of the same batch drops may be a rival's, on their way: their segments are named."""
+        script = Script(offset=1)
+        script.append("k", 1, 2)
+        script.append("k", 10**9)
+        script.purge("k")
+        (piece,) = folded(script).pieces
+        gone = [RowDeletion(0, None, 99_999), RowDeletion(0, None), RowDeletion(99_999, None)]
+        assert [deletion for deletion, _ in piece.deletions] == gone
+        assert [(gap.after, gap.next) for gap in piece.gaps] == [(0, 99_999)]
 
     def test_a_purge_covers_the_segment_of_a_delete_to_that_ran_ahead(self) -> None:
         """R14: meta(seq_nr n, delete_to n+1), purge: both segments cleaned."""
         script = Script(offset=1)
         script.purge("k")
         fold = folded(script, on=journal(4, delete_to=5, segment_size=4))
-        assert [gone for gone, _ in fold.pieces[0].deletions] == [RowDeletion(0, None), RowDeletion(1, None)]
+        assert [gone for gone, _ in fold.pieces[0].deletions] == [RowDeletion(0, None, 1)]
 
     def test_a_delete_to_that_ran_ahead_counts(self) -> None:
         """R15: meta(seq_nr 300, delete_to 400) + delete 200: delete_to stays 400, and seq_nr counts as 400."""

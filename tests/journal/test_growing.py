@@ -367,6 +367,37 @@ async def test_a_lease_is_stored_before_a_layout_is_trusted(hr: Headrace) -> Non
     assert await longest_lease_s(hr.store.settings, "t") == 7.0
 
 
+async def test_a_layout_that_was_on_its_way_before_the_lease_is_not_written_by(hr: Headrace) -> None:
+    """FJ7: a read asks for the layout, an append comes meanwhile: its lease is stored before a layout is trusted."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        async def get(self, key: str) -> str | None:
+            found = await hr.store.settings.get(key)
+            if key == "topic/t" and not asked.is_set():
+                asked.set()
+                await answer.wait()
+            return found
+
+        async def put(self, key: str, value: str, *, expected: str | None) -> bool:
+            return await hr.store.settings.put(key, value, expected=expected)
+
+        async def all(self, prefix: str) -> Mapping[str, str]:
+            return await hr.store.settings.all(prefix)
+
+    topology = Topology(hr.log, Slow(), "t", lease_s=7.0)
+    reading = asyncio.ensure_future(topology.layout())
+    await asyncio.wait_for(asked.wait(), 10)
+    writing = asyncio.ensure_future(topology.route("k"))
+    await asyncio.sleep(0)
+    answer.set()
+    await reading
+    assert topology.routed("k") is None or await longest_lease_s(hr.store.settings, "t") == 7.0
+    await writing
+    assert await longest_lease_s(hr.store.settings, "t") == 7.0
+    assert topology.routed("k") is not None
+
+
 class Emptied:
     """A store that was emptied: another folder beside the same log."""
 
@@ -489,3 +520,27 @@ def test_marks_that_carry_no_layout_tell_it_by_where_they_are() -> None:
     del found[1].firsts[2]
     with pytest.raises(LayoutLost, match="generation 2 are gone from the log in 1"):
         rebuilt(topic, None, found)
+
+
+async def test_a_timeline_goes_on_across_growth(hr: Headrace) -> None:
+    """FJ11: of keys that moved, history forgot all that lay before the growth, and took their deletes for births."""
+    ids = await grown_twice(hr)
+    accounts = journal(hr, None)
+    for id_ in ids:
+        await accounts.delete(id_, to=1)
+    layout = await Topology(hr.log, hr.store.settings, "t").layout()
+    assert {len(layout.stays(id_)) for id_ in ids} == {1, 2, 3}
+    written = ["append events 1 to 2", "append events 3 to 4", "append events 5 to 6", "delete events up to 1"]
+    reader = Journal(hr.log, hr.store, "t", cache=None, read_only=True)
+    for id_ in ids:
+        moments = [moment async for moment in reader.history(id_)]
+        assert [moment.what for moment in moments] == written
+        assert [moment.effect for moment in moments] == ["appended"] * 3 + ["deleted"]
+        homes = [stay.at.partition for stay in layout.stays(id_)]
+        assert list(dict.fromkeys(moment.partition for moment in moments)) == homes
+    for _ in range(4):
+        await replicate(hr)
+    await remove_replicated(hr.log, hr.store, layout, retention_ms=1, now_ms=1 << 50)
+    for id_ in ids:
+        moments = [moment async for moment in reader.history(id_)]
+        assert [(moment.what, moment.effect) for moment in moments] == [("events 2 to 6, up to 6", "stored")]

@@ -21,6 +21,7 @@ from headrace.journal.headers import encode_action
 from headrace.journal.journal_state import fold, last_of
 from headrace.journal.layout import Generation, Layout
 from headrace.journal.partition_batch import batch_of
+from headrace.journal.retention import removable_before
 from headrace.model import Record, TopicPartition
 from headrace.store import JournalMeta
 from headrace.testing import SimulatedCrash
@@ -82,6 +83,14 @@ async def writer(rng: random.Random, log: ScriptLog) -> None:
         for _ in range(rng.choice((0, 1, 5, 20))):
             await asyncio.sleep(0)
         await log.move(record.offset + 1)
+
+
+async def remover(rng: random.Random, tables: Tables, log: ScriptLog) -> None:
+    """Remove from the log what is replicated, as replication does with what is old."""
+    while log.start <= log.records[-1].offset:
+        for _ in range(rng.choice((1, 5, 30))):
+            await asyncio.sleep(0)
+        log.start = removable_before(await log.bounds(AT), tables.replicated.get(AT), 0, None)
 
 
 async def settle() -> None:
@@ -283,11 +292,14 @@ async def test_a_reader_in_the_middle_sees_a_state_the_log_had(size: Size, cache
         cache = HeadCache(log, store, **bounds, trim_every_s=0.0005) if cached else None
         journal = Journal(log, store, "t", cache=cache, read_only=True)
         watchers = [Watcher(seed, log, journal, rng) for _ in range(2)]
+        rivals = rng.choice((0, 1, 2))
+        is_removed = rivals > 0 and rng.random() < 0.5
         try:
             async with asyncio.timeout(60):
                 await asyncio.gather(
                     writer(rng, log),
-                    *(replicator(rng, tables, log, crashes=rng.randint(0, 3)) for _ in range(rng.choice((0, 1, 2)))),
+                    *(replicator(rng, tables, log, crashes=rng.randint(0, 3)) for _ in range(rivals)),
+                    *([remover(rng, tables, log)] if is_removed else []),
                     *(watcher.watch(records[-1].offset + 1) for watcher in watchers),
                 )
         except HeadraceError as error:

@@ -36,7 +36,7 @@ def now_ms() -> int:
 
 
 def test_a_run_of_replication_removes_what_it_carried_and_is_old(tier: Tier, topic: str) -> None:
-    """FN1, E18: what is in the store and older than the retention leaves the log; the young stay."""
+    """E18: FN1, what is in the store and older than the retention leaves the log; the young stay."""
 
     async def write(log: Log, store: Store) -> None:
         await log.admin.create(topic, partitions=1, config=JOURNAL_TOPIC)

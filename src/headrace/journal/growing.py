@@ -43,8 +43,8 @@ async def grow_topic(log: Log, settings: Settings, topic: str, *, partitions: in
         raise ImpossibleTopicChange(topic, change, f"finish that first: {command}")
     crash_point("grow.announced")
     await state_layout(log, layout)
-    # Whoever still trusts an older layout writes no more after this; leases are stored before a layout is trusted.
-    await asyncio.sleep(max(lease_s, await longest_lease_s(settings, topic)))
+    lease_s = max(lease_s, await longest_lease_s(settings, topic))  # each is stored before a layout is trusted
+    await asyncio.sleep(lease_s)  # whoever still trusts an older layout writes no more after this
     if (await log.admin.describe(topic)).partitions < partitions:
         await log.admin.add_partitions(topic, total=partitions)
     crash_point("grow.added")

@@ -6,11 +6,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from headrace.journal.actions import Append, Delete, Mark, Poison, Purge, Verdict
+from headrace.journal.entries import Stretch, entries_of, stretches_of
 from headrace.journal.folding import Entry, step
-from headrace.journal.partition_batch import entry_of
 from headrace.journal.topology import Topology
 from headrace.log import Log
-from headrace.model import TopicPartition
 from headrace.store import JournalMeta, StoreReader
 
 __all__ = ["Moment", "describe", "history"]
@@ -25,26 +24,28 @@ class Moment:
     what: str
     effect: str
     reason: str = ""
+    partition: int | None = None
 
 
 async def history(
     log: Log, store: StoreReader, topology: Topology, id_: str, *, with_marks: bool = False
 ) -> AsyncIterator[Moment]:
-    """Yield the timeline of a journal: what only the store has of it, then what the log holds, in order."""
-    route = await topology.route(id_)
-    bounds = await log.bounds(route.at)
-    meta = await _before(store, route.at, id_, bounds.start)
+    """Yield the timeline of a journal: what only the store has of it, then what the log holds, in order.
+
+    A journal that moved when its topic grew has its earlier records in another partition.
+    """
+    stretches = await stretches_of(log, await topology.grown(), id_)
+    meta = await _before(store, topology.topic, id_, stretches[0]) if stretches[0].is_cut else None
     if meta is not None:
         numbers = f"events {meta.delete_to + 1} to {meta.seq_nr}" if meta.seq_nr > meta.delete_to else "no events"
         yield Moment(None, meta.updated_ms, f"{numbers}, up to {meta.seq_nr}", "stored", "older than the log")
-    async for batch in log.read(route.at, bounds.start, bounds.end):
-        for record in batch.records:
-            entry = entry_of(record, route.generation) if record.key == id_.encode() else None
-            if entry is None or (isinstance(entry.action, Mark) and not with_marks):
-                continue
-            done = step(meta, entry)
-            meta = done.meta
-            yield Moment(entry.offset, entry.timestamp_ms, describe(entry), done.effect.value, done.reason)
+    async for entry in entries_of(log, stretches, id_):
+        if isinstance(entry.action, Mark) and not with_marks:
+            continue
+        done = step(meta, entry)
+        meta = done.meta
+        at = (entry.offset, entry.timestamp_ms)
+        yield Moment(*at, describe(entry), done.effect.value, done.reason, entry.partition)
 
 
 def describe(entry: Entry) -> str:
@@ -68,25 +69,25 @@ def describe(entry: Entry) -> str:
             return f"release what is held from offset {held_from}"
 
 
-async def _before(store: StoreReader, at: TopicPartition, id_: str, start: int) -> JournalMeta | None:
-    """Return the state from which the log goes on, as far as the rows tell; None if the log has everything."""
-    stored = await store.meta(at.topic, id_)
-    if start == 0 or stored is None or stored.record_id is None:
+async def _before(store: StoreReader, topic: str, id_: str, stretch: Stretch) -> JournalMeta | None:
+    """Return the state from which the log goes on, as far as the rows tell; None if nothing was before."""
+    stored, first = await store.meta(topic, id_), stretch.first
+    if stored is None or stored.record_id is None:
         return None
     older = [0]
     async for page in store.rows(
-        at.topic, id_, segment_size=stored.segment_size, first=stored.delete_to + 1, last=stored.seq_nr
+        topic, id_, segment_size=stored.segment_size, first=stored.delete_to + 1, last=stored.seq_nr
     ):
-        older += [row.seq_nr for row in page if row.offset < start and row.record_id == stored.record_id]
-    is_older = stored.offset < start
+        older += [row.seq_nr for row in page if row.place < first and row.record_id == stored.record_id]
+    is_older = stored.place < first
     if not is_older and len(older) == 1:
         return None
     return JournalMeta(
-        topic=at.topic,
+        topic=topic,
         id=id_,
         generation=stored.generation,
-        partition=at.partition,
-        offset=start - 1,
+        partition=stretch.at.partition,
+        offset=stretch.start - 1,
         seq_nr=stored.seq_nr if is_older else max(older),
         delete_to=stored.delete_to if is_older else min(stored.delete_to, max(older)),
         segment_size=stored.segment_size,

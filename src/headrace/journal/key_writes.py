@@ -15,16 +15,17 @@ from headrace.journal.folding import Effect, Entry, Step, exists, pointer_of, re
 from headrace.journal.headers import decode_action, user_headers
 from headrace.journal.payloads import Payloads
 from headrace.model import Record
-from headrace.store import EventRow, JournalMeta, Place, RowDeletion, segment_of
+from headrace.store import EventRow, JournalMeta, Place, RowDeletion, SegmentGap, segment_of
 
-__all__ = ["KeyFold", "KeyWrites", "Removal", "VoidAction", "deletions_up_to", "fold_key", "rows_of"]
+__all__ = ["KeyFold", "KeyWrites", "Removal", "VoidAction", "deletions_up_to", "fold_key", "gaps_between", "rows_of"]
 
 
 @dataclass(slots=True)
 class KeyWrites:
-    """What to write, in this order: rows, meta, deletions. All before a later piece is begun."""
+    """What to write, in this order: rows, gaps, meta, deletions. All before a later piece is begun."""
 
     rows: list[EventRow] = field(default_factory=list)
+    gaps: list[SegmentGap] = field(default_factory=list)
     meta: JournalMeta | None = None
     deletions: list[tuple[RowDeletion, Place]] = field(default_factory=list)
     purged_at: Place | None = None
@@ -151,7 +152,7 @@ class _KeyFolder:
         fold = self._fold
         decoded, entry = _decoded(given)
         done = step(fold.meta, entry, expire_after=decoded.expire_after if decoded else None)
-        rows = self._piece.take(entry, done, decoded)
+        rows = self._piece.take(fold.meta, entry, done, decoded)
         fold.tagged += [row for row in rows if row.tags]
         if done.effect in (Effect.DELETED, Effect.PURGED):
             fold.removals.append(_removal(fold.meta, done, entry.place))
@@ -179,18 +180,23 @@ class _Piece:
         self.writes = KeyWrites()
         self._first: int | None = None
         self._last = 0
+        self._segments: set[int] = set()
         if stored is not None and not stored.is_purged:
             self._may_hold(min(stored.delete_to + 1, max(stored.seq_nr, 1)), pointer_of(stored))
 
-    def take(self, entry: Entry, done: Step, decoded: Payloads | None) -> list[EventRow]:
+    def take(self, before: JournalMeta | None, entry: Entry, done: Step, decoded: Payloads | None) -> list[EventRow]:
         """Add what one step changes; returns the rows that it brings."""
         rows: list[EventRow] = []
         match done.effect:
             case Effect.APPENDED if decoded is not None and done.meta is not None and entry.record is not None:
                 rows = rows_of(entry, entry.record, done.meta, decoded)
                 self.writes.rows += rows
+                self.writes.gaps += gaps_between(before, rows, done.meta.segment_size)
+                self._segments |= {row.segment for row in rows}
                 self._may_hold(decoded.events[0].seq_nr, decoded.events[-1].seq_nr)
             case Effect.DELETED if done.meta is not None:
+                if not exists(before) and (first := segment_of(done.meta.seq_nr, done.meta.segment_size)) > 0:
+                    self.writes.gaps.append(SegmentGap(-1, first, entry.place))
                 self._delete(done.meta, entry.place)
             case Effect.PURGED if done.meta is not None:
                 self._purge(done.meta, entry.place)
@@ -222,24 +228,51 @@ class _Piece:
         to = min(meta.delete_to, self._last)
         if self._first is not None and to >= self._first:
             gone = deletions_up_to(to, meta.segment_size, after=self._first - 1)
-            self.writes.deletions += [(deletion, place) for deletion in gone]
+            self.writes.deletions += [(deletion, place) for deletion in self._with_own(gone)]
             self._first = to + 1
 
     def _purge(self, marker: JournalMeta, place: Place) -> None:
         self.writes.rows = []
         self.writes.purged_at = place
         first = self._first if self._first is not None else marker.seq_nr + 1
-        self.writes.deletions += [(gone, place) for gone in _whole_segments(marker, first=first)]
+        gone = self._with_own(_whole_segments(marker, first=first))
+        self.writes.deletions += [(deletion, place) for deletion in gone]
+
+    def _with_own(self, deletions: list[RowDeletion]) -> list[RowDeletion]:
+        """Name the segments of this piece's own rows as well: a rival may write them later, where no row is yet."""
+        ranges = [(gone.segment, gone.until) for gone in deletions if gone.until is not None]
+        own = [n for n in sorted(self._segments) if any(first <= n <= last for first, last in ranges)]
+        return [*deletions, *(RowDeletion(segment, None) for segment in own)]
+
+
+def gaps_between(before: JournalMeta | None, rows: Sequence[EventRow], segment_size: int) -> list[SegmentGap]:
+    """Return where the numbers of an append's rows jump over segments; before the first row of a journal too."""
+    last = segment_of(pointer_of(before), segment_size) if before is not None and pointer_of(before) else -1
+    if rows[-1].segment - last <= 1:
+        return []
+    gaps = []
+    for row in rows:
+        if row.segment - last > 1:
+            gaps.append(SegmentGap(last, row.segment, row.place))
+        last = row.segment
+    return gaps
 
 
 def deletions_up_to(to: int, segment_size: int, *, after: int = 0) -> list[RowDeletion]:
     """Return what removes the events from `after` + 1 up to `to`: full segments whole, the last one by range."""
     if to <= after:
         return []
-    last = segment_of(to, segment_size)
-    is_full = to == (last + 1) * segment_size
-    whole = [RowDeletion(segment, None) for segment in range(segment_of(after + 1, segment_size), last)]
-    return [*whole, RowDeletion(last, None if is_full else to)]
+    first, last = segment_of(after + 1, segment_size), segment_of(to, segment_size)
+    if to == (last + 1) * segment_size:
+        return _segments(first, last)
+    return [*_segments(first, last - 1), RowDeletion(last, to)]
+
+
+def _segments(first: int, last: int) -> list[RowDeletion]:
+    """Return what removes segments whole."""
+    if last < first:
+        return []
+    return [RowDeletion(first, None, last if last > first else None)]
 
 
 def _metadata_text(header: bytes | None, payload: bytes | None, expire_after: str | None) -> str | None:
@@ -259,10 +292,7 @@ def _whole_segments(meta: JournalMeta, *, first: int) -> list[RowDeletion]:
     if last == 0:
         return []
     lowest = min(first, max(meta.delete_to, 1), last)
-    return [
-        RowDeletion(segment, None)
-        for segment in range(segment_of(lowest, meta.segment_size), segment_of(last, meta.segment_size) + 1)
-    ]
+    return _segments(segment_of(lowest, meta.segment_size), segment_of(last, meta.segment_size))
 
 
 def _decoded(entry: Entry) -> tuple[Payloads | None, Entry]:

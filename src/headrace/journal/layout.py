@@ -63,6 +63,15 @@ class Layout(msgspec.Struct, frozen=True):
                 return number
         return self.generation
 
+    def generation_at(self, partition: int, offset: int) -> int:
+        """Return the generation of a partition's record; a boundary itself belongs to the generation before it."""
+        found = self.first_generation(partition)
+        for number in range(found + 1, len(self.generations)):
+            boundary = self.generations[number].boundaries.get(partition)
+            if boundary is not None and boundary < offset:
+                found = number
+        return found
+
     def stays(self, id_: str) -> list[Stay]:
         """Return where a key's records are, oldest first; the last stay has no end."""
         stays: list[Stay] = []

@@ -232,6 +232,8 @@ async def _set_aside(store: Store, topic: str, batch: PartitionBatch) -> tuple[s
 async def _write(writer: StoreWriter, topic: str, id_: str, piece: KeyWrites) -> None:
     if piece.rows:
         await writer.write_rows(topic, id_, piece.rows)
+    if piece.gaps:
+        await writer.write_gaps(topic, id_, piece.gaps)
     crash_point("replicate.before-meta")
     if piece.meta is not None:
         await writer.write_meta(piece.meta)

@@ -102,11 +102,10 @@ class Topology:
         async with self._reading:
             if (known := self._fresh()) is not None:
                 return known
-            if self._is_writer:
-                await self._store_lease()
-            asked_s = time.monotonic()
+            asked_s, is_lease_stored = time.monotonic(), self._is_writer
             self._layout = layout = await self._load()
-            self._trusted_until_s = asked_s + self._lease_s
+            is_trusted = is_lease_stored or not self._is_writer  # else somebody wants to write since it was asked for
+            self._trusted_until_s = asked_s + self._lease_s if is_trusted else 0.0
             self._routes = {}
             return layout
 
@@ -188,6 +187,8 @@ class Topology:
 
     async def _load(self) -> Layout:
         """Read the layout; write it where it is missing or of a topic that is gone."""
+        if self._is_writer and not self._is_reader:
+            await self._store_lease()
         while True:
             stored = await self._settings.get(layout_key(self.topic))
             topic = await self._describe()

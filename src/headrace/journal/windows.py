@@ -14,11 +14,11 @@ import msgspec
 
 from headrace.errors import HeadraceError, OffsetOutOfRange, RecordsLost, TimedOut
 from headrace.journal.actions import Mark
+from headrace.journal.entries import EntryScanner
 from headrace.journal.folding import Entry
 from headrace.journal.head import HeadKind
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.metrics import HEAD_ANSWERS
-from headrace.journal.partition_batch import BOUNDARY_KEY, entry_of, next_generation
 from headrace.log import Log
 from headrace.model import Record, TopicPartition
 
@@ -128,22 +128,17 @@ class _Scan:
     """What one pass over the log gathers of a key, and of the boundaries it passes."""
 
     def __init__(self, at: TopicPartition, key: bytes, generation: int, after: int) -> None:
-        self.keys = (key, BOUNDARY_KEY.encode())
+        self._scanner = EntryScanner(key.decode(), generation, after=after)
+        self.keys = self._scanner.keys
         self._records: dict[int, Record] = {}
         self.window = Window(at, [], self._records, generation=generation)
-        self._key = key
-        self._seen = after
         self._size_bytes = 0
 
     def take(self, record: Record) -> None:
         """Add a record, unless it was seen before."""
-        if record.offset <= self._seen:
-            return
-        self._seen = record.offset
-        entry = entry_of(record, self.window.generation)
-        if entry is not None and isinstance(entry.action, Mark):
-            self.window.generation = next_generation(self.window.generation, entry.action)
-        elif entry is not None and record.key == self._key:
+        entry = self._scanner.take(record)
+        self.window.generation = self._scanner.generation
+        if entry is not None and not isinstance(entry.action, Mark):
             # The values of a long window would fill the memory: an entry keeps none, `records` only some.
             self.window.entries.append(msgspec.structs.replace(entry, record=None))
             self._keep(record)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from headrace.model import TopicPartition
-from headrace.store.rows import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion, SnapshotRow
+from headrace.store.rows import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion, SegmentGap, SnapshotRow
 from headrace.store.tag_rows import TagNumber, TagRow, TagTime
 
 __all__ = ["Settings", "Snapshots", "Store", "StoreReader", "StoreWriter", "TagNumbers", "TagViews", "Tags"]
@@ -63,6 +63,10 @@ class StoreWriter(Protocol):
 
     async def write_rows(self, topic: str, id_: str, rows: Sequence[EventRow]) -> None:
         """Write rows of one journal, each at its own place."""
+        ...
+
+    async def write_gaps(self, topic: str, id_: str, gaps: Sequence[SegmentGap]) -> None:
+        """Note where a journal's numbers jump, for a store that can't find the next segment by itself."""
         ...
 
     async def write_meta(self, meta: JournalMeta) -> None:

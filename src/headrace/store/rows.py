@@ -17,6 +17,7 @@ __all__ = [
     "Place",
     "ReplicatedOffset",
     "RowDeletion",
+    "SegmentGap",
     "SnapshotRow",
     "java_hash",
     "meta_segment",
@@ -115,10 +116,22 @@ class ReplicatedOffset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowDeletion(NamedTuple):
-    """Rows to remove from one segment: all, or those with seq_nr up to `to`."""
+    """Rows to remove: of one segment, all or those with seq_nr up to `to`; or all of the segments up to `until`.
+
+    What a range of segments costs depends on those that hold rows, not on how many numbers it spans.
+    """
 
     segment: int
     to: int | None
+    until: int | None = None
+
+
+class SegmentGap(NamedTuple):
+    """A jump of a journal's numbers: the append at `place` left the segments between `after` and `next` empty."""
+
+    after: int
+    next: int
+    place: Place
 
 
 class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -113,12 +113,7 @@ class Window:
 
 def generation_at(layout: Layout, at: TopicPartition, offset: int) -> int:
     """Return the generation of a record; a boundary itself belongs to the generation before it."""
-    found = layout.first_generation(at.partition)
-    for number in range(found + 1, len(layout.generations)):
-        boundary = layout.generations[number].boundaries.get(at.partition)
-        if boundary is not None and boundary < offset:
-            found = number
-    return found
+    return layout.generation_at(at.partition, offset)
 
 
 async def open_window(log: Log, store: Store, layout: Layout, at: TopicPartition) -> Window:

@@ -25,6 +25,7 @@ async def mend(store: Store, window: Window, id_: str, stored: Stored, verdict: 
     rows = [row for row in expected_rows(verdict.fold) if (row.seq_nr, row.offset) in wrong]
     if rows:
         await store.writer.write_rows(topic, id_, rows)
+        await store.writer.write_gaps(topic, id_, [gap for piece in verdict.fold.pieces for gap in piece.gaps])
     kinds = {finding.kind for finding in verdict.findings}
     if kinds & set(_OF_META) and verdict.fold.meta is not None and not verdict.is_guess:
         await store.writer.write_meta(verdict.fold.meta)

@@ -116,6 +116,7 @@ async def _apply(store: Store, window: Window, id_: str, verdict: Verdict, done:
     rows = [row for row in expected_rows(fold) if row.partition == partition and is_within(row.offset)]
     if rows:
         await store.writer.write_rows(topic, id_, rows)
+        await store.writer.write_gaps(topic, id_, [gap for piece in fold.pieces for gap in piece.gaps])
     meta = fold.meta
     if meta is not None and not verdict.is_guess and meta.partition == partition and is_within(meta.offset):
         await store.writer.write_meta(meta)

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from headrace.model import TopicPartition
 from headrace.store.arguments import check_paging
 from headrace.store.cassandra.columns import EVENT, META, POINTER, event_of, meta_of, pointer_of, selected
+from headrace.store.cassandra.segments import QUERIES as SEGMENT_QUERIES
+from headrace.store.cassandra.segments import Segments
 from headrace.store.cassandra.session import Session
 from headrace.store.paging import one_ahead
 from headrace.store.rows import EventRow, JournalMeta, ReplicatedOffset, meta_segment, segment_of
@@ -24,13 +26,9 @@ _EVENTS = (
     f"SELECT {selected(EVENT)} FROM {{keyspace}}.journal "  # noqa: S608
     "WHERE id = ? AND topic = ? AND segment = ? AND seq_nr >= ? AND seq_nr <= ?"
 )
-_EVENT_SEGMENTS = (
-    "SELECT DISTINCT id, topic, segment FROM {keyspace}.journal WHERE id = ? AND topic = ? AND segment IN ?"
-)
-QUERIES = (_POINTER, _TOPICS, _META, _META_SEGMENTS, _METAS, _METAS_OF_PARTITION, _EVENTS, _EVENT_SEGMENTS)
+QUERIES = (_POINTER, _TOPICS, _META, _META_SEGMENTS, _METAS, _METAS_OF_PARTITION, _EVENTS, *SEGMENT_QUERIES)
 
 # How many partitions one question names: more would burden the node that answers it.
-_PROBED = 50
 _SCANNED = 20
 _KEYS_PAGE = 1000
 
@@ -79,27 +77,21 @@ class CassandraReader:
     async def _walk(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int
     ) -> AsyncGenerator[Sequence[EventRow], None]:
-        """Go from segment to segment; where one is empty, ask which of the next ones are not."""
+        """Go from segment to segment; where one is empty, ask for the next one that is not."""
         segment, end = segment_of(first, segment_size), segment_of(last, segment_size)
-        while segment <= end:
-            # Bounded by the segment: an earlier incarnation with larger segments may have left rows behind it.
-            bounds = (max(first, segment * segment_size + 1), min(last, (segment + 1) * segment_size))
-            found = 0
-            pages = self._session.pages("journal", _EVENTS, (id_, topic, segment, *bounds), page_size=page_size)
-            async for rows in pages:
-                found += len(rows)
-                yield [event_of(segment, row) for row in rows]
-            segment = segment + 1 if found else await self._next_segment(topic, id_, segment + 1, end)
-
-    async def _next_segment(self, topic: str, id_: str, start: int, end: int) -> int:
-        """Return the first segment from `start` on that holds anything, or one behind `end`."""
-        while start <= end:
-            asked = list(range(start, min(start + _PROBED, end + 1)))
-            rows = await self._session.read("find segments", _EVENT_SEGMENTS, (id_, topic, asked))
-            if rows:
-                return min(int(segment) for _, _, segment in rows)
-            start = asked[-1] + 1
-        return start
+        segments = Segments(self._session, topic, id_, last=end)
+        try:
+            while segment <= end:
+                # Bounded by the segment: an earlier incarnation with larger segments may have left rows behind it.
+                bounds = (max(first, segment * segment_size + 1), min(last, (segment + 1) * segment_size))
+                found = 0
+                pages = self._session.pages("journal", _EVENTS, (id_, topic, segment, *bounds), page_size=page_size)
+                async for rows in pages:
+                    found += len(rows)
+                    yield [event_of(segment, row) for row in rows]
+                segment = segment + 1 if found or segment == end else await segments.next_after(segment)
+        finally:
+            await segments.close()
 
     async def _scan(
         self, topic: str, partition: int | None, page_size: int

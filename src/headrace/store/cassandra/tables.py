@@ -18,6 +18,10 @@ GROUNDWORK = (
     )""",
 )
 
+_GAPS = """CREATE TABLE IF NOT EXISTS {keyspace}.journal_gaps (
+        id text, topic text, after_segment bigint, next_segment bigint, PRIMARY KEY ((id, topic), after_segment)
+    ) WITH gc_grace_seconds = %(gc_grace_s)d"""
+
 TABLES = (
     """CREATE TABLE IF NOT EXISTS {keyspace}.journal (
         id text, topic text, segment bigint, seq_nr bigint, timestamp timestamp, generation int, partition int,
@@ -42,11 +46,12 @@ TABLES = (
         record_id uuid, payload_type text, payload_txt text, payload_bin blob, metadata text, origin text, version text,
         PRIMARY KEY ((id, topic), buffer_idx)
     ) WITH gc_grace_seconds = %(gc_grace_s)d""",
+    _GAPS,
 )
 
 # version -> what leads there from the version before
-STEPS: Mapping[int, Sequence[str]] = {}
-LAST = 1
+STEPS: Mapping[int, Sequence[str]] = {2: (_GAPS,)}
+LAST = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +65,6 @@ class Schema:
 
 def schema(*, gc_grace_s: float) -> Schema:
     """Return this version's schema, with deletions kept for that long."""
-    return Schema(LAST, [table % {"gc_grace_s": gc_grace_s} for table in TABLES], STEPS)
+    values = {"gc_grace_s": gc_grace_s}
+    steps = {version: [step % values for step in made] for version, made in STEPS.items()}
+    return Schema(LAST, [table % values for table in TABLES], steps)

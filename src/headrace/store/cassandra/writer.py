@@ -10,6 +10,7 @@ from headrace.config import CassandraStoreSettings
 from headrace.store.cassandra.batches import cut
 from headrace.store.cassandra.binding import unlogged
 from headrace.store.cassandra.columns import EVENT, META, POINTER, event_values, meta_values, pointer_values
+from headrace.store.cassandra.segments import Segments
 from headrace.store.cassandra.session import Session
 from headrace.store.metrics import ROWS_WRITTEN
 from headrace.store.rows import (
@@ -18,6 +19,7 @@ from headrace.store.rows import (
     Place,
     ReplicatedOffset,
     RowDeletion,
+    SegmentGap,
     meta_segment,
     write_time,
 )
@@ -39,8 +41,16 @@ _PUT_POINTER = (
     f"INSERT INTO {{keyspace}}.pointer2 ({', '.join(POINTER)}) "  # noqa: S608
     f"VALUES ({', '.join('?' * len(POINTER))}) USING TIMESTAMP ?"
 )
+_PUT_GAP = (
+    "INSERT INTO {keyspace}.journal_gaps (id, topic, after_segment, next_segment) VALUES (?, ?, ?, ?) USING TIMESTAMP ?"
+)
 _DELETE_SNAPSHOTS = "DELETE FROM {keyspace}.snapshot USING TIMESTAMP ? WHERE id = ? AND topic = ?"
-QUERIES = (_INSERT_EVENT, _DELETE_SEGMENT, _DELETE_RANGE, _PUT_META, _PUT_MARKER, _PUT_POINTER, _DELETE_SNAPSHOTS)
+QUERIES = (
+    _INSERT_EVENT, _DELETE_SEGMENT, _DELETE_RANGE, _PUT_META, _PUT_MARKER, _PUT_POINTER, _PUT_GAP, _DELETE_SNAPSHOTS,
+)  # fmt: skip
+
+# Fewer segments than this are removed without asking which of them hold rows.
+_REMOVED_UNSEEN = 50
 
 # Below every place and above every wall clock: a deletion at this time removes what was written by hand, in columns
 # that the row itself leaves unset too, and nothing else. A whole partition's deletion costs readers nothing.
@@ -70,6 +80,12 @@ class CassandraWriter:
         batches = cut(rows, max_rows=self._max_rows, max_bytes=self._max_bytes)
         await all_of(self._write_batch(topic, id_, batch) for batch in batches)
         self._rows_written.inc(len(rows))
+
+    async def write_gaps(self, topic: str, id_: str, gaps: Sequence[SegmentGap]) -> None:
+        """Note where a journal's numbers jump."""
+        self._session.check()
+        noted = [(id_, topic, gap.after, gap.next, write_time(gap.place)) for gap in gaps]
+        await all_of(self._write("write gaps", _PUT_GAP, values) for values in noted)
 
     async def write_meta(self, meta: JournalMeta) -> None:
         """Write a head or a purge marker."""
@@ -105,11 +121,26 @@ class CassandraWriter:
         return batch
 
     async def _delete(self, topic: str, id_: str, deletion: RowDeletion, time: int) -> None:
-        segment, to = deletion
-        if to is None:
+        segment, to, until = deletion
+        if until is not None:
+            await self._delete_segments(topic, id_, segment, until, time)
+        elif to is None:
             await self._write("delete rows", _DELETE_SEGMENT, (time, id_, topic, segment))
         else:
             await self._write("delete rows", _DELETE_RANGE, (time, id_, topic, segment, to))
+
+    async def _delete_segments(self, topic: str, id_: str, first: int, last: int, time: int) -> None:
+        """Remove segments whole; of many, those that hold rows."""
+        if last - first < _REMOVED_UNSEEN:
+            whole = [RowDeletion(segment, None) for segment in range(first, last + 1)]
+            await all_of(self._delete(topic, id_, deletion, time) for deletion in whole)
+            return
+        segments = Segments(self._session, topic, id_, last=last)
+        try:
+            async for some in segments.existing(first):
+                await all_of(self._delete(topic, id_, RowDeletion(segment, None), time) for segment in some)
+        finally:
+            await segments.close()
 
     async def _write(self, operation: str, query: str, values: Sequence[object]) -> None:
         self._session.check()

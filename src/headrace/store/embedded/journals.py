@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headrace.store.embedded.columns import Values
+from headrace.store.embedded.schema import MAX_SEQ_NR
 
 __all__ = ["Deletion", "Journal", "Journals", "number_of"]
 
@@ -14,11 +15,34 @@ _MOST = 20_000
 
 
 class Deletion(NamedTuple):
-    """Rows of a segment with seq_nr up to `up_to`, of that place or below, are gone for good."""
+    """Rows of a segment with seq_nr up to `up_to`, of that place or below, are gone for good.
+
+    An `up_to` below 0 stands for a range: all rows of the segments from `segment` to -`up_to` - 1.
+    """
 
     segment: int
     up_to: int
     written: int
+
+    @property
+    def last_segment(self) -> int:
+        """The last segment that it is about."""
+        return self.segment if self.up_to >= 0 else -self.up_to - 1
+
+    @property
+    def last_seq_nr(self) -> int:
+        """The highest number that it removes."""
+        return self.up_to if self.up_to >= 0 else MAX_SEQ_NR
+
+    def removes(self, segment: int, seq_nr: int, written: int) -> bool:
+        """Return True if a row is gone for good."""
+        is_there = self.segment <= segment <= self.last_segment and seq_nr <= self.last_seq_nr
+        return is_there and written <= self.written
+
+    def covers(self, other: Deletion) -> bool:
+        """Return True if the other one removes nothing that this one does not."""
+        is_within = self.segment <= other.segment and other.last_segment <= self.last_segment
+        return is_within and self.last_seq_nr >= other.last_seq_nr and self.written >= other.written
 
 
 @dataclass(slots=True)
@@ -31,9 +55,7 @@ class Journal:
     def accepts(self, event: Values) -> bool:
         """Say whether no deletion covers the event (its columns, as in EVENT)."""
         segment, seq_nr, _, place = event[:4]
-        return not any(
-            gone.segment == segment and seq_nr <= gone.up_to and place <= gone.written for gone in self.deletions
-        )
+        return not any(gone.removes(segment, seq_nr, place) for gone in self.deletions)
 
 
 class Journals:

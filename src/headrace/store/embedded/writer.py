@@ -9,7 +9,7 @@ from headrace.sqlite import GroupCommit
 from headrace.store.embedded.snapshots import drop_all
 from headrace.store.embedded.writing import Call, DeleteRows, MoveReplicated, Work, WriteMeta, WriteRows
 from headrace.store.metrics import ROWS_WRITTEN
-from headrace.store.rows import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion
+from headrace.store.rows import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion, SegmentGap
 
 __all__ = ["EmbeddedWriter"]
 
@@ -27,6 +27,9 @@ class EmbeddedWriter:
         """Write rows of one journal."""
         await self._commits.submit(WriteRows(topic, id_, rows))
         self._rows_written.inc(len(rows))
+
+    async def write_gaps(self, topic: str, id_: str, gaps: Sequence[SegmentGap]) -> None:
+        """Note nothing: the index of the table finds the next segment."""
 
     async def write_meta(self, meta: JournalMeta) -> None:
         """Write a head or a purge marker."""

@@ -34,8 +34,9 @@ _INSERT_ONE = upsert("events", _EVENT_KEY, ("journal", *EVENT))
 _INSERT_CHUNK = upsert("events", _EVENT_KEY, ("journal", *EVENT), rows=_CHUNK)
 _PUT_HEAD = upsert("heads", ("journal",), ("journal", *HEAD))
 _PUT_REPLICATED = upsert("replicated", ("topic", "partition"), REPLICATED)
-_DELETE_EVENTS = "DELETE FROM events WHERE journal = ? AND segment = ? AND seq_nr <= ? AND written <= ?"
-_DROP_COVERED = "DELETE FROM event_deletions WHERE journal = ? AND segment = ? AND up_to <= ? AND written <= ?"
+_DELETE_EVENTS = "DELETE FROM events WHERE journal = ? AND segment BETWEEN ? AND ? AND seq_nr <= ? AND written <= ?"
+_DROP_COVERED = f"""DELETE FROM event_deletions WHERE journal = ? AND segment >= ?
+AND iif(up_to < 0, -up_to - 1, segment) <= ? AND iif(up_to < 0, {MAX_SEQ_NR}, up_to) <= ? AND written <= ?"""  # noqa: S608
 _PUT_DELETION = "INSERT INTO event_deletions (journal, segment, up_to, written, made_ms) VALUES (?, ?, ?, ?, ?)"
 
 
@@ -99,18 +100,18 @@ class DeleteRows:
         """Remove what is there and remember it against what comes late."""
         writer.flush(db)
         journal = writer.journals.find(db, self.topic, self.id)
-        for segment, to in self.deletions:
-            gone = Deletion(segment, MAX_SEQ_NR if to is None else to, written(self.at))
-            db.execute(_DELETE_EVENTS, (journal.number, *gone))
+        for deletion in self.deletions:
+            gone = _remembered(deletion, written(self.at))
+            db.execute(_DELETE_EVENTS, (journal.number, *_extent(gone)))
             self._remember(db, journal, gone)
 
     def _remember(self, db: sqlite3.Connection, journal: Journal, gone: Deletion) -> None:
         """Keep only deletions that no other covers."""
-        if any(_covers(other, gone) for other in journal.deletions):
+        if any(other.covers(gone) for other in journal.deletions):
             return
-        journal.deletions = [other for other in journal.deletions if not _covers(gone, other)]
+        journal.deletions = [other for other in journal.deletions if not gone.covers(other)]
         journal.deletions.append(gone)
-        db.execute(_DROP_COVERED, (journal.number, *gone))
+        db.execute(_DROP_COVERED, (journal.number, *_extent(gone)))
         db.execute(_PUT_DELETION, (journal.number, *gone, self.made_ms))
 
 
@@ -164,5 +165,12 @@ class EventWriter:
         self._rows.clear()
 
 
-def _covers(one: Deletion, other: Deletion) -> bool:
-    return one.segment == other.segment and one.up_to >= other.up_to and one.written >= other.written
+def _remembered(deletion: RowDeletion, place: int) -> Deletion:
+    segment, to, until = deletion
+    if until is not None and until > segment:
+        return Deletion(segment, -until - 1, place)
+    return Deletion(segment, MAX_SEQ_NR if to is None else to, place)
+
+
+def _extent(gone: Deletion) -> tuple[int, int, int, int]:
+    return gone.segment, gone.last_segment, gone.last_seq_nr, gone.written

@@ -12,6 +12,7 @@ from headrace.testing.conformance.journal_script import Script
 __all__ = ["random_history"]
 
 IDS = ("a", "b", "c")
+JUMP = 10**9
 
 
 def random_history(
@@ -60,6 +61,8 @@ def _looked_at(rng: random.Random, script: Script, journal: PlainJournal | None)
 
 def _append(rng: random.Random, script: Script, id_: str, pointer: int) -> None:
     first = max(1, pointer + (1 if rng.random() < 0.75 else rng.randint(-2, 3)))
+    if rng.random() < 0.02 and first < JUMP:
+        first += JUMP  # over more segments than anybody could ask for one by one
     given = [
         Event(n, rng.choice((None, b"\x00%d" % n, f"text {n}", {"n": n})))
         for n in range(first, first + rng.randint(1, 4))

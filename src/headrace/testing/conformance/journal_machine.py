@@ -145,7 +145,7 @@ class JournalMachine(RaceRules, RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def time_passes(self, share: float) -> None:
-        """Replication gets some way and stands still; then the log cleans up, and what is old is removed: here all is."""
+        """Replication gets some way and stands still; then the log cleans up, and what is old goes: here all is."""
         self.replicate_some(share, batch=5)
         layout = self.run(Topology(self.log, self.store.settings, self.topic).layout())
         self.run(self.log.retention.enforce())

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 
 from headrace.model import TopicPartition
-from headrace.store import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion, SnapshotRow, Tags
+from headrace.store import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion, SegmentGap, SnapshotRow, Tags
 
 __all__ = ["MemoryStore", "Tables"]
 
@@ -42,7 +42,9 @@ def _order(row: EventRow) -> tuple[int, int]:
 
 def _is_gone(row: EventRow, deletions: Sequence[tuple[RowDeletion, Place]]) -> bool:
     return any(
-        gone.segment == row.segment and (gone.to is None or row.seq_nr <= gone.to) and row.place <= place
+        gone.segment <= row.segment <= (gone.segment if gone.until is None else gone.until)
+        and (gone.to is None or row.seq_nr <= gone.to)
+        and row.place <= place
         for gone, place in deletions
     )
 
@@ -125,6 +127,9 @@ class MemoryStore:
             key = (row.segment, row.seq_nr, row.timestamp_ms)
             if not _is_gone(row, deletions) and (key not in stored or row.place >= stored[key].place):
                 stored[key] = row
+
+    async def write_gaps(self, topic: str, id_: str, gaps: Sequence[SegmentGap]) -> None:
+        await self._before("write_gaps")
 
     async def write_meta(self, meta: JournalMeta) -> None:
         await self._before("write_meta")

@@ -75,7 +75,7 @@ class KeptRecords(JournalSetting):
         assert (found.partitions, found.config.retention_ms, why_records_expire(found.config)) == (2, None, None)
 
     async def test_only_what_is_replicated_and_old_is_removed(self, log: Log, store: Store, topic: str) -> None:
-        """FN1: of ten records eight are old and five replicated: five go; the journal is whole all the same."""
+        """E18: FN1, of ten records eight are old and five replicated: five go; the journal is whole all the same."""
         at = TopicPartition(topic, 0)
         for n in range(1, 11):
             await append_aged(log, topic, "k", n, days=8 if n <= 8 else 1)

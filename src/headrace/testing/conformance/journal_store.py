@@ -18,11 +18,12 @@ from headrace.journal.layout import Generation, Layout
 from headrace.journal.partition_batch import batch_of
 from headrace.log import Log
 from headrace.model import Event, Record, TopicPartition
-from headrace.store import EventRow, JournalMeta, Place, Store, StoreWriter, meta_segment
+from headrace.store import EventRow, JournalMeta, Place, RowDeletion, Store, StoreWriter, meta_segment
 from headrace.testing.conformance.journal_histories import IDS, random_history
 from headrace.testing.conformance.journal_memory import MemoryStore, Tables
 from headrace.testing.conformance.journal_script import FIRST_MS, Script
 from headrace.testing.conformance.journal_setting import JournalSetting, numbers, replicate
+from headrace.testing.conformance.store_rows import counted
 
 __all__ = ["EventualStore", "Replica"]
 
@@ -65,15 +66,16 @@ class Replica:
         pages = self.store.reader.rows(self.topic, id_, segment_size=segment_size, first=1, last=last)
         return [row async for page in pages for row in page]
 
-    async def numbers(self, *, segment_size: int = 10_000) -> list[int]:
+    async def numbers(self, *, segment_size: int = 10_000, last: int = 100) -> list[int]:
         """Return the numbers of all rows."""
-        return [row.seq_nr for row in await self.rows(segment_size=segment_size)]
+        return [row.seq_nr for row in await self.rows(segment_size=segment_size, last=last)]
 
 
 async def write_pieces(writer: StoreWriter, topic: str, id_: str, pieces: Sequence[KeyWrites]) -> None:
     """Write what a fold asks for, in its order."""
     for piece in pieces:
         await writer.write_rows(topic, id_, piece.rows)
+        await writer.write_gaps(topic, id_, piece.gaps)
         if piece.meta is not None:
             await writer.write_meta(piece.meta)
         for deletion, at in piece.deletions:
@@ -184,7 +186,7 @@ class EventualStore(JournalSetting):
         await replica.late(older.records)
         assert await replica.meta() == marker
         again = await replica.late(script.records[-1:])
-        assert [len(piece.deletions) for piece in again.pieces] == [2]
+        assert [piece.deletions for piece in again.pieces] == [[(RowDeletion(0, None, 1), Place(0, 4))]]
         assert await replica.meta() == marker
 
     async def test_a_purge_of_a_missing_journal_keeps_late_writers_out(self, replica: Replica) -> None:
@@ -208,6 +210,50 @@ class EventualStore(JournalSetting):
         replica.script.purge("k")
         await replica.apply()
         assert await replica.rows(segment_size=4) == []
+
+    @pytest.mark.parametrize("size", [1, 10_000])
+    async def test_a_gap_of_a_hundred_million_numbers_costs_nothing(self, replica: Replica, size: int) -> None:
+        """FJ6: replication stood still over one deletion a segment, and reads asked for each empty segment."""
+        script, far = replica.script, 10**8
+        script.mark("k", segment_size=size)
+        before = counted("headrace_store_requests_total")
+        script.append("k", 1, 2)
+        script.append("k", far, far + 1)
+        await replica.apply()
+        script.append("k", 3 * far)
+        await replica.apply()
+        assert await replica.numbers(segment_size=size, last=3 * far) == [1, 2, far, far + 1, 3 * far]
+        script.delete("k", far)
+        await replica.apply()
+        assert await replica.numbers(segment_size=size, last=3 * far) == [far + 1, 3 * far]
+        script.purge("k")
+        await replica.apply()
+        assert await replica.rows(segment_size=size, last=4) == []
+        await replica.late(script.records[-1:])
+        script.append("k", 2 * far)
+        await replica.apply()
+        assert await replica.numbers(segment_size=size, last=2 * far) == [2 * far]
+        script.append("k", 2 * far + 1)
+        script.purge("k")
+        await replica.apply()
+        assert counted("headrace_store_requests_total") - before < 150
+
+    async def test_a_jump_of_an_earlier_incarnation_hides_nothing(self, replica: Replica) -> None:
+        """FJ6: notes of jumps outlive a purge; the next incarnation's rows lie where the first one jumped over."""
+        script = replica.script
+        script.mark("k", segment_size=1)
+        script.append("k", 1)
+        script.append("k", 10**6)
+        script.purge("k")
+        for n in (1, 200, 400, 10**5):
+            script.append("k", n)
+        await replica.apply()
+        assert await replica.numbers(segment_size=1, last=10**5) == [1, 200, 400, 10**5]
+        script.purge("k")
+        await replica.apply()
+        script.append("k", 1)
+        await replica.apply()
+        assert await replica.numbers(segment_size=1, last=10**5) == [1]
 
     async def test_a_head_whose_delete_to_ran_ahead(self, store: Store, replica: Replica) -> None:
         """R14, R15: meta(seq_nr n, delete_to n+1): both segments cleaned; delete_to is monotone and counts."""
@@ -318,7 +364,8 @@ class EventualStore(JournalSetting):
             for id_ in IDS:
                 meta = expected.metas.get((replica.topic, id_))
                 assert await replica.meta(id_) == meta, f"seed {seed}, {id_}"
-                found = await replica.rows(id_, segment_size=meta.segment_size if meta else 10_000)
+                size, last = (meta.segment_size, meta.seq_nr + 1) if meta is not None else (10_000, 100)
+                found = await replica.rows(id_, segment_size=size, last=last)
                 rows = expected.rows.get((replica.topic, id_), {}).values()
                 assert found == sorted(rows, key=lambda row: row.seq_nr), f"seed {seed}, {id_}"
 

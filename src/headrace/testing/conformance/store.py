@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.testing.conformance.store_heads import Heads
-from headrace.testing.conformance.store_order import Order
+from headrace.testing.conformance.store_order import Order, Ranges
 from headrace.testing.conformance.store_rows import Rows
 from headrace.testing.conformance.store_shared import Shared
 from headrace.testing.conformance.store_snapshots import SavedStates
@@ -12,5 +12,5 @@ from headrace.testing.conformance.store_tags import TaggedRows
 __all__ = ["StoreConformance"]
 
 
-class StoreConformance(Rows, Heads, Order, SavedStates, Shared, TaggedRows):
+class StoreConformance(Rows, Heads, Order, Ranges, SavedStates, Shared, TaggedRows):
     """The whole exam of a store; `address` and `by_hand` are what a backend overrides."""

@@ -22,7 +22,7 @@ from headrace.testing.conformance.store_setting import (
     seq_nrs,
 )
 
-__all__ = ["Order"]
+__all__ = ["Order", "Ranges"]
 
 # One exam for many backends (executors), on the store of the test: each example uses a journal of its own.
 _FINE = (HealthCheck.function_scoped_fixture, HealthCheck.differing_executors, HealthCheck.too_slow)
@@ -148,3 +148,27 @@ class Order(StoreSetting):
         await by_hand.add(topic, "id", event(1, 2**44, generation=7, payload_type="text", payload=b"added"))
         await store.writer.write_rows(topic, "id", [event(1)])
         assert await read_rows(store, topic, "id") == [event(1)]
+
+
+class Ranges(StoreSetting):
+    """Deletions of many segments at once."""
+
+    async def test_a_range_of_segments_goes_whole(self, store: Store, topic: str) -> None:
+        """FJ6: rows in the range go, those beside it and above the deletion's place stay; again changes nothing."""
+        rows = [event(n, offset, size=2) for offset, n in enumerate((1, 2, 5, 201, 202, 203, 301))]
+        await store.writer.write_rows(topic, "id", rows)
+        for _ in range(2):
+            await store.writer.delete_rows(topic, "id", [RowDeletion(1, None, 100)], at=Place(0, 4))
+            assert seq_nrs(await read_rows(store, topic, "id", size=2)) == [1, 2, 203, 301]
+        await store.writer.write_rows(topic, "id", [event(5, 9, size=2)])
+        assert seq_nrs(await read_rows(store, topic, "id", size=2)) == [1, 2, 5, 203, 301]
+        await store.writer.delete_rows(topic, "id", [RowDeletion(0, None, 300)], at=Place(0, 20))
+        assert await read_rows(store, topic, "id", size=2) == []
+
+    async def test_a_short_range_wins_over_rows_that_come_later(self, store: Store, topic: str) -> None:
+        """FJ6: a rival that was held up writes what a range has removed: it stays removed."""
+        await store.writer.delete_rows(topic, "id", [RowDeletion(2, None, 9)], at=Place(0, 9))
+        await store.writer.delete_rows(topic, "id", [RowDeletion(2, None), RowDeletion(0, 1)], at=Place(0, 5))
+        late = [event(n, n % 9, size=1) for n in (1, 2, 3, 5, 10, 11)]
+        await store.writer.write_rows(topic, "id", late)
+        assert seq_nrs(await read_rows(store, topic, "id", size=1)) == [2, 11]
