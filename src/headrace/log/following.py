@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -33,6 +34,8 @@ _SLICE_RECORDS = 5000
 _SLICE_BYTES = 4 * 1024 * 1024
 _SLICES_AT_ONCE = 2
 _SLICE_PATIENCE_S = 2.0
+
+_turns = itertools.count(1)
 
 
 class Source(Protocol):
@@ -78,7 +81,8 @@ class Listener:
 class Feed:
     """One followed partition: its last records, and the place it was read up to.
 
-    `turn` grows each time the source is sent somewhere: what it brings of an earlier errand counts for nothing.
+    `turn` is another one each time the source is sent somewhere, also for the next feed of the same partition: what it
+    brings of an earlier errand counts for nothing.
     """
 
     def __init__(self, at: TopicPartition, start: int, source: Source, most_bytes: Callable[[], int]) -> None:
@@ -121,7 +125,7 @@ class Feed:
 
     def run(self) -> None:
         """Send the source to the position."""
-        self.turn += 1
+        self.turn = next(_turns)
         self.is_running = True
         self._source.start(self)
 
@@ -180,7 +184,7 @@ class Feed:
 
     def _halt(self) -> None:
         if self.is_running:
-            self.turn += 1
+            self.turn = next(_turns)
             self.is_running = False
             self._source.stop(self)
 
@@ -191,7 +195,7 @@ class Feed:
 
 
 class Following:
-    """The feeds of one log."""
+    """The feeds of one log. One that nobody listens to goes on for `linger_s`: most who leave come back."""
 
     def __init__(
         self,
@@ -200,8 +204,10 @@ class Following:
         bounds: Callable[[TopicPartition], Awaitable[Bounds]],
         *,
         name: str,
+        linger_s: float = 0.0,
     ) -> None:
         self._source = source
+        self._linger_s = linger_s
         self._read = read
         self._bounds = bounds
         self._name = name
@@ -301,6 +307,14 @@ class Following:
     def _leave(self, feed: Feed, listener: Listener) -> None:
         feed.listeners.discard(listener)
         LISTENERS.dec()
+        if feed.listeners:
+            return
+        if self._linger_s and feed.error is None:
+            asyncio.get_running_loop().call_later(self._linger_s, self._end_idle, feed)
+        else:
+            self._end(feed)
+
+    def _end_idle(self, feed: Feed) -> None:
         if not feed.listeners:
             self._end(feed)
 

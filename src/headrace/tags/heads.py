@@ -19,6 +19,7 @@ from headrace.journal.actions import Append, Mark, Poison, Verdict
 from headrace.journal.decoding import decode_append
 from headrace.journal.folding import Entry
 from headrace.journal.head import Head, HeadKind
+from headrace.journal.head_index import HeadIndex
 from headrace.journal.partition_batch import entry_of
 from headrace.model import Batch, Position, Record, TopicPartition
 from headrace.observe import get_logger
@@ -36,6 +37,7 @@ _logger = get_logger(__name__)
 _RESTART = Backoff(first_s=0.05, limit_s=5.0)
 _MOST_KEYS = 50_000
 _MOST_ACTIONS = 200_000
+_MOST_INDEXED = 2_000_000
 _TRIM_FROM = 1000
 _TRIM_EVERY_S = 2.0
 NOWHERE = Place(-1, -1)
@@ -59,10 +61,10 @@ class PartitionHead:
         self._context = context
         self._topic_number = start.topic_number
         self._log_time_ms = start.log_time_ms
-        self._actions = Head(start.place.offset + 1, start.place.generation)
+        self._actions = Head(start.place.offset + 1, start.place.generation, has_index=True)
         self._keys: OrderedDict[str, KeyState] = OrderedDict()
         self._left: dict[str, KeyState] = {}
-        self._has_forgotten = False
+        self._forgotten = HeadIndex()
         self._room = asyncio.Event()
         self._trimmed_s = 0.0
 
@@ -121,9 +123,9 @@ class PartitionHead:
     def ask(self, id_: str, up_to: int | None) -> Sequence[Entry] | None:
         """Return a key's actions from the head's start up to an offset; None if that is not known any more.
 
-        None also if some keys were forgotten here: their events under the tag were not counted on.
+        None also if the key was forgotten here: its events under the tag were not counted on.
         """
-        if self._has_forgotten:
+        if self._forgotten.of(id_, after=-1, up_to=self._actions.position):
             return None
         last = self._actions.position - 1 if up_to is None else up_to
         answer = self._actions.ask(id_, after=self._actions.start - 1, up_to=last)
@@ -223,8 +225,8 @@ class PartitionHead:
                 self.events.extend(event for event in events if self._context.is_wanted(event))
                 self._keys.move_to_end(entry.id)
         while len(self._keys) > _MOST_KEYS:
-            self._keys.popitem(last=False)
-            self._has_forgotten = True
+            id_, _ = self._keys.popitem(last=False)
+            self._forgotten.add(id_, self._actions.position - 1)
 
     async def _apply(self, state: KeyState, entry: Entry, *, is_tagged: bool) -> list[TaggedEvent]:
         counts = state.counts(entry)
@@ -275,7 +277,10 @@ class PartitionHead:
             return
         if replicated is not None:
             self._actions.replicated(min(replicated.offset, self.position.offset - 1), replicated.generation)
+            self._forgotten.cut(min(replicated.offset, self.position.offset - 1))
         self._actions.evict(_MOST_ACTIONS)
+        if self._actions.indexed > _MOST_INDEXED:
+            self._actions.drop_index()
 
 
 def _tags(entry: Entry) -> frozenset[str]:

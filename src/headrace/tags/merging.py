@@ -21,6 +21,7 @@ from headrace.tags.fills import check_filled
 from headrace.tags.head_context import HeadContext
 from headrace.tags.heads import PartitionHead
 from headrace.tags.offsets import TagOffset
+from headrace.tags.registry import TopicEntry
 from headrace.tags.seams import Known, Seam, SeamReader
 from headrace.tags.view_rows import ViewRows
 
@@ -56,6 +57,8 @@ class Merge:
         context.layouts = dict(seam.layouts)
         context.heads = self._heads  # type: ignore[assignment]
         context.on_growth = self._grow
+        self._gone = set(seam.gone)
+        self._last_ms: dict[str, int] = {}
         for known in seam.live:
             self._add(known)
 
@@ -66,6 +69,7 @@ class Merge:
             self._marker.listeners.add(self._marked)
             self._start()
             while not await self._is_done():
+                await self._note_gone()
                 self._context.moved.clear()
                 horizon = self._horizon()
                 first = await self._next(horizon)
@@ -110,7 +114,7 @@ class Merge:
         ends = await asyncio.gather(*(self._seams.end(at) for at in places))
         for at, end in zip(places, ends, strict=True):
             if end is None:
-                self._drop(at)
+                self._drop(at.topic)
             else:
                 self._ends[at] = end
 
@@ -162,7 +166,7 @@ class Merge:
             await self._seams.discovered()
         registry = await self._seams.announced()
         check_filled(registry.fills, context.tag, before=context.registry.fills)
-        new = [topic for topic in registry.topics if topic not in context.registry.topics]
+        new = [topic for topic, entry in registry.topics.items() if self._is_new(topic, entry)]
         context.registry = registry
         for topic in new:
             await self._add_topic(topic)
@@ -170,10 +174,18 @@ class Merge:
             self._looked_up_to = max(self._looked_up_to, up_to)
         return bool(new)
 
+    def _is_new(self, topic: str, entry: TopicEntry) -> bool:
+        """Say whether a topic is to be followed from now on: it is new, or was gone and has been made again."""
+        if topic not in self._context.registry.topics:
+            return True
+        layout = self._context.layouts.get(topic)
+        return topic in self._gone and layout is not None and entry.latest > layout.generation
+
     async def _add_topic(self, topic: str) -> None:
         layout = await self._seams.layout(topic)
         if layout is None:
             return
+        self._gone.discard(topic)
         self._context.layouts[topic] = layout
         for partition in range(layout.partitions):
             known = await self._seams.known(self._context.registry, layout, TopicPartition(topic, partition))
@@ -217,17 +229,27 @@ class Merge:
             return
         self._counted_s = now_s
         there = await self._seams.topics()
-        for at in [at for at in self._heads if at.topic not in there]:
-            self._drop(at)
+        for topic in {at.topic for at in self._heads} - there:
+            self._drop(topic)
 
-    def _drop(self, at: TopicPartition) -> None:
-        """Follow a partition no more: its topic is gone."""
-        del self._heads[at]
-        self._marker.forget(at.topic)
-        task = self._tasks.pop(at, None)
-        if task is not None and not task.done():
-            task.cancel()
-            self._ended.append(task)
+    async def _note_gone(self) -> None:
+        """Tell all how far a topic was read that is gone: its name may be used again."""
+        while self._last_ms:
+            topic, last_ms = self._last_ms.popitem()
+            await self._seams.note_gone(topic, last_ms)
+
+    def _drop(self, topic: str) -> None:
+        """Follow a topic no more: it is gone."""
+        self._gone.add(topic)
+        self._marker.forget(topic)
+        for at in [at for at in self._heads if at.topic == topic]:
+            head = self._heads.pop(at)
+            self._ends.pop(at, None)
+            self._last_ms[topic] = max(head.position.log_time_ms, self._last_ms.get(topic, 0))
+            task = self._tasks.pop(at, None)
+            if task is not None:
+                task.cancel()
+                self._ended.append(task)
 
     def _last_waiting(self) -> TagTime | None:
         """Return the place of the last event that could be delivered if time went on."""
@@ -269,11 +291,11 @@ class Merge:
     def _raise_failure(self) -> None:
         """Raise what ended a head. A topic that was deleted has no more events: the query goes on without it."""
         for at, task in list(self._tasks.items()):
-            if not task.done() or task.cancelled():
+            if at not in self._heads or not task.done() or task.cancelled():
                 continue
             failure = task.exception()
             if isinstance(failure, UnknownTopic):
-                self._drop(at)
+                self._drop(at.topic)
             elif failure is not None:
                 raise failure
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
 from headrace.config import TagSettings
-from headrace.errors import OffsetOutOfRange
+from headrace.errors import OffsetOutOfRange, TagBuilding, Unavailable, UnknownTopic
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.observe import get_logger
+from headrace.runtime import Backoff
 from headrace.store import Store
 from headrace.tags.events import TaggedEvent
 from headrace.tags.fills import check_filled
@@ -28,6 +30,8 @@ from headrace.tags.view_rows import ViewRows
 __all__ = ["TagQueries"]
 
 _logger = get_logger(__name__)
+
+_AGAIN = Backoff(first_s=0.1, limit_s=5.0)
 
 
 class TagQueries:
@@ -55,7 +59,8 @@ class TagQueries:
 
         `after` is an event's `tag_offset`, its text, or a time (whose events are included); None: all. Nothing is
         fetched before it is asked for, apart from a page. With `read_only` no Marks are written, and events wait for
-        others to write into partitions where nothing happens.
+        others to write into partitions where nothing happens. A live query goes on by itself after log or store were
+        away for any time.
         Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap, TagBuilding.
         """
         marker = self._silent_marker if read_only else self._marker
@@ -92,8 +97,27 @@ class _Query:
         self._sequences = Sequences(from_start=after is None)
         self._gaps = GapSearch(self._store.tags.views, self._bucket, tag, self._settings, self._sequences)
         self._until: dict[TopicPartition, int] | None = None
+        self._has_begun = False
 
     async def events(self) -> AsyncGenerator[TaggedEvent, None]:
+        """Yield events. A live query waits until log and store are back, however long that takes, and goes on."""
+        attempt = 0
+        while True:
+            try:
+                async with contextlib.aclosing(self._events()) as events:
+                    async for event in events:
+                        attempt = 0
+                        yield event
+                return
+            except (Unavailable, UnknownTopic) as error:
+                if not self._is_live or isinstance(error, TagBuilding):
+                    raise
+                attempt += 1
+                delay_s = _AGAIN.delay_s(attempt)
+                _logger.warning("query by tag goes on later", tag=self._tag, error=str(error), retry_s=delay_s)
+            await asyncio.sleep(delay_s)
+
+    async def _events(self) -> AsyncGenerator[TaggedEvent, None]:
         """Yield events: from the views as long as there are many, then from views and log together."""
         async with contextlib.aclosing(self._batches()) as batches:
             async for batch in batches:
@@ -103,11 +127,14 @@ class _Query:
                         yield event
                         continue
                     async for each in self._gaps.in_sequence(event):
+                        if each.tag_offset < event.tag_offset and (not self._after or each.tag_offset > self._after):
+                            self._after = each.tag_offset  # who begins anew must not find it a second time
                         yield each
                     self._after = event.tag_offset
 
     async def _batches(self) -> AsyncGenerator[list[TaggedEvent], None]:
-        seam = await self._begin()
+        seam = await self._read_seam() if self._has_begun else await self._begin()
+        self._has_begun = True
         while True:
             rows = self._rows(seam)
             async with contextlib.aclosing(rows):
@@ -126,7 +153,7 @@ class _Query:
                                 yield batch
                         return
                     except OffsetOutOfRange as error:
-                        if error.offset >= error.start:
+                        if error.offset >= error.start and await self._seams.is_there(seam.layouts[error.topic]):
                             raise
                         _logger.info("retention overtook a query by tag; back to the views", tag=self._tag)
             before = seam.registry.fills

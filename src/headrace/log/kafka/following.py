@@ -39,10 +39,11 @@ _POLLS_AHEAD = 4
 
 
 class _Wanted(NamedTuple):
-    """From where a partition is to be followed; `turn` tells one such errand from the next."""
+    """From where a partition is to be followed, if not `is_paused`; `turn` tells one such errand from the next."""
 
     turn: int
     start: int
+    is_paused: bool = False
 
 
 class Brought(NamedTuple):
@@ -69,6 +70,7 @@ class Assigned:
     is_sure: bool = False
     doubt: int | None = None
     has_failed: bool = False
+    is_paused: bool = False
 
 
 @dataclass(slots=True)
@@ -105,13 +107,13 @@ class KafkaSource:
 
     def stop(self, feed: Feed) -> None:
         """Follow it no more for now."""
-        if self._feeds.get(feed.at) is feed and feed.at in self._wanted:
-            self._want({at: wanted for at, wanted in self._wanted.items() if at != feed.at})
+        if self._feeds.get(feed.at) is feed:
+            self._want({**self._wanted, feed.at: _Wanted(feed.turn, feed.position, is_paused=True)})
 
     def end(self, feed: Feed) -> None:
         """Forget it."""
         if self._feeds.get(feed.at) is feed:
-            self.stop(feed)
+            self._want({at: wanted for at, wanted in self._wanted.items() if at != feed.at})
             del self._feeds[feed.at]
             self._watch.keep({at.topic for at in self._feeds})
 
@@ -215,7 +217,7 @@ class KafkaSource:
             feed.fail(named)
 
     def _fail(self, wanted: Mapping[TopicPartition, _Wanted], error: Exception) -> None:
-        for at, (turn, _) in wanted.items():
+        for at, (turn, *_) in wanted.items():
             feed = self._feeds.get(at)
             if feed is not None and feed.turn == turn:
                 feed.fail(OperationFailed(f"following {at}", str(error)))
@@ -243,8 +245,7 @@ class _Pump:
         try:
             while not source.is_closed:
                 wanted = source.wanted
-                if wanted is not applied:
-                    self._apply(wanted)
+                if wanted is not applied and self._apply(wanted):
                     applied = wanted
                 if not wanted:
                     if not source.rest():
@@ -255,26 +256,42 @@ class _Pump:
             self._consumer.close()
             self._consumer = None
 
-    def _apply(self, wanted: Mapping[TopicPartition, _Wanted]) -> None:
-        """Make the assignment what is wanted."""
+    def _apply(self, wanted: Mapping[TopicPartition, _Wanted]) -> bool:
+        """Make the assignment what is wanted; False if some of it has to wait."""
         assigned = self._assigned
-        gone = [at for at, has in assigned.items() if at not in wanted or wanted[at].turn != has.turn]
+        gone = [at for at in assigned if at not in wanted]
         if gone:
             self._consumer.incremental_unassign([_place(at) for at in gone])
             for at in gone:
                 del assigned[at]
-        new = {at: Assigned(turn, start, start) for at, (turn, start) in wanted.items() if at not in assigned}
+        new = [at for at, has in wanted.items() if at not in assigned and not has.is_paused]
         if new:
             self._find_leaders({at.topic for at in new})
-            self._consumer.incremental_assign([_place(at, has.start) for at, has in new.items()])
-            assigned.update(new)
+            self._consumer.incremental_assign([_place(at, wanted[at].start) for at in new])
+            assigned.update({at: Assigned(wanted[at].turn, wanted[at].start, wanted[at].start) for at in new})
+        changed = [at for at, has in assigned.items() if has.turn != wanted[at].turn]
+        are_sent = [self._send(at, wanted[at]) for at in changed]
+        return all(are_sent)
+
+    def _send(self, at: TopicPartition, wanted: _Wanted) -> bool:
+        """Send the consumer to another place of a partition that it has, or let it wait; False: not yet."""
+        has = self._assigned[at]
+        if wanted.is_paused:
+            self._consumer.pause([_place(at)])
+        else:
+            try:
+                self._consumer.seek(_place(at, wanted.start))
+            except KafkaException:  # it has not begun there yet
+                return False
+            if has.is_paused:
+                self._consumer.resume([_place(at)])
+        self._assigned[at] = Assigned(wanted.turn, wanted.start, wanted.start, is_paused=wanted.is_paused)
+        return True
 
     def _poll(self) -> None:
         found = sort_messages(take(self._consumer, _RECORDS_AT_ONCE, _POLL_S), self._assigned)
-        if found.doubtful:
-            places = found.doubtful
-            self._consumer.incremental_unassign([_place(at) for at in places])
-            self._consumer.incremental_assign([_place(at, self._assigned[at].start) for at in places])
+        for at in found.doubtful:
+            self._consumer.seek(_place(at, self._assigned[at].start))
         if found.brought:
             self._source.hand_over(found.brought)
 
@@ -304,7 +321,7 @@ def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Ass
             continue
         at = TopicPartition(message.topic(), message.partition())
         has = assigned.get(at)
-        if has is None or has.has_failed or at in found.doubtful:
+        if has is None or has.has_failed or has.is_paused or at in found.doubtful:
             continue
         offset = message.offset()
         if offset < has.position:

@@ -86,4 +86,3 @@ class TopicWatch:
     def _forget(self, topic: str) -> None:
         self._ids.pop(topic, None)
         self._missed.pop(topic, None)
-
