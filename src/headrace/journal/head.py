@@ -130,14 +130,7 @@ class Head:
         if self.start > self.position:
             self.generation = max(self.generation, generation)
         self.position = max(self.position, self.start)
-        if self._evicted_to <= offset:
-            self._evicted_to = -1
-            if self._index is not None:
-                self._index.clear()
-        if self._unindexed_to <= offset:
-            self._unindexed_to = -1
-        if self._index is not None:
-            self._index.cut(offset)
+        self._cut_index(offset)
         while self._records and next(iter(self._records)) <= offset:
             self._drop_record()
         for id_, key in list(self._keys.items()):
@@ -170,6 +163,17 @@ class Head:
         """Drop the oldest records until at most so many bytes of them are kept."""
         while self.record_bytes > most_bytes and self._records:
             self._drop_record()
+
+    def _cut_index(self, offset: int) -> None:
+        """Forget what was evicted, and lies at or below an offset."""
+        if self._evicted_to <= offset:
+            self._evicted_to = -1
+            if self._index is not None:
+                self._index.clear()
+        if self._unindexed_to <= offset:
+            self._unindexed_to = -1
+        if self._index is not None:
+            self._index.cut(offset)
 
     def _note(self, id_: str, key: _Key) -> None:
         """Index the actions of a key that is evicted. Of one that was purged, those before are not all known."""

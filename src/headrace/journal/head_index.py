@@ -59,7 +59,8 @@ class HeadIndex:
         bucket = self._buckets.get(number)
         if bucket is None:
             return
-        kept = array("q", (bucket[n + k] for n in range(0, len(bucket), 2) if bucket[n + 1] > self._cut for k in (0, 1)))
+        pairs = ((bucket[n], bucket[n + 1]) for n in range(0, len(bucket), 2))
+        kept = array("q", (part for pair in pairs if pair[1] > self._cut for part in pair))
         self._entries -= (len(bucket) - len(kept)) // 2
         if kept:
             self._buckets[number] = kept

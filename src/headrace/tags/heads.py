@@ -12,19 +12,16 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from headrace.errors import HeadraceError, Unavailable
-from headrace.journal.actions import Append, Mark, Poison, Verdict
-from headrace.journal.decoding import decode_append
+from headrace.journal.actions import Mark, Verdict
 from headrace.journal.folding import Entry
 from headrace.journal.head import Head, HeadKind
 from headrace.journal.head_index import HeadIndex
-from headrace.journal.partition_batch import entry_of
 from headrace.model import Batch, Position, Record, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import Backoff
 from headrace.store import Place, TagTime
+from headrace.tags.decoded import Meaning
 from headrace.tags.events import TaggedEvent
 from headrace.tags.head_context import HeadContext
 from headrace.tags.key_states import KeyState, load_key, rows_of
@@ -41,6 +38,7 @@ _MOST_INDEXED = 2_000_000
 _TRIM_FROM = 1000
 _TRIM_EVERY_S = 2.0
 NOWHERE = Place(-1, -1)
+_NOTHING = Meaning(None)
 
 
 class _Found(NamedTuple):
@@ -137,7 +135,8 @@ class PartitionHead:
             if record.offset < self.position.offset:
                 continue
             log_time_ms = max(self._log_time_ms, record.timestamp_ms)
-            if (entry := self._entry(record, log_time_ms)) is None:
+            entry, tags, _ = self._meaning(record, log_time_ms)
+            if entry is None:
                 self._move(record.offset + 1, log_time_ms, quietly=True)
             elif isinstance(entry.action, Mark):
                 await self._pass_mark(entry, entry.action, found)
@@ -146,25 +145,19 @@ class PartitionHead:
                 await self._pass_verdict(entry, found)
                 found = []
             else:
-                found.append(_Found(entry, self._context.tag in _tags(entry)))
+                found.append(_Found(entry, self._context.tag in tags))
                 self._move(record.offset + 1, log_time_ms, quietly=True)
         await self._deliver(found)
         self._move(max(batch.next_offset, self.position.offset), self._log_time_ms)
         await self._wait_for_room()
         await self._trim()
 
-    def _entry(self, record: Record, log_time_ms: int) -> Entry | None:
-        """Return a record's action; what can't be decoded holds its key, as replication will find."""
-        entry = entry_of(record, self.generation, log_time_ms=log_time_ms)
-        if entry is None or not isinstance(entry.action, Append):
-            return entry
-        if not self._context.is_home(entry):
-            return None
-        try:
-            decode_append(entry.action, record.value)
-        except ValueError as error:
-            return msgspec.structs.replace(entry, action=Poison(f"value: {error}"))
-        return entry
+    def _meaning(self, record: Record, log_time_ms: int) -> Meaning:
+        """Return what a record means here; an append that is not where its key lives means nothing."""
+        meaning = self._context.decoded.find(record, self.generation, log_time_ms)
+        if meaning.is_append and meaning.entry is not None and not self._context.is_home(meaning.entry):
+            return _NOTHING
+        return meaning
 
     async def _pass_mark(self, entry: Entry, mark: Mark, before: list[_Found]) -> None:
         await self._deliver(before)
@@ -257,7 +250,8 @@ class PartitionHead:
         if not quietly:
             self.position = max(self.position, place)
             self._context.marker.saw(self.at, self._log_time_ms)
-            self._context.moved.set()
+            if self.events or self._context.is_waiting:
+                self._context.moved.set()
 
     async def _wait_for_room(self) -> None:
         while len(self.events) >= self._context.page_size:
@@ -281,10 +275,3 @@ class PartitionHead:
         self._actions.evict(_MOST_ACTIONS)
         if self._actions.indexed > _MOST_INDEXED:
             self._actions.drop_index()
-
-
-def _tags(entry: Entry) -> frozenset[str]:
-    """Return the tags of all events of an append."""
-    if not isinstance(entry.action, Append) or entry.record is None:
-        return frozenset()
-    return frozenset(tag for event in decode_append(entry.action, entry.record.value).events for tag in event.tags)

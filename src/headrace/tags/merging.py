@@ -29,6 +29,7 @@ __all__ = ["Merge"]
 
 _LOOK_FOR_TOPICS_S = 1.0
 _AT_ONCE = 100
+_PASS_S = 0.002
 
 
 class Merge:
@@ -54,6 +55,7 @@ class Merge:
         self._ends: dict[TopicPartition, int] = {}
         self._looked_s = self._counted_s = asyncio.get_running_loop().time()
         self._looked_up_to = FIRST_TAG_TIME
+        self._passed_s = 0.0
         context.layouts = dict(seam.layouts)
         context.heads = self._heads  # type: ignore[assignment]
         context.on_growth = self._grow
@@ -79,6 +81,13 @@ class Merge:
                     yield await self._take(min(horizon, _behind(self._looked_up_to)))
         finally:
             await self._stop()
+
+    async def _breathe(self) -> None:
+        """Let partitions move for a moment where they move all the time: one pass over them all is enough then."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._passed_s < _PASS_S:
+            await asyncio.sleep(_PASS_S)
+        self._passed_s = asyncio.get_running_loop().time()
 
     def _add(self, known: Known) -> None:
         self._heads[known.at] = PartitionHead(self._context, known)
@@ -196,8 +205,10 @@ class Merge:
 
     async def _wait(self) -> None:
         """Wait until a head has moved. Where events wait for idle partitions, mark those."""
+        await self._breathe()
         await self._drop_gone()
         waiting = self._last_waiting()
+        self._context.is_waiting = waiting is not None or self._until is not None
         if waiting is None:
             if not await self._moved(_LOOK_FOR_TOPICS_S):
                 await self._found_topics()

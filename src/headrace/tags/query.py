@@ -13,6 +13,7 @@ from headrace.model import TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import Backoff
 from headrace.store import Store
+from headrace.tags.decoded import Decoded
 from headrace.tags.events import TaggedEvent
 from headrace.tags.fills import check_filled
 from headrace.tags.floors import Floors
@@ -51,6 +52,7 @@ class TagQueries:
         self._seams = SeamReader(log, store, self._registry, self._floors)
         self._marker = Marker(log, gather_s=settings.gather_ms / 1000, is_reader=read_only)
         self._silent_marker = Marker(log, is_reader=True)
+        self._decoded = Decoded()
 
     def events(
         self, tag: str, *, after: After = None, live: bool = False, read_only: bool = False
@@ -89,6 +91,7 @@ class _Query:
         self._settings = queries._settings  # noqa: SLF001
         self._floors = queries._floors  # noqa: SLF001
         self._seams = queries._seams  # noqa: SLF001
+        self._decoded = queries._decoded  # noqa: SLF001
         self._marker = marker
         self._bucket = queries._registry.bucket  # noqa: SLF001
         self._tag = tag
@@ -213,6 +216,7 @@ class _Query:
             self._bucket,
             self._tag,
             self._marker,
+            self._decoded,
             page_size=self._settings.page_size,
         )
         context.after = self._after

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer
@@ -83,12 +83,12 @@ async def test_listeners_at_all_places_get_everything(log: KafkaLog, topic: str)
 
 def threads() -> int:
     """Return how many threads the process has, those of drivers included."""
-    return len(os.listdir("/proc/self/task"))
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def files() -> int:
     """Return how many files the process has open."""
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def test_following_many_partitions_costs_what_one_consumer_costs(log: KafkaLog) -> None:

@@ -311,7 +311,7 @@ def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Ass
     found = Sorted()
     records: dict[TopicPartition, list[Record]] = {}
     errors: dict[TopicPartition, Any] = {}
-    before = {}
+    before: dict[TopicPartition, int] = {}
     for message in messages:
         error = message.error()
         is_end = error is not None and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001
