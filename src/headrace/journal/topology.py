@@ -1,7 +1,8 @@
 """Which partition holds a key, by the topic's published layout.
 
 The layout is kept in the store, for all processes. A client trusts what it read for the length of a lease and looks
-again before it writes after that, so that a topic that began to grow one lease ago is written to by nobody.
+again before it writes after that, so that a topic that began to grow one lease ago is written to by nobody. While the
+store does not answer, a client goes on with the layout it has as long as the log has no partition more than that says.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.errors import TimedOut, TopicExists, UnknownTopic
+from headrace.errors import TimedOut, TopicExists, Unavailable, UnknownTopic
 from headrace.journal.layout import Generation, Layout
 from headrace.log import Log
 from headrace.model import Topic, TopicConfig, TopicPartition
+from headrace.observe import get_logger
 from headrace.store import Settings
 
 __all__ = ["JOURNAL_TOPIC", "LEASE_S", "Route", "Routed", "Topology", "layout_key"]
@@ -27,6 +29,9 @@ LEASE_S = 5.0
 _ROUTES_KEPT = 65_536
 _GROWTH_TIMEOUT_S = 60.0
 _LOOK_AGAIN_S = 0.1
+_PATIENCE_S = 1.0
+
+_logger = get_logger(__name__)
 
 _decode = msgspec.json.Decoder(Layout).decode
 
@@ -76,6 +81,8 @@ class Topology:
         self._trusted_until_s = 0.0
         self._routes: dict[str, Routed] = {}  # of the layout, and for the lease, that we have
         self._reading = asyncio.Lock()
+        self._loading: asyncio.Task[Layout] | None = None
+        self._asked_s = 0.0
 
     async def layout(self) -> Layout:
         """Return the layout, at most a lease old. Who comes while it is being read waits for that reading."""
@@ -84,11 +91,48 @@ class Topology:
         async with self._reading:
             if (known := self._fresh()) is not None:
                 return known
-            asked_s = time.monotonic()
-            self._layout = layout = await self._load()
-            self._trusted_until_s = asked_s + self._lease_s
+            layout, trusted_until_s = await self._load_or_go_on()
+            self._layout, self._trusted_until_s = layout, trusted_until_s
             self._routes = {}
             return layout
+
+    async def _load_or_go_on(self) -> tuple[Layout, float]:
+        """Return the layout, and until when it can be trusted. What is known is good for longer if the log says so.
+
+        A store that does not answer is asked on meanwhile; nobody waits for it twice.
+        """
+        is_known = self._layout is not None
+        patience_s = _PATIENCE_S if is_known else None
+        if self._loading is None:
+            self._asked_s = time.monotonic()
+            self._loading = asyncio.get_running_loop().create_task(self._load(), name=f"headrace-layout-{self.topic}")
+            self._loading.add_done_callback(_look)
+        elif is_known:
+            patience_s = 0.0
+        loading, asked_s = self._loading, self._asked_s
+        await asyncio.wait([loading], timeout=patience_s)
+        if not loading.done():
+            return await self._unchanged(TimedOut(f"reading the layout of topic {self.topic!r}", _PATIENCE_S))
+        self._loading = None
+        try:
+            return loading.result(), asked_s + self._lease_s
+        except Unavailable as error:
+            return await self._unchanged(error)
+
+    async def _unchanged(self, error: Unavailable) -> tuple[Layout, float]:
+        """Return the known layout if the log has as many partitions as it says, else raise the error.
+
+        Whoever grows a topic waits for a lease between adding partitions and the first mark of the new generation.
+        Half of that is trusted here, the other half is for brokers that hear of partitions later.
+        """
+        layout, asked_s = self._layout, time.monotonic()
+        if layout is None or layout.growing_to is not None:
+            raise error
+        topic = await self._log.admin.describe(self.topic)
+        if (topic.topic_id, topic.partitions) != (layout.topic_id, layout.partitions):
+            raise error
+        _logger.warning("layout not read; the log says that it is unchanged", topic=self.topic, error=str(error))
+        return layout, asked_s + self._lease_s / 2
 
     async def refresh(self) -> Layout:
         """Look again at once."""
@@ -177,3 +221,9 @@ class Topology:
             return await self._log.admin.create(self.topic, partitions=self._wanted, config=JOURNAL_TOPIC)
         except TopicExists:  # another process was quicker
             return await self._log.admin.describe(self.topic)
+
+
+def _look(loading: asyncio.Task[Layout]) -> None:
+    """Look at the error of a reading that nobody waited for, so that asyncio does not report it."""
+    if not loading.cancelled():
+        loading.exception()
