@@ -386,15 +386,19 @@ class TestWithoutStore:
         store.is_away = True
         growing = asyncio.create_task(grow(hr, 6))
         with pytest.raises(Unavailable):
-            while True:
-                for id_, last in written.items():
-                    await writer.append(id_, [Event(last + 1, "x")])
-                    written[id_] = last + 1
-                await asyncio.sleep(0.005)
+            await self._append_on(writer, written)
         await growing
         reader = journal(hr, None)
         for id_, last in written.items():
             assert [event.seq_nr async for event in reader.read(id_)] == list(range(1, last + 1))
+
+    async def _append_on(self, writer: Journal, written: dict[str, int]) -> None:
+        """Append to all journals until that fails; `written` has what was acknowledged."""
+        while True:
+            for id_, last in written.items():
+                await writer.append(id_, [Event(last + 1, "x")])
+                written[id_] = last + 1
+            await asyncio.sleep(0.005)
 
 
 class HangingSettings:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
-from headrace.errors import UnknownTopic
+from headrace.errors import TimedOut, UnknownTopic
 from headrace.journal import Layout
 from headrace.model import Position, TopicPartition
 from headrace.store import Place, TagTime
@@ -33,7 +33,10 @@ _PASS_S = 0.002
 
 
 class Merge:
-    """Follows all partitions from a seam on. With `until` it ends at these offsets (exclusive), else never."""
+    """Follows all partitions from a seam on. With `until` it ends at these offsets (exclusive), else never.
+
+    A query that ends, and may write no Marks, waits for partitions where nothing happens for `patience_s`.
+    """
 
     def __init__(
         self,
@@ -43,12 +46,15 @@ class Merge:
         rows: ViewRows,
         *,
         until: dict[TopicPartition, int] | None,
+        patience_s: float,
     ) -> None:
         self._context = context
         self._seams = seams
         self._rows = rows
         self._marker = context.marker
         self._until = until
+        self._patience_s = patience_s
+        self._stuck_s: float | None = None
         self._heads: dict[TopicPartition, PartitionHead] = {}
         self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
         self._ended: list[asyncio.Task[None]] = []
@@ -153,6 +159,7 @@ class Merge:
         taken: list[TaggedEvent] = []
         while len(taken) < _AT_ONCE and (event := await self._next(horizon)) is not None:
             self._pop(event)
+            self._stuck_s = None
             taken.append(event)
         return taken
 
@@ -297,7 +304,22 @@ class Merge:
             return False
         if self._last_waiting() is None:
             return await self._rows.peek() is None
-        return self._marker.is_reader and await self._next(self._horizon()) is None
+        if self._marker.is_reader and await self._next(self._horizon()) is None:
+            self._check_patience()
+        return False
+
+    def _check_patience(self) -> None:
+        """Give up when a query that may write no Marks has waited for long: it must not end without its events."""
+        now_s = asyncio.get_running_loop().time()
+        if self._stuck_s is None:
+            self._stuck_s = now_s
+        elif now_s - self._stuck_s >= self._patience_s:
+            waiting = self._last_waiting() or LAST_TAG_TIME
+            idle = sorted(str(at) for at, head in self._heads.items() if head.position <= waiting)
+            what = (
+                f"waiting, without writing, for {', '.join(idle[:3])}{' …' if idle[3:] else ''} where nothing happens"
+            )
+            raise TimedOut(f"{what} (a query without read_only need not wait)", self._patience_s)
 
     def _raise_failure(self) -> None:
         """Raise what ended a head. A topic that was deleted has no more events: the query goes on without it."""

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from headrace.config import TagSettings
-from headrace.errors import OffsetOutOfRange, TagBuilding, Unavailable, UnknownTopic
+from headrace.errors import BadArgument, OffsetOutOfRange, TagBuilding, Unavailable, UnknownTopic
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.observe import get_logger
-from headrace.runtime import Backoff
+from headrace.runtime import SYSTEM_CLOCK, Backoff
 from headrace.store import Store
 from headrace.tags.decoded import Decoded
 from headrace.tags.events import TaggedEvent
@@ -32,6 +32,7 @@ __all__ = ["TagQueries"]
 
 _logger = get_logger(__name__)
 
+_DAY_MS = 86_400_000
 _AGAIN = Backoff(first_s=0.1, limit_s=5.0)
 
 
@@ -137,6 +138,8 @@ class _Query:
 
     async def _batches(self) -> AsyncGenerator[list[TaggedEvent], None]:
         seam = await self._read_seam() if self._has_begun else await self._begin()
+        if not self._has_begun:
+            await self._check_after(seam)
         self._has_begun = True
         while True:
             rows = self._rows(seam)
@@ -171,6 +174,25 @@ class _Query:
             fill = seam.registry.fills.get(self._tag)
             if fill is None or all(known.place >= (fill.cut_of(known.at) or known.place) for known in seam.live):
                 return seam
+
+    async def _check_after(self, seam: Seam) -> None:
+        """Refuse an offset of an event that the log never held: all that comes below it would be missed."""
+        after = self._after
+        if after is None or after.partition < 0:  # a time
+            return
+        latest_ms = max(seam.highest_ms, SYSTEM_CLOCK.now_ms()) + _DAY_MS  # clocks differ
+        if after.log_time_ms > latest_ms or not await self._was_held(seam, after):
+            raise BadArgument(
+                "after", str(after), "it is not of an event that this log has held; give one that it gave"
+            )
+
+    async def _was_held(self, seam: Seam, after: TagOffset) -> bool:
+        """Say whether the log can have held the record of an offset. Of topics that were others before, nobody knows."""
+        at = seam.place_of(after)
+        if at is None or at.topic in seam.gone or seam.layouts[at.topic].generation > 0:
+            return at is not None
+        end = await self._seams.end(at) if at in seam.partitions else 0
+        return end is None or after.offset < end
 
     async def _begin(self) -> Seam:
         """Read the seam, and for a query that ends where it ends; scan if the offset is in the current bucket."""
@@ -221,4 +243,4 @@ class _Query:
         )
         context.after = self._after
         until = None if self._until is None else {known.at: self._until.get(known.at, 0) for known in seam.live}
-        return Merge(context, self._seams, seam, rows, until=until)
+        return Merge(context, self._seams, seam, rows, until=until, patience_s=self._settings.gap_timeout_s)

@@ -17,6 +17,7 @@ from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.store import Place, Store, TagRow, TagTime
 from headrace.tags.floors import Floors, decode_layout, read_layout
+from headrace.tags.offsets import TagOffset
 from headrace.tags.registry import Registry, TagRegistry
 from headrace.tags.shared_looks import SharedLook
 
@@ -63,6 +64,12 @@ class Seam:
     def highest_ms(self) -> int:
         """The highest log time that the views hold."""
         return max((known.log_time_ms for known in self.partitions.values()), default=0)
+
+    def place_of(self, offset: TagOffset) -> TopicPartition | None:
+        """Return the partition that an offset names; None if no topic has that number."""
+        numbers = {entry.number: topic for topic, entry in self.registry.topics.items() if topic in self.layouts}
+        topic = numbers.get(offset.topic_number)
+        return None if topic is None else TopicPartition(topic, offset.partition)
 
     def covers(self, row: TagRow) -> bool:
         """Say whether the row lies at or below the seam: others are the log's to give."""

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as RawPlace
 
+from headrace.log import following
 from headrace.log.kafka.log import KafkaLog
 from headrace.model import TopicPartition
 from headrace.testing.conformance.log_setting import new_topic, numbered
@@ -56,8 +57,11 @@ async def test_a_partition_that_was_left_is_followed_from_the_new_place(
             assert await _follow(log, TopicPartition(topic, 0), start, 20) == list(range(start, 20))
 
 
-async def test_listeners_at_all_places_get_everything(log: KafkaLog, topic: str) -> None:
+async def test_listeners_at_all_places_get_everything(
+    log: KafkaLog, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FT8: more records than are kept, listeners that begin anywhere and take their time: the feed waits, jumps."""
+    monkeypatch.setattr(following, "_MOST_RECORDS", 1500)
     many = 6000
     await log.append(numbered(topic, many))
     at = TopicPartition(topic, 0)

@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from headrace.errors import HeadraceError, Unreachable
+from headrace.errors import BadArgument, HeadraceError, TimedOut, Unreachable
 from headrace.log import Log
 from headrace.model import TopicConfig
 from headrace.store import Store
 from headrace.tags import TagQueries, marking
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.conformance.store_rows import counted
-from headrace.testing.conformance.tags_setting import Follower, Scene, TagSetting, ids, ids_on
+from headrace.testing.conformance.tags_setting import DAY_MS, Follower, Scene, TagSetting, ids, ids_on
 
 __all__ = ["TagFollowingConformance"]
 
@@ -103,6 +103,31 @@ class TagFollowingConformance(TagSetting):
         store.is_away = False
         assert ids(await follower.next()) == ["a1"]
         await follower.stop()
+
+    async def test_a_query_that_may_not_write_does_not_end_without_its_events(self, scene: Scene) -> None:
+        """FT8: partitions are idle: it waits until they move, and fails after a while; it never leaves events out."""
+        (id_, *_), others = ids_on(0, 1), [ids_on(partition, 1)[0] for partition in range(1, 4)]
+        await scene.append(id_, 1)
+        with pytest.raises(TimedOut, match="read_only"):
+            await scene.again(gap_timeout_s=0.2).read(read_only=True)
+        reading = asyncio.ensure_future(scene.again(gap_timeout_s=30.0).read(read_only=True))
+        for other in others:
+            await scene.append(other, 1, [])
+        assert ids(await asyncio.wait_for(reading, 30)) == [f"{id_}1"]
+
+    async def test_an_offset_that_the_log_never_held_is_refused(self, scene: Scene) -> None:
+        """FT6: in the future, of a place behind the end, of a topic that is not there; what the log gave is taken."""
+        await scene.append("a", 1)
+        (event,) = await scene.read()
+        given = event.tag_offset
+        for wrong in (
+            given._replace(log_time_ms=given.log_time_ms + 365 * DAY_MS),
+            given._replace(offset=given.offset + 1000),
+            given._replace(topic_number=given.topic_number + 1000),
+        ):
+            with pytest.raises(BadArgument, match="after"):
+                await scene.read(after=wrong)
+        assert await scene.read(after=given) == []
 
     @pytest.mark.parametrize("is_replicated", [True, False])
     async def test_a_topic_that_is_made_again_is_followed_again(self, scene: Scene, is_replicated: bool) -> None:
