@@ -389,8 +389,12 @@ class TestWithoutStore:
             await self._append_on(writer, written)
         await growing
         reader = journal(hr, None)
-        for id_, last in written.items():
-            assert [event.seq_nr async for event in reader.read(id_)] == list(range(1, last + 1))
+        found = {id_: [event.seq_nr async for event in reader.read(id_)] for id_ in written}
+        assert {id_: found[id_][:last] for id_, last in written.items()} == {
+            id_: list(range(1, last + 1)) for id_, last in written.items()
+        }
+        more = sum(map(len, found.values())) - sum(written.values())
+        assert more <= 1  # of the last append nobody knows
 
     async def _append_on(self, writer: Journal, written: dict[str, int]) -> None:
         """Append to all journals until that fails; `written` has what was acknowledged."""

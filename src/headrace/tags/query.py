@@ -187,7 +187,7 @@ class _Query:
             )
 
     async def _was_held(self, seam: Seam, after: TagOffset) -> bool:
-        """Say whether the log can have held the record of an offset. Of topics that were others before, nobody knows."""
+        """Say whether the log can have held the record of an offset; of a topic that was another, nobody knows."""
         at = seam.place_of(after)
         if at is None or at.topic in seam.gone or seam.layouts[at.topic].generation > 0:
             return at is not None

@@ -140,7 +140,7 @@ class KafkaSource:
         while True:
             try:
                 _Pump(self).run()
-            except (KafkaException, RuntimeError) as error:
+            except Exception as error:  # a thread that ended would let every listener wait in vain
                 LOGGER.warning("the consumer that follows partitions failed: %s", error)
                 self._fail_all(error)
             with self._lock:
