@@ -25,7 +25,7 @@ from headrace.tags.marking import Marker
 from headrace.tags.offsets import TagOffset
 from headrace.tags.registry import Registry
 
-__all__ = ["HeadContext"]
+__all__ = ["HeadContext", "Scanned"]
 
 _LOOK_AGAIN_S = 0.05
 

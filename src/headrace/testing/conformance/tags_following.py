@@ -7,10 +7,12 @@ import asyncio
 import pytest
 
 from headrace.errors import BadArgument, HeadraceError, TimedOut, Unreachable
+from headrace.journal.folding import Entry
 from headrace.log import Log
 from headrace.model import TopicConfig
 from headrace.store import Store
-from headrace.tags import TagQueries, marking
+from headrace.tags import TagQueries, heads, marking
+from headrace.tags.head_context import HeadContext, Scanned
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.conformance.store_rows import counted
 from headrace.testing.conformance.tags_setting import DAY_MS, Follower, Scene, TagSetting, ids, ids_on
@@ -70,6 +72,33 @@ class TagFollowingConformance(TagSetting):
                 assert ids(found) == [f"{id_}{n}"]
         assert counted(MARKS) - before <= 10 * 3
         await asyncio.gather(*(each.stop() for each in followers))
+
+    async def test_new_journals_cost_no_pass_over_what_a_query_forgot(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """FT9: the head is longer than what is kept: only journals that were forgotten are looked for in the log."""
+        monkeypatch.setattr(heads, "_MOST_ACTIONS", 5)
+        monkeypatch.setattr(heads, "_MOST_KEYS", 5)
+        monkeypatch.setattr(heads, "_TRIM_FROM", 1)
+        monkeypatch.setattr(heads, "_TRIM_EVERY_S", 0.0)
+        scanned: list[str] = []
+        scan = HeadContext.scan
+
+        async def watched(context: HeadContext, entry: Entry) -> Scanned:
+            scanned.append(entry.id)
+            return await scan(context, entry)
+
+        monkeypatch.setattr(HeadContext, "scan", watched)
+        follower = scene.follow()
+        names = ids_on(0, 40)
+        for id_ in names:
+            await scene.append(id_, 1)
+            assert ids(await follower.next()) == [f"{id_}1"]
+        assert scanned == []
+        await scene.append(names[0], 2)
+        (again,) = await follower.next()
+        assert (again.id, again.number, scanned) == (names[0], 2, [names[0]])
+        await follower.stop()
 
     async def test_a_live_query_goes_on_when_its_store_is_back(self, scene: Scene) -> None:
         """FM5: the store is away; the query waits for it, and gives each event once, in order, afterwards."""
