@@ -39,11 +39,10 @@ _POLLS_AHEAD = 4
 
 
 class _Wanted(NamedTuple):
-    """From where a partition is to be followed, if not `is_paused`; `turn` tells one such errand from the next."""
+    """From where a partition is to be followed; `turn` tells one such errand from the next."""
 
     turn: int
     start: int
-    is_paused: bool = False
 
 
 class Brought(NamedTuple):
@@ -70,7 +69,6 @@ class Assigned:
     is_sure: bool = False
     doubt: int | None = None
     has_failed: bool = False
-    is_paused: bool = False
 
 
 @dataclass(slots=True)
@@ -107,13 +105,13 @@ class KafkaSource:
 
     def stop(self, feed: Feed) -> None:
         """Follow it no more for now."""
-        if self._feeds.get(feed.at) is feed:
-            self._want({**self._wanted, feed.at: _Wanted(feed.turn, feed.position, is_paused=True)})
+        if self._feeds.get(feed.at) is feed and feed.at in self._wanted:
+            self._want({at: wanted for at, wanted in self._wanted.items() if at != feed.at})
 
     def end(self, feed: Feed) -> None:
         """Forget it."""
         if self._feeds.get(feed.at) is feed:
-            self._want({at: wanted for at, wanted in self._wanted.items() if at != feed.at})
+            self.stop(feed)
             del self._feeds[feed.at]
             self._watch.keep({at.topic for at in self._feeds})
 
@@ -245,7 +243,8 @@ class _Pump:
         try:
             while not source.is_closed:
                 wanted = source.wanted
-                if wanted is not applied and self._apply(wanted):
+                if wanted is not applied:
+                    self._apply(wanted)
                     applied = wanted
                 if not wanted:
                     if not source.rest():
@@ -256,42 +255,25 @@ class _Pump:
             self._consumer.close()
             self._consumer = None
 
-    def _apply(self, wanted: Mapping[TopicPartition, _Wanted]) -> bool:
-        """Make the assignment what is wanted; False if some of it has to wait."""
+    def _apply(self, wanted: Mapping[TopicPartition, _Wanted]) -> None:
+        """Make the assignment what is wanted. One that is sent to another place is given back and taken anew."""
         assigned = self._assigned
-        gone = [at for at in assigned if at not in wanted]
+        gone = [at for at, has in assigned.items() if at not in wanted or wanted[at].turn != has.turn]
         if gone:
             self._consumer.incremental_unassign([_place(at) for at in gone])
             for at in gone:
                 del assigned[at]
-        new = [at for at, has in wanted.items() if at not in assigned and not has.is_paused]
+        new = {at: Assigned(turn, start, start) for at, (turn, start) in wanted.items() if at not in assigned}
         if new:
             self._find_leaders({at.topic for at in new})
-            self._consumer.incremental_assign([_place(at, wanted[at].start) for at in new])
-            assigned.update({at: Assigned(wanted[at].turn, wanted[at].start, wanted[at].start) for at in new})
-        changed = [at for at, has in assigned.items() if has.turn != wanted[at].turn]
-        are_sent = [self._send(at, wanted[at]) for at in changed]
-        return all(are_sent)
-
-    def _send(self, at: TopicPartition, wanted: _Wanted) -> bool:
-        """Send the consumer to another place of a partition that it has, or let it wait; False: not yet."""
-        has = self._assigned[at]
-        if wanted.is_paused:
-            self._consumer.pause([_place(at)])
-        else:
-            try:
-                self._consumer.seek(_place(at, wanted.start))
-            except KafkaException:  # it has not begun there yet
-                return False
-            if has.is_paused:
-                self._consumer.resume([_place(at)])
-        self._assigned[at] = Assigned(wanted.turn, wanted.start, wanted.start, is_paused=wanted.is_paused)
-        return True
+            self._consumer.incremental_assign([_place(at, has.start) for at, has in new.items()])
+            assigned.update(new)
 
     def _poll(self) -> None:
         found = sort_messages(take(self._consumer, _RECORDS_AT_ONCE, _POLL_S), self._assigned)
-        for at in found.doubtful:
-            self._consumer.seek(_place(at, self._assigned[at].start))
+        if found.doubtful:
+            self._consumer.incremental_unassign([_place(at) for at in found.doubtful])
+            self._consumer.incremental_assign([_place(at, self._assigned[at].start) for at in found.doubtful])
         if found.brought:
             self._source.hand_over(found.brought)
 
@@ -321,7 +303,7 @@ def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Ass
             continue
         at = TopicPartition(message.topic(), message.partition())
         has = assigned.get(at)
-        if has is None or has.has_failed or has.is_paused or at in found.doubtful:
+        if has is None or has.has_failed or at in found.doubtful:
             continue
         offset = message.offset()
         if offset < has.position:
