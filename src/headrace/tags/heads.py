@@ -191,9 +191,14 @@ class PartitionHead:
         """Fold the actions of keys that matter, and put the tag's events up for taking.
 
         They are `sighted` while the store is asked about their keys: partitions that will hold them up can be marked
-        meanwhile.
+        meanwhile. Most records of a busy log are of no concern to a query, and only remembered.
         """
+        if not found:
+            return
+        self._actions.take([each.entry for each in found], found[-1].entry.offset + 1)
         tagged = [each.entry for each in found if each.is_tagged]
+        if not tagged and not any(each.entry.id in self._keys for each in found):
+            return
         if tagged:
             self._context.marker.earn(self.at, tagged[-1].offset, len(tagged))
             self.sighted = self._time_of(tagged[-1])
@@ -204,7 +209,6 @@ class PartitionHead:
             self.sighted = None
 
     async def _number(self, found: Sequence[_Found]) -> None:
-        self._actions.take([each.entry for each in found], found[-1].entry.offset + 1 if found else 0)
         first = {each.entry.id: each.entry for each in reversed(found) if each.is_tagged}
         new = [entry for id_, entry in first.items() if id_ not in self._keys]
         loaded = await asyncio.gather(*(self._load(entry) for entry in new))
@@ -246,8 +250,8 @@ class PartitionHead:
 
     def _move(self, offset: int, log_time_ms: int, *, quietly: bool = False) -> None:
         self._log_time_ms = max(self._log_time_ms, log_time_ms)
-        place = TagTime(self._log_time_ms, self._topic_number, self.at.partition, offset)
         if not quietly:
+            place = TagTime(self._log_time_ms, self._topic_number, self.at.partition, offset)
             self.position = max(self.position, place)
             self._context.marker.saw(self.at, self._log_time_ms)
             if self.events or self._context.is_waiting:
