@@ -42,7 +42,7 @@ class MarkBudget:
     Pure: the caller says what time it is.
     """
 
-    def __init__(self, now_s: float, *, per_s: float = 300.0, per_event: float = 0.5, most: float = 500.0) -> None:
+    def __init__(self, now_s: float, *, per_s: float = 200.0, per_event: float = 0.5, most: float = 500.0) -> None:
         self._per_s = per_s
         self._per_event = per_event
         self._most = most

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from headrace.errors import TimedOut, UnknownTopic
 from headrace.journal import Layout
 from headrace.model import Position, TopicPartition
+from headrace.observe import get_logger
 from headrace.store import Place, TagTime
 from headrace.store.tag_rows import FIRST_TAG_TIME, LAST_TAG_TIME
 from headrace.tags.events import TaggedEvent
@@ -26,6 +27,8 @@ from headrace.tags.seams import Known, Seam, SeamReader
 from headrace.tags.view_rows import ViewRows
 
 __all__ = ["Merge"]
+
+_logger = get_logger(__name__)
 
 _LOOK_FOR_TOPICS_S = 1.0
 _AT_ONCE = 100
@@ -66,6 +69,7 @@ class Merge:
         context.heads = self._heads  # type: ignore[assignment]
         context.on_growth = self._grow
         self._gone = set(seam.gone)
+        self._left: dict[TopicPartition, PartitionHead] = {}
         self._last_ms: dict[str, int] = {}
         for known in seam.live:
             self._add(known)
@@ -180,6 +184,7 @@ class Merge:
         if now_s - self._looked_s > _LOOK_FOR_TOPICS_S:
             self._looked_s = now_s
             await self._seams.discovered()
+            await self._find_again()
         registry = await self._seams.announced()
         check_filled(registry.fills, context.tag, before=context.registry.fills)
         new = [topic for topic, entry in registry.topics.items() if self._is_new(topic, entry)]
@@ -189,6 +194,19 @@ class Merge:
         if up_to is not None:
             self._looked_up_to = max(self._looked_up_to, up_to)
         return bool(new)
+
+    async def _find_again(self) -> None:
+        """Follow topics again that were taken for gone, and are not: a broker did not know of them for a moment."""
+        for topic in self._gone & await self._seams.topics():
+            layout = self._context.layouts.get(topic)
+            if layout is not None and await self._seams.is_there(layout):
+                _logger.warning("a topic that was gone is there again", topic=topic, tag=self._context.tag)
+                if left := {at: head for at, head in self._left.items() if at.topic == topic}:
+                    self._gone.discard(topic)
+                    self._heads.update(left)
+                    self._start()
+                else:
+                    await self._add_topic(topic)
 
     def _is_new(self, topic: str, entry: TopicEntry) -> bool:
         """Say whether a topic is to be followed from now on: it is new, or was gone and has been made again."""
@@ -261,7 +279,7 @@ class Merge:
         self._gone.add(topic)
         self._marker.forget(topic)
         for at in [at for at in self._heads if at.topic == topic]:
-            head = self._heads.pop(at)
+            head = self._left[at] = self._heads.pop(at)
             self._ends.pop(at, None)
             self._last_ms[topic] = max(head.position.log_time_ms, self._last_ms.get(topic, 0))
             task = self._tasks.pop(at, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -21,6 +22,7 @@ __all__ = ["TagFollowingConformance"]
 
 MARKS = "headrace_tags_marks_total"
 FEEDS = "headrace_log_feeds"
+LISTENERS = "headrace_log_listeners"
 MANY = 20
 
 
@@ -42,16 +44,17 @@ class TagFollowingConformance(TagSetting):
 
     async def test_one_set_of_marks_serves_all_queries_of_a_process(self, scene: Scene) -> None:
         """FT8: events of twenty tags that wait at the same time, one query each: one Mark a partition, at most."""
-        gathering = scene.again(gather_ms=300.0)
+        await eventually(_nobody_follows)
+        gathering = scene.again(gather_ms=500.0)
         followers = [gathering.follow(f"t{n}") for n in range(MANY)]
         for each in followers:
             assert await each.is_silent(0.0)
+        await eventually(_all_listen)
         before = counted(MARKS)
-        (id_,) = ids_on(0, 1)
-        for n in range(MANY):
-            await scene.append(id_, n + 1, [f"t{n}"])
+        names = ids_on(0, MANY)
+        await asyncio.gather(*(scene.append(id_, 1, [f"t{n}"]) for n, id_ in enumerate(names)))
         found = await asyncio.gather(*(each.next() for each in followers))
-        assert [event.seq_nr for (event,) in found] == list(range(1, MANY + 1))
+        assert [event.id for (event,) in found] == names
         assert counted(MARKS) - before <= 2 * 3  # a second set, where appending them took longer than the gathering
         await asyncio.gather(*(each.stop() for each in followers))
 
@@ -187,6 +190,31 @@ class TagFollowingConformance(TagSetting):
         assert await scene.read() == kept
         assert await scene.read(after=seen[2].tag_offset) == seen[3:]
 
+    async def test_a_topic_that_was_not_listed_for_a_moment_is_followed_again(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """FT6: a broker that has just started may not know of it yet: that is no reason to forget it."""
+        follower = scene.follow()
+        await scene.append("a", 1)
+        assert ids(await follower.next()) == ["a1"]
+        known, looks = scene.log.admin.topics, 0
+
+        async def forgetful() -> Sequence[str]:
+            nonlocal looks
+            looks += 1
+            return [name for name in await known() if name != scene.topic or looks > 2]
+
+        monkeypatch.setattr(scene.log.admin, "topics", forgetful)
+        assert await follower.is_silent(0.0)
+
+        async def is_listed_again() -> bool:
+            return looks > 2
+
+        await eventually(is_listed_again)
+        await scene.append("a", 2)
+        assert ids(await follower.next()) == ["a2"]
+        await follower.stop()
+
     async def test_a_topic_that_is_another_one_by_now_is_noticed(self, scene: Scene) -> None:
         """FT6: it was deleted and made again between two looks: the ids tell, and nothing of the new one is missed."""
         other = await scene.new_topic(partitions=1)
@@ -206,6 +234,10 @@ class TagFollowingConformance(TagSetting):
 
 async def _nobody_follows() -> bool:
     return counted(FEEDS) == 0
+
+
+async def _all_listen() -> bool:
+    return counted(LISTENERS) == MANY * 4
 
 
 async def make_again(log: Log, topic: str) -> None:
