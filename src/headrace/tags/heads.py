@@ -25,6 +25,7 @@ from headrace.tags.decoded import Meaning
 from headrace.tags.events import TaggedEvent
 from headrace.tags.head_context import HeadContext
 from headrace.tags.key_states import KeyState, load_key, rows_of
+from headrace.tags.marking import MARK_KEY
 from headrace.tags.seams import Known
 
 __all__ = ["PartitionHead"]
@@ -39,6 +40,7 @@ _TRIM_FROM = 1000
 _TRIM_EVERY_S = 2.0
 NOWHERE = Place(-1, -1)
 _NOTHING = Meaning(None)
+_MARK_ID = MARK_KEY.decode()
 
 
 class _Found(NamedTuple):
@@ -161,7 +163,8 @@ class PartitionHead:
 
     async def _pass_mark(self, entry: Entry, mark: Mark, before: list[_Found]) -> None:
         await self._deliver(before)
-        self._context.marker.met(mark.id)
+        if entry.id == _MARK_ID:
+            self._context.marker.met(mark.id)
         log_time_ms = max(self._log_time_ms, entry.timestamp_ms)
         if (mark.generation or 0) <= self.generation:
             self._actions.take([entry], entry.offset + 1)

@@ -78,7 +78,7 @@ class Merge:
         """Yield the events in order, those together that are ready together."""
         try:
             await self._find_ends()
-            self._marker.listeners.add(self._marked)
+            self._marker.join(self._marked)
             self._start()
             while not await self._is_done():
                 await self._note_gone()
@@ -351,7 +351,7 @@ class Merge:
                 raise failure
 
     async def _stop(self) -> None:
-        self._marker.listeners.discard(self._marked)
+        self._marker.leave(self._marked)
         tasks = [*self._tasks.values(), *self._ended]
         for task in tasks:
             task.cancel()

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.errors import BadArgument, HeadraceError, TimedOut, Unreachable
+from headrace.journal.actions import Mark
+from headrace.journal.barriers import write_mark
 from headrace.journal.folding import Entry
 from headrace.log import Log
-from headrace.model import TopicConfig
+from headrace.model import TopicConfig, TopicPartition
 from headrace.store import Store
 from headrace.tags import TagQueries, heads, marking
 from headrace.tags.head_context import HeadContext, Scanned
@@ -75,6 +77,18 @@ class TagFollowingConformance(TagSetting):
                 assert ids(found) == [f"{id_}{n}"]
         assert counted(MARKS) - before <= 10 * 3
         await asyncio.gather(*(each.stop() for each in followers))
+
+    async def test_marks_of_journals_that_are_read_are_not_taken_for_those_of_queries(self, scene: Scene) -> None:
+        """FT8: reads write Marks of their own; they don't say that another process marks idle partitions."""
+        follower = scene.follow()
+        await scene.append("a", 1)
+        await follower.next()
+        for n in range(20):
+            await write_mark(scene.log, TopicPartition(scene.topic, n % 4), "a", Mark(id="0" * 32))
+        await scene.append("a", 2)
+        await follower.next()
+        assert not scene.queries._marker.leaves_to_others  # noqa: SLF001
+        await follower.stop()
 
     async def test_new_journals_cost_no_pass_over_what_a_query_forgot(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch
