@@ -12,8 +12,17 @@ import pytest
 
 import headrace
 from headrace.app import Headrace
-from headrace.errors import BadArgument, HeadraceError, ImpossibleTopicChange, LayoutLost
-from headrace.journal import JOURNAL_TOPIC, HeadCache, Journal, Layout, Topology, grow_topic, replicate_batch
+from headrace.errors import BadArgument, HeadraceError, ImpossibleTopicChange, LayoutLost, Unavailable
+from headrace.journal import (
+    JOURNAL_TOPIC,
+    HeadCache,
+    Journal,
+    Layout,
+    Topology,
+    grow_topic,
+    replicate_batch,
+    topology,
+)
 from headrace.journal.actions import Append
 from headrace.journal.boundary_marks import PartitionMarks, rebuilt
 from headrace.journal.headers import encode_action
@@ -23,10 +32,11 @@ from headrace.journal.retention import remove_replicated
 from headrace.journal.topology import longest_lease_s
 from headrace.log import Log
 from headrace.model import Event, NewRecord, Position, Topic, TopicPartition, partition_of
-from headrace.store import open_store
+from headrace.store import Settings, open_store
 from headrace.testing import SimulatedCrash, crash_at
 from headrace.testing.conformance.log_on_top import LogOnTop
 from headrace.testing.conformance.log_setting import eventually
+from headrace.testing.conformance.tags_following import AbsentStore
 
 LEASE_S = 0.3
 
@@ -544,3 +554,98 @@ async def test_a_timeline_goes_on_across_growth(hr: Headrace) -> None:
     for id_ in ids:
         moments = [moment async for moment in reader.history(id_)]
         assert [(moment.what, moment.effect) for moment in moments] == [("events 2 to 6, up to 6", "stored")]
+
+
+class TestWithoutStore:
+    """The store does not answer, and the layout's lease runs out."""
+
+    async def test_appends_go_on_while_the_log_says_that_nothing_grew(self, hr: Headrace) -> None:
+        """FM5: for as long as it lasts; and what was written is read when the store is back."""
+        store = AbsentStore(hr.store)
+        writer = Journal(hr.log, store, "t", cache=None, lease_s=0.05)  # type: ignore[arg-type]
+        await writer.append("k", [Event(1, "x")])
+        store.is_away = True
+        for n in range(2, 8):
+            await asyncio.sleep(0.06)
+            await writer.append("k", [Event(n, "x")])
+        assert store.refused >= 5
+        store.is_away = False
+        assert [event.seq_nr async for event in writer.read("k")] == list(range(1, 8))
+
+    async def test_a_store_that_hangs_is_waited_for_once(self, hr: Headrace, monkeypatch: pytest.MonkeyPatch) -> None:
+        """FM5: the question stays open; appends go on without it, and with its answer."""
+        monkeypatch.setattr(topology, "_PATIENCE_S", 0.1)
+        settings = HangingSettings(hr.store.settings)
+        layouts = Topology(hr.log, settings, "t", lease_s=0.02)  # type: ignore[arg-type]
+        known = await layouts.layout()
+        settings.answers.clear()
+        for _ in range(5):
+            await asyncio.sleep(0.03)
+            assert await layouts.layout() == known
+        assert settings.asked == 2
+        settings.answers.set()
+
+        async def is_asked_again() -> bool:
+            await layouts.layout()
+            return settings.asked > 2
+
+        await eventually(is_asked_again, within_s=5, every_s=0.01)
+
+    async def test_a_topic_that_has_grown_is_not_written_to_by_an_old_layout(self, hr: Headrace) -> None:
+        """FM5: the log has more partitions: the append fails, and works when the new layout can be read."""
+        store = AbsentStore(hr.store)
+        writer = Journal(hr.log, store, "t", cache=None, lease_s=0.05)  # type: ignore[arg-type]
+        await writer.append("k", [Event(1, "x")])
+        store.is_away = True
+        await grow(hr, 6)
+        with pytest.raises(Unavailable):
+            await writer.append("k", [Event(2, "x")])
+        store.is_away = False
+        await writer.append("k", [Event(2, "x")])
+        assert [event.seq_nr async for event in writer.read("k")] == [1, 2]
+
+    async def test_nothing_is_written_behind_a_boundary_meanwhile(self, hr: Headrace) -> None:
+        """FM5: a topic grows while a writer lives without its store: all that was acknowledged is there afterwards."""
+        store = AbsentStore(hr.store)
+        writer = Journal(hr.log, store, "t", cache=None, lease_s=LEASE_S)  # type: ignore[arg-type]
+        written: dict[str, int] = dict.fromkeys((f"k{n}" for n in range(20)), 0)
+        await writer.append("k0", [Event(1, "x")])
+        written["k0"] = 1
+        store.is_away = True
+        growing = asyncio.create_task(grow(hr, 6))
+        with pytest.raises(Unavailable):
+            await self._append_on(writer, written)
+        await growing
+        reader = journal(hr, None)
+        found = {id_: [event.seq_nr async for event in reader.read(id_)] for id_ in written}
+        assert {id_: found[id_][:last] for id_, last in written.items()} == {
+            id_: list(range(1, last + 1)) for id_, last in written.items()
+        }
+        more = sum(map(len, found.values())) - sum(written.values())
+        assert more <= 1  # of the last append nobody knows
+
+    async def _append_on(self, writer: Journal, written: dict[str, int]) -> None:
+        """Append to all journals until that fails; `written` has what was acknowledged."""
+        while True:
+            for id_, last in written.items():
+                await writer.append(id_, [Event(last + 1, "x")])
+                written[id_] = last + 1
+            await asyncio.sleep(0.005)
+
+
+class HangingSettings:
+    """Settings that are answered while `answers` is set."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.asked = 0
+
+    async def get(self, key: str) -> str | None:
+        self.asked += 1
+        await self.answers.wait()
+        return await self._settings.get(key)
+
+    async def put(self, key: str, value: str, *, expected: str | None) -> bool:
+        return await self._settings.put(key, value, expected=expected)

@@ -225,7 +225,7 @@ class TestWaiting:
         for n in range(1, 21):
             cached.script.append(f"k{n % 5}", n)
         await cached.reach(20)
-        assert (await cached.ask("k0", up_to=19)).kind in (HeadKind.UNKNOWN, HeadKind.KNOWN)
+        assert (await cached.ask("k0", up_to=19)).kind is HeadKind.INDEXED
         assert cached.cache.actions <= 3
         journal = Journal(cached.log, cached.store, "t", cache=cached.cache, read_only=True)
         for n in range(5):
@@ -425,3 +425,114 @@ class Stale(MemoryStore):
     async def replicated(self, at: TopicPartition) -> ReplicatedOffset | None:
         self.asked += 1
         return None if self.asked <= self._times else await super().replicated(at)
+
+
+class TestIndex:
+    """What a head knows of keys that it has forgotten."""
+
+    def indexed(self, script: Script, most: int) -> Head:
+        head = Head(0, has_index=True)
+        head.take(entries(script), script.offset)
+        head.evict(most)
+        return head
+
+    def test_a_key_that_did_nothing_is_known_after_an_eviction(self) -> None:
+        """FT9: a new journal needs no pass over the head; of an evicted one the offsets are known."""
+        script = Script()
+        for id_ in ("a", "b", "c", "a", "b"):
+            script.append(id_, script.offset + 1)
+        head = self.indexed(script, 1)
+        assert offsets(head.ask("nobody", after=-1, up_to=4)) == []
+        answer = head.ask("a", after=-1, up_to=4)
+        assert (answer.kind, answer.offsets, answer.entries) == (HeadKind.INDEXED, [0, 3], ())
+        assert head.ask("a", after=0, up_to=4).offsets == [3]
+        assert head.ask("a", after=-1, up_to=2).offsets == [0]
+        assert head.indexed == 5 - head.actions
+
+    def test_what_a_key_did_later_is_added(self) -> None:
+        """FT9: offsets of what was evicted, and the actions since."""
+        script = Script()
+        script.append("a", 1)
+        head = self.indexed(script, 0)
+        script.append("b", 1)
+        script.append("a", 2)
+        head.take(entries(script), 3)
+        answer = head.ask("a", after=-1, up_to=2)
+        assert (answer.offsets, [entry.offset for entry in answer.entries]) == ([0], [2])
+        assert offsets(head.ask("a", after=0, up_to=2)) == [2]
+
+    def test_what_came_before_a_purge_is_not_taken_for_known(self) -> None:
+        """FT9: the purge cleared it, so the index does not have it: windows that begin before are unknown."""
+        script = Script()
+        script.append("a", 1)
+        script.purge("a")
+        script.append("b", 1)
+        head = self.indexed(script, 0)
+        assert head.ask("a", after=-1, up_to=2).kind is HeadKind.UNKNOWN
+        assert head.ask("a", after=0, up_to=2).offsets == [1]
+        assert offsets(head.ask("b", after=2, up_to=2)) == []
+
+    def test_a_purge_behind_an_eviction_does_not_clear_what_is_not_known(self) -> None:
+        """FT9: what was evicted may hold poison, and then the purge counts for nothing."""
+        script = Script()
+        script.poison("a")
+        head = self.indexed(script, 0)
+        script.purge("a")
+        head.take(entries(script), 2)
+        assert head.ask("a", after=-1, up_to=1).kind is HeadKind.UNKNOWN
+
+    def test_the_index_goes_with_replication(self) -> None:
+        """FT9: what the store has is thrown out."""
+        script = Script()
+        for n in range(1, 101):
+            script.append(f"k{n % 7}", n)
+        head = self.indexed(script, 0)
+        for _ in range(20):
+            head.replicated(49)
+            head.replicated(50)
+        assert head.ask("k1", after=50, up_to=99).offsets == [56, 63, 70, 77, 84, 91, 98]
+        head.replicated(99)
+        assert head.indexed == 0
+
+    def test_without_room_keys_are_unknown(self) -> None:
+        """FT9: an index that was dropped says nothing about what lay before."""
+        script = Script()
+        script.append("a", 1)
+        head = self.indexed(script, 0)
+        head.drop_index()
+        assert head.ask("nobody", after=-1, up_to=0).kind is HeadKind.UNKNOWN
+        assert offsets(head.ask("nobody", after=0, up_to=0)) == []
+
+    async def test_new_journals_cost_no_pass_over_a_head_that_is_too_long(self) -> None:
+        """FT9: 20 000 un-replicated records, a tenth kept: 100 new journals and 20 old ones read hardly anything."""
+        cached = Cached(max_actions=2000)
+        for n in range(1, 20_001):
+            cached.script.append(f"k{n}", 1)
+        await cached.reach(20_000)
+        counting = Counting(cached.log)
+        cache = HeadCache(counting, cached.store, max_actions=2000)
+        journal = Journal(counting, cached.store, "t", cache=cache, read_only=True)
+        assert await journal.pointer("new") is None
+        counting.records_read = 0
+        for n in range(100):
+            assert await journal.pointer(f"new{n}") is None
+        assert counting.records_read == 0
+        for n in range(1, 20_000, 1000):
+            assert [event.seq_nr async for event in journal.read(f"k{n}")] == [1]
+        assert counting.records_read <= 3 * 20
+        assert cache.actions <= 2000
+        await cache.close()
+
+
+class Counting(OnTop):
+    """Counts the records of bounded reads."""
+
+    def __init__(self, log: ScriptLog) -> None:
+        super().__init__(log)
+        self.records_read = 0
+
+    async def batches(self, reading: Reading) -> AsyncIterator[Batch]:
+        async for batch in super().batches(reading):
+            if reading.end is not None:
+                self.records_read += len([record for record in batch.records if record.offset < reading.end])
+            yield batch

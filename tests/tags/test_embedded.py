@@ -14,6 +14,7 @@ from headrace.errors import TagsDisabled
 from headrace.model import Event
 from headrace.store import Store
 from headrace.testing.conformance.tags_filling import TagFillConformance
+from headrace.testing.conformance.tags_following import TagFollowingConformance
 from headrace.testing.conformance.tags_queries import TagQueryConformance
 from headrace.testing.conformance.tags_simulation import TagSimulation
 from headrace.testing.conformance.tags_views import TagLossConformance, TagRepairConformance, TagViewConformance
@@ -35,6 +36,10 @@ class Embedded:
 
 class TestEmbeddedQueries(Embedded, TagQueryConformance):
     """All that queries promise."""
+
+
+class TestEmbeddedFollowing(Embedded, TagFollowingConformance):
+    """What many live queries cost, and what they live through."""
 
 
 class TestEmbeddedViews(Embedded, TagViewConformance):

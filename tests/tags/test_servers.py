@@ -19,6 +19,7 @@ from headrace.services import RunningService
 from headrace.store import Store, open_store
 from headrace.testing.conformance.journal_setting import replicate
 from headrace.testing.conformance.tags_filling import TagFillConformance
+from headrace.testing.conformance.tags_following import TagFollowingConformance
 from headrace.testing.conformance.tags_queries import TagQueryConformance
 from headrace.testing.conformance.tags_simulation import TagSimulation
 from headrace.testing.conformance.tags_views import TagLossConformance, TagRepairConformance, TagViewConformance
@@ -59,6 +60,10 @@ class Servers:
 
 class TestServedQueries(Servers, TagQueryConformance):
     """All that queries promise."""
+
+
+class TestServedFollowing(Servers, TagFollowingConformance):
+    """What many live queries cost, and what they live through."""
 
 
 class TestServedViews(Servers, TagViewConformance):

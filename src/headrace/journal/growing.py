@@ -48,6 +48,7 @@ async def grow_topic(log: Log, settings: Settings, topic: str, *, partitions: in
     if (await log.admin.describe(topic)).partitions < partitions:
         await log.admin.add_partitions(topic, total=partitions)
     crash_point("grow.added")
+    await asyncio.sleep(lease_s)  # nor does who can't reach the store, and has seen no new partition in the log
     boundaries = {
         partition: await _boundary(log, TopicPartition(topic, partition), layout)
         for partition in range(layout.partitions)

@@ -1,8 +1,9 @@
 """What the un-replicated head of one partition holds, by key: pure, without the consumer that feeds it.
 
 Knowledge is exact or said to be missing. `start` is the first offset it knows about; a key that was evicted, or that is
-absent after an eviction, is unknown up to the eviction's offset. The records of appends are kept as well, the newest
-ones, as far as their bytes are allowed: what is not kept is read from the log.
+absent after an eviction, is unknown up to the eviction's offset, unless there is an index of what was evicted: that
+knows at least at which offsets a key did something. The records of appends are kept as well, the newest ones, as far as
+their bytes are allowed: what is not kept is read from the log.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 
 from headrace.journal.actions import Mark, Poison, Purge
 from headrace.journal.folding import Entry
+from headrace.journal.head_index import HeadIndex
 from headrace.journal.partition_batch import next_generation
 from headrace.model import Record
 
@@ -29,6 +31,7 @@ class HeadKind(Enum):
     """What the head knows about a key in a window."""
 
     KNOWN = "known"
+    INDEXED = "indexed"
     UNKNOWN = "unknown"
     BEHIND = "behind"
 
@@ -37,6 +40,7 @@ class HeadKind(Enum):
 class HeadAnswer:
     """KNOWN: the key's actions in the window, all of them. UNKNOWN: look into the log.
 
+    INDEXED: some are to be read from the log, at `offsets`; those that follow are here.
     BEHIND: the window begins before what is kept; read the replicated offset and the state again, they have moved.
     `generation` is the partition's as of the last record seen; `records` are those that are kept, by offset.
     """
@@ -45,6 +49,7 @@ class HeadAnswer:
     entries: Sequence[Entry] = ()
     generation: int = 0
     records: Mapping[int, Record] = field(default_factory=dict)
+    offsets: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -57,17 +62,24 @@ class _Key:
 
 
 class Head:
-    """The head of one partition."""
+    """The head of one partition. With `has_index` it remembers where evicted keys have their actions."""
 
-    def __init__(self, start: int, generation: int = 0) -> None:
+    def __init__(self, start: int, generation: int = 0, *, has_index: bool = False) -> None:
         self.start = start
         self.generation = generation
         self.position = start
         self._evicted_to = -1
         self._keys: OrderedDict[str, _Key] = OrderedDict()
         self._records: OrderedDict[int, Record] = OrderedDict()
+        self._index = HeadIndex() if has_index else None
+        self._unindexed_to = -1
         self.actions = 0
         self.record_bytes = 0
+
+    @property
+    def indexed(self) -> int:
+        """How many actions the index has."""
+        return len(self._index) if self._index is not None else 0
 
     def take(self, entries: Sequence[Entry], position: int, records: Mapping[int, Record] = {}) -> None:
         """Add what the log holds from the old position to the new one. Repetitions change nothing.
@@ -78,7 +90,7 @@ class Head:
             if entry.offset < self.position:
                 continue
             if isinstance(entry.action, Mark):
-                self.generation = next_generation(self.generation, entry.action)
+                self._pass_mark(entry.action)
             else:
                 self._add(entry)
                 self._keep(records.get(entry.offset))
@@ -90,15 +102,25 @@ class Head:
         if after + 1 < self.start:
             return HeadAnswer(HeadKind.BEHIND)
         known = self._keys.get(id_)
-        complete_from = known.complete_from if known is not None else self._evicted_to + 1
-        if after + 1 < complete_from or (known is not None and up_to < known.cleared_at):
+        if known is not None and up_to < known.cleared_at:
             return HeadAnswer(HeadKind.UNKNOWN)
+        complete_from = known.complete_from if known is not None else self._evicted_to + 1
+        offsets: Sequence[int] = ()
+        if after + 1 < complete_from:
+            is_cleared = known is not None and known.cleared_at >= 0
+            if self._index is None or is_cleared or after < self._unindexed_to:
+                return HeadAnswer(HeadKind.UNKNOWN)
+            offsets = self._index.of(id_, after=after, up_to=min(up_to, complete_from - 1))
+        return self._answer(known, after, up_to, offsets)
+
+    def _answer(self, known: _Key | None, after: int, up_to: int, offsets: Sequence[int]) -> HeadAnswer:
+        kind = HeadKind.INDEXED if offsets else HeadKind.KNOWN
         if known is None:
-            return HeadAnswer(HeadKind.KNOWN, (), self.generation)
+            return HeadAnswer(kind, (), self.generation, offsets=offsets)
         entries = [entry for entry in known.entries if after < entry.offset <= up_to]
         get = self._records.get
         records = {entry.offset: record for entry in entries if (record := get(entry.offset)) is not None}
-        return HeadAnswer(HeadKind.KNOWN, entries, self.generation, records)
+        return HeadAnswer(kind, entries, self.generation, records, offsets)
 
     def replicated(self, offset: int, generation: int = 0) -> None:
         """Drop what the store has: all at or below the offset, where the partition was in that generation."""
@@ -108,8 +130,7 @@ class Head:
         if self.start > self.position:
             self.generation = max(self.generation, generation)
         self.position = max(self.position, self.start)
-        if self._evicted_to <= offset:
-            self._evicted_to = -1
+        self._cut_index(offset)
         while self._records and next(iter(self._records)) <= offset:
             self._drop_record()
         for id_, key in list(self._keys.items()):
@@ -125,16 +146,50 @@ class Head:
         """Forget the keys that were quiet for longest until at most so many actions are kept; returns how many keys."""
         evicted = 0
         while self.actions > most and self._keys:
-            _, key = self._keys.popitem(last=False)
+            id_, key = self._keys.popitem(last=False)
+            self._note(id_, key)
             self._forget(key)
             self._evicted_to = self.position - 1
             evicted += 1
         return evicted
 
+    def drop_index(self) -> None:
+        """Forget where evicted keys have their actions: they are unknown from here on."""
+        if self._index is not None:
+            self._index.clear()
+            self._unindexed_to = self.position - 1
+
     def drop_records(self, most_bytes: int) -> None:
         """Drop the oldest records until at most so many bytes of them are kept."""
         while self.record_bytes > most_bytes and self._records:
             self._drop_record()
+
+    def _cut_index(self, offset: int) -> None:
+        """Forget what was evicted, and lies at or below an offset."""
+        if self._evicted_to <= offset:
+            self._evicted_to = -1
+            if self._index is not None:
+                self._index.clear()
+        if self._unindexed_to <= offset:
+            self._unindexed_to = -1
+        if self._index is not None:
+            self._index.cut(offset)
+
+    def _note(self, id_: str, key: _Key) -> None:
+        """Index the actions of a key that is evicted. Of one that was purged, those before are not all known."""
+        if self._index is None:
+            return
+        if key.cleared_at >= 0:
+            self._unindexed_to = max(self._unindexed_to, key.cleared_at - 1)
+        for entry in key.entries:
+            self._index.add(id_, entry.offset)
+
+    def _pass_mark(self, mark: Mark) -> None:
+        """Go on to the next generation, if it begins here. The index does not know of generations."""
+        generation = next_generation(self.generation, mark)
+        if generation != self.generation:
+            self.drop_index()
+        self.generation = generation
 
     def _add(self, entry: Entry) -> None:
         key = self._keys.get(entry.id)

@@ -21,6 +21,9 @@ __all__ = ["HeadCache"]
 
 _logger = get_logger(__name__)
 
+# An action in the index takes about a thirtieth of what a kept one takes.
+_INDEXED_FOR_ONE = 30
+
 _RESTART = Backoff(first_s=0.1, factor=2.0, limit_s=5.0, jitter=0.2)
 
 
@@ -38,9 +41,10 @@ class _Followed:
 class HeadCache:
     """Answers what the head of the log holds for a key.
 
-    The bounds are over all partitions: on actions, without which a key is unknown, and on the bytes of the newest
-    records, without which a reader gets them from the log (0: only headers are followed). A partition that nobody
-    asked about for `idle_s` is dropped.
+    The bounds are over all partitions: on actions, without which only the offsets of a key are known, and on the bytes
+    of the newest records, without which a reader gets them from the log (0: only headers are followed). Offsets of
+    thirty times as many actions are kept; a key is unknown beyond that. A partition that nobody asked about for
+    `idle_s` is dropped.
     """
 
     def __init__(
@@ -96,6 +100,11 @@ class HeadCache:
         return sum(followed.head.actions for followed in self._followed.values())
 
     @property
+    def indexed(self) -> int:
+        """How many actions are known only by their offsets."""
+        return sum(followed.head.indexed for followed in self._followed.values())
+
+    @property
     def record_bytes(self) -> int:
         """How many bytes of records are kept."""
         return sum(followed.head.record_bytes for followed in self._followed.values())
@@ -118,7 +127,7 @@ class HeadCache:
     def _follow(self, at: TopicPartition, generation: int, start: int) -> _Followed:
         followed = self._followed.get(at)
         if followed is None:
-            followed = self._followed[at] = _Followed(Head(start, generation))
+            followed = self._followed[at] = _Followed(Head(start, generation, has_index=True))
             followed.task = asyncio.create_task(self._run(at, followed), name=f"headrace-head-{at}")
         if self._trimmer is None or self._trimmer.done():
             self._trimmer = asyncio.create_task(self._trim_on(), name="headrace-head-trim")
@@ -174,6 +183,8 @@ class HeadCache:
         excess = self.actions - self._max_actions
         if excess > 0:
             HEAD_ENTRIES_DROPPED.labels(topic).inc(head.evict(max(head.actions - excess, 0)))
+        if self.indexed > self._max_actions * _INDEXED_FOR_ONE:
+            head.drop_index()
 
     async def _trim_on(self) -> None:
         while self._followed:

@@ -48,6 +48,11 @@ class Layout(msgspec.Struct, frozen=True):
         return len(self.generations) - 1
 
     @property
+    def is_made_anew(self) -> bool:
+        """Whether the published generation began with a topic that was deleted and created again."""
+        return self.generation > 0 and not self.generations[-1].boundaries
+
+    @property
     def partitions(self) -> int:
         """The published number of partitions."""
         return self.generations[-1].partitions

@@ -2,7 +2,8 @@
 
 The layout is kept in the store, for all processes. A client trusts what it read for the length of a lease and looks
 again before it writes after that, so that a topic that began to grow one lease ago is written to by nobody. Leases may
-differ: each client stores its own before it trusts a layout, and growth waits for the longest.
+differ: each client stores its own before it trusts a layout, and growth waits for the longest. While the store does not
+answer, a client goes on with the layout it has as long as the log has no partition more than that says.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.errors import TimedOut, TopicExists, UnknownTopic
+from headrace.errors import TimedOut, TopicExists, Unavailable, UnknownTopic
 from headrace.journal.boundary_marks import layout_from_log
 from headrace.journal.layout import Layout
 from headrace.journal.retention import JOURNAL_TOPIC, check_topic
@@ -31,6 +32,7 @@ _logger = get_logger(__name__)
 _ROUTES_KEPT = 65_536
 _GROWTH_TIMEOUT_S = 60.0
 _LOOK_AGAIN_S = 0.1
+_PATIENCE_S = 1.0
 
 _decode = msgspec.json.Decoder(Layout).decode
 
@@ -93,6 +95,10 @@ class Topology:
         self._reading = asyncio.Lock()
         self._is_warned = False
         self._is_writer = False
+        self._is_lease_stored = False
+        self._loading: asyncio.Task[Layout] | None = None
+        self._asked_s = 0.0
+        self._asked_as_writer = False
         self._from_log: tuple[tuple[Layout | None, str, int], Layout] | None = None
 
     async def layout(self) -> Layout:
@@ -102,12 +108,50 @@ class Topology:
         async with self._reading:
             if (known := self._fresh()) is not None:
                 return known
-            asked_s, is_lease_stored = time.monotonic(), self._is_writer
-            self._layout = layout = await self._load()
-            is_trusted = is_lease_stored or not self._is_writer  # else somebody wants to write since it was asked for
-            self._trusted_until_s = asked_s + self._lease_s if is_trusted else 0.0
+            layout, trusted_until_s = await self._load_or_go_on()
+            self._layout, self._trusted_until_s = layout, trusted_until_s
             self._routes = {}
             return layout
+
+    async def _load_or_go_on(self) -> tuple[Layout, float]:
+        """Return the layout, and until when it can be trusted. What is known is good for longer if the log says so.
+
+        A store that does not answer is asked on meanwhile; nobody waits for it twice.
+        """
+        is_known = self._layout is not None
+        patience_s = _PATIENCE_S if is_known else None
+        if self._loading is None:
+            self._asked_s, self._asked_as_writer = time.monotonic(), self._is_writer
+            self._loading = asyncio.get_running_loop().create_task(self._load(), name=f"headrace-layout-{self.topic}")
+            self._loading.add_done_callback(_look)
+        elif is_known:
+            patience_s = 0.0
+        loading, asked_s = self._loading, self._asked_s
+        await asyncio.wait([loading], timeout=patience_s)
+        if not loading.done():
+            return await self._unchanged(TimedOut(f"reading the layout of topic {self.topic!r}", _PATIENCE_S))
+        self._loading = None
+        is_trusted = self._asked_as_writer or not self._is_writer  # else somebody wants to write since it was asked for
+        try:
+            return loading.result(), asked_s + self._lease_s if is_trusted else 0.0
+        except Unavailable as error:
+            return await self._unchanged(error)
+
+    async def _unchanged(self, error: Unavailable) -> tuple[Layout, float]:
+        """Return the known layout if the log has as many partitions as it says, else raise the error.
+
+        Whoever grows a topic waits for the longest lease between adding partitions and the first mark of the new
+        generation. Half of that is trusted here, the other half is for brokers that hear of partitions later. A writer
+        whose lease the store does not know yet is waited for by nobody.
+        """
+        layout, asked_s = self._layout, time.monotonic()
+        if layout is None or layout.growing_to is not None or (self._is_writer and not self._is_lease_stored):
+            raise error
+        topic = await self._log.admin.describe(self.topic)
+        if (topic.topic_id, topic.partitions) != (layout.topic_id, layout.partitions):
+            raise error
+        _logger.warning("layout not read; the log says that it is unchanged", topic=self.topic, error=str(error))
+        return layout, asked_s + self._lease_s / 2
 
     async def refresh(self) -> Layout:
         """Look again at once."""
@@ -189,6 +233,7 @@ class Topology:
         """Read the layout; write it where it is missing or of a topic that is gone."""
         if self._is_writer and not self._is_reader:
             await self._store_lease()
+            self._is_lease_stored = True
         while True:
             stored = await self._settings.get(layout_key(self.topic))
             topic = await self._describe()
@@ -231,3 +276,9 @@ class Topology:
             return await self._log.admin.create(self.topic, partitions=self._wanted, config=JOURNAL_TOPIC)
         except TopicExists:  # another process was quicker
             return await self._log.admin.describe(self.topic)
+
+
+def _look(loading: asyncio.Task[Layout]) -> None:
+    """Look at the error of a reading that nobody waited for, so that asyncio does not report it."""
+    if not loading.cancelled():
+        loading.exception()

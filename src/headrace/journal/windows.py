@@ -16,7 +16,7 @@ from headrace.errors import HeadraceError, OffsetOutOfRange, RecordsLost, TimedO
 from headrace.journal.actions import Mark
 from headrace.journal.entries import EntryScanner
 from headrace.journal.folding import Entry
-from headrace.journal.head import HeadKind
+from headrace.journal.head import HeadAnswer, HeadKind
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.metrics import HEAD_ANSWERS
 from headrace.log import Log
@@ -25,6 +25,8 @@ from headrace.model import Record, TopicPartition
 __all__ = ["Window", "Windows"]
 
 _CHUNK = 100
+_CLOSE_BY = 500
+_MOST_RUNS = 20
 _KEEP_BYTES = 16 * 1024 * 1024
 
 
@@ -111,8 +113,24 @@ class Windows:
             return None
         if answer.kind is HeadKind.UNKNOWN:
             return None
+        if answer.kind is HeadKind.INDEXED:
+            return await self._look_up(at, id_, answer)
         is_behind = answer.kind is HeadKind.BEHIND
         return Window(at, list(answer.entries), answer.records, is_behind=is_behind, generation=answer.generation)
+
+    async def _look_up(self, at: TopicPartition, id_: str, answer: HeadAnswer) -> Window | None:
+        """Read what the head knows only the offsets of; None if they are so many that one pass is better."""
+        runs = _runs(answer.offsets)
+        if len(runs) > _MOST_RUNS:
+            return None
+        scan = _Scan(at, id_.encode(), answer.generation, answer.offsets[0] - 1)
+        for first, last in runs:
+            async for batch in self._log.read(at, first, last + 1, timeout_s=self._timeout_s):
+                for record in batch.records:
+                    if record.key == scan.keys[0]:
+                        scan.take(record)
+        scan.add(answer.entries, answer.records)
+        return scan.window
 
     async def _scan(self, at: TopicPartition, generation: int, id_: str, *, after: int, up_to: int) -> Window:
         """Pass over the log once; records of other keys are looked at by their key alone."""
@@ -134,6 +152,11 @@ class _Scan:
         self.window = Window(at, [], self._records, generation=generation)
         self._size_bytes = 0
 
+    def add(self, entries: Sequence[Entry], records: Mapping[int, Record]) -> None:
+        """Add what is known already, and lies behind all that was seen."""
+        self.window.entries.extend(entries)
+        self._records.update(records)
+
     def take(self, record: Record) -> None:
         """Add a record, unless it was seen before."""
         entry = self._scanner.take(record)
@@ -147,6 +170,17 @@ class _Scan:
         self._size_bytes += len(record.value or b"")
         if self._size_bytes <= _KEEP_BYTES:
             self._records[record.offset] = record
+
+
+def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
+    """Put offsets, which rise, together where they lie close by: first and last of each run."""
+    runs: list[tuple[int, int]] = []
+    for offset in offsets:
+        if runs and offset - runs[-1][1] <= _CLOSE_BY:
+            runs[-1] = (runs[-1][0], offset)
+        else:
+            runs.append((offset, offset))
+    return runs
 
 
 def _pick(window: Window, found: Mapping[int, Record], offset: int) -> Record:

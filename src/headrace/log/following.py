@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -23,16 +24,19 @@ from headrace.model import Batch, Bounds, Record, TopicPartition
 
 __all__ = ["Feed", "Following", "Source"]
 
-_MOST_RECORDS = 2000
-_MOST_BYTES = 64 * 1024 * 1024  # of all feeds together
-_LEAST_BYTES = 256 * 1024  # of one
-_RECORD_BYTES = 200
+_MOST_RECORDS = 10_000
+_MOST_BYTES = 8 * 1024 * 1024
+_ALL_BYTES = 64 * 1024 * 1024  # where all feeds together have more, each keeps the least
+_LEAST_BYTES = 512 * 1024
+_RECORD_BYTES = 500
 # A listener so little ahead of a feed waits for it; one that is further ahead takes it along.
 _NEAR = 1000
 _SLICE_RECORDS = 5000
 _SLICE_BYTES = 4 * 1024 * 1024
 _SLICES_AT_ONCE = 2
 _SLICE_PATIENCE_S = 2.0
+
+_turns = itertools.count(1)
 
 
 class Source(Protocol):
@@ -68,6 +72,18 @@ class _Chunk(NamedTuple):
     size_bytes: int
 
 
+class Room:
+    """What the records of all feeds take in memory."""
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
+
+    @property
+    def most_bytes(self) -> int:
+        """What one feed may keep."""
+        return _MOST_BYTES if self.used_bytes <= _ALL_BYTES else _LEAST_BYTES
+
+
 class Listener:
     """Who listens, and where it is."""
 
@@ -78,10 +94,11 @@ class Listener:
 class Feed:
     """One followed partition: its last records, and the place it was read up to.
 
-    `turn` grows each time the source is sent somewhere: what it brings of an earlier errand counts for nothing.
+    `turn` is another one each time the source is sent somewhere, also for the next feed of the same partition: what it
+    brings of an earlier errand counts for nothing.
     """
 
-    def __init__(self, at: TopicPartition, start: int, source: Source, most_bytes: Callable[[], int]) -> None:
+    def __init__(self, at: TopicPartition, start: int, source: Source, room: Room) -> None:
         self.at = at
         self.first = start
         self.position = start
@@ -90,7 +107,7 @@ class Feed:
         self.error: BaseException | None = None
         self.listeners: set[Listener] = set()
         self._source = source
-        self._most_bytes = most_bytes
+        self._room = room
         self._chunks: list[_Chunk] = []
         self._records = 0
         self._bytes = 0
@@ -106,8 +123,7 @@ class Feed:
         else:
             size_bytes = sum(map(_size, records))
             self._chunks.append(_Chunk(self.position, records, batch.next_offset, size_bytes))
-            self._records += len(records)
-            self._bytes += size_bytes
+            self._count(len(records), size_bytes)
         self.position = batch.next_offset
         self.relax()
         self._wake()
@@ -121,15 +137,14 @@ class Feed:
 
     def run(self) -> None:
         """Send the source to the position."""
-        self.turn += 1
+        self.turn = next(_turns)
         self.is_running = True
         self._source.start(self)
 
     def jump(self, position: int) -> None:
         """Go on at a later place: somebody is there already, and others can catch up."""
         self._halt()
-        self._chunks.clear()
-        self._records = self._bytes = 0
+        self.clear()
         self.first = self.position = position
         self.run()
         self._wake()
@@ -155,8 +170,7 @@ class Feed:
         front = max((listener.position for listener in self.listeners), default=self.position)
         many = 0
         while many < len(self._chunks) and self._is_full() and self._chunks[many].end <= front:
-            self._records -= len(self._chunks[many].records)
-            self._bytes -= self._chunks[many].size_bytes
+            self._count(-len(self._chunks[many].records), -self._chunks[many].size_bytes)
             many += 1
         if many:
             self.first = self._chunks[many - 1].end
@@ -175,12 +189,22 @@ class Feed:
         finally:
             self._waiters.discard(waiter)
 
+    def clear(self) -> None:
+        """Let go of all records."""
+        self._chunks.clear()
+        self._count(-self._records, -self._bytes)
+
+    def _count(self, records: int, size_bytes: int) -> None:
+        self._records += records
+        self._bytes += size_bytes
+        self._room.used_bytes += size_bytes
+
     def _is_full(self) -> bool:
-        return self._records > _MOST_RECORDS or self._bytes > self._most_bytes()
+        return self._records > _MOST_RECORDS or self._bytes > self._room.most_bytes
 
     def _halt(self) -> None:
         if self.is_running:
-            self.turn += 1
+            self.turn = next(_turns)
             self.is_running = False
             self._source.stop(self)
 
@@ -191,7 +215,7 @@ class Feed:
 
 
 class Following:
-    """The feeds of one log."""
+    """The feeds of one log. One that nobody listens to goes on for `linger_s`: most who leave come back."""
 
     def __init__(
         self,
@@ -200,12 +224,15 @@ class Following:
         bounds: Callable[[TopicPartition], Awaitable[Bounds]],
         *,
         name: str,
+        linger_s: float = 0.0,
     ) -> None:
         self._source = source
+        self._linger_s = linger_s
         self._read = read
         self._bounds = bounds
         self._name = name
         self._feeds: dict[TopicPartition, Feed] = {}
+        self._room = Room()
         self._slices = asyncio.Semaphore(_SLICES_AT_ONCE)
         self._is_closed = False
 
@@ -301,6 +328,14 @@ class Following:
     def _leave(self, feed: Feed, listener: Listener) -> None:
         feed.listeners.discard(listener)
         LISTENERS.dec()
+        if feed.listeners:
+            return
+        if self._linger_s and feed.error is None:
+            asyncio.get_running_loop().call_later(self._linger_s, self._end_idle, feed)
+        else:
+            self._end(feed)
+
+    def _end_idle(self, feed: Feed) -> None:
         if not feed.listeners:
             self._end(feed)
 
@@ -310,9 +345,8 @@ class Following:
             FEEDS.dec()
             feed.fail(Closed(f"following {feed.at}"))
             self._source.end(feed)
-
-    def _room(self) -> int:
-        return max(_LEAST_BYTES, _MOST_BYTES // max(1, len(self._feeds)))
+        if not feed.listeners:
+            feed.clear()
 
 
 def _size(record: Record) -> int:

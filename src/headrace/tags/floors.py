@@ -2,7 +2,8 @@
 
 A topic is announced first, then takes the maximum of the log times there are, then opens. Whoever looked at the heads
 and saw no announcement afterwards has delivered nothing above that maximum. A generation begins above the log times at
-all its boundaries, so that a key's events keep their order when it moves.
+all its boundaries, so that a key's events keep their order when it moves. A topic that was deleted and made again joins
+as a new one does, and above all that was known of the old one.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from headrace.model import TopicPartition
 from headrace.store import ReplicatedOffset, Store
 from headrace.tags.registry import Registry, TagRegistry, TopicEntry
 
-__all__ = ["Floors", "read_layout"]
+__all__ = ["Floors", "decode_layout", "read_layout"]
 
-_decode_layout = msgspec.json.Decoder(Layout).decode
+decode_layout = msgspec.json.Decoder(Layout).decode
 
 
 async def read_layout(store: Store, topic: str) -> Layout | None:
     """Return a topic's published layout; None before its first use."""
     stored = await store.settings.get(layout_key(topic))
-    return None if stored is None else _decode_layout(stored)
+    return None if stored is None else decode_layout(stored)
 
 
 class Floors:
@@ -56,7 +57,11 @@ class Floors:
                 registry = await self._registry.read()
                 known = registry.floor_ms(topic, number)
             if known is None:
-                floor_ms = await self._boundary_time(layout, number, before_ms) + 1
+                if not layout.generations[number].boundaries:
+                    registry = await self._registry.change(
+                        lambda facts, n=number: _made_anew(facts, topic, n)  # type: ignore[misc]
+                    )
+                floor_ms = await self._boundary_time(registry, layout, number, before_ms) + 1
                 registry = await self._registry.change(
                     lambda facts, n=number, ms=floor_ms: _begun(facts, topic, n, ms)  # type: ignore[misc]
                 )
@@ -64,12 +69,16 @@ class Floors:
             before_ms = max(before_ms, known)
         return registry, before_ms
 
-    async def _highest(self, registry: Registry) -> int:
-        """Return the highest log time that any partition of an open topic has come to."""
+    async def note_gone(self, topic: str, last_ms: int) -> Registry:
+        """Note how far queries had read a topic that is gone: if it is made again it begins above that."""
+        return await self._registry.change(lambda facts: _gone(facts, topic, last_ms))
+
+    async def _highest(self, registry: Registry, *, without: str | None = None) -> int:
+        """Return the highest log time that any partition of an open topic, perhaps without one, has come to."""
         highest_ms = 0
         for topic, entry in registry.topics.items():
             layout = await read_layout(self._store, topic)
-            if entry.floor_ms is None or layout is None:
+            if entry.floor_ms is None or layout is None or topic == without:
                 continue
             highest_ms = max(highest_ms, entry.floor_ms, *entry.generations.values(), 0)
             for partition in range(layout.partitions):
@@ -77,8 +86,8 @@ class Floors:
                 highest_ms = max(highest_ms, head_ms)
         return highest_ms
 
-    async def _boundary_time(self, layout: Layout, generation: int, before_ms: int) -> int:
-        """Return the highest log time at a generation's boundaries; of all there was if the topic was made anew."""
+    async def _boundary_time(self, registry: Registry, layout: Layout, generation: int, before_ms: int) -> int:
+        """Return the highest log time at a generation's boundaries; of all topics if this one was made anew."""
         began = layout.generations[generation]
         if began.boundaries:
             times = [
@@ -89,6 +98,7 @@ class Floors:
             old = range(layout.generations[generation - 1].partitions)
             found = [await self._store.reader.replicated(TopicPartition(layout.topic, p)) for p in old]
             times = [known.log_time_ms for known in found if known is not None]
+            times += [registry.topics[layout.topic].last_ms, await self._highest(registry, without=layout.topic)]
         return max(before_ms, *times, 0)
 
     async def _time_at(self, at: TopicPartition, offset: int | None) -> int:
@@ -127,6 +137,20 @@ def _opened(registry: Registry, topic: str, floor_ms: int) -> Registry:
     if entry.floor_ms is not None:
         return registry
     return registry.with_topic(topic, msgspec.structs.replace(entry, floor_ms=floor_ms))
+
+
+def _made_anew(registry: Registry, topic: str, generation: int) -> Registry:
+    entry = registry.topics[topic]
+    if entry.announced >= generation:
+        return registry
+    return registry.with_topic(topic, msgspec.structs.replace(entry, announced=generation))
+
+
+def _gone(registry: Registry, topic: str, last_ms: int) -> Registry:
+    entry = registry.topics.get(topic)
+    if entry is None or entry.last_ms >= last_ms:
+        return registry
+    return registry.with_topic(topic, msgspec.structs.replace(entry, last_ms=last_ms))
 
 
 def _begun(registry: Registry, topic: str, generation: int, floor_ms: int) -> Registry:

@@ -17,6 +17,7 @@ from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.store import Place, Store, TagTime
 from headrace.tags.buckets import Bucket
+from headrace.tags.decoded import Decoded
 from headrace.tags.events import TaggedEvent
 from headrace.tags.floors import Floors, read_layout
 from headrace.tags.key_states import KeyState
@@ -24,7 +25,7 @@ from headrace.tags.marking import Marker
 from headrace.tags.offsets import TagOffset
 from headrace.tags.registry import Registry
 
-__all__ = ["HeadContext"]
+__all__ = ["HeadContext", "Scanned"]
 
 _LOOK_AGAIN_S = 0.05
 
@@ -55,7 +56,7 @@ class _Followed(Protocol):
 
 
 class HeadContext:
-    """Shared by the heads of one query."""
+    """Shared by the heads of one query. While it `is_waiting` for partitions, every move of a head is news to it."""
 
     def __init__(
         self,
@@ -66,11 +67,14 @@ class HeadContext:
         bucket: Bucket,
         tag: str,
         marker: Marker,
+        decoded: Decoded,
         *,
         page_size: int,
     ) -> None:
         self.log = log
         self.marker = marker
+        self.decoded = decoded
+        self.is_waiting = True
         self.store = store
         self.tag = tag
         self.bucket = bucket

@@ -12,21 +12,20 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from headrace.errors import HeadraceError, Unavailable
-from headrace.journal.actions import Append, Mark, Poison, Verdict
-from headrace.journal.decoding import decode_append
+from headrace.journal.actions import Mark, Verdict
 from headrace.journal.folding import Entry
 from headrace.journal.head import Head, HeadKind
-from headrace.journal.partition_batch import entry_of
+from headrace.journal.head_index import HeadIndex
 from headrace.model import Batch, Position, Record, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import Backoff
 from headrace.store import Place, TagTime
+from headrace.tags.decoded import Meaning
 from headrace.tags.events import TaggedEvent
 from headrace.tags.head_context import HeadContext
 from headrace.tags.key_states import KeyState, load_key, rows_of
+from headrace.tags.marking import MARK_KEY
 from headrace.tags.seams import Known
 
 __all__ = ["PartitionHead"]
@@ -36,9 +35,12 @@ _logger = get_logger(__name__)
 _RESTART = Backoff(first_s=0.05, limit_s=5.0)
 _MOST_KEYS = 50_000
 _MOST_ACTIONS = 200_000
+_MOST_INDEXED = 2_000_000
 _TRIM_FROM = 1000
 _TRIM_EVERY_S = 2.0
 NOWHERE = Place(-1, -1)
+_NOTHING = Meaning(None)
+_MARK_ID = MARK_KEY.decode()
 
 
 class _Found(NamedTuple):
@@ -59,10 +61,10 @@ class PartitionHead:
         self._context = context
         self._topic_number = start.topic_number
         self._log_time_ms = start.log_time_ms
-        self._actions = Head(start.place.offset + 1, start.place.generation)
+        self._actions = Head(start.place.offset + 1, start.place.generation, has_index=True)
         self._keys: OrderedDict[str, KeyState] = OrderedDict()
         self._left: dict[str, KeyState] = {}
-        self._has_forgotten = False
+        self._forgotten = HeadIndex()
         self._room = asyncio.Event()
         self._trimmed_s = 0.0
 
@@ -121,9 +123,9 @@ class PartitionHead:
     def ask(self, id_: str, up_to: int | None) -> Sequence[Entry] | None:
         """Return a key's actions from the head's start up to an offset; None if that is not known any more.
 
-        None also if some keys were forgotten here: their events under the tag were not counted on.
+        None also if the key was forgotten here: its events under the tag were not counted on.
         """
-        if self._has_forgotten:
+        if self._forgotten.of(id_, after=-1, up_to=self._actions.position):
             return None
         last = self._actions.position - 1 if up_to is None else up_to
         answer = self._actions.ask(id_, after=self._actions.start - 1, up_to=last)
@@ -135,7 +137,8 @@ class PartitionHead:
             if record.offset < self.position.offset:
                 continue
             log_time_ms = max(self._log_time_ms, record.timestamp_ms)
-            if (entry := self._entry(record, log_time_ms)) is None:
+            entry, tags, _ = self._meaning(record, log_time_ms)
+            if entry is None:
                 self._move(record.offset + 1, log_time_ms, quietly=True)
             elif isinstance(entry.action, Mark):
                 await self._pass_mark(entry, entry.action, found)
@@ -144,29 +147,24 @@ class PartitionHead:
                 await self._pass_verdict(entry, found)
                 found = []
             else:
-                found.append(_Found(entry, self._context.tag in _tags(entry)))
+                found.append(_Found(entry, self._context.tag in tags))
                 self._move(record.offset + 1, log_time_ms, quietly=True)
         await self._deliver(found)
         self._move(max(batch.next_offset, self.position.offset), self._log_time_ms)
         await self._wait_for_room()
         await self._trim()
 
-    def _entry(self, record: Record, log_time_ms: int) -> Entry | None:
-        """Return a record's action; what can't be decoded holds its key, as replication will find."""
-        entry = entry_of(record, self.generation, log_time_ms=log_time_ms)
-        if entry is None or not isinstance(entry.action, Append):
-            return entry
-        if not self._context.is_home(entry):
-            return None
-        try:
-            decode_append(entry.action, record.value)
-        except ValueError as error:
-            return msgspec.structs.replace(entry, action=Poison(f"value: {error}"))
-        return entry
+    def _meaning(self, record: Record, log_time_ms: int) -> Meaning:
+        """Return what a record means here; an append that is not where its key lives means nothing."""
+        meaning = self._context.decoded.find(record, self.generation, log_time_ms)
+        if meaning.is_append and meaning.entry is not None and not self._context.is_home(meaning.entry):
+            return _NOTHING
+        return meaning
 
     async def _pass_mark(self, entry: Entry, mark: Mark, before: list[_Found]) -> None:
         await self._deliver(before)
-        self._context.marker.met(mark.id)
+        if entry.id == _MARK_ID:
+            self._context.marker.met(mark.id)
         log_time_ms = max(self._log_time_ms, entry.timestamp_ms)
         if (mark.generation or 0) <= self.generation:
             self._actions.take([entry], entry.offset + 1)
@@ -196,9 +194,14 @@ class PartitionHead:
         """Fold the actions of keys that matter, and put the tag's events up for taking.
 
         They are `sighted` while the store is asked about their keys: partitions that will hold them up can be marked
-        meanwhile.
+        meanwhile. Most records of a busy log are of no concern to a query, and only remembered.
         """
+        if not found:
+            return
+        self._actions.take([each.entry for each in found], found[-1].entry.offset + 1)
         tagged = [each.entry for each in found if each.is_tagged]
+        if not tagged and not any(each.entry.id in self._keys for each in found):
+            return
         if tagged:
             self._context.marker.earn(self.at, tagged[-1].offset, len(tagged))
             self.sighted = self._time_of(tagged[-1])
@@ -209,7 +212,6 @@ class PartitionHead:
             self.sighted = None
 
     async def _number(self, found: Sequence[_Found]) -> None:
-        self._actions.take([each.entry for each in found], found[-1].entry.offset + 1 if found else 0)
         first = {each.entry.id: each.entry for each in reversed(found) if each.is_tagged}
         new = [entry for id_, entry in first.items() if id_ not in self._keys]
         loaded = await asyncio.gather(*(self._load(entry) for entry in new))
@@ -223,8 +225,8 @@ class PartitionHead:
                 self.events.extend(event for event in events if self._context.is_wanted(event))
                 self._keys.move_to_end(entry.id)
         while len(self._keys) > _MOST_KEYS:
-            self._keys.popitem(last=False)
-            self._has_forgotten = True
+            id_, _ = self._keys.popitem(last=False)
+            self._forgotten.add(id_, self._actions.position - 1)
 
     async def _apply(self, state: KeyState, entry: Entry, *, is_tagged: bool) -> list[TaggedEvent]:
         counts = state.counts(entry)
@@ -251,11 +253,12 @@ class PartitionHead:
 
     def _move(self, offset: int, log_time_ms: int, *, quietly: bool = False) -> None:
         self._log_time_ms = max(self._log_time_ms, log_time_ms)
-        place = TagTime(self._log_time_ms, self._topic_number, self.at.partition, offset)
         if not quietly:
+            place = TagTime(self._log_time_ms, self._topic_number, self.at.partition, offset)
             self.position = max(self.position, place)
             self._context.marker.saw(self.at, self._log_time_ms)
-            self._context.moved.set()
+            if self.events or self._context.is_waiting:
+                self._context.moved.set()
 
     async def _wait_for_room(self) -> None:
         while len(self.events) >= self._context.page_size:
@@ -275,11 +278,7 @@ class PartitionHead:
             return
         if replicated is not None:
             self._actions.replicated(min(replicated.offset, self.position.offset - 1), replicated.generation)
+            self._forgotten.cut(min(replicated.offset, self.position.offset - 1))
         self._actions.evict(_MOST_ACTIONS)
-
-
-def _tags(entry: Entry) -> frozenset[str]:
-    """Return the tags of all events of an append."""
-    if not isinstance(entry.action, Append) or entry.record is None:
-        return frozenset()
-    return frozenset(tag for event in decode_append(entry.action, entry.record.value).events for tag in event.tags)
+        if self._actions.indexed > _MOST_INDEXED:
+            self._actions.drop_index()

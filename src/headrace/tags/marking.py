@@ -42,7 +42,7 @@ class MarkBudget:
     Pure: the caller says what time it is.
     """
 
-    def __init__(self, now_s: float, *, per_s: float = 300.0, per_event: float = 0.5, most: float = 500.0) -> None:
+    def __init__(self, now_s: float, *, per_s: float = 200.0, per_event: float = 0.5, most: float = 500.0) -> None:
         self._per_s = per_s
         self._per_event = per_event
         self._most = most
@@ -70,7 +70,7 @@ class Marker:
     def __init__(self, log: Log, *, gather_s: float = 0.002, is_reader: bool = False) -> None:
         self.is_reader = is_reader
         self.rank = uuid.uuid4().hex[:_RANK_LENGTH]
-        self.listeners: set[Callable[[Sequence[Position]], None]] = set()
+        self._listeners: set[Callable[[Sequence[Position]], None]] = set()
         self._log = log
         self._gather_s = gather_s
         self._wanted: dict[TopicPartition, int] = {}
@@ -79,6 +79,21 @@ class Marker:
         self._round: asyncio.Task[None] | None = None
         self._budget: MarkBudget | None = None
         self._leaves_until_s = 0.0
+
+    @property
+    def leaves_to_others(self) -> bool:
+        """Whether another process has written the Marks lately."""
+        return asyncio.get_running_loop().time() < self._leaves_until_s
+
+    def join(self, listener: Callable[[Sequence[Position]], None]) -> None:
+        """Tell somebody of all Marks that are written from now on."""
+        self._listeners.add(listener)
+
+    def leave(self, listener: Callable[[Sequence[Position]], None]) -> None:
+        """Tell him no more. Where nobody listens, nobody waits for Marks either."""
+        self._listeners.discard(listener)
+        if not self._listeners:
+            self._wanted.clear()
 
     def want(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> None:
         """Say that partitions hold up events until they have come to a log time. Returns at once."""
@@ -128,8 +143,8 @@ class Marker:
         began_s = loop.time()
         if self._budget is None:
             self._budget = MarkBudget(began_s)
-        leaves = began_s < self._leaves_until_s
-        await asyncio.sleep(self._gather_s + (_LEAVE_S * (1 + random.random()) if leaves else 0.0))  # noqa: S311
+        leave_s = _LEAVE_S * (1 + random.random()) if self.leaves_to_others else 0.0  # noqa: S311
+        await asyncio.sleep(self._gather_s + leave_s)
         while True:
             wanted = {at: ms for at, ms in self._wanted.items() if self._reached_ms.get(at, -1) < ms}
             now_s = loop.time()
@@ -149,7 +164,7 @@ class Marker:
             MARKS.labels(at.topic).inc()
             self._reached_ms[at] = max(timestamp_ms, self._reached_ms.get(at, -1))
         written = [Position(p.topic, p.partition, p.offset, timestamp_ms) for p in positions]
-        for listener in list(self.listeners):
+        for listener in list(self._listeners):
             listener(written)
 
     def _record(self, at: TopicPartition, timestamp_ms: int) -> NewRecord:

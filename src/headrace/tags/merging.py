@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
-from headrace.errors import UnknownTopic
+from headrace.errors import TimedOut, UnknownTopic
 from headrace.journal import Layout
 from headrace.model import Position, TopicPartition
+from headrace.observe import get_logger
 from headrace.store import Place, TagTime
 from headrace.store.tag_rows import FIRST_TAG_TIME, LAST_TAG_TIME
 from headrace.tags.events import TaggedEvent
@@ -21,17 +22,24 @@ from headrace.tags.fills import check_filled
 from headrace.tags.head_context import HeadContext
 from headrace.tags.heads import PartitionHead
 from headrace.tags.offsets import TagOffset
+from headrace.tags.registry import TopicEntry
 from headrace.tags.seams import Known, Seam, SeamReader
 from headrace.tags.view_rows import ViewRows
 
 __all__ = ["Merge"]
 
+_logger = get_logger(__name__)
+
 _LOOK_FOR_TOPICS_S = 1.0
 _AT_ONCE = 100
+_PASS_S = 0.002
 
 
 class Merge:
-    """Follows all partitions from a seam on. With `until` it ends at these offsets (exclusive), else never."""
+    """Follows all partitions from a seam on. With `until` it ends at these offsets (exclusive), else never.
+
+    A query that ends, and may write no Marks, waits for partitions where nothing happens for `patience_s`.
+    """
 
     def __init__(
         self,
@@ -41,21 +49,28 @@ class Merge:
         rows: ViewRows,
         *,
         until: dict[TopicPartition, int] | None,
+        patience_s: float,
     ) -> None:
         self._context = context
         self._seams = seams
         self._rows = rows
         self._marker = context.marker
         self._until = until
+        self._patience_s = patience_s
+        self._stuck_s: float | None = None
         self._heads: dict[TopicPartition, PartitionHead] = {}
         self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
         self._ended: list[asyncio.Task[None]] = []
         self._ends: dict[TopicPartition, int] = {}
         self._looked_s = self._counted_s = asyncio.get_running_loop().time()
         self._looked_up_to = FIRST_TAG_TIME
+        self._passed_s = 0.0
         context.layouts = dict(seam.layouts)
         context.heads = self._heads  # type: ignore[assignment]
         context.on_growth = self._grow
+        self._gone = set(seam.gone)
+        self._left: dict[TopicPartition, PartitionHead] = {}
+        self._last_ms: dict[str, int] = {}
         for known in seam.live:
             self._add(known)
 
@@ -63,9 +78,10 @@ class Merge:
         """Yield the events in order, those together that are ready together."""
         try:
             await self._find_ends()
-            self._marker.listeners.add(self._marked)
+            self._marker.join(self._marked)
             self._start()
             while not await self._is_done():
+                await self._note_gone()
                 self._context.moved.clear()
                 horizon = self._horizon()
                 first = await self._next(horizon)
@@ -75,6 +91,13 @@ class Merge:
                     yield await self._take(min(horizon, _behind(self._looked_up_to)))
         finally:
             await self._stop()
+
+    async def _breathe(self) -> None:
+        """Let partitions move for a moment where they move all the time: one pass over them all is enough then."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._passed_s < _PASS_S:
+            await asyncio.sleep(_PASS_S)
+        self._passed_s = asyncio.get_running_loop().time()
 
     def _add(self, known: Known) -> None:
         self._heads[known.at] = PartitionHead(self._context, known)
@@ -110,7 +133,7 @@ class Merge:
         ends = await asyncio.gather(*(self._seams.end(at) for at in places))
         for at, end in zip(places, ends, strict=True):
             if end is None:
-                self._drop(at)
+                self._drop(at.topic)
             else:
                 self._ends[at] = end
 
@@ -140,6 +163,7 @@ class Merge:
         taken: list[TaggedEvent] = []
         while len(taken) < _AT_ONCE and (event := await self._next(horizon)) is not None:
             self._pop(event)
+            self._stuck_s = None
             taken.append(event)
         return taken
 
@@ -160,9 +184,10 @@ class Merge:
         if now_s - self._looked_s > _LOOK_FOR_TOPICS_S:
             self._looked_s = now_s
             await self._seams.discovered()
+            await self._find_again()
         registry = await self._seams.announced()
         check_filled(registry.fills, context.tag, before=context.registry.fills)
-        new = [topic for topic in registry.topics if topic not in context.registry.topics]
+        new = [topic for topic, entry in registry.topics.items() if self._is_new(topic, entry)]
         context.registry = registry
         for topic in new:
             await self._add_topic(topic)
@@ -170,10 +195,31 @@ class Merge:
             self._looked_up_to = max(self._looked_up_to, up_to)
         return bool(new)
 
+    async def _find_again(self) -> None:
+        """Follow topics again that were taken for gone, and are not: a broker did not know of them for a moment."""
+        for topic in self._gone & await self._seams.topics():
+            layout = self._context.layouts.get(topic)
+            if layout is not None and await self._seams.is_there(layout):
+                _logger.warning("a topic that was gone is there again", topic=topic, tag=self._context.tag)
+                if left := {at: head for at, head in self._left.items() if at.topic == topic}:
+                    self._gone.discard(topic)
+                    self._heads.update(left)
+                    self._start()
+                else:
+                    await self._add_topic(topic)
+
+    def _is_new(self, topic: str, entry: TopicEntry) -> bool:
+        """Say whether a topic is to be followed from now on: it is new, or was gone and has been made again."""
+        if topic not in self._context.registry.topics:
+            return True
+        layout = self._context.layouts.get(topic)
+        return topic in self._gone and layout is not None and entry.latest > layout.generation
+
     async def _add_topic(self, topic: str) -> None:
         layout = await self._seams.layout(topic)
         if layout is None:
             return
+        self._gone.discard(topic)
         self._context.layouts[topic] = layout
         for partition in range(layout.partitions):
             known = await self._seams.known(self._context.registry, layout, TopicPartition(topic, partition))
@@ -184,8 +230,10 @@ class Merge:
 
     async def _wait(self) -> None:
         """Wait until a head has moved. Where events wait for idle partitions, mark those."""
+        await self._breathe()
         await self._drop_gone()
         waiting = self._last_waiting()
+        self._context.is_waiting = waiting is not None or self._until is not None
         if waiting is None:
             if not await self._moved(_LOOK_FOR_TOPICS_S):
                 await self._found_topics()
@@ -217,17 +265,27 @@ class Merge:
             return
         self._counted_s = now_s
         there = await self._seams.topics()
-        for at in [at for at in self._heads if at.topic not in there]:
-            self._drop(at)
+        for topic in {at.topic for at in self._heads} - there:
+            self._drop(topic)
 
-    def _drop(self, at: TopicPartition) -> None:
-        """Follow a partition no more: its topic is gone."""
-        del self._heads[at]
-        self._marker.forget(at.topic)
-        task = self._tasks.pop(at, None)
-        if task is not None and not task.done():
-            task.cancel()
-            self._ended.append(task)
+    async def _note_gone(self) -> None:
+        """Tell all how far a topic was read that is gone: its name may be used again."""
+        while self._last_ms:
+            topic, last_ms = self._last_ms.popitem()
+            await self._seams.note_gone(topic, last_ms)
+
+    def _drop(self, topic: str) -> None:
+        """Follow a topic no more: it is gone."""
+        self._gone.add(topic)
+        self._marker.forget(topic)
+        for at in [at for at in self._heads if at.topic == topic]:
+            head = self._left[at] = self._heads.pop(at)
+            self._ends.pop(at, None)
+            self._last_ms[topic] = max(head.position.log_time_ms, self._last_ms.get(topic, 0))
+            task = self._tasks.pop(at, None)
+            if task is not None:
+                task.cancel()
+                self._ended.append(task)
 
     def _last_waiting(self) -> TagTime | None:
         """Return the place of the last event that could be delivered if time went on."""
@@ -264,21 +322,36 @@ class Merge:
             return False
         if self._last_waiting() is None:
             return await self._rows.peek() is None
-        return self._marker.is_reader and await self._next(self._horizon()) is None
+        if self._marker.is_reader and await self._next(self._horizon()) is None:
+            self._check_patience()
+        return False
+
+    def _check_patience(self) -> None:
+        """Give up when a query that may write no Marks has waited for long: it must not end without its events."""
+        now_s = asyncio.get_running_loop().time()
+        if self._stuck_s is None:
+            self._stuck_s = now_s
+        elif now_s - self._stuck_s >= self._patience_s:
+            waiting = self._last_waiting() or LAST_TAG_TIME
+            idle = sorted(str(at) for at, head in self._heads.items() if head.position <= waiting)
+            what = (
+                f"waiting, without writing, for {', '.join(idle[:3])}{' …' if idle[3:] else ''} where nothing happens"
+            )
+            raise TimedOut(f"{what} (a query without read_only need not wait)", self._patience_s)
 
     def _raise_failure(self) -> None:
         """Raise what ended a head. A topic that was deleted has no more events: the query goes on without it."""
         for at, task in list(self._tasks.items()):
-            if not task.done() or task.cancelled():
+            if at not in self._heads or not task.done() or task.cancelled():
                 continue
             failure = task.exception()
             if isinstance(failure, UnknownTopic):
-                self._drop(at)
+                self._drop(at.topic)
             elif failure is not None:
                 raise failure
 
     async def _stop(self) -> None:
-        self._marker.listeners.discard(self._marked)
+        self._marker.leave(self._marked)
         tasks = [*self._tasks.values(), *self._ended]
         for task in tasks:
             task.cancel()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
 from headrace.config import TagSettings
-from headrace.errors import OffsetOutOfRange
+from headrace.errors import BadArgument, OffsetOutOfRange, TagBuilding, Unavailable, UnknownTopic
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.observe import get_logger
+from headrace.runtime import SYSTEM_CLOCK, Backoff
 from headrace.store import Store
+from headrace.tags.decoded import Decoded
 from headrace.tags.events import TaggedEvent
 from headrace.tags.fills import check_filled
 from headrace.tags.floors import Floors
@@ -28,6 +31,9 @@ from headrace.tags.view_rows import ViewRows
 __all__ = ["TagQueries"]
 
 _logger = get_logger(__name__)
+
+_DAY_MS = 86_400_000
+_AGAIN = Backoff(first_s=0.1, limit_s=5.0)
 
 
 class TagQueries:
@@ -47,6 +53,7 @@ class TagQueries:
         self._seams = SeamReader(log, store, self._registry, self._floors)
         self._marker = Marker(log, gather_s=settings.gather_ms / 1000, is_reader=read_only)
         self._silent_marker = Marker(log, is_reader=True)
+        self._decoded = Decoded()
 
     def events(
         self, tag: str, *, after: After = None, live: bool = False, read_only: bool = False
@@ -55,7 +62,8 @@ class TagQueries:
 
         `after` is an event's `tag_offset`, its text, or a time (whose events are included); None: all. Nothing is
         fetched before it is asked for, apart from a page. With `read_only` no Marks are written, and events wait for
-        others to write into partitions where nothing happens.
+        others to write into partitions where nothing happens. A live query goes on by itself after log or store were
+        away for any time.
         Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap, TagBuilding.
         """
         marker = self._silent_marker if read_only else self._marker
@@ -84,6 +92,7 @@ class _Query:
         self._settings = queries._settings  # noqa: SLF001
         self._floors = queries._floors  # noqa: SLF001
         self._seams = queries._seams  # noqa: SLF001
+        self._decoded = queries._decoded  # noqa: SLF001
         self._marker = marker
         self._bucket = queries._registry.bucket  # noqa: SLF001
         self._tag = tag
@@ -92,8 +101,27 @@ class _Query:
         self._sequences = Sequences(from_start=after is None)
         self._gaps = GapSearch(self._store.tags.views, self._bucket, tag, self._settings, self._sequences)
         self._until: dict[TopicPartition, int] | None = None
+        self._has_begun = False
 
     async def events(self) -> AsyncGenerator[TaggedEvent, None]:
+        """Yield events. A live query waits until log and store are back, however long that takes, and goes on."""
+        attempt = 0
+        while True:
+            try:
+                async with contextlib.aclosing(self._events()) as events:
+                    async for event in events:
+                        attempt = 0
+                        yield event
+                return
+            except (Unavailable, UnknownTopic) as error:
+                if not self._is_live or isinstance(error, TagBuilding):
+                    raise
+                attempt += 1
+                delay_s = _AGAIN.delay_s(attempt)
+                _logger.warning("query by tag goes on later", tag=self._tag, error=str(error), retry_s=delay_s)
+            await asyncio.sleep(delay_s)
+
+    async def _events(self) -> AsyncGenerator[TaggedEvent, None]:
         """Yield events: from the views as long as there are many, then from views and log together."""
         async with contextlib.aclosing(self._batches()) as batches:
             async for batch in batches:
@@ -103,11 +131,16 @@ class _Query:
                         yield event
                         continue
                     async for each in self._gaps.in_sequence(event):
+                        if each.tag_offset < event.tag_offset and (not self._after or each.tag_offset > self._after):
+                            self._after = each.tag_offset  # who begins anew must not find it a second time
                         yield each
                     self._after = event.tag_offset
 
     async def _batches(self) -> AsyncGenerator[list[TaggedEvent], None]:
-        seam = await self._begin()
+        seam = await self._read_seam() if self._has_begun else await self._begin()
+        if not self._has_begun:
+            await self._check_after(seam)
+        self._has_begun = True
         while True:
             rows = self._rows(seam)
             async with contextlib.aclosing(rows):
@@ -126,7 +159,7 @@ class _Query:
                                 yield batch
                         return
                     except OffsetOutOfRange as error:
-                        if error.offset >= error.start:
+                        if error.offset >= error.start and await self._seams.is_there(seam.layouts[error.topic]):
                             raise
                         _logger.info("retention overtook a query by tag; back to the views", tag=self._tag)
             before = seam.registry.fills
@@ -141,6 +174,25 @@ class _Query:
             fill = seam.registry.fills.get(self._tag)
             if fill is None or all(known.place >= (fill.cut_of(known.at) or known.place) for known in seam.live):
                 return seam
+
+    async def _check_after(self, seam: Seam) -> None:
+        """Refuse an offset of an event that the log never held: all that comes below it would be missed."""
+        after = self._after
+        if after is None or after.partition < 0:  # a time
+            return
+        latest_ms = max(seam.highest_ms, SYSTEM_CLOCK.now_ms()) + _DAY_MS  # clocks differ
+        if after.log_time_ms > latest_ms or not await self._was_held(seam, after):
+            raise BadArgument(
+                "after", str(after), "it is not of an event that this log has held; give one that it gave"
+            )
+
+    async def _was_held(self, seam: Seam, after: TagOffset) -> bool:
+        """Say whether the log can have held the record of an offset; of a topic that was another, nobody knows."""
+        at = seam.place_of(after)
+        if at is None or at.topic in seam.gone or seam.layouts[at.topic].generation > 0:
+            return at is not None
+        end = await self._seams.end(at) if at in seam.partitions else 0
+        return end is None or after.offset < end
 
     async def _begin(self) -> Seam:
         """Read the seam, and for a query that ends where it ends; scan if the offset is in the current bucket."""
@@ -179,8 +231,9 @@ class _Query:
             self._bucket,
             self._tag,
             self._marker,
+            self._decoded,
             page_size=self._settings.page_size,
         )
         context.after = self._after
         until = None if self._until is None else {known.at: self._until.get(known.at, 0) for known in seam.live}
-        return Merge(context, self._seams, seam, rows, until=until)
+        return Merge(context, self._seams, seam, rows, until=until, patience_s=self._settings.gap_timeout_s)

@@ -27,11 +27,25 @@ class TopicEntry(msgspec.Struct, frozen=True):
     """A topic in the order of tagged events. It was announced; with a `floor_ms` it is open.
 
     No record of it has a log time below the floor. `generations` has the floors of later generations, by number.
+    A topic that was deleted and made again joins anew: its generation is `announced` before its floor is looked for,
+    and lies above `last_ms`, the highest log time that queries had read when the old one was gone.
     """
 
     number: int
     floor_ms: int | None = None
     generations: Mapping[str, int] = {}
+    announced: int = 0
+    last_ms: int = 0
+
+    @property
+    def latest(self) -> int:
+        """The latest generation that is announced or open."""
+        return max(self.announced, *map(int, self.generations), 0)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the floors of all that was announced are settled."""
+        return self.floor_ms is not None and (not self.announced or str(self.announced) in self.generations)
 
 
 class Registry(msgspec.Struct, frozen=True):

@@ -16,7 +16,8 @@ from headrace.journal.topology import layout_key
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.store import Place, Store, TagRow, TagTime
-from headrace.tags.floors import Floors, read_layout
+from headrace.tags.floors import Floors, decode_layout, read_layout
+from headrace.tags.offsets import TagOffset
 from headrace.tags.registry import Registry, TagRegistry
 from headrace.tags.shared_looks import SharedLook
 
@@ -63,6 +64,12 @@ class Seam:
     def highest_ms(self) -> int:
         """The highest log time that the views hold."""
         return max((known.log_time_ms for known in self.partitions.values()), default=0)
+
+    def place_of(self, offset: TagOffset) -> TopicPartition | None:
+        """Return the partition that an offset names; None if no topic has that number."""
+        numbers = {entry.number: topic for topic, entry in self.registry.topics.items() if topic in self.layouts}
+        topic = numbers.get(offset.topic_number)
+        return None if topic is None else TopicPartition(topic, offset.partition)
 
     def covers(self, row: TagRow) -> bool:
         """Say whether the row lies at or below the seam: others are the log's to give."""
@@ -129,17 +136,20 @@ class SeamReader:
             found = await asyncio.gather(*(self._known(registry, layout) for layout in layouts.values()))
             partitions = [known for of_topic in found for known in of_topic]
             again = await self._registry.read()
-            if again.topics == registry.topics and await self._layouts(again) == layouts:
-                there = set(await self._log.admin.topics())
-                gone = frozenset(topic for topic in layouts if topic not in there)
+            if _order_of(again) == _order_of(registry) and await self._layouts(again) == layouts:
+                gone = await self._gone(layouts.values())
                 return Seam({known.at: known for known in partitions}, layouts, again, gone)
             registry = again
 
     async def _discover(self) -> Registry:
         registry = await self._registry.read()
         prefix = layout_key("")
-        topics = [key.removeprefix(prefix) for key in await self._store.settings.all(prefix)]
-        return await self.opened(registry, topics)
+        stored = await self._store.settings.all(prefix)
+        registry = await self.opened(registry, [key.removeprefix(prefix) for key in stored])
+        for layout in map(decode_layout, stored.values()):
+            if layout.is_made_anew and registry.floor_ms(layout.topic, layout.generation) is None:
+                registry, _ = await self._floors.generation(registry, layout, layout.generation)
+        return registry
 
     async def _announced(self) -> Registry:
         return await self.opened(await self._registry.read(), ())
@@ -154,7 +164,28 @@ class SeamReader:
             entry = registry.topics.get(topic)
             if entry is None or entry.floor_ms is None:
                 registry = await self._floors.open_topic(topic)
+            elif not entry.is_open and (layout := await read_layout(self._store, topic)) is not None:
+                registry, _ = await self._floors.generation(registry, layout, entry.announced)
         return registry
+
+    async def is_there(self, layout: Layout) -> bool:
+        """Say whether the log has the topic that the layout is of, and not another one of that name, or none."""
+        try:
+            topic = await self._log.admin.describe(layout.topic)
+        except UnknownTopic:
+            return False
+        return topic.topic_id == layout.topic_id
+
+    async def note_gone(self, topic: str, last_ms: int) -> None:
+        """Note how far a topic was read that is gone."""
+        await self._floors.note_gone(topic, last_ms)
+
+    async def _gone(self, layouts: Iterable[Layout]) -> frozenset[str]:
+        there = await self._topics()
+        of_log = [layout for layout in layouts if layout.topic in there]
+        same = await asyncio.gather(*map(self.is_there, of_log))
+        living = {layout.topic for layout, is_same in zip(of_log, same, strict=True) if is_same}
+        return frozenset(layout.topic for layout in layouts) - living
 
     async def known(self, registry: Registry, layout: Layout, at: TopicPartition) -> Known:
         """Return what the views hold of a partition."""
@@ -176,3 +207,8 @@ class SeamReader:
     async def _layouts(self, registry: Registry) -> dict[str, Layout]:
         layouts = await asyncio.gather(*(read_layout(self._store, topic) for topic in registry.topics))
         return {topic: layout for topic, layout in zip(registry.topics, layouts, strict=True) if layout is not None}
+
+
+def _order_of(registry: Registry) -> dict[str, int]:
+    """Return the topics and the generations that are announced: what decides which partitions there are."""
+    return {topic: entry.latest for topic, entry in registry.topics.items()}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from confluent_kafka import KafkaError, Message
 
+from headrace.log.kafka.following import Assigned, sort_messages
 from headrace.log.kafka.reading import Read, Reading, gather
 from headrace.log.kafka.threads import Threads
 from headrace.model import Record, TopicPartition
@@ -83,3 +84,50 @@ async def test_a_gap_that_is_there_twice_is_believed() -> None:
     consumer = UsedConsumer([message(2)], [message(2), end(3)])
     assert [record.offset for record in await read_with(consumer)] == [2]
     assert consumer.seeks == 1
+
+
+OTHER = TopicPartition("t", 0)
+
+
+def assigned(start: int = 0) -> dict[TopicPartition, Assigned]:
+    return {AT: Assigned(1, start, start), OTHER: Assigned(2, 0, 0)}
+
+
+def brought(messages: Sequence[Message], places: dict[TopicPartition, Assigned]) -> dict[TopicPartition, list[int]]:
+    found = sort_messages(messages, places)
+    return {each.at: [record.offset for record in each.batch.records] for each in found.brought}
+
+
+def test_messages_of_many_partitions_are_sorted() -> None:
+    """FT8: one batch a partition, in order; what nobody wants any more is dropped, and so is what was seen."""
+    places = assigned()
+    messages = [message(0), message(0, partition=0), message(5, topic="left"), message(1), end(4), message(0)]
+    found = sort_messages(messages, places)
+    assert [(each.at, each.turn, each.batch.next_offset) for each in found.brought] == [(AT, 1, 4), (OTHER, 2, 1)]
+    assert [[record.offset for record in each.batch.records] for each in found.brought] == [[0, 1], [0]]
+    assert not found.doubtful
+
+
+@pytest.mark.parametrize("stale", [end(9), message(9)], ids=["end", "record"])
+def test_a_follower_that_begins_with_a_gap_looks_twice(stale: Message) -> None:
+    """FT8: what was queued of another place hides nothing; a gap that is there twice is one."""
+    places = assigned(3)
+    found = sort_messages([stale, message(10)], places)
+    assert (found.doubtful, found.brought) == ([AT], [])
+    assert brought([message(3), message(4)], places) == {AT: [3, 4]}
+    places = assigned(3)
+    sort_messages([message(5)], places)
+    assert brought([message(5), message(6)], places) == {AT: [5, 6]}
+
+
+def test_nothing_counts_behind_an_error_of_a_partition() -> None:
+    """FT8: the feed ends there; an error that the driver mends by itself changes nothing."""
+    places = assigned()
+    lost = Message(topic="t", partition=1, offset=1, error=KafkaError(KafkaError._AUTO_OFFSET_RESET))
+    down = Message(error=KafkaError(KafkaError._ALL_BROKERS_DOWN))
+    found = sort_messages([down, message(0), lost, message(2), message(0, partition=0)], places)
+    assert [(each.at, len(each.batch.records), each.error is not None) for each in found.brought] == [
+        (AT, 1, True),
+        (OTHER, 1, False),
+    ]
+    assert brought([message(3)], places) == {}

@@ -139,7 +139,7 @@ class KafkaSource:
         while True:
             try:
                 _Pump(self).run()
-            except (KafkaException, RuntimeError) as error:
+            except Exception as error:  # a thread that ended would let every listener wait in vain
                 LOGGER.warning("the consumer that follows partitions failed: %s", error)
                 self._fail_all(error)
             with self._lock:
@@ -216,7 +216,7 @@ class KafkaSource:
             feed.fail(named)
 
     def _fail(self, wanted: Mapping[TopicPartition, _Wanted], error: Exception) -> None:
-        for at, (turn, _) in wanted.items():
+        for at, (turn, *_) in wanted.items():
             feed = self._feeds.get(at)
             if feed is not None and feed.turn == turn:
                 feed.fail(OperationFailed(f"following {at}", str(error)))
@@ -257,7 +257,7 @@ class _Pump:
             self._consumer = None
 
     def _apply(self, wanted: Mapping[TopicPartition, _Wanted]) -> None:
-        """Make the assignment what is wanted."""
+        """Make the assignment what is wanted. One that is sent to another place is given back and taken anew."""
         assigned = self._assigned
         gone = [at for at, has in assigned.items() if at not in wanted or wanted[at].turn != has.turn]
         if gone:
@@ -273,9 +273,8 @@ class _Pump:
     def _poll(self) -> None:
         found = sort_messages(take(self._consumer, _RECORDS_AT_ONCE, _POLL_S), self._assigned)
         if found.doubtful:
-            places = found.doubtful
-            self._consumer.incremental_unassign([_place(at) for at in places])
-            self._consumer.incremental_assign([_place(at, self._assigned[at].start) for at in places])
+            self._consumer.incremental_unassign([_place(at) for at in found.doubtful])
+            self._consumer.incremental_assign([_place(at, self._assigned[at].start) for at in found.doubtful])
         if found.brought:
             self._source.hand_over(found.brought)
 
@@ -295,7 +294,7 @@ def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Ass
     found = Sorted()
     records: dict[TopicPartition, list[Record]] = {}
     errors: dict[TopicPartition, Any] = {}
-    before = {}
+    before: dict[TopicPartition, int] = {}
     for message in messages:
         error = message.error()
         is_end = error is not None and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001

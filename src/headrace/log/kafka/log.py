@@ -31,6 +31,7 @@ from headrace.model import Batch, Bounds, NewRecord, Position, TopicPartition
 __all__ = ["KafkaLog"]
 
 _THREADS = 4
+_LINGER_S = 3.0
 
 
 class KafkaLog:
@@ -54,7 +55,7 @@ class KafkaLog:
         self._pool = ConsumerPool(configs, address, max_idle=settings.idle_consumers)
         self._reading = Reading(self._cluster, self._catalogue, self._pool)
         self._source = KafkaSource(configs, self._cluster, self._catalogue)
-        self._following = Following(self._source, self._part, self.bounds, name=f"log {address}")
+        self._following = Following(self._source, self._part, self.bounds, name=f"log {address}", linger_s=_LINGER_S)
         self._admin = KafkaAdmin(self._cluster, self._catalogue, self._check_open, settings)
         self._retention = KafkaRetention(self._cluster, self._catalogue, self._check_open)
         self._groups = KafkaGroups(self._cluster, self._catalogue, self._check_open)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from headrace.errors import UnknownTopic
+from headrace.log.kafka.clients import LOGGER
 from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.faults import error_in
 
@@ -58,8 +59,12 @@ class TopicWatch:
     async def _look(self) -> Mapping[str, str | None]:
         """Return the ids of the topics, None of those that are not there; without those that nobody answered for."""
         client, timeout_s = self._cluster.client, self._cluster.request_timeout_s
-        asked = client.describe_topics(TopicCollection(list(self._ids)), request_timeout=timeout_s)
         found: dict[str, str | None] = {}
+        try:
+            asked = client.describe_topics(TopicCollection(list(self._ids)), request_timeout=timeout_s)
+        except KafkaException as failure:
+            LOGGER.warning("followed topics not looked at: %s", failure)
+            return found
         for topic, answer in asked.items():
             try:
                 found[topic] = str((await asyncio.wrap_future(answer)).topic_id)
@@ -86,4 +91,3 @@ class TopicWatch:
     def _forget(self, topic: str) -> None:
         self._ids.pop(topic, None)
         self._missed.pop(topic, None)
-
