@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +17,12 @@ from headrace.store import Store
 from headrace.testing.conformance.tags_filling import TagFillConformance
 from headrace.testing.conformance.tags_queries import TagQueryConformance
 from headrace.testing.conformance.tags_simulation import TagSimulation
-from headrace.testing.conformance.tags_views import TagLossConformance, TagRepairConformance, TagViewConformance
+from headrace.testing.conformance.tags_views import (
+    TABLES,
+    TagLossConformance,
+    TagRepairConformance,
+    TagViewConformance,
+)
 
 
 class Embedded:
@@ -56,10 +62,10 @@ class TestEmbeddedLoss(Embedded, TagLossConformance):
     def _folder(self, tmp_path: Path) -> None:
         self._path = tmp_path / "store.db"
 
-    async def truncate(self, store: Store) -> None:
+    async def truncate(self, store: Store, tables: Sequence[str] = TABLES) -> None:
         """Empty the tables."""
         with closing(sqlite3.connect(self._path)) as db:
-            for table in ("tag_views", "tag_views_buckets", "tag_views_progress"):
+            for table in tables:
                 db.execute(f"DELETE FROM {table}")
             db.commit()
 

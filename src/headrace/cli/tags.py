@@ -105,7 +105,7 @@ def delete(
     address: Address = None,
     store: StoreAddress = None,
 ) -> None:
-    """Remove a journal's rows and numbers under a tag; `rebuild` brings them back."""
+    """Remove a journal's rows under a tag; its numbers go on, and `rebuild` brings back what the journal still has."""
     if not yes:
         typer.confirm(f"remove the rows of {id_} in {topic} under {tag}?", abort=True)
 
@@ -117,7 +117,7 @@ def delete(
 
 def after_of_text(text: str | None) -> After:
     """Return where to start: an offset, or a time (UTC where it names no zone)."""
-    if text is None or text.count(":") == 4:
+    if text is None or text.count(":") in (4, 5):
         return text
     try:
         moment = datetime.fromisoformat(text)

@@ -156,7 +156,7 @@ class HistoryCount:
             yield [row for row in page if row.record_id == meta.record_id and row.place <= meta.place]
 
     def _told(self, pid: str, event: EventRow, number: int) -> TaggedEvent:
-        offset = TagOffset.of(self._numbering.time_of(event), number)
+        offset = TagOffset.of(self._numbering.time_of(event), number, event.seq_nr)
         return tagged(event_of_row(event), self._tag, self._at.topic, pid, number, offset)
 
     async def _write(self, rows: Sequence[TagRow], since: Place) -> None:

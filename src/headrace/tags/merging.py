@@ -23,6 +23,7 @@ from headrace.tags.head_context import HeadContext
 from headrace.tags.heads import PartitionHead
 from headrace.tags.marking import Marker
 from headrace.tags.offsets import TagOffset
+from headrace.tags.registry import check_epoch
 from headrace.tags.seams import Known, Seam, SeamReader
 from headrace.tags.view_rows import ViewRows
 
@@ -161,6 +162,7 @@ class Merge:
         else:
             registry = await self._seams.announced()
         check_filled(registry.fills, context.tag, before=context.registry.fills)
+        check_epoch(registry, before=context.registry)
         new = [topic for topic in registry.topics if topic not in context.registry.topics]
         context.registry = registry
         for topic in new:

@@ -20,7 +20,7 @@ from headrace.tags.marking import Marker
 from headrace.tags.merging import Merge
 from headrace.tags.metrics import DELIVERED
 from headrace.tags.offsets import After, TagOffset, after_of
-from headrace.tags.registry import TagRegistry
+from headrace.tags.registry import TagRegistry, ViewsBegunAnew
 from headrace.tags.seams import Seam, SeamReader
 from headrace.tags.sequences import Sequences
 from headrace.tags.view_rows import ViewRows
@@ -90,7 +90,7 @@ class _Query:
         self._after = after
         self._is_live = is_live
         self._sequences = Sequences(from_start=after is None)
-        self._gaps = GapSearch(self._store.tags.views, self._bucket, tag, self._settings, self._sequences)
+        self._gaps = GapSearch(self._store.tags, self._bucket, tag, self._settings, self._sequences)
         self._until: dict[TopicPartition, int] | None = None
 
     async def events(self) -> AsyncGenerator[TaggedEvent, None]:
@@ -129,9 +129,9 @@ class _Query:
                         if error.offset >= error.start:
                             raise
                         _logger.info("retention overtook a query by tag; back to the views", tag=self._tag)
-            before = seam.registry.fills
-            seam = await self._read_seam()
-            check_filled(seam.registry.fills, self._tag, before=before)
+                    except ViewsBegunAnew:
+                        _logger.info("the views by tag were written again; back to them", tag=self._tag)
+            seam = await self._next_seam(seam)
 
     async def _read_seam(self) -> Seam:
         """Read the seam. Of a tag that history was given, the views hold all up to the cut: so must the seam."""
@@ -142,9 +142,27 @@ class _Query:
             if fill is None or all(known.place >= (fill.cut_of(known.at) or known.place) for known in seam.live):
                 return seam
 
+    async def _next_seam(self, before: Seam) -> Seam:
+        """Read the seam anew; where the views have begun anew since, numbers that were seen say nothing about those."""
+        seam = await self._read_seam()
+        check_filled(seam.registry.fills, self._tag, before=before.registry.fills)
+        if seam.registry.epoch != before.registry.epoch:
+            self._sequences.begin_anew()
+            await self._find_place()
+        return seam
+
+    async def _find_place(self) -> None:
+        """Find the event again that the query goes on from: its number may be another since it was given."""
+        after = self._after
+        if after is not None and after.number > 0:
+            start_ms = self._bucket.start_of(after.log_time_ms)
+            pages = self._store.tags.views.read(self._tag, start_ms, first=after.time, last=after.time)
+            self._after = after.renumbered([(row.number, row.seq_nr) async for page in pages for row in page])
+
     async def _begin(self) -> Seam:
         """Read the seam, and for a query that ends where it ends; scan if the offset is in the current bucket."""
         seam = await self._read_seam()
+        await self._find_place()
         if not self._is_live:
             self._until = {known.at: (await self._log.bounds(known.at)).end for known in seam.live}
         after, now_ms = self._after, seam.highest_ms

@@ -18,9 +18,11 @@ from headrace.store import Store
 from headrace.tags.buckets import Bucket
 from headrace.tags.fills import FillState, TagFill
 
-__all__ = ["REGISTRY_KEY", "Registry", "TagRegistry", "TopicEntry", "reopened"]
+__all__ = ["NUMBERS_TABLE", "REGISTRY_KEY", "Registry", "TagRegistry", "TopicEntry", "ViewsBegunAnew", "check_epoch",
+           "reopened"]  # fmt: skip
 
 REGISTRY_KEY = "tags"
+NUMBERS_TABLE = "tag_views_progress"
 
 
 class TopicEntry(msgspec.Struct, frozen=True):
@@ -63,6 +65,16 @@ class Registry(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(Registry).decode
 
 
+class ViewsBegunAnew(Exception):
+    """The tables of events by tag are others than those a query began with. Caught within this room."""
+
+
+def check_epoch(registry: Registry, *, before: Registry) -> None:
+    """Raise ViewsBegunAnew if the views have been written again since `before`: numbers may be others."""
+    if registry.epoch != before.epoch:
+        raise ViewsBegunAnew
+
+
 class TagRegistry:
     """Reads and changes the shared facts; makes the tables when they are first needed."""
 
@@ -99,9 +111,13 @@ class TagRegistry:
 
     async def check(self, registry: Registry) -> None:
         """Raise TagViewsLost if a table does not carry the epoch: it was emptied, or is another one."""
-        epochs = await self._store.tags.epochs()
-        if lost := tuple(table for table, epoch in epochs.items() if epoch != registry.epoch):
+        if lost := await self.lost_tables(registry):
             raise TagViewsLost(lost)
+
+    async def lost_tables(self, registry: Registry) -> tuple[str, ...]:
+        """Return the tables that don't carry the epoch."""
+        epochs = await self._store.tags.epochs()
+        return tuple(table for table, epoch in epochs.items() if epoch != registry.epoch)
 
     async def change(self, edit: Callable[[Registry], Registry]) -> Registry:
         """Change the facts; `edit` is called again when somebody else was quicker."""

@@ -89,7 +89,9 @@ class TagLooks:
     async def _out_of_sequence(self, window: Window, tag: str, ids: Collection[str]) -> set[str]:
         """Return the journals whose rows are not numbered one by one, in order, up to where replication was."""
         sequences, found = Sequences(from_start=True), set()
-        views = self.store.tags.views
+        views, topic = self.store.tags.views, self.numbering.topic
+        numbers = await self._numbers(sorted(ids))
+        sequences.expect({(topic, id_): of[tag].first for id_, of in numbers.items() if tag in of})
         for bucket_ms in await views.buckets(tag):
             async for page in views.read(tag, bucket_ms):
                 for row in page:
