@@ -115,6 +115,23 @@ def delete(
     typer.echo(f"rows removed: {with_headrace(address, store, run)}")
 
 
+@app.command("off")
+def switch_off(
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Keep no views by tag any more. Only `rebuild --all` brings them back, from what the journals still have then."""
+    if not yes:
+        typer.confirm("give up the views by tag of this store?", abort=True)
+
+    async def run(hr: Headrace) -> bool:
+        return await TagRepair(hr.log, hr.store, hr.settings.tags).give_up()
+
+    is_changed = with_headrace(address, store, run)
+    typer.echo("views by tag are off; set tags.enabled = false" if is_changed else "there are no views by tag here")
+
+
 def after_of_text(text: str | None) -> After:
     """Return where to start: an offset, or a time (UTC where it names no zone)."""
     if text is None or text.count(":") in (4, 5):

@@ -148,21 +148,25 @@ class _Query:
         check_filled(seam.registry.fills, self._tag, before=before.registry.fills)
         if seam.registry.epoch != before.registry.epoch:
             self._sequences.begin_anew()
-            await self._find_place()
+            await self._find_place(seam)
         return seam
 
-    async def _find_place(self) -> None:
-        """Find the event again that the query goes on from: its number may be another since it was given."""
+    async def _find_place(self, seam: Seam) -> None:
+        """Find the event again that the query goes on from: its number may be another since it was given.
+
+        Only rows that the seam covers tell: of others some may not be there yet.
+        """
         after = self._after
         if after is not None and after.number > 0:
             start_ms = self._bucket.start_of(after.log_time_ms)
             pages = self._store.tags.views.read(self._tag, start_ms, first=after.time, last=after.time)
-            self._after = after.renumbered([(row.number, row.seq_nr) async for page in pages for row in page])
+            rows = [row async for page in pages for row in page if seam.covers(row)]
+            self._after = after.renumbered((row.number, row.seq_nr) for row in rows)
 
     async def _begin(self) -> Seam:
         """Read the seam, and for a query that ends where it ends; scan if the offset is in the current bucket."""
         seam = await self._read_seam()
-        await self._find_place()
+        await self._find_place(seam)
         if not self._is_live:
             self._until = {known.at: (await self._log.bounds(known.at)).end for known in seam.live}
         after, now_ms = self._after, seam.highest_ms

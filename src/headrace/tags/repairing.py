@@ -29,7 +29,7 @@ from headrace.tags.fills import TagFill
 from headrace.tags.floors import Floors, read_layout
 from headrace.tags.marking import MARK_KEY
 from headrace.tags.numbering import Numbering, number_of
-from headrace.tags.registry import NUMBERS_TABLE, TagRegistry
+from headrace.tags.registry import NUMBERS_TABLE, TagRegistry, TagUse
 from headrace.tags.seams import SeamReader
 
 __all__ = ["TagRepair", "highest_gone"]
@@ -52,9 +52,11 @@ class TagRepair:
     async def rebuild_all(self, progress: Progress = SILENT) -> int:
         """Write all views again from what the journals hold, then let replication go on; returns the rows written.
 
-        Tables that were not emptied keep their epoch, and with it what tags were filled with.
+        Tables that were not emptied keep their epoch, and with it what tags were filled with. A store that was
+        replicated into without views gets them.
         """
         await self._store.tags.prepare()
+        is_off = (await self._registry.begin_building()).use is not TagUse.ON
         registry = await self._seams.discover()
         lost = await self._registry.lost_tables(registry)
         if lost == (NUMBERS_TABLE,):
@@ -65,9 +67,13 @@ class TagRepair:
                 async for meta in self._metas(topic):
                     count += await self._rebuild(meta, None, at=None, is_lost=bool(set(lost) - {NUMBERS_TABLE}))
                     step.advance()
-        if lost:
+        if lost or is_off:
             await self._registry.begin_epoch()
         return count
+
+    async def give_up(self) -> bool:
+        """Keep no views by tag any more, so that others may replicate without; False if there were none."""
+        return await self._registry.switch_off()
 
     async def rebuild(self, topic: str, id_: str, tag: str) -> int:
         """Write a journal's rows under a tag again; returns how many. Raises BadArgument for a tag that was filled."""
@@ -191,7 +197,7 @@ class TagRepair:
             rows = [row for row in done.rows if row.number > 0 and (tag is None or row.tag == tag)]
             await self._write(rows, at)
             count += len(rows)
-        fresh = [number for name, number in last.items() if name in before and name not in known]
+        fresh = [last[name] for name in before if name not in known or last[name].place > known[name].place]
         await self._store.tags.numbers.write(fresh, at=at)
         for name, number in before.items():
             if number > 0 and (is_lost or name not in known):

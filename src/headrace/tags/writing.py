@@ -26,7 +26,7 @@ from headrace.tags.floors import Floors
 from headrace.tags.metrics import ROWS
 from headrace.tags.numbering import Numbered, Numbering
 from headrace.tags.redacting import Redaction
-from headrace.tags.registry import Registry, TagRegistry, reopened
+from headrace.tags.registry import Registry, TagRegistry, check_use, reopened
 
 __all__ = ["TagWriter"]
 
@@ -78,7 +78,8 @@ class TagWriter:
         """
         followed = self._followed.setdefault(start.at, _Followed())
         await self._open()
-        facts, log_time_ms = await self._floors.log_time_ms(await self._registry.read(), layout, start)
+        facts = check_use(await self._registry.read())
+        facts, log_time_ms = await self._floors.log_time_ms(facts, layout, start)
         if followed.end != start.offset or followed.facts is None or not _is_same_numbering(followed.facts, facts):
             followed.numbers.clear()
         self._facts = followed.facts = facts

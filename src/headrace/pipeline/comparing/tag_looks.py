@@ -17,7 +17,7 @@ from headrace.store import Place, Store, TagNumber, TagRow, tag_time_of
 from headrace.tags import TagRepair
 from headrace.tags.events import tagged_row
 from headrace.tags.numbering import Numbering
-from headrace.tags.registry import REGISTRY_KEY, Registry, TagRegistry
+from headrace.tags.registry import REGISTRY_KEY, Registry, TagRegistry, TagUse, decode_registry
 from headrace.tags.sequences import Sequences
 
 __all__ = ["TagLooks", "open_tag_looks"]
@@ -26,9 +26,14 @@ _AT_ONCE = 32
 
 
 async def open_tag_looks(log: Log, store: Store, settings: TagSettings, topic: str) -> TagLooks | None:
-    """Return who looks at the views; None where there are none. Raises TagViewsLost."""
-    if not settings.enabled or await store.settings.get(REGISTRY_KEY) is None:
+    """Return who looks at the views; None where the store has none. Raises TagViewsLost.
+
+    A process whose tags are disabled follows the store.
+    """
+    stored = await store.settings.get(REGISTRY_KEY)
+    if stored is None or decode_registry(stored).use is not TagUse.ON:
         return None
+    settings = settings.model_copy(update={"enabled": True})
     registry = TagRegistry(store, settings)
     facts = await registry.open()
     if topic not in facts.topics:

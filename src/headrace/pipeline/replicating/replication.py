@@ -116,9 +116,9 @@ class Replication:
 
         async def look() -> Plan:
             plan = await plan_of(await log_of(self._places), await store_of(self._places), self._selection)
-            if (tags := await tag_writer_of(self._places, with_log=True)) is not None:
-                for layout in plan.layouts.values():
-                    await tags.open_topic(layout)
+            tags = await tag_writer_of(self._places, with_log=True)
+            for layout in plan.layouts.values():
+                await tags.open_topic(layout)
             return plan
 
         attempt = 0

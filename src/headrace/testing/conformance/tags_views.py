@@ -9,17 +9,17 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from headrace.errors import TagGap, TagViewsLost
+from headrace.errors import TagGap, TagsInUse, TagViewsLost
 from headrace.journal import grow_topic, replicate_batch
 from headrace.journal.actions import Append, Delete, Purge
 from headrace.journal.headers import encode_action
 from headrace.journal.quarantine import pass_verdict
 from headrace.model import NewRecord, Record, TopicPartition
 from headrace.store import Place, Store, TagNumber, TagRow
-from headrace.tags import Bucket, TagRepair, TagWriter
+from headrace.tags import Bucket, TagRepair, TagWriter, UntaggedViews
 from headrace.tags.fills import FillState, TagFill
 from headrace.tags.registry import TagRegistry
-from headrace.testing.conformance.journal_setting import records_of
+from headrace.testing.conformance.journal_setting import records_of, replicate
 from headrace.testing.conformance.store_rows import counted
 from headrace.testing.conformance.tags_setting import Scene, TagSetting, ids, numbers_of
 from headrace.testing.crashes import SimulatedCrash, crash_at
@@ -220,6 +220,20 @@ class TagViewConformance(TagSetting):
         await redacting.replicate(batch=batch)
         assert [event.payload for event in await redacting.read("secret")] == [None] * 4
 
+    async def test_who_has_tags_disabled_does_not_replicate_where_others_keep_them(self, scene: Scene) -> None:
+        """FT7: it would leave a hole that nothing tells of: refused, naming the setting, and nothing is written."""
+        await scene.append("a", 1)
+        await scene.replicate()
+        await scene.append("a", 2)
+        without = UntaggedViews(scene.store, scene.settings.model_copy(update={"enabled": False}))
+        with pytest.raises(TagsInUse, match=r"tags\.enabled"):
+            await replicate(scene.log, scene.store, scene.topic, views=without)
+        meta = await scene.store.reader.meta(scene.topic, "a")
+        assert meta is not None
+        assert meta.seq_nr == 1
+        await scene.replicate()
+        assert numbers_of(await scene.read(), "a") == [1, 2]
+
     async def test_who_was_not_told_to_redact_follows_who_was(self, scene: Scene) -> None:
         """FT13: one process has the setting, another one replicates the deletion and rebuilds: the payload is gone."""
         at = await _home(scene, "a")
@@ -419,7 +433,8 @@ class TagRepairConformance(TagSetting):
         known = (await scene.store.tags.numbers.of(scene.topic, "a"))[scene.tag]
         rows = await view_of(scene)
         await scene.store.tags.views.delete(rows, at=Place(0, known.offset))
-        await scene.store.tags.numbers.write([msgspec.structs.replace(known, number=2)])
+        fewer = msgspec.structs.replace(known, number=2)
+        await scene.store.tags.numbers.write([fewer], at=Place(known.generation, known.offset + 1))
         await TagRepair(scene.log, scene.store, scene.settings).rebuild(scene.topic, "a", scene.tag)
         assert [(row.seq_nr, row.number) for row in await view_of(scene)] == [(4, 1), (5, 2)]
 
