@@ -11,10 +11,12 @@ import pytest
 
 from headrace.app import connect
 from headrace.config import HeadraceSettings, TagSettings
-from headrace.errors import TagsDisabled, TagsIncomplete, TagsInUse
+from headrace.errors import BadArgument, TagsDisabled, TagsIncomplete, TagsInUse
+from headrace.log import Log
 from headrace.model import Event
 from headrace.store import Store
 from headrace.tags import TagRepair, UntaggedViews
+from headrace.tags.filling import TagFills
 from headrace.testing.conformance.journal_setting import replicate
 from headrace.testing.conformance.tags_filling import TagFillConformance
 from headrace.testing.conformance.tags_queries import TagQueryConformance
@@ -119,6 +121,12 @@ class TestEmbeddedUse(Embedded, TagSetting):
         await scene.append("a", 5)
         await scene.replicate()
         assert [(event.seq_nr, event.number) for event in await scene.read()] == [(n, n) for n in range(1, 6)]
+
+    async def test_a_tag_is_not_given_to_an_empty_place(self, log: Log, store: Store) -> None:
+        """T38: addresses that are wrong lead to a place without journals: refused, and nothing is made there."""
+        with pytest.raises(BadArgument, match="no journals here"):
+            await TagFills(log, store, TagSettings()).begin("big", "shop:is_big")
+        assert await store.settings.all("") == {}
 
     async def test_settings_may_change_before_anything_is_replicated(self, scene: Scene) -> None:
         """FT7: a store that nothing was replicated into follows the next process."""

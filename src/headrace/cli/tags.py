@@ -12,6 +12,7 @@ import typer
 
 from headrace.app import Headrace
 from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.cli.lagging import journal_topics, tell_unreplicated
 from headrace.cli.tag_backfills import backfill
 from headrace.errors import BadArgument
 from headrace.observe import progress_on
@@ -36,6 +37,7 @@ def list_tags(
         raise BadArgument("--topic and --id", (topic, id_), "both are needed to list the tags of one journal")
 
     async def run(hr: Headrace) -> list[str] | dict[str, int]:
+        await tell_unreplicated(hr, await journal_topics(hr) if topic is None else [topic])
         return await (hr.tags.tags() if topic is None or id_ is None else hr.tags.tags_of(topic, id_))
 
     found = with_headrace(address, store, run)
