@@ -35,6 +35,7 @@ from headrace.tags.seams import SeamReader
 __all__ = ["TagRepair", "highest_gone"]
 
 _ROWS_AT_ONCE = 2000
+_NOWHERE = Place(-1, -1)
 _OFFSET_BITS = 34
 _EVENT_BITS = 20
 
@@ -144,14 +145,19 @@ class TagRepair:
         return {right.tag for right in numbers if (known := found.get(right.tag)) is None or not _covers(known, right)}
 
     async def _count_rows(self) -> None:
-        """Write the numbering again from the rows: the last number of each journal under each tag."""
-        views = self._store.tags.views
+        """Write the numbering again from the rows: the last number of each journal under each tag.
+
+        Rows beyond what is replicated don't count: of a batch that failed some may be missing before them.
+        """
+        views, replicated = self._store.tags.views, await self._replicated()
         for tag in await views.tags():
             first: dict[tuple[str, str], TagRow] = {}
             last: dict[tuple[str, str], TagNumber] = {}
             for bucket_ms in await views.buckets(tag):
                 async for page in views.read(tag, bucket_ms):
                     for row in page:
+                        if row.place > replicated.get(TopicPartition(row.topic, row.partition), _NOWHERE):
+                            continue
                         first.setdefault((row.topic, row.pid), row)
                         last[row.topic, row.pid] = number_of(row)
             numbers = list(last.values())
@@ -160,6 +166,17 @@ class TagRepair:
             for (topic, pid), row in first.items():
                 if row.number > 1:
                     await self._store.tags.numbers.begin_at(topic, pid, tag, row.number, at=row.place)
+
+    async def _replicated(self) -> dict[TopicPartition, Place]:
+        """Return how far all partitions are replicated."""
+        found: dict[TopicPartition, Place] = {}
+        for topic in (await self._seams.announced()).topics:
+            layout = await read_layout(self._store, topic)
+            most = max(generation.partitions for generation in layout.generations) if layout is not None else 0
+            for at in (TopicPartition(topic, partition) for partition in range(most)):
+                if (known := await self._store.reader.replicated(at)) is not None:
+                    found[at] = Place(known.generation, known.offset)
+        return found
 
     async def _find_first(self, topic: str, id_: str, tag: str, at: Place) -> None:
         """Note where a journal's rows begin: with the lowest number from which on there is no gap."""

@@ -21,6 +21,7 @@ from headrace.tags.fills import FillState, TagFill
 from headrace.tags.registry import TagRegistry
 from headrace.testing.conformance.journal_setting import records_of, replicate
 from headrace.testing.conformance.store_rows import counted
+from headrace.testing.conformance.tags_scattering import ScatteredStore, WriteTimedOut, last_rows
 from headrace.testing.conformance.tags_setting import Scene, TagSetting, ids, numbers_of
 from headrace.testing.crashes import SimulatedCrash, crash_at
 from headrace.testing.plugin import Size
@@ -505,6 +506,20 @@ class TagLossConformance(TagSetting):
         await scene.append("a", 5)
         await scene.again().replicate()
         assert numbers_of(await scene.again().read(), "a") == [1, 2, 3, 4, 5]
+
+    async def test_rows_of_a_batch_that_failed_are_not_counted(self, scene: Scene) -> None:
+        """FT1, FT5: of a batch the last row is there when progress is emptied: the replay writes the others too."""
+        for n in range(1, 3):
+            await scene.append("a", n)
+        await scene.replicate()
+        for n in range(3, 7):
+            await scene.append("a", n)
+        with pytest.raises(WriteTimedOut):
+            await scene.on(ScatteredStore(scene.store, last_rows(1))).replicate()  # type: ignore[arg-type]
+        await self.truncate(scene.store, ["tag_views_progress"])
+        await TagRepair(scene.log, scene.store, scene.settings).rebuild_all()
+        await scene.again().replicate()
+        assert [(row.seq_nr, row.number) for row in await view_of(scene)] == [(n, n) for n in range(1, 7)]
 
     async def test_rows_that_are_lost_keep_their_numbers(self, scene: Scene) -> None:
         """FT5: the rows alone are emptied, the first events are deleted: what is left has its numbers, and is read."""
