@@ -136,8 +136,8 @@ class HistoryCount:
         return OperationFailed(
             f"back-filling tag {self._tag!r}",
             f"the numbers of {meta.id!r} were noted at generation {known.generation}, offset {known.offset}, which its "
-            f"partition has not come to; run: headrace topic grow {meta.topic} with more partitions, then the back-fill "
-            "with --again",
+            f"partition has not come to; run: headrace topic grow {meta.topic} with more partitions, "
+            "then the back-fill with --again",
         )
 
     async def _new_rows(self, meta: JournalMeta, known: TagNumber | None) -> AsyncIterator[list[TagRow]]:

@@ -48,7 +48,7 @@ _DELETE_NUMBER = (
     "ON CONFLICT (topic, pid, tag) DO UPDATE SET written = excluded.written, is_deleted = 1, first_number = NULL "
     "WHERE excluded.written >= tag_views_progress.written"
 )
-_BEGIN_AT = "UPDATE tag_views_progress SET first_number = ? WHERE topic = ? AND pid = ? AND tag = ?"
+_BEGIN_AT = "UPDATE tag_views_progress SET first_number = ? WHERE topic = ? AND pid = ? AND tag = ? AND is_deleted = 0"
 _PAGE = (
     f"SELECT {', '.join(ROW)} FROM tag_views "  # noqa: S608
     "WHERE tag = ? AND bucket_ms = ? AND (place_in_order, pid, number) > (?, ?, ?) AND place_in_order <= ? "
