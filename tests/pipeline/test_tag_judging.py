@@ -13,13 +13,14 @@ from tests.pipeline.test_backfill import live
 from tests.pipeline.test_tag_audit import Named, rows_of
 
 from headrace.config import HeadraceSettings
+from headrace.errors import TagsInUse
 from headrace.journal import Journal, grow_topic
 from headrace.log import Log
 from headrace.model import Event, TopicPartition
 from headrace.pipeline import Finding, FindingKind, Places
 from headrace.pipeline.jobs.audit_task import AuditTask
 from headrace.pipeline.jobs.job_reports import layout_of
-from headrace.pipeline.spark.opened import close_all, log_of, run, store_of
+from headrace.pipeline.spark.opened import close_all, log_of, run, store_of, tag_writer_of
 from headrace.store import Store, TagRow
 from headrace.tags import TagRepair, TagWriter
 from headrace.tags.registry import REGISTRY_KEY
@@ -289,6 +290,24 @@ def test_a_repair_with_other_settings_brings_no_redacted_payload_back(scene: Sce
         assert {found.id for found in mended} == ({changed.pid, lost.pid} if is_told else {changed.pid})
         assert all(found.mended for found in mended)
         assert await scene.rows("a") == rows
+
+    run(work())
+
+
+def test_a_process_with_tags_disabled_follows_the_store_or_is_refused(scene: Scene) -> None:
+    """FT7: its audit looks at the views that the store has, and it does not replicate past them."""
+    without = Scene(scene.folder, enabled=False)
+
+    async def work() -> None:
+        log, store, journal = await scene.open()
+        await _write_all(journal, "k")
+        await scene.replicate()
+        rows = await scene.rows("a")
+        TagSql(scene).remove(rows[1])  # type: ignore[arg-type]
+        assert named(await without.audit()) == {("k", FindingKind.TAG_ROW_MISSING, 2, "a")}
+        views = await tag_writer_of(without.places)
+        with pytest.raises(TagsInUse):
+            await views.open_topic(await layout_of(log, store, TOPIC))
 
     run(work())
 
