@@ -56,6 +56,8 @@
         ├── JournalHeld             a record of the journal can't be decoded
         ├── IntegrityBroken         the store holds what no log could have put there
         ├── TagsDisabled            views by tag are switched off
+        ├── TagsInUse               the store keeps views by tag, and this process would not
+        ├── TagsIncomplete          the store has journals that its views by tag lack
         ├── WrongBucketSize         views by tag were made with another size
         ├── TagViewsLost            tables of views by tag were emptied behind our back
         ├── TagGap                  an event under a tag is missing
@@ -126,6 +128,8 @@ __all__ = [
     "TagGap",
     "TagViewsLost",
     "TagsDisabled",
+    "TagsInUse",
+    "TagsIncomplete",
     "TimedOut",
     "TimestampTooFarAhead",
     "TopicExists",
@@ -822,6 +826,26 @@ class TagsDisabled(Misconfigured):
 
     operation: str
     says: ClassVar[str] = "cannot {operation}: tags are disabled; set tags.enabled, or HEADRACE__TAGS__ENABLED=true"
+
+
+@dataclass(eq=False)
+class TagsInUse(Misconfigured):
+    """A process whose tags are disabled was to replicate into a store that keeps views by tag."""
+
+    says: ClassVar[str] = (
+        "cannot replicate without views by tag: this store keeps them, and they would lack these events for good; "
+        "set tags.enabled, or HEADRACE__TAGS__ENABLED=true, or give the views up with: headrace tags off"
+    )
+
+
+@dataclass(eq=False)
+class TagsIncomplete(Misconfigured):
+    """Journals were replicated while tags were disabled: their events are in no view."""
+
+    says: ClassVar[str] = (
+        "this store has journals that were replicated while tags were disabled, and views by tag would lack their "
+        "events; stop replication and run: headrace tags rebuild --all"
+    )
 
 
 @dataclass(eq=False)

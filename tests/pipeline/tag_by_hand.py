@@ -53,6 +53,12 @@ class TagSql:
             *_embedded_key(row), row.seq_nr, row.topic, row.generation, row.partition, row.offset, row.timestamp_ms,
         )  # fmt: skip
 
+    def empty(self) -> None:
+        with closing(sqlite3.connect(self._path)) as db:
+            for table in ("tag_views", "tag_views_buckets", "tag_views_progress"):
+                db.execute(f"DELETE FROM {table}")
+            db.commit()
+
     def remove_number(self, row: TagRow) -> None:
         where = "topic = ? AND pid = ? AND tag = ?"
         self._run(f"DELETE FROM tag_views_progress WHERE {where}", row.topic, row.pid, row.tag)

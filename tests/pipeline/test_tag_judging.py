@@ -13,15 +13,16 @@ from tests.pipeline.test_backfill import live
 from tests.pipeline.test_tag_audit import Named, rows_of
 
 from headrace.config import HeadraceSettings
+from headrace.errors import TagsInUse
 from headrace.journal import Journal, grow_topic
 from headrace.log import Log
 from headrace.model import Event, TopicPartition
 from headrace.pipeline import Finding, FindingKind, Places
 from headrace.pipeline.jobs.audit_task import AuditTask
 from headrace.pipeline.jobs.job_reports import layout_of
-from headrace.pipeline.spark.opened import close_all, log_of, run, store_of
+from headrace.pipeline.spark.opened import close_all, log_of, run, store_of, tag_writer_of
 from headrace.store import Store, TagRow
-from headrace.tags import TagWriter
+from headrace.tags import TagRepair, TagWriter
 from headrace.tags.registry import REGISTRY_KEY
 from headrace.testing.conformance.journal_setting import replicate
 from headrace.testing.conformance.tags_filling import Filling
@@ -230,6 +231,35 @@ def test_what_a_fill_counted_is_counted_on_by_a_repair(scene: Scene) -> None:
     run(work())
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_what_was_removed_on_purpose_is_no_finding(scene: Scene, is_lost: bool) -> None:
+    """FT5: rows that an operator removed, or that a rebuild could not bring back, are not missed; later losses are."""
+
+    async def work() -> None:
+        log, store, journal = await scene.open()
+        await asyncio.gather(*(_write_all(journal, f"k{key}") for key in range(4)))
+        await asyncio.gather(*(journal.delete(f"k{key}", to=2) for key in range(4)))
+        await scene.replicate()
+        repair = TagRepair(log, store, scene.places.settings_of_tags())
+        if is_lost:
+            TagSql(scene).empty()  # type: ignore[arg-type]
+            await repair.rebuild_all()
+        else:
+            await repair.delete(TOPIC, "k1", "a")
+        await asyncio.gather(*(journal.append(f"k{key}", [Event(4, {}, ("a",))]) for key in range(4)))
+        await scene.replicate()
+        rows = await scene.rows("a")
+        assert [str(found) for found in await scene.audit()] == []
+        lost = next(row for row in rows if row.pid == "k1" and row.seq_nr == 4)
+        TagSql(scene).remove(lost)  # type: ignore[arg-type]
+        mended = await scene.audit(repair=True)
+        assert named(mended) == {("k1", FindingKind.TAG_ROW_MISSING, 4, "a")}
+        assert all(found.mended for found in mended)
+        assert await scene.rows("a") == rows
+
+    run(work())
+
+
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_repair_with_other_settings_brings_no_redacted_payload_back(scene: Scene, is_told: bool) -> None:
     """FT13: the log still has what was deleted and redacted; an auditor that was not told of the policy follows it.
@@ -260,6 +290,24 @@ def test_a_repair_with_other_settings_brings_no_redacted_payload_back(scene: Sce
         assert {found.id for found in mended} == ({changed.pid, lost.pid} if is_told else {changed.pid})
         assert all(found.mended for found in mended)
         assert await scene.rows("a") == rows
+
+    run(work())
+
+
+def test_a_process_with_tags_disabled_follows_the_store_or_is_refused(scene: Scene) -> None:
+    """FT7: its audit looks at the views that the store has, and it does not replicate past them."""
+    without = Scene(scene.folder, enabled=False)
+
+    async def work() -> None:
+        log, store, journal = await scene.open()
+        await _write_all(journal, "k")
+        await scene.replicate()
+        rows = await scene.rows("a")
+        TagSql(scene).remove(rows[1])  # type: ignore[arg-type]
+        assert named(await without.audit()) == {("k", FindingKind.TAG_ROW_MISSING, 2, "a")}
+        views = await tag_writer_of(without.places)
+        with pytest.raises(TagsInUse):
+            await views.open_topic(await layout_of(log, store, TOPIC))
 
     run(work())
 

@@ -53,6 +53,25 @@ def headrace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     sys.modules.pop("shop", None)
 
 
+@pytest.mark.parametrize("command", [("tags", "list"), ("journal", "ids", "accounts")])
+def test_a_list_says_what_it_can_not_show_yet(headrace: Callable[..., Result], command: tuple[str, ...]) -> None:
+    """X6: nothing is replicated: the list is empty, says why, and what to run; JSON stays JSON."""
+    shown = headrace(*command)
+    assert shown.exit_code == 0, shown.output
+    assert "accounts" not in shown.stdout
+    assert "records of the log are not replicated yet" in shown.stderr
+    assert "headrace pipeline replicate" in shown.stderr
+    assert headrace(*command, "--json").stdout in ("[]\n", "")
+
+
+def test_views_by_tag_are_given_up(headrace: Callable[..., Result]) -> None:
+    """FT7: once, after a question; then queries say what to run."""
+    assert headrace("tags", "list").exit_code == 0
+    assert headrace("tags", "off").exit_code == 1
+    assert "tags.enabled = false" in headrace("tags", "off", "--yes").stdout
+    assert "no views by tag" in headrace("tags", "off", "--yes").stdout
+
+
 def test_a_tag_is_followed(headrace: Callable[..., Result]) -> None:
     """T1, T5: what is there, as lines and as JSON whose offset can be given back."""
     shown = headrace("tags", "follow", "vip", "--current")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -10,14 +11,24 @@ import pytest
 
 from headrace.app import connect
 from headrace.config import HeadraceSettings, TagSettings
-from headrace.errors import TagsDisabled
+from headrace.errors import BadArgument, TagsDisabled, TagsIncomplete, TagsInUse
+from headrace.log import Log
 from headrace.model import Event
 from headrace.store import Store
+from headrace.tags import TagRepair, UntaggedViews
+from headrace.tags.filling import TagFills
+from headrace.testing.conformance.journal_setting import replicate
 from headrace.testing.conformance.tags_filling import TagFillConformance
 from headrace.testing.conformance.tags_following import TagFollowingConformance
 from headrace.testing.conformance.tags_queries import TagQueryConformance
+from headrace.testing.conformance.tags_setting import Scene, TagSetting, numbers_of
 from headrace.testing.conformance.tags_simulation import TagSimulation
-from headrace.testing.conformance.tags_views import TagLossConformance, TagRepairConformance, TagViewConformance
+from headrace.testing.conformance.tags_views import (
+    TABLES,
+    TagLossConformance,
+    TagRepairConformance,
+    TagViewConformance,
+)
 
 
 class Embedded:
@@ -61,16 +72,74 @@ class TestEmbeddedLoss(Embedded, TagLossConformance):
     def _folder(self, tmp_path: Path) -> None:
         self._path = tmp_path / "store.db"
 
-    async def truncate(self, store: Store) -> None:
+    async def truncate(self, store: Store, tables: Sequence[str] = TABLES) -> None:
         """Empty the tables."""
         with closing(sqlite3.connect(self._path)) as db:
-            for table in ("tag_views", "tag_views_buckets", "tag_views_progress"):
+            for table in tables:
                 db.execute(f"DELETE FROM {table}")
             db.commit()
 
 
 class TestEmbeddedSimulation(Embedded, TagSimulation):
     """Everything at once."""
+
+
+class TestEmbeddedUse(Embedded, TagSetting):
+    """Whether a store keeps views by tag is a fact of the store. Other tests of a server's store rely on it."""
+
+    @pytest.mark.parametrize("is_noted", [True, False])
+    async def test_what_was_replicated_without_views_is_not_left_out_of_them(
+        self, scene: Scene, is_noted: bool
+    ) -> None:
+        """FT7: tags were off for a while: switching them on is refused until the views are built from the journals.
+
+        Also where an older version did not note that they were off.
+        """
+        await scene.append("a", [1, 2])
+        without = UntaggedViews(scene.store, TagSettings(enabled=False))
+        await replicate(scene.log, scene.store, scene.topic, views=without if is_noted else None)
+        await scene.append("a", 3)
+        for refused in (scene.again().read, scene.again().replicate):
+            with pytest.raises(TagsIncomplete, match="headrace tags rebuild --all"):
+                await refused()
+        assert await TagRepair(scene.log, scene.store, scene.settings).rebuild_all() == 2
+        assert numbers_of(await scene.again().read(), "a") == [1, 2, 3]
+        await scene.again().replicate()
+        assert numbers_of(await scene.again().read(), "a") == [1, 2, 3]
+        await scene.append("a", 4)
+        with pytest.raises(TagsInUse):
+            await replicate(scene.log, scene.store, scene.topic, views=without)
+
+    async def test_views_that_were_given_up_come_back_without_a_hole(self, scene: Scene) -> None:
+        """FT7: on, off by an operator, on again: all that the journals have is there, once, with numbers that go on."""
+        for n in (1, 2):
+            await scene.append("a", n)
+        await scene.replicate()
+        repair = TagRepair(scene.log, scene.store, scene.settings)
+        assert await repair.give_up()
+        await scene.append("a", [3, 4])
+        with pytest.raises(TagsIncomplete):
+            await scene.replicate()
+        without = UntaggedViews(scene.store, TagSettings(enabled=False))
+        await replicate(scene.log, scene.store, scene.topic, views=without)
+        await repair.rebuild_all()
+        await scene.append("a", 5)
+        await scene.replicate()
+        assert [(event.seq_nr, event.number) for event in await scene.read()] == [(n, n) for n in range(1, 6)]
+
+    async def test_a_tag_is_not_given_to_an_empty_place(self, log: Log, store: Store) -> None:
+        """T38: addresses that are wrong lead to a place without journals: refused, and nothing is made there."""
+        with pytest.raises(BadArgument, match="no journals here"):
+            await TagFills(log, store, TagSettings()).begin("big", "shop:is_big")
+        assert await store.settings.all("") == {}
+
+    async def test_settings_may_change_before_anything_is_replicated(self, scene: Scene) -> None:
+        """FT7: a store that nothing was replicated into follows the next process."""
+        without = UntaggedViews(scene.store, TagSettings(enabled=False))
+        await without.open_topic(await scene.layout())
+        await scene.append("a", 1)
+        await scene.replicate()
+        assert numbers_of(await scene.read(), "a") == [1]
 
 
 async def test_disabled_tags_leave_no_tables(tmp_path: Path) -> None:

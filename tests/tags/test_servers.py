@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import pytest_asyncio
@@ -22,7 +22,12 @@ from headrace.testing.conformance.tags_filling import TagFillConformance
 from headrace.testing.conformance.tags_following import TagFollowingConformance
 from headrace.testing.conformance.tags_queries import TagQueryConformance
 from headrace.testing.conformance.tags_simulation import TagSimulation
-from headrace.testing.conformance.tags_views import TagLossConformance, TagRepairConformance, TagViewConformance
+from headrace.testing.conformance.tags_views import (
+    TABLES,
+    TagLossConformance,
+    TagRepairConformance,
+    TagViewConformance,
+)
 from headrace.testing.plugin import Size
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
@@ -98,16 +103,16 @@ class TestServedLoss(Servers, TagLossConformance):
         yield store
         await store.close()
 
-    async def truncate(self, store: Store) -> None:
+    async def truncate(self, store: Store, tables: Sequence[str] = TABLES) -> None:
         """Empty the tables."""
-        await asyncio.to_thread(_truncate, self._cassandra)
+        await asyncio.to_thread(_truncate, self._cassandra, tables)
 
 
-def _truncate(cassandra: RunningService) -> None:
+def _truncate(cassandra: RunningService, tables: Sequence[str]) -> None:
     cluster = Cluster([cassandra.host], port=cassandra.port, protocol_version=4)
     try:
         session = cluster.connect()
-        for table in ("tag_views", "tag_views_buckets", "tag_views_progress"):
+        for table in tables:
             session.execute(f"TRUNCATE tag_loss_tests.{table}", timeout=60)
     finally:
         cluster.shutdown()

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from headrace.app import Headrace
 from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.cli.lagging import tell_unreplicated
 from headrace.errors import BadArgument
 from headrace.journal import UNCHECKED, Expected, Moment
 from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent
@@ -140,6 +141,7 @@ def ids(topic: Topic, address: Address = None, store: StoreAddress = None, as_js
     async def run(hr: Headrace) -> None:
         async for found in hr.journal(topic, read_only=True).ids():
             typer.echo(json.dumps(found) if as_json else found)
+        await tell_unreplicated(hr, [topic])
 
     with_headrace(address, store, run)
 

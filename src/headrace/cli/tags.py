@@ -12,6 +12,7 @@ import typer
 
 from headrace.app import Headrace
 from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.cli.lagging import journal_topics, tell_unreplicated
 from headrace.cli.tag_backfills import backfill
 from headrace.errors import BadArgument
 from headrace.observe import progress_on
@@ -36,6 +37,7 @@ def list_tags(
         raise BadArgument("--topic and --id", (topic, id_), "both are needed to list the tags of one journal")
 
     async def run(hr: Headrace) -> list[str] | dict[str, int]:
+        await tell_unreplicated(hr, await journal_topics(hr) if topic is None else [topic])
         return await (hr.tags.tags() if topic is None or id_ is None else hr.tags.tags_of(topic, id_))
 
     found = with_headrace(address, store, run)
@@ -105,7 +107,7 @@ def delete(
     address: Address = None,
     store: StoreAddress = None,
 ) -> None:
-    """Remove a journal's rows and numbers under a tag; `rebuild` brings them back."""
+    """Remove a journal's rows under a tag; its numbers go on, and `rebuild` brings back what the journal still has."""
     if not yes:
         typer.confirm(f"remove the rows of {id_} in {topic} under {tag}?", abort=True)
 
@@ -115,9 +117,26 @@ def delete(
     typer.echo(f"rows removed: {with_headrace(address, store, run)}")
 
 
+@app.command("off")
+def switch_off(
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Keep no views by tag any more. Only `rebuild --all` brings them back, from what the journals still have then."""
+    if not yes:
+        typer.confirm("give up the views by tag of this store?", abort=True)
+
+    async def run(hr: Headrace) -> bool:
+        return await TagRepair(hr.log, hr.store, hr.settings.tags).give_up()
+
+    is_changed = with_headrace(address, store, run)
+    typer.echo("views by tag are off; set tags.enabled = false" if is_changed else "there are no views by tag here")
+
+
 def after_of_text(text: str | None) -> After:
     """Return where to start: an offset, or a time (UTC where it names no zone)."""
-    if text is None or text.count(":") == 4:
+    if text is None or text.count(":") in (4, 5):
         return text
     try:
         moment = datetime.fromisoformat(text)

@@ -171,8 +171,12 @@ class TagNumbers(Protocol):
         """Write numbers, each at its own place, or all at `at`."""
         ...
 
+    async def begin_at(self, topic: str, pid: str, tag: str, first: int, *, at: Place) -> None:
+        """Say that numbers below `first` have no rows, of a tag whose number is there; at the place of a repair."""
+        ...
+
     async def delete(self, topic: str, pid: str, tag: str, *, at: Place) -> None:
-        """Forget the number of a pid's tag, at a place above its own."""
+        """Forget the number of a pid's tag, and where it begins, at a place above its own."""
         ...
 
 

@@ -71,7 +71,10 @@ class TagRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TagNumber(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the numbering of (pid, tag) has come: `number` was given to `seq_nr`, by the record at the place."""
+    """How far the numbering of (pid, tag) has come: `number` was given to `seq_nr`, by the record at the place.
+
+    Numbers below `first` have no rows: an operator removed them, or they were lost. Writing a number leaves it.
+    """
 
     topic: str
     pid: str
@@ -80,6 +83,7 @@ class TagNumber(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     generation: int
     offset: int
+    first: int = 1
 
     @property
     def place(self) -> Place:

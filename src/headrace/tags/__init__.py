@@ -11,6 +11,7 @@ from headrace.tags.history import Chooser
 from headrace.tags.offsets import After, TagOffset, after_of
 from headrace.tags.query import TagQueries
 from headrace.tags.repairing import TagRepair
+from headrace.tags.untagged import UntaggedViews
 from headrace.tags.writing import TagWriter
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "TagRepair",
     "TagWriter",
     "TaggedEvent",
+    "UntaggedViews",
     "after_of",
 ]

@@ -31,7 +31,7 @@ class TaggedEvent(StoredEvent, frozen=True, kw_only=True):
 
 def tagged_row(row: TagRow) -> TaggedEvent:
     """Return the event that a row of a view holds."""
-    offset = TagOffset.of(tag_time_of(row.timestamp), row.number)
+    offset = TagOffset.of(tag_time_of(row.timestamp), row.number, row.seq_nr)
     if row.metadata is not None:
         event = event_of_row(cast("EventRow", row))  # a TagRow has all that this looks at
         return tagged(event, row.tag, row.topic, row.pid, row.number, offset, is_redacted=row.is_redacted)

@@ -12,10 +12,11 @@ import uuid
 import msgspec
 
 from headrace.config import TagSettings
-from headrace.errors import OperationFailed, TagBuilding
+from headrace.errors import BadArgument, OperationFailed, TagBuilding
 from headrace.journal import Layout
 from headrace.journal.actions import Mark
 from headrace.journal.headers import encode_action
+from headrace.journal.topology import layout_key
 from headrace.log import Log
 from headrace.model import NewRecord, TopicPartition
 from headrace.store import Store
@@ -40,8 +41,13 @@ class TagFills:
     async def begin(self, tag: str, function: str, *, again: bool = False) -> TagFill:
         """Say that a tag is being filled; a tag that was filled by this function stays as it is.
 
-        With `again` it is filled anew, whoever may have been at it. Raises TagBuilding.
+        With `again` it is filled anew, whoever may have been at it. Raises TagBuilding, and BadArgument where there
+        is no journal: addresses that are wrong lead to an empty place.
         """
+        if not await self._store.settings.all(layout_key("")):
+            raise BadArgument(
+                "tag", tag, "there are no journals here to give it to; check the addresses of log and store"
+            )
         await self._registry.open()
         fresh = TagFill(uuid.uuid4().hex, function)
         registry = await self._registry.change(lambda known: _begun(known, tag, fresh, again=again))

@@ -1,7 +1,8 @@
 """Gaps: an event whose predecessor has not been seen is held back while the views are searched for it.
 
 Numbers are given out in log order and rows are written before the seam moves, so a gap is a fault: a row that was
-lost, or that a replica has not got yet. What is found is delivered first; what is not fails the query.
+lost, or that a replica has not got yet. What is found is delivered first; what is not fails the query. Numbers that an
+operator removed are not looked for.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import AsyncIterator
 
 from headrace.config import TagSettings
 from headrace.errors import TagGap
-from headrace.store import TagViews
+from headrace.store import Tags
 from headrace.tags.buckets import Bucket
 from headrace.tags.events import TaggedEvent
 from headrace.tags.metrics import GAPS
@@ -27,8 +28,9 @@ _LOOK_AGAIN_S = 0.1
 class GapSearch:
     """Puts the events of a tag back into sequence, one pid's at a time."""
 
-    def __init__(self, views: TagViews, bucket: Bucket, tag: str, settings: TagSettings, sequences: Sequences) -> None:
-        self._views = views
+    def __init__(self, tags: Tags, bucket: Bucket, tag: str, settings: TagSettings, sequences: Sequences) -> None:
+        self._views = tags.views
+        self._numbers = tags.numbers
         self._bucket = bucket
         self._tag = tag
         self._settings = settings
@@ -41,6 +43,9 @@ class GapSearch:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._settings.gap_timeout_s
         while (missing := self._sequences.missing(event)) is not None:
+            if missing.first < (first := await self._first_number(event)) <= event.number:
+                self._sequences.expect({(event.topic, event.id): first})
+                continue
             if missing.size > self._settings.gap_limit:
                 raise self._gap(event, missing, 0.0)
             found = await self._find(event, missing)
@@ -54,6 +59,11 @@ class GapSearch:
                 await asyncio.sleep(_LOOK_AGAIN_S)
         self._sequences.saw(event)
         yield event
+
+    async def _first_number(self, event: TaggedEvent) -> int:
+        """Return where the numbers of an event's journal begin."""
+        known = (await self._numbers.of(event.topic, event.id)).get(self._tag)
+        return known.first if known is not None else 1
 
     async def _find(self, event: TaggedEvent, missing: Missing) -> list[TaggedEvent]:
         """Return the missing events that are there, as far as they follow one another."""

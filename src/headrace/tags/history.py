@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from headrace.config import TagSettings
-from headrace.errors import UnknownTopic
+from headrace.errors import OperationFailed, UnknownTopic
 from headrace.journal import Layout
 from headrace.journal.decoding import event_of_row
 from headrace.journal.folding import exists
@@ -117,6 +117,8 @@ class HistoryCount:
         self.counted.journals += 1
         if self._is_redacted and (meta.is_purged or meta.delete_to or meta.purged_at is not None):
             self._removed[meta.id] = meta
+        if known is not None and known.place > max(meta.place, since):
+            raise self._unreachable(meta, known)
         if known is not None and known.place < since:
             await self._store.tags.numbers.delete(meta.topic, meta.id, self._tag, at=_before(since))
             known = None
@@ -128,6 +130,15 @@ class HistoryCount:
         crash_point("tags.fill-before-progress")
         if last is not None:
             await self._store.tags.numbers.write([self._progress(meta, last.number, since)])
+
+    def _unreachable(self, meta: JournalMeta, known: TagNumber) -> OperationFailed:
+        """Return the error of a numbering that nothing written now could win over, and counting on from would lose."""
+        return OperationFailed(
+            f"back-filling tag {self._tag!r}",
+            f"the numbers of {meta.id!r} were noted at generation {known.generation}, offset {known.offset}, which its "
+            f"partition has not come to; run: headrace topic grow {meta.topic} with more partitions, "
+            "then the back-fill with --again",
+        )
 
     async def _new_rows(self, meta: JournalMeta, known: TagNumber | None) -> AsyncIterator[list[TagRow]]:
         """Yield rows of the chosen events that were not counted before."""
@@ -156,7 +167,7 @@ class HistoryCount:
             yield [row for row in page if row.record_id == meta.record_id and row.place <= meta.place]
 
     def _told(self, pid: str, event: EventRow, number: int) -> TaggedEvent:
-        offset = TagOffset.of(self._numbering.time_of(event), number)
+        offset = TagOffset.of(self._numbering.time_of(event), number, event.seq_nr)
         return tagged(event_of_row(event), self._tag, self._at.topic, pid, number, offset)
 
     async def _write(self, rows: Sequence[TagRow], since: Place) -> None:

@@ -56,7 +56,7 @@ class KeyState:
         for event in events_of_record(entry.id, entry.record, entry.action):
             if self.tag in unique_tags(event.tags):
                 self.number += 1
-                offset = TagOffset.of(time, self.number)
+                offset = TagOffset.of(time, self.number, event.seq_nr)
                 found.append(tagged(event, self.tag, entry.topic, entry.id, self.number, offset))
         return found
 

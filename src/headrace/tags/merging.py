@@ -22,7 +22,7 @@ from headrace.tags.fills import check_filled
 from headrace.tags.head_context import HeadContext
 from headrace.tags.heads import PartitionHead
 from headrace.tags.offsets import TagOffset
-from headrace.tags.registry import TopicEntry
+from headrace.tags.registry import TopicEntry, check_epoch
 from headrace.tags.seams import Known, Seam, SeamReader
 from headrace.tags.view_rows import ViewRows
 
@@ -187,6 +187,7 @@ class Merge:
             await self._find_again()
         registry = await self._seams.announced()
         check_filled(registry.fills, context.tag, before=context.registry.fills)
+        check_epoch(registry, before=context.registry)
         new = [topic for topic, entry in registry.topics.items() if self._is_new(topic, entry)]
         context.registry = registry
         for topic in new:

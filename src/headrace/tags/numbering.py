@@ -10,7 +10,7 @@ from headrace.store import EventRow, TagNumber, TagRow, TagTime, timeuuid
 from headrace.tags.buckets import Bucket
 from headrace.tags.fills import TagFill
 
-__all__ = ["Numbered", "Numbering", "unique_tags"]
+__all__ = ["Numbered", "Numbering", "number_of", "unique_tags"]
 
 
 class Numbered(NamedTuple):
@@ -23,6 +23,19 @@ class Numbered(NamedTuple):
 def unique_tags(tags: Iterable[str]) -> list[str]:
     """Return an event's tags, each once: an event has one place under a tag."""
     return list(dict.fromkeys(tags))
+
+
+def number_of(row: TagRow) -> TagNumber:
+    """Return how far the numbering has come with a row."""
+    return TagNumber(
+        topic=row.topic,
+        pid=row.pid,
+        tag=row.tag,
+        seq_nr=row.seq_nr,
+        number=row.number,
+        generation=row.generation,
+        offset=row.offset,
+    )
 
 
 class Numbering:
@@ -51,7 +64,7 @@ class Numbering:
                 count = done.numbers.get(tag, last)
                 row = self.row(pid, event, tag, count.number + 1 if count is not None else 1)
                 done.rows.append(row)
-                done.numbers[tag] = self._progress(row)
+                done.numbers[tag] = number_of(row)
         return done
 
     def _tags(self, event: EventRow) -> list[str]:
@@ -86,15 +99,4 @@ class Numbering:
             headers=event.headers,
             origin=event.origin,
             version=event.version,
-        )
-
-    def _progress(self, row: TagRow) -> TagNumber:
-        return TagNumber(
-            topic=self.topic,
-            pid=row.pid,
-            tag=row.tag,
-            seq_nr=row.seq_nr,
-            number=row.number,
-            generation=row.generation,
-            offset=row.offset,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeAlias
 
@@ -12,12 +13,16 @@ __all__ = ["After", "TagOffset", "after_of"]
 
 _MS = 1000
 _BEFORE_ALL = -1
+_NO_SEQ_NR = (1 << 63) - 1  # above all: the event that an older text names is not after it
+_PARTS = (5, 6)
 
 
 class TagOffset(NamedTuple):
     """A place in the order of tagged events. `number` tells apart the events of one record.
 
-    Its text (`str(offset)`) can be stored and parsed again; resuming from it gives what comes after.
+    `seq_nr` is the event's own. It finds the event again where views that were lost have been written with other
+    numbers; texts of older versions lack it. Its text (`str(offset)`) can be stored and parsed again; resuming from it
+    gives what comes after.
     """
 
     log_time_ms: int
@@ -25,6 +30,7 @@ class TagOffset(NamedTuple):
     partition: int
     offset: int
     number: int
+    seq_nr: int = _NO_SEQ_NR
 
     @classmethod
     def at(cls, moment: datetime | int) -> TagOffset:
@@ -40,16 +46,30 @@ class TagOffset(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> TagOffset:
         """Return the place that a stored text names."""
+        rule = "an offset is five or six numbers, as `str(event.tag_offset)` gives"
         parts = text.split(":")
+        if len(parts) not in _PARTS:
+            raise BadArgument("after", text, rule)
         try:
             return cls(*(int(part) for part in parts))
-        except (TypeError, ValueError) as error:
-            raise BadArgument("after", text, "an offset is five numbers, as `str(event.tag_offset)` gives") from error
+        except ValueError as error:
+            raise BadArgument("after", text, rule) from error
 
     @classmethod
-    def of(cls, time: TagTime, number: int) -> TagOffset:
+    def of(cls, time: TagTime, number: int, seq_nr: int) -> TagOffset:
         """Return the place of one event."""
-        return cls(*time, number)
+        return cls(*time, number, seq_nr)
+
+    def renumbered(self, rows: Iterable[tuple[int, int]]) -> TagOffset:
+        """Return the same place by the numbers of now: `rows` are (number, seq_nr) of what its record has in the views.
+
+        Where they are as they were, or can't be compared, nothing changes.
+        """
+        found = sorted(rows)
+        if not found or self.seq_nr == _NO_SEQ_NR or (self.number, self.seq_nr) in found:
+            return self
+        passed = [number for number, seq_nr in found if seq_nr <= self.seq_nr]
+        return self._replace(number=max(passed, default=found[0][0] - 1))
 
     @property
     def time(self) -> TagTime:
@@ -57,7 +77,7 @@ class TagOffset(NamedTuple):
         return TagTime(self.log_time_ms, *(max(part, 0) for part in self[1:4]))
 
     def __str__(self) -> str:
-        return ":".join(str(part) for part in self)
+        return ":".join(str(part) for part in (self if self.seq_nr != _NO_SEQ_NR else self[:5]))
 
 
 After: TypeAlias = TagOffset | str | datetime | None

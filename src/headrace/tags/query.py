@@ -23,7 +23,7 @@ from headrace.tags.marking import Marker
 from headrace.tags.merging import Merge
 from headrace.tags.metrics import DELIVERED
 from headrace.tags.offsets import After, TagOffset, after_of
-from headrace.tags.registry import TagRegistry
+from headrace.tags.registry import TagRegistry, ViewsBegunAnew
 from headrace.tags.seams import Seam, SeamReader
 from headrace.tags.sequences import Sequences
 from headrace.tags.view_rows import ViewRows
@@ -99,9 +99,9 @@ class _Query:
         self._after = after
         self._is_live = is_live
         self._sequences = Sequences(from_start=after is None)
-        self._gaps = GapSearch(self._store.tags.views, self._bucket, tag, self._settings, self._sequences)
+        self._gaps = GapSearch(self._store.tags, self._bucket, tag, self._settings, self._sequences)
         self._until: dict[TopicPartition, int] | None = None
-        self._has_begun = False
+        self._seam: Seam | None = None  # the last one that was read
 
     async def events(self) -> AsyncGenerator[TaggedEvent, None]:
         """Yield events. A live query waits until log and store are back, however long that takes, and goes on."""
@@ -137,10 +137,12 @@ class _Query:
                     self._after = event.tag_offset
 
     async def _batches(self) -> AsyncGenerator[list[TaggedEvent], None]:
-        seam = await self._read_seam() if self._has_begun else await self._begin()
-        if not self._has_begun:
+        if self._seam is None:
+            seam = await self._begin()
             await self._check_after(seam)
-        self._has_begun = True
+        else:
+            seam = await self._next_seam(self._seam)
+        self._seam = seam
         while True:
             rows = self._rows(seam)
             async with contextlib.aclosing(rows):
@@ -162,9 +164,9 @@ class _Query:
                         if error.offset >= error.start and await self._seams.is_there(seam.layouts[error.topic]):
                             raise
                         _logger.info("retention overtook a query by tag; back to the views", tag=self._tag)
-            before = seam.registry.fills
-            seam = await self._read_seam()
-            check_filled(seam.registry.fills, self._tag, before=before)
+                    except ViewsBegunAnew:
+                        _logger.info("the views by tag were written again; back to them", tag=self._tag)
+            seam = self._seam = await self._next_seam(seam)
 
     async def _read_seam(self) -> Seam:
         """Read the seam. Of a tag that history was given, the views hold all up to the cut: so must the seam."""
@@ -194,9 +196,31 @@ class _Query:
         end = await self._seams.end(at) if at in seam.partitions else 0
         return end is None or after.offset < end
 
+    async def _next_seam(self, before: Seam) -> Seam:
+        """Read the seam anew; where the views have begun anew since, numbers that were seen say nothing about those."""
+        seam = await self._read_seam()
+        check_filled(seam.registry.fills, self._tag, before=before.registry.fills)
+        if seam.registry.epoch != before.registry.epoch:
+            self._sequences.begin_anew()
+            await self._find_place(seam)
+        return seam
+
+    async def _find_place(self, seam: Seam) -> None:
+        """Find the event again that the query goes on from: its number may be another since it was given.
+
+        Only rows that the seam covers tell: of others some may not be there yet.
+        """
+        after = self._after
+        if after is not None and after.number > 0:
+            start_ms = self._bucket.start_of(after.log_time_ms)
+            pages = self._store.tags.views.read(self._tag, start_ms, first=after.time, last=after.time)
+            rows = [row async for page in pages for row in page if seam.covers(row)]
+            self._after = after.renumbered((row.number, row.seq_nr) for row in rows)
+
     async def _begin(self) -> Seam:
         """Read the seam, and for a query that ends where it ends; scan if the offset is in the current bucket."""
         seam = await self._read_seam()
+        await self._find_place(seam)
         if not self._is_live:
             self._until = {known.at: (await self._log.bounds(known.at)).end for known in seam.live}
         after, now_ms = self._after, seam.highest_ms

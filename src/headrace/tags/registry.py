@@ -2,25 +2,40 @@
 
 The size of the buckets, the epoch of the tables, a number for each topic, the log times that topics and generations
 begin at, the tags that history was given afterwards, and those whose deleted events are redacted. What one process is
-told to redact, all redact: one that was not told must not bring back what another removed.
+told to redact, all redact: one that was not told must not bring back what another removed. Whether there are views at
+all is such a fact too: it is settled by the first that replicates, and changed by an operator.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 
 import msgspec
 
 from headrace.config import TagSettings
-from headrace.errors import TagsDisabled, TagViewsLost, WrongBucketSize
+from headrace.errors import TagsDisabled, TagsIncomplete, TagViewsLost, WrongBucketSize
+from headrace.journal import Layout
+from headrace.journal.topology import layout_key
+from headrace.model import TopicPartition
 from headrace.store import Store
 from headrace.tags.buckets import Bucket
 from headrace.tags.fills import FillState, TagFill
 
-__all__ = ["REGISTRY_KEY", "Registry", "TagRegistry", "TopicEntry", "reopened"]
+__all__ = ["NUMBERS_TABLE", "REGISTRY_KEY", "Registry", "TagRegistry", "TagUse", "TopicEntry", "ViewsBegunAnew",
+           "check_epoch", "check_use", "decode_registry", "reopened"]  # fmt: skip
 
 REGISTRY_KEY = "tags"
+NUMBERS_TABLE = "tag_views_progress"
+
+
+class TagUse(StrEnum):
+    """Whether a store keeps views by tag. While they are being built nothing is replicated, with or without them."""
+
+    ON = "on"
+    BUILDING = "building"
+    OFF = "off"
 
 
 class TopicEntry(msgspec.Struct, frozen=True):
@@ -57,6 +72,7 @@ class Registry(msgspec.Struct, frozen=True):
     topics: Mapping[str, TopicEntry] = {}
     fills: Mapping[str, TagFill] = {}
     redact: tuple[str, ...] = ()
+    use: TagUse = TagUse.ON
 
     def with_fill(self, tag: str, fill: TagFill) -> Registry:
         """Return the facts with a tag's fill changed."""
@@ -74,7 +90,25 @@ class Registry(msgspec.Struct, frozen=True):
         return entry.floor_ms if generation == 0 else entry.generations.get(str(generation))
 
 
-_decode = msgspec.json.Decoder(Registry).decode
+decode_registry = msgspec.json.Decoder(Registry).decode
+_decode_layout = msgspec.json.Decoder(Layout).decode
+
+
+def check_use(registry: Registry) -> Registry:
+    """Return the facts of a store that keeps views. Raises TagsIncomplete."""
+    if registry.use is not TagUse.ON:
+        raise TagsIncomplete
+    return registry
+
+
+class ViewsBegunAnew(Exception):
+    """The tables of events by tag are others than those a query began with. Caught within this room."""
+
+
+def check_epoch(registry: Registry, *, before: Registry) -> None:
+    """Raise ViewsBegunAnew if the views have been written again since `before`: numbers may be others."""
+    if registry.epoch != before.epoch:
+        raise ViewsBegunAnew
 
 
 class TagRegistry:
@@ -91,10 +125,13 @@ class TagRegistry:
         return Bucket[self._settings.bucket]
 
     async def open(self) -> Registry:
-        """Return the facts, with the tables made and looked at. Raises WrongBucketSize, TagViewsLost."""
+        """Return the facts, with the tables made and looked at.
+
+        Raises TagsDisabled, TagsIncomplete, WrongBucketSize, TagViewsLost.
+        """
         if not self._settings.enabled:
             raise TagsDisabled("use events by tag")
-        registry = await self._read() or await self._make()
+        registry = check_use(await self.settle(TagUse.ON))
         if registry.bucket != self._settings.bucket:
             raise WrongBucketSize(registry.bucket, self._settings.bucket)
         if not set(self._settings.redact) <= set(registry.redact):
@@ -107,15 +144,42 @@ class TagRegistry:
         await self.check(registry)
         return registry
 
+    async def settle(self, use: TagUse) -> Registry:
+        """Return the facts, made as this process wants them where nothing was replicated yet.
+
+        A store without facts that was replicated into got no views, from a version that did not say so.
+        """
+        registry = await self._read()
+        if registry is None:
+            registry = await self._make(TagUse.OFF if await self._is_replicated() else use)
+        if registry.use is TagUse.OFF and use is TagUse.ON and not await self._is_replicated():
+            registry = await self.change(lambda known: msgspec.structs.replace(known, use=use))
+        return registry
+
+    async def begin_building(self) -> Registry:
+        """Let nobody replicate into a store that has no views until they are built, which `begin_epoch` says."""
+        await self.settle(TagUse.OFF)
+        return await self.change(_building)
+
+    async def switch_off(self) -> bool:
+        """Give the views up; False if there were none."""
+        before = await self.settle(TagUse.OFF)
+        await self.change(lambda known: msgspec.structs.replace(known, use=TagUse.OFF))
+        return before.use is not TagUse.OFF
+
     async def read(self) -> Registry:
         """Return the facts as they are now; `open` must have been called before."""
         return await self._read() or await self.open()
 
     async def check(self, registry: Registry) -> None:
         """Raise TagViewsLost if a table does not carry the epoch: it was emptied, or is another one."""
-        epochs = await self._store.tags.epochs()
-        if lost := tuple(table for table, epoch in epochs.items() if epoch != registry.epoch):
+        if lost := await self.lost_tables(registry):
             raise TagViewsLost(lost)
+
+    async def lost_tables(self, registry: Registry) -> tuple[str, ...]:
+        """Return the tables that don't carry the epoch."""
+        epochs = await self._store.tags.epochs()
+        return tuple(table for table, epoch in epochs.items() if epoch != registry.epoch)
 
     async def change(self, edit: Callable[[Registry], Registry]) -> Registry:
         """Change the facts; `edit` is called again when somebody else was quicker."""
@@ -124,7 +188,7 @@ class TagRegistry:
             if stored is None:
                 await self.open()
                 continue
-            registry = _decode(stored)
+            registry = decode_registry(stored)
             changed = edit(registry)
             if changed == registry:
                 return registry
@@ -140,10 +204,19 @@ class TagRegistry:
 
     async def _read(self) -> Registry | None:
         stored = await self._store.settings.get(REGISTRY_KEY)
-        return None if stored is None else _decode(stored)
+        return None if stored is None else decode_registry(stored)
 
-    async def _make(self) -> Registry:
-        made = Registry(self._settings.bucket, uuid.uuid4().hex)
+    async def _is_replicated(self) -> bool:
+        """Say whether any partition of a journal's topic is replicated, however little."""
+        for stored in (await self._store.settings.all(layout_key(""))).values():
+            layout = _decode_layout(stored)
+            for partition in range(layout.partitions):
+                if await self._store.reader.replicated(TopicPartition(layout.topic, partition)) is not None:
+                    return True
+        return False
+
+    async def _make(self, use: TagUse) -> Registry:
+        made = Registry(self._settings.bucket, uuid.uuid4().hex, use=use)
         await self._store.settings.put(REGISTRY_KEY, _encode(made), expected=None)
         return await self._read() or made
 
@@ -163,6 +236,10 @@ def reopened(registry: Registry, tag: str, fill: TagFill) -> Registry:
     return registry.with_fill(tag, msgspec.structs.replace(known, state=FillState.BUILDING, close_id="", cut={}))
 
 
+def _building(registry: Registry) -> Registry:
+    return registry if registry.use is TagUse.ON else msgspec.structs.replace(registry, use=TagUse.BUILDING)
+
+
 def _redacting(registry: Registry, tags: Iterable[str]) -> Registry:
     return msgspec.structs.replace(registry, redact=tuple(sorted({*registry.redact, *tags})))
 
@@ -170,7 +247,7 @@ def _redacting(registry: Registry, tags: Iterable[str]) -> Registry:
 def _begun_anew(registry: Registry, epoch: str) -> Registry:
     """Return the facts of new tables. What tags were filled with is gone: journals don't know of it."""
     fills = {tag: TagFill(fill.id, fill.function) for tag, fill in registry.fills.items()}
-    return msgspec.structs.replace(registry, epoch=epoch, is_ready=True, fills=fills)
+    return msgspec.structs.replace(registry, epoch=epoch, is_ready=True, fills=fills, use=TagUse.ON)
 
 
 def _encode(registry: Registry) -> str:

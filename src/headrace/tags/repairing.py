@@ -2,16 +2,17 @@
 
 A repair has a place in the order, as all else has: that of a Mark written for it, so that it wins over what was there.
 Replication is brought there first: what it wrote afterwards of records below the Mark would lose. Events that were
-deleted from their journals can't be brought back under their tags; numbers go on all the same where the numbering is
-still known.
+deleted from their journals can't be brought back under their tags.
+
+Numbers are never given again, and never go back: readers remember them. What is removed leaves the numbering as it is,
+and the store notes where the rows begin. Where rows and numbering are both lost, events have the numbers they had if
+the journal still has all of them, and numbers at least as high if it does not.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Sequence
-
-import msgspec
 
 from headrace.config import TagSettings
 from headrace.errors import BadArgument, UnknownTopic
@@ -27,13 +28,16 @@ from headrace.tags.catching_up import CatchingUp
 from headrace.tags.fills import TagFill
 from headrace.tags.floors import Floors, read_layout
 from headrace.tags.marking import MARK_KEY
-from headrace.tags.numbering import Numbering
-from headrace.tags.registry import TagRegistry
+from headrace.tags.numbering import Numbering, number_of
+from headrace.tags.registry import NUMBERS_TABLE, TagRegistry, TagUse
 from headrace.tags.seams import SeamReader
 
-__all__ = ["TagRepair"]
+__all__ = ["TagRepair", "highest_gone"]
 
 _ROWS_AT_ONCE = 2000
+_NOWHERE = Place(-1, -1)
+_OFFSET_BITS = 34
+_EVENT_BITS = 20
 
 
 class TagRepair:
@@ -47,17 +51,30 @@ class TagRepair:
         self._catching_up = CatchingUp(log, store, settings)
 
     async def rebuild_all(self, progress: Progress = SILENT) -> int:
-        """Write all views again from what the journals hold, then let replication go on; returns the rows written."""
+        """Write all views again from what the journals hold, then let replication go on; returns the rows written.
+
+        Tables that were not emptied keep their epoch, and with it what tags were filled with. A store that was
+        replicated into without views gets them.
+        """
         await self._store.tags.prepare()
+        is_off = (await self._registry.begin_building()).use is not TagUse.ON
+        registry = await self._seams.discover()
+        lost = await self._registry.lost_tables(registry)
+        if lost == (NUMBERS_TABLE,):
+            await self._count_rows()
         count = 0
-        topics = await self._seams.discover()
-        for topic in topics.topics:
+        for topic in registry.topics:
             with progress.step(f"rebuilding the views of {topic}", unit="journals") as step:
                 async for meta in self._metas(topic):
-                    count += await self._rebuild(meta, None, at=None)
+                    count += await self._rebuild(meta, None, at=None, is_lost=bool(set(lost) - {NUMBERS_TABLE}))
                     step.advance()
-        await self._registry.begin_epoch()
+        if lost or is_off:
+            await self._registry.begin_epoch()
         return count
+
+    async def give_up(self) -> bool:
+        """Keep no views by tag any more, so that others may replicate without; False if there were none."""
+        return await self._registry.switch_off()
 
     async def rebuild(self, topic: str, id_: str, tag: str) -> int:
         """Write a journal's rows under a tag again; returns how many. Raises BadArgument for a tag that was filled."""
@@ -67,19 +84,26 @@ class TagRepair:
             raise BadArgument("tag", tag, rule)
         place = await self._place(topic, id_)
         meta = await self._store.reader.meta(topic, id_)
-        return 0 if meta is None or not exists(meta) else await self._rebuild(meta, tag, at=place)
+        if meta is None or not exists(meta):
+            return 0
+        count = await self._rebuild(meta, tag, at=place)
+        await self._find_first(topic, id_, tag, place)
+        return count
 
     async def delete(self, topic: str, id_: str, tag: str) -> int:
-        """Remove a journal's rows under a tag, and their numbering; returns how many. New events count from 1."""
+        """Remove a journal's rows under a tag up to now; returns how many. New events have the numbers after theirs.
+
+        Readers that had not come to them go on with what comes later.
+        """
         await self._registry.open()
         place = await self._place(topic, id_)
-        count = 0
-        for bucket_ms in await self._store.tags.views.buckets(tag):
-            async for page in self._store.tags.views.read(tag, bucket_ms):
-                rows = [row for row in page if (row.topic, row.pid) == (topic, id_)]
-                await self._store.tags.views.delete(rows, at=place)
-                count += len(rows)
-        await self._store.tags.numbers.delete(topic, id_, tag, at=place)
+        count = highest = 0
+        async for rows in self._rows(topic, id_, tag):
+            gone = [row for row in rows if row.place <= place]
+            await self._store.tags.views.delete(gone, at=place)
+            count, highest = count + len(gone), max([highest, *(row.number for row in gone)])
+        if count:
+            await self._store.tags.numbers.begin_at(topic, id_, tag, highest + 1, at=place)
         return count
 
     async def mark(self, at: TopicPartition) -> Place:
@@ -120,23 +144,81 @@ class TagRepair:
         found = await self._store.tags.numbers.of(topic, id_)
         return {right.tag for right in numbers if (known := found.get(right.tag)) is None or not _covers(known, right)}
 
-    async def _rebuild(self, meta: JournalMeta, tag: str | None, *, at: Place | None) -> int:
+    async def _count_rows(self) -> None:
+        """Write the numbering again from the rows: the last number of each journal under each tag.
+
+        Rows beyond what is replicated don't count: of a batch that failed some may be missing before them.
+        """
+        views, replicated = self._store.tags.views, await self._replicated()
+        for tag in await views.tags():
+            first: dict[tuple[str, str], TagRow] = {}
+            last: dict[tuple[str, str], TagNumber] = {}
+            for bucket_ms in await views.buckets(tag):
+                async for page in views.read(tag, bucket_ms):
+                    for row in page:
+                        if row.place > replicated.get(TopicPartition(row.topic, row.partition), _NOWHERE):
+                            continue
+                        first.setdefault((row.topic, row.pid), row)
+                        last[row.topic, row.pid] = number_of(row)
+            numbers = list(last.values())
+            for start in range(0, len(numbers), _ROWS_AT_ONCE):
+                await self._store.tags.numbers.write(numbers[start : start + _ROWS_AT_ONCE])
+            for (topic, pid), row in first.items():
+                if row.number > 1:
+                    await self._store.tags.numbers.begin_at(topic, pid, tag, row.number, at=row.place)
+
+    async def _replicated(self) -> dict[TopicPartition, Place]:
+        """Return how far all partitions are replicated."""
+        found: dict[TopicPartition, Place] = {}
+        for topic in (await self._seams.announced()).topics:
+            layout = await read_layout(self._store, topic)
+            most = max(generation.partitions for generation in layout.generations) if layout is not None else 0
+            for at in (TopicPartition(topic, partition) for partition in range(most)):
+                if (known := await self._store.reader.replicated(at)) is not None:
+                    found[at] = Place(known.generation, known.offset)
+        return found
+
+    async def _find_first(self, topic: str, id_: str, tag: str, at: Place) -> None:
+        """Note where a journal's rows begin: with the lowest number from which on there is no gap."""
+        known = (await self._store.tags.numbers.of(topic, id_)).get(tag)
+        if known is None:
+            return
+        found = {row.number async for rows in self._rows(topic, id_, tag) for row in rows if row.place <= at}
+        first = max(found, default=known.number) + 1
+        while first - 1 in found:
+            first -= 1
+        if first != known.first:
+            await self._store.tags.numbers.begin_at(topic, id_, tag, first, at=at)
+
+    async def _rows(self, topic: str, id_: str, tag: str) -> AsyncIterator[list[TagRow]]:
+        views = self._store.tags.views
+        for bucket_ms in await views.buckets(tag):
+            async for page in views.read(tag, bucket_ms):
+                yield [row for row in page if (row.topic, row.pid) == (topic, id_)]
+
+    async def _rebuild(self, meta: JournalMeta, tag: str | None, *, at: Place | None, is_lost: bool = False) -> int:
+        """Write a journal's rows; `is_lost`: there are none any more."""
         registry = await self._seams.announced()
         # Journals don't say which events a tag was filled with.
         filled = {tag: TagFill(fill.id, fill.function) for tag, fill in registry.fills.items()}
         numbering = Numbering(meta.topic, registry.topics[meta.topic].number, self._registry.bucket, filled)
         known = dict(await self._store.tags.numbers.of(meta.topic, meta.id))
-        before = await self._before(meta, known)
-        last: dict[str, TagNumber] = {tag: _numbered(known[tag], number) for tag, number in before.items()}
+        counted = await self._before(meta, known)
+        before = {name: number for name, number in counted.items() if name not in filled and tag in (None, name)}
+        last = {name: _numbered(meta, name, number) for name, number in before.items()}
         count = 0
         async for events in self._events(meta):
             done = numbering.number(meta.id, events, last)
             last |= done.numbers
-            rows = [row for row in done.rows if tag is None or row.tag == tag]
+            # Older versions began to count anew after a removal: what comes before number 1 stays removed.
+            rows = [row for row in done.rows if row.number > 0 and (tag is None or row.tag == tag)]
             await self._write(rows, at)
             count += len(rows)
-        fresh = [number for name, number in last.items() if name not in known and (tag is None or name == tag)]
+        fresh = [last[name] for name in before if name not in known or last[name].place > known[name].place]
         await self._store.tags.numbers.write(fresh, at=at)
+        for name, number in before.items():
+            if number > 0 and (is_lost or name not in known):
+                await self._store.tags.numbers.begin_at(meta.topic, meta.id, name, number + 1, at=at or meta.place)
         return count
 
     async def _write(self, rows: list[TagRow], at: Place | None) -> None:
@@ -144,13 +226,18 @@ class TagRepair:
             await self._store.tags.views.write(rows[start : start + _ROWS_AT_ONCE], at=at)
 
     async def _before(self, meta: JournalMeta, known: dict[str, TagNumber]) -> dict[str, int]:
-        """Return the numbers before the first event that is left, by tag, where the numbering is known."""
+        """Return the numbers before the first event that is left, by tag."""
         left = dict.fromkeys(known, 0)
+        unknown: set[str] = set()
         async for events in self._events(meta):
             for event in events:
+                unknown |= set(event.tags) - set(known)
                 for tag in set(event.tags) & set(known):
                     left[tag] += event.place <= known[tag].place
-        return {tag: known[tag].number - count for tag, count in left.items()}
+        return {
+            **{tag: known[tag].number - count for tag, count in left.items()},
+            **dict.fromkeys(unknown, highest_gone(meta)),
+        }
 
     async def _events(self, meta: JournalMeta) -> AsyncIterator[list[EventRow]]:
         pages = self._store.reader.rows(
@@ -185,9 +272,22 @@ class TagRepair:
 
 def _covers(known: TagNumber, right: TagNumber) -> bool:
     """Say whether the numbering is what it should be, or has gone on from there."""
-    return known == right or (known.number > right.number and known.place > right.place)
+    is_same = (known.number, known.place) == (right.number, right.place)
+    return is_same or (known.number > right.number and known.place > right.place)
 
 
-def _numbered(number: TagNumber, before: int) -> TagNumber:
+def highest_gone(meta: JournalMeta) -> int:
+    """Return a number that is not below that of any event which is gone from a journal.
+
+    An event's number under a tag is not above its seq_nr, but goes on over purges. Of what a purge took nothing is
+    known but its place: no record holds 2²⁰ events.
+    """
+    if meta.purged_at is None:
+        return meta.delete_to
+    generation, offset = meta.purged_at
+    return (((generation << _OFFSET_BITS) + offset + 1) << _EVENT_BITS) + meta.delete_to
+
+
+def _numbered(meta: JournalMeta, tag: str, number: int) -> TagNumber:
     """Return a number as it stood before all that is left."""
-    return msgspec.structs.replace(number, number=before, generation=-1, offset=-1)
+    return TagNumber(topic=meta.topic, pid=meta.id, tag=tag, seq_nr=0, number=number, generation=-1, offset=-1)

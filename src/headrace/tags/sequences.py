@@ -47,6 +47,12 @@ class Sequences:
         for pid, number in lowest.items():
             self._seen[pid] = (number - 1, 0)
 
+    def begin_anew(self) -> None:
+        """Forget all numbers: those that come are of another numbering."""
+        self._from_start = False
+        self._seen.clear()
+        self._ahead.clear()
+
     def follows(self, event: TaggedEvent) -> bool:
         """Take an event if it is the next of its pid; else change nothing: it is known, or some are missing."""
         pid, number = (event.topic, event.id), event.number

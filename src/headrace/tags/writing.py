@@ -26,7 +26,7 @@ from headrace.tags.floors import Floors
 from headrace.tags.metrics import ROWS
 from headrace.tags.numbering import Numbered, Numbering
 from headrace.tags.redacting import Redaction
-from headrace.tags.registry import Registry, TagRegistry, reopened
+from headrace.tags.registry import Registry, TagRegistry, check_use, reopened
 
 __all__ = ["TagWriter"]
 
@@ -78,8 +78,9 @@ class TagWriter:
         """
         followed = self._followed.setdefault(start.at, _Followed())
         await self._open()
-        facts, log_time_ms = await self._floors.log_time_ms(await self._registry.read(), layout, start)
-        if followed.end != start.offset or followed.facts is None or followed.facts.fills != facts.fills:
+        facts = check_use(await self._registry.read())
+        facts, log_time_ms = await self._floors.log_time_ms(facts, layout, start)
+        if followed.end != start.offset or followed.facts is None or not _is_same_numbering(followed.facts, facts):
             followed.numbers.clear()
         self._facts = followed.facts = facts
         followed.start = Place(start.generation, start.offset)
@@ -156,6 +157,11 @@ def _forget_rivals(followed: _Followed, folds: Mapping[str, KeyFold]) -> None:
     for pid, fold in folds.items():
         if fold.stored is not None and fold.stored > followed.start:
             followed.numbers.pop(pid, None)
+
+
+def _is_same_numbering(one: Registry, other: Registry) -> bool:
+    """Say whether numbers that were right with the one facts are right with the other."""
+    return (one.epoch, one.fills) == (other.epoch, other.fills)
 
 
 def _slices(folds: Mapping[str, KeyFold]) -> Iterable[list[str]]:

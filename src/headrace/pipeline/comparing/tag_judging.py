@@ -2,9 +2,10 @@
 
 Each event that counts has one row under each of its tags, with the next number. Where the log's start was cut off, the
 numbers before are unknown, and the rows that are there tell what they go on from. Rows of before the window can't be
-judged, nor what a tag was given to afterwards: the log does not say. Where the numbers can't be known, or would be those
-of rows that stay, what is missing is named and nothing is put in its place: two events with one number are worse than a
-gap, which queries notice.
+judged, nor what a tag was given to afterwards: the log does not say. Rows that an operator removed are not missed.
+
+Where the numbers can't be known, or would be those of rows that stay, what is missing is named and nothing is put in
+its place: two events with one number are worse than a gap, which queries notice.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from headrace.pipeline.comparing.judging import differing
 from headrace.pipeline.comparing.key_windows import KeyWindow
 from headrace.store import EventRow, Place, TagNumber, TagRow, tag_time_of
 from headrace.tags.fills import TagFill
-from headrace.tags.numbering import Numbering
+from headrace.tags.numbering import Numbering, number_of
 
 __all__ = ["TagCase", "TagVerdict", "judge_tags"]
 
@@ -76,6 +77,8 @@ class _TagJudge:
         self._tag = tag
         self._fill = fill
         self._rows = [row for row in rows if not self._is_out_of_sight(row)]
+        known = case.numbers.get(tag)
+        self._first = known.first if known is not None else 1
         self._staying = [row for row in rows if self._is_out_of_sight(row)]
         self._events = [event for event in case.fold.tagged if tag in event.tags and not self._is_filled(event)]
 
@@ -105,10 +108,12 @@ class _TagJudge:
                 verdict.right.append(_at_the_time_of(row, right) if self._is_time_possible(row, right) else right)
                 verdict.findings.append(self._finding(FindingKind.TAG_ROW_CHANGED, right, detail))
         for right in missing.values():
+            if right.number < self._first:
+                continue
             verdict.right.append(right)
             verdict.findings.append(self._finding(FindingKind.TAG_ROW_MISSING, right, f"number {right.number}"))
         if expected and (detail := self._wrong_number(expected[-1])):
-            verdict.numbers.append(_number_of(expected[-1]))
+            verdict.numbers.append(number_of(expected[-1]))
             verdict.findings.append(self._finding(FindingKind.TAG_NUMBER_CHANGED, expected[-1], detail))
 
     def _expected(self, before: int) -> Iterator[TagRow]:
@@ -119,7 +124,7 @@ class _TagJudge:
 
     def _number_before(self) -> int | None:
         """Return the number before the window's first event; None if nothing tells it."""
-        if self._case.window.is_whole:
+        if self._case.window.is_whole and self._first == 1:
             return max((row.number for row in self._staying if self._is_filled(row)), default=0)
         places = {(event.offset, event.generation, event.seq_nr): n for n, event in enumerate(self._events, 1)}
         told = Counter(
@@ -192,15 +197,3 @@ def _without_words(row: TagRow) -> TagRow:
 
 def _at_the_time_of(row: TagRow, right: TagRow) -> TagRow:
     return msgspec.structs.replace(right, timestamp=row.timestamp, bucket_ms=row.bucket_ms)
-
-
-def _number_of(row: TagRow) -> TagNumber:
-    return TagNumber(
-        topic=row.topic,
-        pid=row.pid,
-        tag=row.tag,
-        seq_nr=row.seq_nr,
-        number=row.number,
-        generation=row.generation,
-        offset=row.offset,
-    )

@@ -17,7 +17,7 @@ from headrace.store import Place, Store, TagNumber, TagRow, tag_time_of
 from headrace.tags import TagRepair
 from headrace.tags.events import tagged_row
 from headrace.tags.numbering import Numbering
-from headrace.tags.registry import REGISTRY_KEY, Registry, TagRegistry
+from headrace.tags.registry import REGISTRY_KEY, Registry, TagRegistry, TagUse, decode_registry
 from headrace.tags.sequences import Sequences
 
 __all__ = ["TagLooks", "open_tag_looks"]
@@ -26,9 +26,14 @@ _AT_ONCE = 32
 
 
 async def open_tag_looks(log: Log, store: Store, settings: TagSettings, topic: str) -> TagLooks | None:
-    """Return who looks at the views; None where there are none. Raises TagViewsLost."""
-    if not settings.enabled or await store.settings.get(REGISTRY_KEY) is None:
+    """Return who looks at the views; None where the store has none. Raises TagViewsLost.
+
+    A process whose tags are disabled follows the store.
+    """
+    stored = await store.settings.get(REGISTRY_KEY)
+    if stored is None or decode_registry(stored).use is not TagUse.ON:
         return None
+    settings = settings.model_copy(update={"enabled": True})
     registry = TagRegistry(store, settings)
     facts = await registry.open()
     if topic not in facts.topics:
@@ -89,7 +94,9 @@ class TagLooks:
     async def _out_of_sequence(self, window: Window, tag: str, ids: Collection[str]) -> set[str]:
         """Return the journals whose rows are not numbered one by one, in order, up to where replication was."""
         sequences, found = Sequences(from_start=True), set()
-        views = self.store.tags.views
+        views, topic = self.store.tags.views, self.numbering.topic
+        numbers = await self._numbers(sorted(ids))
+        sequences.expect({(topic, id_): of[tag].first for id_, of in numbers.items() if tag in of})
         for bucket_ms in await views.buckets(tag):
             async for page in views.read(tag, bucket_ms):
                 for row in page:

@@ -126,9 +126,9 @@ class Replication:
             plan = await plan_of(await log_of(self._places), await store_of(self._places), self._selection)
             if is_checked:
                 await check_plan(self._places, plan, now_ms=_now_ms())
-            if (tags := await tag_writer_of(self._places, with_log=True)) is not None:
-                for layout in plan.layouts.values():
-                    await tags.open_topic(layout)
+            tags = await tag_writer_of(self._places, with_log=True)
+            for layout in plan.layouts.values():
+                await tags.open_topic(layout)
             return plan
 
         attempt, began_s = 0, time.monotonic()

@@ -17,7 +17,7 @@ from headrace.pipeline.spark.places import Places
 if TYPE_CHECKING:  # imported where something is opened: Spark's planning workers open nothing
     from headrace.log import Log
     from headrace.store import Store
-    from headrace.tags import TagWriter
+    from headrace.tags import TagWriter, UntaggedViews
 
 __all__ = ["close_all", "log_of", "run", "store_of", "tag_writer_of"]
 
@@ -69,13 +69,13 @@ async def store_of(places: Places) -> Store:
         return here.stores[key]
 
 
-async def tag_writer_of(places: Places, *, with_log: bool = False) -> TagWriter | None:
-    """Return who writes the views by tag; None where tags are off. `with_log` it can open topics; to be called so."""
-    from headrace.tags import TagWriter
+async def tag_writer_of(places: Places, *, with_log: bool = False) -> TagWriter | UntaggedViews:
+    """Return who writes the views by tag, or sees that none are due. `with_log` it can open topics; to be called so."""
+    from headrace.tags import TagWriter, UntaggedViews
 
     settings = places.settings_of_tags()
     if not settings.enabled:
-        return None
+        return UntaggedViews(await store_of(places), settings)
     here, key = _here(), f"{with_log} {places.pack()}"
     if key not in here.tag_writers:
         log = await log_of(places) if with_log else None

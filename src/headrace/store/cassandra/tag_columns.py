@@ -26,7 +26,7 @@ TABLES = (
     ) WITH gc_grace_seconds = %(gc_grace_s)d""",
     """CREATE TABLE IF NOT EXISTS {keyspace}.tag_views_progress (
         topic text, persistence_id text, tag text, sequence_nr bigint, tag_pid_sequence_nr bigint, generation int,
-        offset bigint, epoch text, PRIMARY KEY ((topic, persistence_id), tag)
+        offset bigint, first_number bigint, epoch text, PRIMARY KEY ((topic, persistence_id), tag)
     ) WITH gc_grace_seconds = %(gc_grace_s)d""",
 )
 ROW = (
@@ -106,6 +106,9 @@ def number_values(number: TagNumber, at: Place | None) -> tuple[Any, ...]:
 
 
 def number_of(values: Row) -> TagNumber:
-    """Do the reverse."""
-    topic, pid, tag, seq_nr, number, generation, offset = values
-    return TagNumber(topic=topic, pid=pid, tag=tag, seq_nr=seq_nr, number=number, generation=generation, offset=offset)
+    """Do the reverse; `values` are those of NUMBER and `first_number`."""
+    topic, pid, tag, seq_nr, number, generation, offset, first = values
+    return TagNumber(
+        topic=topic, pid=pid, tag=tag, seq_nr=seq_nr, number=number, generation=generation, offset=offset,
+        first=first or 1,
+    )  # fmt: skip

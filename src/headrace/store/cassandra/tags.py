@@ -51,7 +51,14 @@ _PUT_NUMBER = (
     f"INSERT INTO {{keyspace}}.tag_views_progress ({', '.join(NUMBER)}) "  # noqa: S608
     f"VALUES ({', '.join('?' * len(NUMBER))}) USING TIMESTAMP ?"
 )
-_NUMBERS = f"SELECT {', '.join(NUMBER)} FROM {{keyspace}}.tag_views_progress WHERE topic = ? AND persistence_id = ?"  # noqa: S608
+_NUMBERS = (
+    f"SELECT {', '.join(NUMBER)}, first_number FROM {{keyspace}}.tag_views_progress "  # noqa: S608
+    "WHERE topic = ? AND persistence_id = ?"
+)
+_BEGIN_AT = (
+    "UPDATE {keyspace}.tag_views_progress USING TIMESTAMP ? SET first_number = ? "
+    "WHERE topic = ? AND persistence_id = ? AND tag = ?"
+)
 _DELETE_NUMBER = (
     "DELETE FROM {keyspace}.tag_views_progress USING TIMESTAMP ? WHERE topic = ? AND persistence_id = ? AND tag = ?"
 )
@@ -67,9 +74,10 @@ _PUT_EPOCHS = (
     "INSERT INTO {keyspace}.tag_views_buckets (tag_name, timebucket, epoch) VALUES (?, 0, ?)",
     "INSERT INTO {keyspace}.tag_views_progress (topic, persistence_id, tag, epoch) VALUES (' ', ?, '', ?)",
 )
+_ADD_FIRST_NUMBER = "ALTER TABLE {keyspace}.tag_views_progress ADD IF NOT EXISTS first_number bigint"
 QUERIES = (
     _PUT_ROW, _CLEAR_BUCKET, _DELETE_ROW, _REDACT_ROW, _SAY_REDACTED, _ROWS, _PUT_BUCKET, _BUCKETS, _TAGS, _PUT_NUMBER,
-    _NUMBERS, _DELETE_NUMBER, *_EPOCHS.values(), *_PUT_EPOCHS,
+    _NUMBERS, _BEGIN_AT, _DELETE_NUMBER, *_EPOCHS.values(), *_PUT_EPOCHS,
 )  # fmt: skip
 
 BATCH_MAX_ROWS = 150
@@ -189,7 +197,7 @@ class CassandraTagNumbers:
     async def of(self, topic: str, pid: str) -> Mapping[str, TagNumber]:
         """Return the numbers of all tags of a pid."""
         pages = self._session.pages("tag_views_progress", _NUMBERS, (topic, pid), page_size=5000)
-        return {number.tag: number async for rows in pages for number in map(number_of, rows)}
+        return {row[2]: number_of(row) async for rows in pages for row in rows if row[4] is not None}
 
     async def write(self, numbers: Sequence[TagNumber], *, at: Place | None = None) -> None:
         """Write numbers, those of one pid together."""
@@ -198,6 +206,11 @@ class CassandraTagNumbers:
             numbers, key=lambda n: (n.topic, n.pid), size_of=lambda n: 100 + len(n.tag), max_rows=150, max_bytes=40_000
         )
         await all_of(self._write_batch(batch, at) for batch in groups)
+
+    async def begin_at(self, topic: str, pid: str, tag: str, first: int, *, at: Place) -> None:
+        """Say where numbers begin."""
+        bound = self._session.bind(_BEGIN_AT, (write_time(at), first, topic, pid, tag))
+        await self._session.write("write first tag number", bound)
 
     async def delete(self, topic: str, pid: str, tag: str, *, at: Place) -> None:
         """Forget a number."""
@@ -246,6 +259,9 @@ class CassandraTags:
                     for table in TABLES:
                         await lock.renew()
                         await self._session.define(table % {"gc_grace_s": self._gc_grace_s})
+                    if not await self._are_there():  # made by a version that lacked a column
+                        await lock.renew()
+                        await self._session.define(_ADD_FIRST_NUMBER)
             await self._session.prepare(QUERIES)
             self._is_prepared = True
 
@@ -262,9 +278,9 @@ class CassandraTags:
         await all_of(self._session.write("write tag epoch", bind(q, (EPOCH_TAG, epoch))) for q in _PUT_EPOCHS)
 
     async def _are_there(self) -> bool:
-        query = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s"
-        found = {name for (name,) in await self._session.ask_once(query, (self._session.address.keyspace,))}
-        return set(_EPOCHS) <= found
+        query = "SELECT table_name, column_name FROM system_schema.columns WHERE keyspace_name = %s"
+        found = set(await self._session.ask_once(query, (self._session.address.keyspace,)))
+        return set(_EPOCHS) <= {table for table, _ in found} and ("tag_views_progress", "first_number") in found
 
 
 def _size_of(row: TagRow) -> int:

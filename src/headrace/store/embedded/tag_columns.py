@@ -30,7 +30,7 @@ TABLES = (
     f"""CREATE TABLE IF NOT EXISTS tag_views_progress (
         topic TEXT NOT NULL, pid TEXT NOT NULL, tag TEXT NOT NULL, written INTEGER NOT NULL DEFAULT {BY_HAND},
         seq_nr INTEGER, number INTEGER, generation INTEGER, offset INTEGER, is_deleted INTEGER NOT NULL DEFAULT 0,
-        epoch TEXT, PRIMARY KEY (topic, pid, tag)
+        epoch TEXT, first_number INTEGER, PRIMARY KEY (topic, pid, tag)
     ) WITHOUT ROWID""",
 )
 ROW = (
@@ -139,9 +139,12 @@ def number_values(number: TagNumber, at: Place | None) -> Values:
 
 
 def number_of(values: Values) -> TagNumber:
-    """Do the reverse."""
-    topic, pid, tag, _, seq_nr, number, generation, offset, _ = values
-    return TagNumber(topic=topic, pid=pid, tag=tag, seq_nr=seq_nr, number=number, generation=generation, offset=offset)
+    """Do the reverse; `values` are those of NUMBER and `first_number`."""
+    topic, pid, tag, _, seq_nr, number, generation, offset, _, first = values
+    return TagNumber(
+        topic=topic, pid=pid, tag=tag, seq_nr=seq_nr, number=number, generation=generation, offset=offset,
+        first=first or 1,
+    )  # fmt: skip
 
 
 def _time_of(order: bytes) -> TagTime:

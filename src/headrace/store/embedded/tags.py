@@ -45,9 +45,10 @@ _DELETE = (
 )
 _DELETE_NUMBER = (
     "INSERT INTO tag_views_progress (topic, pid, tag, written, is_deleted) VALUES (?, ?, ?, ?, 1) "
-    "ON CONFLICT (topic, pid, tag) DO UPDATE SET written = excluded.written, is_deleted = 1 "
+    "ON CONFLICT (topic, pid, tag) DO UPDATE SET written = excluded.written, is_deleted = 1, first_number = NULL "
     "WHERE excluded.written >= tag_views_progress.written"
 )
+_BEGIN_AT = "UPDATE tag_views_progress SET first_number = ? WHERE topic = ? AND pid = ? AND tag = ? AND is_deleted = 0"
 _PAGE = (
     f"SELECT {', '.join(ROW)} FROM tag_views "  # noqa: S608
     "WHERE tag = ? AND bucket_ms = ? AND (place_in_order, pid, number) > (?, ?, ?) AND place_in_order <= ? "
@@ -56,7 +57,7 @@ _PAGE = (
 _BUCKETS = "SELECT bucket_ms FROM tag_views_buckets WHERE tag = ? AND bucket_ms BETWEEN ? AND ? ORDER BY bucket_ms"
 _TAGS = "SELECT DISTINCT tag FROM tag_views_buckets WHERE tag <> ? ORDER BY tag"
 _NUMBERS = (
-    f"SELECT {', '.join(NUMBER)} FROM tag_views_progress "  # noqa: S608
+    f"SELECT {', '.join(NUMBER)}, first_number FROM tag_views_progress "  # noqa: S608
     "WHERE topic = ? AND pid = ? AND is_deleted = 0 AND number IS NOT NULL"
 )
 _EPOCHS = {
@@ -152,6 +153,10 @@ class EmbeddedTagNumbers(_Written):
         values = [number_values(number, at) for number in numbers]
         await self._change(lambda db: db.executemany(_PUT_NUMBER, values))
 
+    async def begin_at(self, topic: str, pid: str, tag: str, first: int, *, at: Place) -> None:
+        """Say where numbers begin. Repairs come one after the other here: the last one counts."""
+        await self._change(lambda db: db.execute(_BEGIN_AT, (first, topic, pid, tag)))
+
     async def delete(self, topic: str, pid: str, tag: str, *, at: Place) -> None:
         """Forget a number."""
         await self._change(lambda db: db.execute(_DELETE_NUMBER, (topic, pid, tag, written(at))))
@@ -191,6 +196,9 @@ class EmbeddedTags(_Written):
 def _make(db: sqlite3.Connection) -> None:
     for statement in TABLES:
         db.execute(statement)
+    columns = {name for _, name, *_ in db.execute("PRAGMA table_info(tag_views_progress)")}
+    if "first_number" not in columns:  # made by a version that lacked it
+        db.execute("ALTER TABLE tag_views_progress ADD COLUMN first_number INTEGER")
 
 
 def _write(db: sqlite3.Connection, buckets: set[tuple[str, int]], values: Sequence[Values]) -> None:

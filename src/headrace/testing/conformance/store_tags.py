@@ -172,6 +172,23 @@ class TaggedRows(StoreSetting):
         assert sorted(await tagged.tags.numbers.of(topic, "p")) == ["t0", "t2"]
         assert sorted(await tagged.tags.numbers.of(topic, "q")) == ["t0", "t1", "t2"]
 
+    async def test_where_numbers_begin_is_kept_while_they_go_on(self, tagged: Store, topic: str) -> None:
+        """FT5: rows below a number were removed: that stays so when numbers go on, until the number is forgotten."""
+        numbers, known = tagged.tags.numbers, tag_number(topic, 5, number=7)
+        await numbers.write([known])
+        assert (await numbers.of(topic, "p"))["t"].first == 1
+        await numbers.begin_at(topic, "p", "t", 8, at=Place(0, 6))
+        await numbers.write([tag_number(topic, 7, number=8)])
+        found = (await numbers.of(topic, "p"))["t"]
+        assert (found.number, found.first) == (8, 8)
+        await numbers.begin_at(topic, "p", "t", 3, at=Place(0, 8))
+        assert (await numbers.of(topic, "p"))["t"].first == 3
+        await numbers.delete(topic, "p", "t", at=Place(0, 9))
+        await numbers.write([tag_number(topic, 10, number=1)])
+        assert (await numbers.of(topic, "p"))["t"].first == 1
+        await numbers.begin_at(topic, "nobody", "t", 3, at=Place(0, 8))
+        assert await numbers.of(topic, "nobody") == {}
+
     async def test_each_table_carries_its_epoch(self, tagged: Store) -> None:
         """X2: the last epoch is found in every table; preparing again changes nothing."""
         await tagged.tags.put_epoch("one")

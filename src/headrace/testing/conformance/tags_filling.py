@@ -7,6 +7,7 @@ import contextlib
 import random
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 
 from headrace.errors import BadArgument, OperationFailed, TagBuilding
@@ -194,6 +195,22 @@ class TagFillConformance(TagSetting):
         await Filling(scene.again()).all(again=True)
         events = await scene.again().read()
         assert {key: numbers_of(events, key) for key in keys} == {key: [1, 2] for key in keys}
+
+    async def test_numbers_that_were_noted_beyond_the_log_are_named_and_healed_by_growing(self, scene: Scene) -> None:
+        """FT11: what an older version left: filling again says what to run, and is right after that."""
+        await scene.append("a", [1, 2, 3, 4], [])
+        await Filling(scene).all()
+        known = (await scene.store.tags.numbers.of(scene.topic, "a"))[scene.tag]
+        await scene.store.tags.numbers.write([msgspec.structs.replace(known, offset=known.offset + 500)])
+        await scene.append("a", 5)
+        await scene.replicate()
+        assert numbers_of(await scene.read(), "a") == [1, 2]
+        with pytest.raises(OperationFailed, match="headrace topic grow"):
+            await Filling(scene.again()).all(again=True)
+        await grow_topic(scene.log, scene.store.settings, scene.topic, partitions=6, lease_s=0.01)
+        await Filling(scene.again()).all(again=True)
+        await scene.append("a", 6)
+        assert [(e.seq_nr, e.number) for e in await scene.again().read()] == [(2, 1), (4, 2), (6, 3)]
 
 
 def is_even(event: TaggedEvent) -> bool:

@@ -93,7 +93,7 @@ class TagQueryConformance(TagSetting):
             assert await scene.read(after=whole[1].tag_offset) == whole[2:]
             await scene.replicate()
 
-    @pytest.mark.parametrize("text", ["", "1:2:3", "a:b:c:d:e", "1:2:3:4:5:6"])
+    @pytest.mark.parametrize("text", ["", "1:2:3", "a:b:c:d:e", "1:2:3:4:5:6:7"])
     async def test_what_is_no_offset_is_refused(self, scene: Scene, text: str) -> None:
         """The error names the argument."""
         with pytest.raises(BadArgument, match="after"):

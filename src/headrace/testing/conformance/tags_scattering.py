@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -19,15 +20,20 @@ class WriteTimedOut(Exception):
     """A piece of a write was not answered: those before it are there, it and those after it are not."""
 
 
-def shuffled(dice: random.Random, *, failure_rate: float) -> Cut:
-    """Cut rows into pieces of up to three, in any order; each may be the one that fails."""
+def shuffled(dice: random.Random, *, fails_every: int) -> Cut:
+    """Cut rows into pieces of up to three, in any order; of every so many writes one fails, at any of its pieces."""
+    writes = itertools.count(1)
 
     def cut(rows: Sequence[TagRow]) -> Iterable[Sequence[TagRow] | None]:
         left = dice.sample(list(rows), len(rows))
+        pieces: list[Sequence[TagRow] | None] = []
         while left:
             size = dice.randint(1, 3)
-            yield None if dice.random() < failure_rate else left[:size]
+            pieces.append(left[:size])
             left = left[size:]
+        if pieces and next(writes) % fails_every == 0:
+            pieces[dice.randrange(len(pieces))] = None
+        return pieces
 
     return cut
 

@@ -169,7 +169,7 @@ class _World:
 
     def _scattered(self) -> Store:
         """Return the store as one whose rows appear piece by piece."""
-        cut = shuffled(self.dice, failure_rate=0.03)
+        cut = shuffled(self.dice, fails_every=4)
         store: Store = ScatteredStore(self.scene.store, cut, pause_s=0.002)  # type: ignore[assignment]
         return store
 

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 import msgspec
 import pytest
 
-from headrace.errors import TagGap, TagViewsLost
+from headrace.errors import TagGap, TagsInUse, TagViewsLost
 from headrace.journal import grow_topic, replicate_batch
 from headrace.journal.actions import Append, Delete, Purge
 from headrace.journal.headers import encode_action
 from headrace.journal.quarantine import pass_verdict
 from headrace.model import NewRecord, Record, TopicPartition
 from headrace.store import Place, Store, TagNumber, TagRow
-from headrace.tags import Bucket, TagRepair, TagWriter
-from headrace.testing.conformance.journal_setting import records_of
+from headrace.tags import Bucket, TagRepair, TagWriter, UntaggedViews
+from headrace.tags.fills import FillState, TagFill
+from headrace.tags.registry import TagRegistry
+from headrace.testing.conformance.journal_setting import records_of, replicate
 from headrace.testing.conformance.store_rows import counted
+from headrace.testing.conformance.tags_scattering import ScatteredStore, WriteTimedOut, last_rows
 from headrace.testing.conformance.tags_setting import Scene, TagSetting, ids, numbers_of
 from headrace.testing.crashes import SimulatedCrash, crash_at
 from headrace.testing.plugin import Size
 
-__all__ = ["TagLossConformance", "TagRepairConformance", "TagViewConformance", "view_of"]
+__all__ = ["TABLES", "TagLossConformance", "TagRepairConformance", "TagViewConformance", "view_of"]
 
 HOUR_MS = 3_600_000
+TABLES = ("tag_views", "tag_views_buckets", "tag_views_progress")
 STEPS = ("tags.before-progress", "tags.after-progress", "replicate.after-views", "replicate.before-meta",
          "replicate.before-deletions", "replicate.after-key", "replicate.before-offset")  # fmt: skip
 
@@ -216,6 +221,20 @@ class TagViewConformance(TagSetting):
         await redacting.replicate(batch=batch)
         assert [event.payload for event in await redacting.read("secret")] == [None] * 4
 
+    async def test_who_has_tags_disabled_does_not_replicate_where_others_keep_them(self, scene: Scene) -> None:
+        """FT7: it would leave a hole that nothing tells of: refused, naming the setting, and nothing is written."""
+        await scene.append("a", 1)
+        await scene.replicate()
+        await scene.append("a", 2)
+        without = UntaggedViews(scene.store, scene.settings.model_copy(update={"enabled": False}))
+        with pytest.raises(TagsInUse, match=r"tags\.enabled"):
+            await replicate(scene.log, scene.store, scene.topic, views=without)
+        meta = await scene.store.reader.meta(scene.topic, "a")
+        assert meta is not None
+        assert meta.seq_nr == 1
+        await scene.replicate()
+        assert numbers_of(await scene.read(), "a") == [1, 2]
+
     async def test_who_was_not_told_to_redact_follows_who_was(self, scene: Scene) -> None:
         """FT13: one process has the setting, another one replicates the deletion and rebuilds: the payload is gone."""
         at = await _home(scene, "a")
@@ -369,6 +388,57 @@ class TagRepairConformance(TagSetting):
         await scene.replicate()
         assert numbers_of(await scene.read("x"), "a") == [1, 2, 3, 4]
 
+    @pytest.mark.parametrize("is_replicated", [True, False])
+    async def test_readers_go_on_after_rows_were_deleted(self, scene: Scene, is_replicated: bool) -> None:
+        """FT5: a running query, one that was stopped before and a new one get what is written after `tags delete`."""
+        for n in range(1, 6):
+            await scene.append("a", n)
+        await scene.replicate()
+        follower = scene.follow()
+        seen = await follower.next(5)
+        repair = TagRepair(scene.log, scene.store, scene.settings)
+        assert await repair.delete(scene.topic, "a", scene.tag) == 5
+        for n in (6, 7):
+            await scene.append("a", n)
+        if is_replicated:
+            await scene.replicate()
+        late = await follower.next(2)
+        await follower.stop()
+        assert [(event.seq_nr, event.number) for event in late] == [(6, 6), (7, 7)]
+        assert await scene.again().read(after=seen[4].tag_offset) == late
+        assert await scene.again().read(after=seen[1].tag_offset) == late
+        assert await scene.again().read() == late
+        assert await repair.rebuild(scene.topic, "a", scene.tag) == 7
+        assert await scene.again().read() == seen + late
+        assert numbers_of(await scene.again().read(after=seen[1].tag_offset), "a") == [3, 4, 5, 6, 7]
+
+    async def test_what_was_deleted_from_view_and_journal_is_not_waited_for(self, scene: Scene) -> None:
+        """FT5: rows 1 to 4 removed, events 1 and 2 deleted: the rebuild gives 3 and 4 their numbers; then comes 5."""
+        at = await _home(scene, "a")
+        for n in range(1, 5):
+            await scene.append("a", n)
+        await scene.replicate()
+        repair = TagRepair(scene.log, scene.store, scene.settings)
+        await repair.delete(scene.topic, "a", scene.tag)
+        await _act(scene, at, "a", Delete(to=2))
+        await scene.replicate()
+        assert await repair.rebuild(scene.topic, "a", scene.tag) == 2
+        await scene.append("a", 5)
+        assert [(event.seq_nr, event.number) for event in await scene.again().read()] == [(3, 3), (4, 4), (5, 5)]
+
+    async def test_a_numbering_that_began_anew_gets_no_number_below_1(self, scene: Scene) -> None:
+        """FT5: an older version counted from 1 again after a removal: what was before that is not rebuilt."""
+        for n in range(1, 6):
+            await scene.append("a", n)
+        await scene.replicate()
+        known = (await scene.store.tags.numbers.of(scene.topic, "a"))[scene.tag]
+        rows = await view_of(scene)
+        await scene.store.tags.views.delete(rows, at=Place(0, known.offset))
+        fewer = msgspec.structs.replace(known, number=2)
+        await scene.store.tags.numbers.write([fewer], at=Place(known.generation, known.offset + 1))
+        await TagRepair(scene.log, scene.store, scene.settings).rebuild(scene.topic, "a", scene.tag)
+        assert [(row.seq_nr, row.number) for row in await view_of(scene)] == [(4, 1), (5, 2)]
+
     async def test_a_rebuild_after_deletions_keeps_the_numbers_of_what_is_left(self, scene: Scene) -> None:
         """X6: with the numbering known, what the journal still holds gets the numbers it had."""
         at = await _home(scene, "a")
@@ -384,9 +454,106 @@ class TagRepairConformance(TagSetting):
 class TagLossConformance(TagSetting):
     """X2: tables that were emptied by hand; a tier gives `truncate`."""
 
-    async def truncate(self, store: Store) -> None:
-        """Empty all tables of tags behind Headrace's back."""
+    async def truncate(self, store: Store, tables: Sequence[str] = TABLES) -> None:
+        """Empty tables of tags behind Headrace's back."""
         raise NotImplementedError
+
+    @pytest.mark.parametrize("is_purged", [True, False])
+    async def test_readers_go_on_after_the_views_began_anew(self, scene: Scene, is_purged: bool) -> None:
+        """FT5: the first events are gone from the journal, the tables are lost and rebuilt: no later event is dropped.
+
+        Neither by a running query nor by one that goes on in the middle of a record.
+        """
+        at = await _home(scene, "a")
+        await scene.append("a", [1, 2, 3])
+        if is_purged:
+            await _act(scene, at, "a", Purge())
+        first = 1 if is_purged else 4
+        await scene.append("a", [first, first + 1, first + 2])
+        if not is_purged:
+            await _act(scene, at, "a", Delete(to=3))
+        await scene.replicate()
+        follower = scene.follow()
+        seen = await follower.next(6)
+        await self.truncate(scene.store)
+        await TagRepair(scene.log, scene.store, scene.settings).rebuild_all()
+        await scene.append("a", first + 3)
+        assert ids(await follower.next()) == [f"a{first + 3}"]
+        await scene.replicate()
+        await scene.append("a", first + 4)
+        assert ids(await follower.next()) == [f"a{first + 4}"]
+        await follower.stop()
+        rest = [event.seq_nr for event in await scene.again().read(after=str(seen[4].tag_offset))]
+        assert rest == [first + 2, first + 3, first + 4]
+        whole = await scene.again().read()
+        assert [event.seq_nr for event in whole] == list(range(first, first + 5))
+        assert [event.number for event in whole] == list(range(whole[0].number, whole[0].number + 5))
+        assert whole[0].number > seen[2].number
+
+    async def test_a_numbering_that_is_lost_is_counted_from_the_rows(self, scene: Scene) -> None:
+        """FT5: progress alone is emptied: the rows stay as they are, and the next number is the right one."""
+        at = await _home(scene, "a")
+        for n in range(1, 5):
+            await scene.append("a", n)
+        await _act(scene, at, "a", Delete(to=3))
+        await scene.replicate()
+        rows = await view_of(scene)
+        await self.truncate(scene.store, ["tag_views_progress"])
+        with pytest.raises(TagViewsLost, match="tag_views_progress"):
+            await scene.again().read()
+        await TagRepair(scene.log, scene.store, scene.settings).rebuild_all()
+        assert await view_of(scene) == rows
+        await scene.append("a", 5)
+        await scene.again().replicate()
+        assert numbers_of(await scene.again().read(), "a") == [1, 2, 3, 4, 5]
+
+    async def test_rows_of_a_batch_that_failed_are_not_counted(self, scene: Scene) -> None:
+        """FT1, FT5: of a batch the last row is there when progress is emptied: the replay writes the others too."""
+        for n in range(1, 3):
+            await scene.append("a", n)
+        await scene.replicate()
+        for n in range(3, 7):
+            await scene.append("a", n)
+        with pytest.raises(WriteTimedOut):
+            await scene.on(ScatteredStore(scene.store, last_rows(1))).replicate()  # type: ignore[arg-type]
+        await self.truncate(scene.store, ["tag_views_progress"])
+        await TagRepair(scene.log, scene.store, scene.settings).rebuild_all()
+        await scene.again().replicate()
+        assert [(row.seq_nr, row.number) for row in await view_of(scene)] == [(n, n) for n in range(1, 7)]
+
+    async def test_rows_that_are_lost_keep_their_numbers(self, scene: Scene) -> None:
+        """FT5: the rows alone are emptied, the first events are deleted: what is left has its numbers, and is read."""
+        at = await _home(scene, "a")
+        for n in range(1, 5):
+            await scene.append("a", n)
+        await _act(scene, at, "a", Delete(to=2))
+        await scene.replicate()
+        rows = await view_of(scene)
+        await self.truncate(scene.store, ["tag_views"])
+        await TagRepair(scene.log, scene.store, scene.settings).rebuild_all()
+        assert await view_of(scene) == rows[2:]
+        await scene.append("a", 5)
+        assert numbers_of(await scene.again().read(), "a") == [3, 4, 5]
+
+    async def test_a_rebuild_of_whole_tables_keeps_what_tags_were_filled_with(self, scene: Scene) -> None:
+        """FT5: nothing was lost: rows, numbers and fills are as before, and running queries go on."""
+        for n in range(1, 5):
+            await scene.append("a", n, [])
+        registry = TagRegistry(scene.store, scene.settings)
+        await registry.open()
+        ready = TagFill("fill", "tests:all", FillState.READY)
+        await registry.change(lambda known: known.with_fill(scene.tag, ready))
+        await scene.append("a", 5)
+        follower = scene.follow()
+        assert ids(await follower.next()) == ["a5"]
+        await scene.replicate()
+        before = await registry.read()
+        await TagRepair(scene.log, scene.store, scene.settings).rebuild_all()
+        assert await registry.read() == before
+        await scene.append("a", 6)
+        assert ids(await follower.next()) == ["a6"]
+        await follower.stop()
+        assert numbers_of(await scene.again().read(), "a") == [1, 2]
 
     async def test_emptied_tables_are_noticed_and_rebuilt(self, scene: Scene) -> None:
         """X2, X6: truncated after 1 to 4: refused with the command to run; rebuilt, the same rows; 5 to 8: 1 to 8."""
