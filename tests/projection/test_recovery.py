@@ -119,7 +119,7 @@ class TestWithoutADatabase(Embedded, TagSetting):
                 await go_on.wait()
             seen.append(event.seq_nr)
 
-        projection = _projection(scene, handle, reset=lambda: seen.append("reset"), lease_s=0.4)
+        projection = _projection(scene, handle, reset=lambda: seen.append("reset"))
         working = asyncio.ensure_future(_persist(scene, projection))
         await reached.wait()
         target = open_target(projection, scene.store.settings)

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, create_engine, text
+from tests.projection.test_projections import Embedded, mariadb_database, postgres_database
 
 from headrace.errors import HandlerFailed, OperationFailed, ProjectionRebuilding, SlotsMoved
 from headrace.projection import Projection, ProjectionRunner, Recovery, open_target, rebuild
@@ -28,7 +29,6 @@ from headrace.tags import TaggedEvent
 from headrace.testing.conformance.tags_setting import Scene, TagSetting
 from headrace.testing.crashes import SimulatedCrash
 from headrace.testing.plugin import Size
-from tests.projection.test_projections import Embedded, mariadb_database, postgres_database
 
 IDS = [f"pid{n}" for n in range(9)]
 SLOTS = 8
@@ -237,7 +237,7 @@ class TestWithoutADatabase(Embedded, TagSetting):
             seen.clear()
             await asyncio.sleep(0.01)
 
-        options: dict[str, Any] = {"save_every": dice.choice([1, 3, None]), "lease_s": 0.1, "slots": SLOTS}
+        options: dict[str, Any] = {"save_every": dice.choice([1, 3, None]), "lease_s": 0.2, "slots": SLOTS}
         recovery = Recovery("fail", retries=1, backoff=AT_ONCE)
         projection = Projection(scene.tag, scene.tag, handle, reset=reset, batch_size=4, recovery=recovery, **options)
         world = World(scene, dice, projection)

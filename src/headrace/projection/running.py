@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from headrace.errors import HandlerFailed, SlotsMoved
@@ -63,30 +64,38 @@ class ProjectionRunner:
 
     async def run(self, *, backoff: Backoff | None = None) -> None:
         """Run for ever; whatever fails is counted, logged once, and tried again after a while."""
-        waits, in_a_row = backoff or Backoff(), 0
+        waits = backoff or Backoff()
+        if self._attendance is None:
+            await self._keep_on(self.run_once, waits)
+        else:
+            await self._keep_on(partial(self._attend, self._attendance, waits), waits)
+
+    async def _keep_on(self, work: Callable[[], Awaitable[None]], waits: Backoff) -> None:
+        in_a_row = 0
         while True:
             started_s = self._clock.monotonic_s()
             try:
-                await self._attend()
+                await work()
             except Exception as error:
                 self.situation.run_fails(error)
             in_a_row = 1 if self._clock.monotonic_s() - started_s >= _STEADY_S else in_a_row + 1
             await asyncio.sleep(waits.delay_s(in_a_row))
 
-    async def _attend(self) -> None:
-        """Run while there is something to run: not during a pause, and only the slots that are ours."""
-        if self._attendance is None:
-            await self.run_once()
-            return
-        async with self._attendance.open(lambda: self.situation.error):
-            while True:
-                self._attendance.changed.clear()
-                plan = self._attendance.plan
-                if plan.is_paused or not plan.slots:
-                    await self._attendance.changed.wait()
-                else:
-                    self._slots = list(plan.slots)
-                    await _until(self._attendance.changed, self.run_once())
+    async def _attend(self, attendance: Attendance, waits: Backoff) -> None:
+        """Run while there is something to run, and be seen by others meanwhile, also when it fails."""
+        async with attendance.open(lambda: self.situation.error):
+            await self._keep_on(partial(self._run_plans, attendance), waits)
+
+    async def _run_plans(self, attendance: Attendance) -> None:
+        """Run the slots that are ours, but not during a pause."""
+        while True:
+            attendance.changed.clear()
+            plan = attendance.plan
+            if plan.is_paused or not plan.slots:
+                await attendance.changed.wait()
+            else:
+                self._slots = list(plan.slots)
+                await _until(attendance.changed, self.run_once())
 
     async def run_once(self) -> None:
         """Run from where the projection is until something fails. Being overtaken by a rival is no failure."""
