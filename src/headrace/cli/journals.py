@@ -100,12 +100,16 @@ def pointer(
 def delete(
     topic: Topic,
     id_: Id,
-    to: Annotated[int, typer.Option(help="The last number to delete; else all there are.")] = MAX_SEQ_NR,
+    to: Annotated[int | None, typer.Option(help="The last number to delete; else all there are, after asking.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
     address: Address = None,
     store: StoreAddress = None,
 ) -> None:
     """Delete a journal's events up to a number; the journal stays."""
-    done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").delete(id_, to=to))
+    if to is None and not yes:
+        typer.confirm(f"delete all events of journal {id_} of {topic}? (--to N deletes those up to N)", abort=True)
+    last = MAX_SEQ_NR if to is None else to
+    done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").delete(id_, to=last))
     typer.echo(
         f"deleted, at offset {done.offset}" if done else f"there is no journal {id_} in {topic}; nothing written"
     )
