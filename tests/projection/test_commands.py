@@ -86,7 +86,7 @@ def test_a_rebuild_warns_of_what_goes_out_again(folder: Path, headrace: Callable
 
 
 def test_offsets_are_shown_set_skipped_and_cleared(folder: Path, headrace: Callable[..., Result]) -> None:
-    """The event that a projection stands before is passed; slots are put back without a reset; the future is refused."""
+    """The next event is passed; slots are put back without a reset; the future is refused."""
     failed = headrace("run", "bank:strict", "--current")
     assert "event 2 of 'a'" in str(failed.exception)
     assert headrace("offset", "skip", "bank:strict", say="n\n").exit_code == 1

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from sqlalchemy import create_engine
 
 import headrace
 import headrace.sync
@@ -21,7 +22,7 @@ from headrace.projection import Projection, open_target
 from headrace.projection.attendance import share_of
 from headrace.projection.claims import BeatWatch
 from headrace.projection.operating import lag_of, next_event, skip_event
-from headrace.tags import TaggedEvent
+from headrace.tags import TaggedEvent, TagOffset
 
 SETTINGS = HeadraceSettings(
     log=LogSettings(embedded=EmbeddedLogSettings(fsync=False)),
@@ -111,6 +112,38 @@ class TestInProcess:
             (report,) = (await running.status()).workers.values()
             assert report.error == "ValueError: no a"
             assert "no a" in running.health.reason
+
+    async def test_what_no_retry_would_change_is_raised_at_once(self, hr: Headrace, tmp_path: Path) -> None:
+        """FN6: other slots than before and an engine without transactions end the block before it begins."""
+        projection = Projection("seen", "vip", print, slots=4)
+        async with hr.project(projection):
+            pass
+        await open_target(projection, hr.store.settings).put({0: TagOffset.at(1)})
+        with pytest.raises(BadArgument, match="has run with 4"):
+            async with hr.project(Projection("seen", "vip", print, slots=8)):
+                pass
+        for engine in (
+            create_engine("sqlite://", isolation_level="AUTOCOMMIT"),
+            create_engine("sqlite://").execution_options(isolation_level="AUTOCOMMIT"),
+        ):
+            with pytest.raises(BadArgument, match="AUTOCOMMIT"):
+                async with hr.project(Projection("other", "vip", print, database=engine)):
+                    pass
+            engine.dispose()
+
+    async def test_a_database_that_is_away_is_waited_for(self, hr: Headrace, tmp_path: Path) -> None:
+        """FN6: the block begins all the same, health says what is wrong, and the worker goes on when it is there."""
+        seen: list[int] = []
+        folder = tmp_path / "later"
+        engine = create_engine(f"sqlite:///{folder / 'p.db'}")
+        projection = Projection("late", "vip", lambda _, event: seen.append(event.seq_nr), database=engine)
+        await _write(hr, "a", 1)
+        async with hr.project(projection) as running:
+            assert "unable to open" in running.health.reason
+            folder.mkdir()
+            await running.caught_up()
+        engine.dispose()
+        assert seen == [1]
 
     async def test_the_next_event_is_skipped(self, hr: Headrace) -> None:
         """An operator passes one event, and only the next one of its slot."""

@@ -184,6 +184,26 @@ class TestWithoutADatabase(Embedded, TagSetting):
         assert sum("works again" in record.getMessage() for record in caplog.records) == 2
         assert runner.health.is_up
 
+    async def test_an_event_that_was_missing_for_a_while_is_handled(self, scene: Scene) -> None:
+        """A row that a query finds later than its successors of other journals is not taken for handled."""
+        rows = [("p1", 1), ("p1", 2), (None, 0), ("p2", 1), ("p1", 4)]
+        for offset, (pid, number) in enumerate(rows, start=1):
+            if pid is not None:
+                await scene.put_row(pid, number, scene.now_ms + offset, offset=offset)
+        await scene.say_replicated(len(rows) + 1, scene.now_ms + len(rows) + 1)
+        seen: list[tuple[str, int]] = []
+        handler = lambda event: seen.append((event.id, event.number))  # noqa: E731
+        projection = _projection(scene, handler, batch_size=1)
+        target = open_target(projection, scene.store.settings)
+        runner = ProjectionRunner(projection, scene.again(gap_timeout_s=30.0).queries, target)
+        running = asyncio.ensure_future(runner.run(backoff=AT_ONCE))
+        await _until(lambda: len(seen), 3)
+        await scene.put_row("p1", 3, scene.now_ms + 3, offset=3)
+        await _until(lambda: len(seen), 5)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert seen == [("p1", 1), ("p1", 2), ("p2", 1), ("p1", 3), ("p1", 4)]
+
     async def test_letters_have_a_limit(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         """FT10: the store's settings are no place for thousands: the projection stops and says what to run."""
         monkeypatch.setattr(beside, "_LETTERS_AT_MOST", 2)

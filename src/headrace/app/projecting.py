@@ -7,12 +7,13 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from headrace.errors import Unavailable
 from headrace.observe import Health
 from headrace.projection import Lag, Projection, ProjectionRunner, lag_of, open_target, wait_until_handled
 from headrace.projection.attendance import Attendance, Share
 from headrace.projection.control import Control, Pause, WorkerReport
 from headrace.projection.ports import Target
-from headrace.projection.slots import earliest
+from headrace.projection.slots import check_not_ahead, earliest
 from headrace.runtime import SYSTEM_CLOCK
 from headrace.store import Store
 from headrace.tags import TagOffset, TagQueries
@@ -79,6 +80,14 @@ class ProjectionHandle:
         )
 
 
+async def _check(handle: ProjectionHandle) -> None:
+    """Raise what no retry would change, before anything runs in the background: another tag, other slots."""
+    try:
+        check_not_ahead(handle.projection.name, await handle.target.load(), SYSTEM_CLOCK.now_ms())
+    except Unavailable as error:  # the worker tries again, and says so
+        handle.health.down(str(error))
+
+
 def share_of_arguments(worker: int | None, workers: int | None) -> Share | None:
     """Return the fixed share that was asked for; None if the workers are to share themselves out."""
     if worker is None and workers is None:
@@ -104,6 +113,7 @@ async def running_projection(
 ) -> AsyncIterator[ProjectionHandle]:
     """Run a worker of the projection while the block runs."""
     async with opened_projection(projection, queries, store) as handle:
+        await _check(handle)
         attendance = Attendance(handle.control, projection, share, SYSTEM_CLOCK)
         runner = ProjectionRunner(projection, queries, handle.target, health=handle.health, attendance=attendance)
         running = asyncio.create_task(runner.run(), name=f"headrace-projection-{projection.name}")

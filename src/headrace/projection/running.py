@@ -18,7 +18,7 @@ from headrace.projection.metrics import BEHIND, HANDLED, SET_ASIDE
 from headrace.projection.ports import Offsets, Target
 from headrace.projection.recovery import Outcome, letter_of, reason_of
 from headrace.projection.situation import Situation
-from headrace.projection.slots import check_not_ahead, earliest, fresh, moved, owned
+from headrace.projection.slots import check_not_ahead, earliest, fresh, late, moved, owned
 from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock, crash_point
 from headrace.tags import TaggedEvent, TagOffset, TagQueries
 
@@ -59,6 +59,7 @@ class ProjectionRunner:
         self._clock = clock
         self._attendance = attendance
         self._offsets: Offsets = {}
+        self._began: Offsets = {}
         self._last = TagOffset.at(0)
         self._passed = 0
 
@@ -113,7 +114,7 @@ class ProjectionRunner:
         """
         stored = await self._target.load()
         check_not_ahead(self.projection.name, stored, self._clock.now_ms())
-        self._offsets = {slot: stored[slot] for slot in self._slots}
+        self._offsets = self._began = {slot: stored[slot] for slot in self._slots}
         self._passed = 0
         self._last = earliest(self._offsets) or TagOffset.at(0)
         events = self._queries.events(self.projection.tag, after=earliest(self._offsets), live=live)
@@ -125,12 +126,21 @@ class ProjectionRunner:
         return count
 
     async def _take(self, batch: Sequence[TaggedEvent]) -> int:
-        mine = fresh(batch, self._offsets, self.projection.slots)
+        mine = self._mine(batch)
         self._passed += len(batch)
-        self._last = max(self._last, batch[-1].tag_offset)
+        self._last = max(self._last, *(event.tag_offset for event in batch))
         if mine or self._passed >= _PASSED_AT_MOST:
             await self._handle(mine, self._last)
         return len(mine)
+
+    def _mine(self, batch: Sequence[TaggedEvent]) -> list[TaggedEvent]:
+        """Return the events of a batch that this worker is to handle, in their order."""
+        mine, read_up_to = [], self._last
+        for event in batch:
+            found = fresh([event], self._offsets, self.projection.slots)
+            mine += found or late([event], self._began, read_up_to, self.projection.slots)
+            read_up_to = max(read_up_to, event.tag_offset)
+        return mine
 
     async def _store_passed(self) -> None:
         if self._passed:
