@@ -23,7 +23,7 @@ __all__ = ["Attendance", "Plan", "Share", "share_of"]
 _logger = get_logger(__name__)
 
 _BEATS_PER_LEASE = 4
-_LONGEST_BEAT_S = 1.0  # a pause is noticed within this
+_LOOK_S = 1.0  # a pause is noticed within this
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class Attendance:
         self._clock = clock
         self._watch = BeatWatch(projection.lease_s)
         self._beat = 0
+        self._beat_s = projection.lease_s / _BEATS_PER_LEASE
+        self._reported: tuple[float, Plan, str | None] | None = None
 
     @asynccontextmanager
     async def open(self, error: Callable[[], str | None]) -> AsyncIterator[None]:
@@ -81,7 +83,7 @@ class Attendance:
     async def _attend_on(self, error: Callable[[], str | None]) -> None:
         is_reachable = True
         while True:
-            await asyncio.sleep(min(_LONGEST_BEAT_S, self._projection.lease_s / _BEATS_PER_LEASE))
+            await asyncio.sleep(min(_LOOK_S, self._beat_s))
             try:
                 await self._attend(error())
                 is_reachable = True
@@ -97,8 +99,16 @@ class Attendance:
         is_paused = await self._control.paused() is not None
         slots = self._fixed if self._fixed is not None else share_of(self.name, living, self._projection.slots)
         self._follow(Plan(slots, is_paused))
-        self._beat += 1
-        await self._control.report(self.name, self._report(error), dead=frozenset(others.keys() - living))
+        if self._is_due(error):
+            self._beat += 1
+            await self._control.report(self.name, self._report(error), dead=frozenset(others.keys() - living))
+            self._reported = (self._clock.monotonic_s(), self.plan, error)
+
+    def _is_due(self, error: str | None) -> bool:
+        """Return True if others should hear from us: now and then, and when something has changed."""
+        if self._reported is None or self._reported[1:] != (self.plan, error):
+            return True
+        return self._clock.monotonic_s() - self._reported[0] >= self._beat_s
 
     def _follow(self, plan: Plan) -> None:
         if plan != self.plan:
