@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -14,7 +20,8 @@ from typer.testing import CliRunner
 from headrace.cli.main import app
 from headrace.errors import BadArgument, OffsetAhead, TimedOut
 from headrace.model import Event
-from headrace.sync import connect
+from headrace.projection import Projection
+from headrace.sync import SyncProjection, connect
 
 DEFINITION = """
 from pathlib import Path
@@ -122,3 +129,40 @@ def test_a_pause_is_shown_and_kept(headrace: Callable[..., Result]) -> None:
     headrace("run", "bank:noted", "--current")
     assert headrace("wait", "bank:noted").exit_code == 0
     assert "dead letters: 1" in headrace("status", "bank:noted").stdout
+
+
+def test_a_worker_runs_until_it_is_asked_to_stop(folder: Path) -> None:
+    """Killed by SIGKILL, a second one goes on; at SIGTERM that one ends well, and nobody is said to run."""
+    environ = {**os.environ, "HEADRACE__LOG__ADDRESS": "embedded:./data"}
+    command = [sys.executable, "-m", "headrace.cli", "projection", "run", "bank:noted"]
+    for signal_number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)):
+        worker = subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            with connect(f"embedded:{folder / 'data'}") as hr, hr.projection(_noted(folder)) as noted:
+                _until(partial(_is_run_by, noted, worker.pid))
+                noted.caught_up(timeout_s=30)
+        finally:
+            worker.send_signal(signal_number)
+            worker.communicate(timeout=30)
+        assert worker.returncode == code
+    with connect(f"embedded:{folder / 'data'}") as hr, hr.projection(_noted(folder)) as noted:
+        assert worker.pid not in {report.pid for report in noted.status().workers.values()}
+    assert _seen(folder) == "a1 a3"
+
+
+def _is_run_by(projection: SyncProjection, pid: int) -> bool:
+    return any(report.pid == pid for report in projection.status().workers.values())
+
+
+def _noted(folder: Path) -> Projection:
+    names: dict[str, Any] = {}
+    exec((folder / "bank.py").read_text(), names)
+    projection: Projection = names["noted"]
+    return projection
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from headrace.errors import Unavailable
 from headrace.observe import get_logger
 from headrace.projection.claims import BeatWatch
-from headrace.projection.control import Control, WorkerReport
+from headrace.projection.control import Control, Pause, WorkerReport
 from headrace.projection.definitions import Projection
 from headrace.projection.slots import owned
 from headrace.runtime import Clock
@@ -71,6 +71,7 @@ class Attendance:
     @asynccontextmanager
     async def open(self, error: Callable[[], str | None]) -> AsyncIterator[None]:
         """Attend while the block runs; `error` says what the worker fails at."""
+        self._reported = None
         await self._attend(error())
         attending = asyncio.create_task(self._attend_on(error), name="headrace-projection-attendance")
         try:
@@ -79,6 +80,11 @@ class Attendance:
             attending.cancel()
             await asyncio.gather(attending, return_exceptions=True)
             await self._leave()
+
+    async def pause(self, reason: str) -> None:
+        """Let all workers stand still, and mind it at once."""
+        await self._control.pause(Pause(self._clock.now_ms(), reason))
+        self._follow(Plan(self.plan.slots, is_paused=True))
 
     async def _attend_on(self, error: Callable[[], str | None]) -> None:
         is_reachable = True

@@ -8,8 +8,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from headrace.errors import HandlerFailed, SlotsMoved
-from headrace.observe import Health, get_logger, span
+from headrace.errors import HandlerFailed, SlotsMoved, TagGap
+from headrace.observe import Health, span
 from headrace.projection.attendance import Attendance
 from headrace.projection.batching import batches
 from headrace.projection.definitions import Projection
@@ -24,10 +24,10 @@ from headrace.tags import TaggedEvent, TagOffset, TagQueries
 
 __all__ = ["ProjectionRunner"]
 
-_logger = get_logger(__name__)
-
 # Events of other workers move the offset too, but need not be stored at once.
 _PASSED_AT_MOST = 5000
+# Whoever moved the slots is at work: there is no hurry to meet again.
+_AFTER_RIVALS_S = 0.05
 # A worker that ran for so long begins its back-off anew when it fails again.
 _STEADY_S = 60.0
 
@@ -96,7 +96,15 @@ class ProjectionRunner:
                 await attendance.changed.wait()
             else:
                 self._slots = list(plan.slots)
-                await _until(attendance.changed, self.run_once())
+                await self._run_plan(attendance)
+
+    async def _run_plan(self, attendance: Attendance) -> None:
+        try:
+            await _until(attendance.changed, self.run_once())
+        except TagGap as gap:
+            # Other journals have taken the slots past the missing event: who began again would pass over it.
+            await attendance.pause(f"{gap}, then headrace projection rebuild; or accept the loss with resume")
+            raise
 
     async def run_once(self) -> None:
         """Run from where the projection is until something fails. Being overtaken by a rival is no failure."""
@@ -104,7 +112,8 @@ class ProjectionRunner:
             try:
                 await self.catch_up(live=True)
             except SlotsMoved:
-                _logger.info("a projection's slots were moved; loading them again", projection=self.projection.name)
+                self.situation.overtaken()
+                await asyncio.sleep(_AFTER_RIVALS_S)
 
     async def catch_up(self, *, live: bool = False) -> int:
         """Handle what is there, or with `live` all that comes; returns how many events were handled.
