@@ -122,3 +122,5 @@ async def running_projection(
         finally:
             running.cancel()
             await asyncio.wait([running])
+            if not running.cancelled() and (error := running.exception()) is not None:
+                raise error  # no failure of the handler: those are tried again and never end the worker

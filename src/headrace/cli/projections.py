@@ -42,6 +42,7 @@ _GOES_OUT_AGAIN = (
     "What its handler sends to others, such as mails and messages, goes out again for each event, unless the handler "
     "looks at current_delivery().is_replay."
 )
+_HAS_NO_RESET = "The projection has no reset: what its handler made so far stays, and is made a second time."
 
 
 @app.command("run")
@@ -89,8 +90,9 @@ def rebuild_projection(
 ) -> None:
     """Reset a projection's work and handle its events again; workers may run meanwhile."""
     if not dry_run:
-        name = load_projection(where).name
-        _ask(f"{_GOES_OUT_AGAIN}\nReset {name} and handle its events again?", is_sure=yes)
+        projection = load_projection(where)
+        warning = _GOES_OUT_AGAIN if projection.reset is not None else f"{_HAS_NO_RESET} {_GOES_OUT_AGAIN}"
+        _ask(f"{warning}\nReset {projection.name} and handle its events again?", is_sure=yes)
 
     async def work(hr: Headrace, handle: ProjectionHandle) -> None:
         projection, after = handle.projection, after_of_text(start)
