@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -136,6 +137,17 @@ def test_impossible_workers_are_refused(worker: int, workers: int) -> None:
     """The error names the argument."""
     with pytest.raises(BadArgument, match="worker"):
         owned(worker, workers, 32)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"name": ""}, {"name": "a "}, {"name": None}, {"tag": ""}, {"tag": ("a", "b")}, {"handler": None}, {"slots": 0},
+     {"slots": True}, {"batch_size": 0}, {"batch_size": 1.5}, {"save_every": 0}, {"lease_s": 0}],
+)  # fmt: skip
+def test_impossible_projections_are_refused(wrong: dict[str, Any]) -> None:
+    """The error names the argument."""
+    with pytest.raises(BadArgument, match=next(iter(wrong))):
+        Projection(**{"name": "a", "tag": "t", "handler": print, **wrong})
 
 
 def test_a_slot_that_has_not_begun_starts_all_over() -> None:

@@ -12,8 +12,10 @@ from tests.projection.test_projections import Embedded
 
 from headrace.errors import BadArgument, DeadLettersFull, HandlerFailed, ProjectionRebuilding, SlotsMoved
 from headrace.projection import Projection, ProjectionRunner, Recovery, beside, current_delivery, open_target, rebuild
+from headrace.projection.attendance import Attendance
+from headrace.projection.control import Control
 from headrace.projection.operating import replay_letters
-from headrace.runtime import Backoff
+from headrace.runtime import SYSTEM_CLOCK, Backoff
 from headrace.tags import TaggedEvent
 from headrace.testing.conformance.tags_setting import Scene, TagSetting
 from headrace.testing.crashes import SimulatedCrash, crash_at
@@ -119,7 +121,7 @@ class TestWithoutADatabase(Embedded, TagSetting):
                 await go_on.wait()
             seen.append(event.seq_nr)
 
-        projection = _projection(scene, handle, reset=lambda: seen.append("reset"), lease_s=0.4)
+        projection = _projection(scene, handle, reset=lambda: seen.append("reset"))
         working = asyncio.ensure_future(_persist(scene, projection))
         await reached.wait()
         target = open_target(projection, scene.store.settings)
@@ -184,6 +186,42 @@ class TestWithoutADatabase(Embedded, TagSetting):
         assert sum("works again" in record.getMessage() for record in caplog.records) == 2
         assert runner.health.is_up
 
+    async def test_an_event_that_was_missing_for_a_while_is_handled(self, scene: Scene) -> None:
+        """A row that a query finds later than its successors of other journals is not taken for handled."""
+        await _write_with_a_gap(scene)
+        seen: list[tuple[str, int]] = []
+        handler = lambda event: seen.append((event.id, event.number))  # noqa: E731
+        projection = _projection(scene, handler, batch_size=1)
+        target = open_target(projection, scene.store.settings)
+        runner = ProjectionRunner(projection, scene.again(gap_timeout_s=30.0).queries, target)
+        running = asyncio.ensure_future(runner.run(backoff=AT_ONCE))
+        await _until(lambda: len(seen), 3)
+        await scene.put_row("p1", 3, scene.now_ms + 3, offset=3)
+        await _until(lambda: len(seen), 5)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert seen == [("p1", 1), ("p1", 2), ("p2", 1), ("p1", 3), ("p1", 4)]
+
+    async def test_an_event_that_stays_missing_pauses_the_projection(self, scene: Scene) -> None:
+        """A worker that began again after a gap would pass over the missing event, so all stand still and say why."""
+        await _write_with_a_gap(scene)
+        seen: list[tuple[str, int]] = []
+        projection = _projection(scene, lambda event: seen.append((event.id, event.number)), lease_s=0.2)
+        control = Control(scene.store.settings, projection.name)
+        attendance = Attendance(control, projection, None, SYSTEM_CLOCK)
+        queries, target = scene.again(gap_timeout_s=0.2).queries, open_target(projection, scene.store.settings)
+        runner = ProjectionRunner(projection, queries, target, attendance=attendance)
+        running = asyncio.ensure_future(runner.run(backoff=AT_ONCE))
+        await _until(lambda: len(seen), 3)
+        async with asyncio.timeout(20):
+            while (pause := await control.paused()) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert "headrace tags rebuild" in pause.reason
+        assert "headrace projection rebuild" in pause.reason
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert seen == [("p1", 1), ("p1", 2), ("p2", 1)]
+
     async def test_letters_have_a_limit(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         """FT10: the store's settings are no place for thousands: the projection stops and says what to run."""
         monkeypatch.setattr(beside, "_LETTERS_AT_MOST", 2)
@@ -228,6 +266,15 @@ def test_impossible_recoveries_are_refused(wrong: dict[str, Any]) -> None:
     """FT10: the error names the argument."""
     with pytest.raises(BadArgument, match="|".join(wrong)):
         Recovery(**wrong)
+
+
+async def _write_with_a_gap(scene: Scene) -> None:
+    """Write rows of views, one of which, p1's third, is missing before an event of another journal."""
+    rows = [("p1", 1), ("p1", 2), (None, 0), ("p2", 1), ("p1", 4)]
+    for offset, (pid, number) in enumerate(rows, start=1):
+        if pid is not None:
+            await scene.put_row(pid, number, scene.now_ms + offset, offset=offset)
+    await scene.say_replicated(len(rows) + 1, scene.now_ms + len(rows) + 1)
 
 
 def _projection(scene: Scene, handler: Callable[..., Any], **options: Any) -> Projection:

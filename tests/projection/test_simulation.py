@@ -19,8 +19,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, create_engine, text
+from tests.projection.test_projections import Embedded, mariadb_database, postgres_database
 
 from headrace.errors import HandlerFailed, OperationFailed, ProjectionRebuilding, SlotsMoved
+from headrace.log import Log
+from headrace.model import NewRecord, TopicConfig, TopicPartition
 from headrace.projection import Projection, ProjectionRunner, Recovery, open_target, rebuild
 from headrace.runtime import Backoff, watching
 from headrace.services import RunningService
@@ -28,7 +31,6 @@ from headrace.tags import TaggedEvent
 from headrace.testing.conformance.tags_setting import Scene, TagSetting
 from headrace.testing.crashes import SimulatedCrash
 from headrace.testing.plugin import Size
-from tests.projection.test_projections import Embedded, mariadb_database, postgres_database
 
 IDS = [f"pid{n}" for n in range(9)]
 SLOTS = 8
@@ -58,7 +60,7 @@ class World:
             actors = [self._work(worker, workers) for worker in present]
             if self.dice.random() < 0.3:  # somebody who does not know yet that their number has changed
                 actors.append(self._work(0, self.dice.randint(1, 4)))
-            if number % 5 == 4:  # in between slots drift apart
+            if number % 5 == 2:  # in between slots drift apart
                 actors.append(self._rebuild())  # never ends because a worker was quicker
             with self._crashing():
                 await asyncio.gather(*(self._until_it_ends(actor) for actor in actors))
@@ -218,34 +220,72 @@ class TestOnMariadb(OnADatabase):
         return mariadb_database(mariadb)
 
 
-@pytest.mark.asyncio(loop_scope="module")
-class TestWithoutADatabase(Embedded, TagSetting):
-    """Each event is handled at least once, and none before the one it follows."""
+class IntoTheLog(TagSetting):
+    """Without a database, into a topic: each event at least once, and none before the one it follows."""
 
-    @pytest.mark.parametrize("seed", [2, 3])
-    async def test_no_event_is_lost_or_out_of_order(self, scene: Scene, seed: int, size: Size) -> None:
+    @pytest.fixture
+    def lease_s(self) -> float:
+        """Return how long the claims of the dead count."""
+        return 0.2
+
+    @pytest.fixture
+    def rounds(self, size: Size) -> int:
+        """Return how long the run is."""
+        return size(12, 100)
+
+    @pytest.fixture(params=[2, 3])
+    def seed(self, request: pytest.FixtureRequest) -> int:
+        """Return what the dice begin with."""
+        return int(request.param)
+
+    async def test_no_event_is_lost_or_out_of_order(self, scene: Scene, seed: int, rounds: int, lease_s: float) -> None:
         """FT3, FT4, FT10: since the last reset each journal's events were handled in order, repeats aside."""
         dice, flaky = random.Random(seed), Flaky(random.Random(seed + 100))
-        seen: list[tuple[str, int]] = []
+        output = f"{scene.tag}-output"
+        await scene.log.admin.create(output, partitions=1, config=TopicConfig())
 
         async def handle(event: TaggedEvent) -> None:
             flaky.fail()
             await asyncio.sleep(flaky.moment_s(0.003))
-            seen.append((event.id, event.seq_nr))
+            await scene.log.append([NewRecord(output, event.id.encode(), b"%d" % event.seq_nr)])
 
         async def reset() -> None:
-            seen.clear()
+            await scene.log.append([NewRecord(output, b"reset", b"")])
             await asyncio.sleep(0.01)
 
-        options: dict[str, Any] = {"save_every": dice.choice([1, 3, None]), "lease_s": 0.1, "slots": SLOTS}
+        save_every = dice.choice([1, 3, None])
         recovery = Recovery("fail", retries=1, backoff=AT_ONCE)
-        projection = Projection(scene.tag, scene.tag, handle, reset=reset, batch_size=4, recovery=recovery, **options)
+        options: dict[str, Any] = {"slots": SLOTS, "batch_size": 4, "save_every": save_every, "lease_s": lease_s}
+        projection = Projection(scene.tag, scene.tag, handle, reset=reset, recovery=recovery, **options)
         world = World(scene, dice, projection)
-        await world.run(rounds=size(12, 100))
-        reached: Counter[str] = Counter()
-        for id_, n in seen:
-            assert n <= reached[id_] + 1, f"{id_} {n} came before {reached[id_] + 1}"
-            reached[id_] = max(reached[id_], n)
-        assert reached == world.appended
+        await world.run(rounds=rounds)
+        assert _in_order(await _read(scene.log, output)) == world.appended
         assert world.crashes
         assert world.rebuilds
+        await scene.log.admin.delete(output)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestIntoTheEmbeddedLog(Embedded, IntoTheLog):
+    """A folder."""
+
+
+def _in_order(seen: list[tuple[str, int]]) -> Counter[str]:
+    """Return how far each journal is; fails if an event came before the one it follows."""
+    reached: Counter[str] = Counter()
+    for id_, n in seen:
+        assert n <= reached[id_] + 1, f"{id_} {n} came before {reached[id_] + 1}"
+        reached[id_] = max(reached[id_], n)
+    return reached
+
+
+async def _read(log: Log, topic: str) -> list[tuple[str, int]]:
+    """Return what handlers wrote since the last reset."""
+    at, seen = TopicPartition(topic, 0), []
+    async for batch in log.read(at, 0, (await log.bounds(at)).end):
+        for record in batch.records:
+            if record.key == b"reset":
+                seen.clear()
+            else:
+                seen.append(((record.key or b"").decode(), int(record.value or b"0")))
+    return seen

@@ -4,5 +4,6 @@ Promises: one setting chooses the tier, the program stays the same; leaving the 
 """
 
 from headrace.app.connecting import Headrace, connect
+from headrace.app.projecting import ProjectionHandle, ProjectionStatus
 
-__all__ = ["Headrace", "connect"]
+__all__ = ["Headrace", "ProjectionHandle", "ProjectionStatus", "connect"]

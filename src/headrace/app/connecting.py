@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
+from headrace.app.projecting import ProjectionHandle, opened_projection, running_projection, share_of_arguments
 from headrace.config import HeadraceSettings, StoreSettings
 from headrace.errors import BadArgument
 from headrace.journal import HeadCache, Journal
 from headrace.log import Log, open_log
+from headrace.projection import Projection
 from headrace.serde import Registry, open_registry
 from headrace.store import Store, open_store
 from headrace.tags import After, TaggedEvent, TagQueries
@@ -79,6 +82,22 @@ class Headrace:
         to the log, and events may wait for partitions where nothing happens.
         """
         return self.tags.events(tag, after=after, live=live, read_only=read_only)
+
+    def project(
+        self, projection: Projection, *, worker: int | None = None, workers: int | None = None
+    ) -> AbstractAsyncContextManager[ProjectionHandle]:
+        """Run a projection in this process while the block runs: `async with hr.project(balances): …`.
+
+        Wherever else it runs, all its workers share the journals out among themselves; or, with `worker` (from 0) of
+        `workers`, this one takes a fixed share. The block gets a handle, to wait for what was written to be handled.
+        A failing handler does not end the block: it is logged once, shown by `handle.health`, and tried again, unless
+        the projection's recovery says otherwise.
+        """
+        return running_projection(projection, self.tags, self.store, share_of_arguments(worker, workers))
+
+    def projection(self, projection: Projection) -> AbstractAsyncContextManager[ProjectionHandle]:
+        """Open a projection that runs elsewhere, to look at it, wait for it, pause it or resume it."""
+        return opened_projection(projection, self.tags, self.store)
 
     async def close(self) -> None:
         """Close what was opened on top of log and store, then those."""

@@ -43,7 +43,7 @@ app = typer.Typer(
 )
 app.add_typer(services.app, name="services", help="Real servers from packages, for development and tests.")
 app.add_typer(journals.app, name="journal", help="Journals: append, read, delete, purge, look into.")
-app.add_typer(projections.app, name="projection", help="Projections: run, rebuild, look at.")
+app.add_typer(projections.app, name="projection", help="Projections: run, rebuild, look at, operate.")
 app.add_typer(tags.app, name="tags", help="Events by tag: list, follow, repair.")
 app.add_typer(topics.app, name="topic", help="Topics of the log.")
 app.add_typer(schemas.app, name="schema", help="Avro schemas and the registry that keeps them.")

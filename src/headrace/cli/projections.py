@@ -1,55 +1,82 @@
-"""`headrace projection`: run, rebuild and look at projections that an application defines."""
+"""`headrace projection`: run, rebuild, look at and operate projections that an application defines."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
+import msgspec
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from headrace.app import Headrace
+from headrace.app import Headrace, ProjectionHandle, ProjectionStatus
 from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
 from headrace.cli.tag_loading import load
 from headrace.cli.tags import after_of_text
 from headrace.errors import BadArgument
 from headrace.observe import progress_on
-from headrace.projection import Projection, ProjectionRunner, open_target, rebuild
-from headrace.projection.ports import Target
-from headrace.projection.slots import earliest
-from headrace.runtime import shutdown_on_signals
+from headrace.projection import DeadLetter, Projection, ProjectionRunner, rebuild, replay_letters
+from headrace.projection.operating import next_event, skip_event
+from headrace.projection.slots import check_not_ahead
+from headrace.runtime import SYSTEM_CLOCK, shutdown_on_signals
+from headrace.tags import TaggedEvent, TagOffset, after_of
 
 __all__ = ["app", "load_projection"]
 
 app = typer.Typer(no_args_is_help=True)
+offset_app = typer.Typer(no_args_is_help=True)
+letters_app = typer.Typer(no_args_is_help=True)
+app.add_typer(offset_app, name="offset", help="How far a projection is: show it, or change it without a rebuild.")
+app.add_typer(letters_app, name="dead-letters", help="Events that a projection has set aside.")
 
 T = TypeVar("T")
+Work = Callable[[Headrace, ProjectionHandle], Awaitable[T]]
 
 Where = Annotated[str, typer.Argument(help="Where the projection is, as in shop.projections:orders.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
+
+_GOES_OUT_AGAIN = (
+    "What its handler sends to others, such as mails and messages, goes out again for each event, unless the handler "
+    "looks at current_delivery().is_replay."
+)
+_HAS_NO_RESET = "The projection has no reset: what its handler made so far stays, and is made a second time."
 
 
 @app.command("run")
 def run(
     where: Where,
-    worker: Annotated[int, typer.Option(help="Which of the workers this is, from 0.")] = 0,
-    workers: Annotated[int, typer.Option(help="How many workers share the projection.")] = 1,
+    worker: Annotated[int | None, typer.Option(help="Which of a fixed number of workers this is, from 0.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="How many workers there are; else they share by themselves.")
+    ] = None,
     current: Annotated[bool, typer.Option("--current", help="Stop after what is there now.")] = False,
     address: Address = None,
     store: StoreAddress = None,
 ) -> None:
     """Feed a projection's handler, from where it is, until stopped; failures are tried again."""
+    projection = load_projection(where)
 
-    async def work(hr: Headrace, projection: Projection, target: Target) -> None:
-        runner = ProjectionRunner(projection, hr.tags, target, worker=worker, workers=workers)
+    async def use(hr: Headrace) -> None:
         if current:
-            typer.echo(f"{projection.name}: events handled: {await runner.catch_up()}")
+            async with hr.projection(projection) as handle:
+                await _run_current(hr, handle, worker or 0, 1 if workers is None else workers)
             return
-        async with shutdown_on_signals() as stopping:
-            await _until(stopping, runner.run())
+        async with shutdown_on_signals() as stopping, hr.project(projection, worker=worker, workers=workers):
+            await stopping.wait()
 
-    _with_target(where, address, store, work)
+    with_headrace(address, store, use)
+
+
+async def _run_current(hr: Headrace, handle: ProjectionHandle, worker: int, workers: int) -> None:
+    name = handle.projection.name
+    if (pause := await handle.control.paused()) is not None:
+        typer.echo(f"{name} is paused since {_time(pause.since_ms)}; run: headrace projection resume", err=True)
+        raise typer.Exit(1)
+    runner = ProjectionRunner(handle.projection, hr.tags, handle.target, worker=worker, workers=workers)
+    typer.echo(f"{name}: events handled: {await runner.catch_up()}")
 
 
 @app.command("rebuild")
@@ -57,44 +84,196 @@ def rebuild_projection(
     where: Where,
     start: Annotated[str | None, typer.Option("--from", help="Only what follows this offset, or this time.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the events.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    yes: Yes = False,
     address: Address = None,
     store: StoreAddress = None,
 ) -> None:
-    """Reset a projection's work and handle its events again."""
-    projection = load_projection(where)
-    if not dry_run and not yes:
-        typer.confirm(f"reset {projection.name} and handle its events again?", abort=True)
+    """Reset a projection's work and handle its events again; workers may run meanwhile."""
+    if not dry_run:
+        projection = load_projection(where)
+        warning = _GOES_OUT_AGAIN if projection.reset is not None else f"{_HAS_NO_RESET} {_GOES_OUT_AGAIN}"
+        _ask(f"{warning}\nReset {projection.name} and handle its events again?", is_sure=yes)
 
-    async def work(hr: Headrace, projection: Projection, target: Target) -> None:
-        after = after_of_text(start)
-        done = await rebuild(projection, hr.tags, target, start=after, dry_run=dry_run, progress=progress_on())
+    async def work(hr: Headrace, handle: ProjectionHandle) -> None:
+        projection, after = handle.projection, after_of_text(start)
+        done = await rebuild(projection, hr.tags, handle.target, start=after, dry_run=dry_run, progress=progress_on())
         word = "would be handled" if dry_run else "handled"
-        typer.echo(f"{projection.name}: {done.events} events {word}, {done.events_per_s:,.0f} events/s")
+        rest = f", and {done.by_workers} by running workers" if done.by_workers else ""
+        typer.echo(f"{projection.name}: {done.events} events {word}{rest}, {done.events_per_s:,.0f} events/s")
 
-    _with_target(where, address, store, work)
+    _with_projection(where, address, store, work)
 
 
 @app.command("status")
-def status(where: Where, address: Address = None, store: StoreAddress = None, as_json: AsJson = False) -> None:
-    """Show how far a projection is."""
-
-    async def work(_: Headrace, projection: Projection, target: Target) -> dict[str, object]:
-        offsets = await target.load()
-        first = earliest(offsets)
-        time = datetime.fromtimestamp(first.log_time_ms / 1000, UTC).isoformat() if first is not None else None
-        begun = sum(offset is not None for offset in offsets.values())
-        place = str(first) if first is not None else None
-        return {"projection": projection.name, "tag": projection.tag, "slots": len(offsets), "slots_begun": begun,
-                "offset": place, "time": time}  # fmt: skip
-
-    found = _with_target(where, address, store, work)
+def status(
+    where: Where,
+    limit: Annotated[int, typer.Option("--limit", help="Count waiting events up to this number.")] = 100_000,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far a projection is, what it fails at, and who runs it."""
+    found = _with_projection(where, address, store, lambda _, handle: handle.status(count_up_to=limit))
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(_status_json(found)))
         return
-    at = f"at {found['time']} (offset {found['offset']})" if found["offset"] else "not all slots have begun"
-    begun = f"{found['slots_begun']} of {found['slots']} slots begun"
-    typer.echo(f"{found['projection']}: tag {found['tag']}, {begun}, {at}")
+    at = f"at {_time(found.offset.log_time_ms)} (offset {found.offset})" if found.offset else "not all slots have begun"
+    typer.echo(f"{found.name}: tag {found.tag}, {found.slots_begun} of {found.slots} slots begun, {at}, {found.lag}")
+    if found.pause is not None:
+        reason = f" ({found.pause.reason})" if found.pause.reason else ""
+        typer.echo(f"paused since {_time(found.pause.since_ms)}{reason}; run: headrace projection resume")
+    if found.dead_letters:
+        typer.echo(f"dead letters: {found.dead_letters}; see: headrace projection dead-letters list")
+    for report in found.workers.values():
+        shown = f"{report.host}, process {report.pid}: {report.state}, {len(report.slots)} slots"
+        error = f": {report.error}" if report.error else ""
+        typer.echo(f"worker on {shown}, last seen {_time(report.at_ms)}{error}")
+
+
+@app.command("wait")
+def wait(
+    where: Where,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Give up after so many seconds.")] = 30.0,
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Wait until all that was written by now is handled by the workers that run."""
+    _with_projection(where, address, store, lambda _, handle: handle.caught_up(timeout_s=timeout_s))
+
+
+@app.command("pause")
+def pause(
+    where: Where,
+    reason: Annotated[str, typer.Option("--reason", help="Shown by status.")] = "",
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Let all workers stand still, those that start later too, until `resume`."""
+    is_new = _with_projection(where, address, store, lambda _, handle: handle.pause(reason))
+    typer.echo("paused; workers notice within a second" if is_new else "it was paused before")
+
+
+@app.command("resume")
+def resume(where: Where, address: Address = None, store: StoreAddress = None) -> None:
+    """End a pause."""
+    was_paused = _with_projection(where, address, store, lambda _, handle: handle.resume())
+    typer.echo("resumed" if was_paused else "it was not paused")
+
+
+@offset_app.command("show")
+def show_offsets(where: Where, address: Address = None, store: StoreAddress = None, as_json: AsJson = False) -> None:
+    """Print the offset of each slot."""
+    offsets = _with_projection(where, address, store, lambda _, handle: handle.target.load())
+    if as_json:
+        typer.echo(json.dumps({slot: _text(place) for slot, place in offsets.items()}))
+        return
+    table = Table("slot", "offset", "time (UTC)", box=None)
+    for slot, place in sorted(offsets.items()):
+        shown = ("nothing yet", "") if place is None else (str(place), _time(place.log_time_ms))
+        table.add_row(str(slot), *shown)
+    Console().print(table)
+
+
+@offset_app.command("set")
+def set_offsets(
+    where: Where,
+    place: Annotated[str, typer.Argument(help="An offset, or a time; what follows it will be handled.")],
+    slot: Annotated[list[int] | None, typer.Option("--slot", help="Only this slot; may be given again.")] = None,
+    yes: Yes = False,
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Go on from another place, without resetting what the handler made."""
+    _put(where, after_of(after_of_text(place)), slot, address, store, is_sure=yes)
+
+
+@offset_app.command("clear")
+def clear_offsets(
+    where: Where,
+    slot: Annotated[list[int] | None, typer.Option("--slot", help="Only this slot; may be given again.")] = None,
+    yes: Yes = False,
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Go on from the start of time, without resetting what the handler made."""
+    _put(where, None, slot, address, store, is_sure=yes)
+
+
+@offset_app.command("skip")
+def skip(
+    where: Where,
+    topic: Annotated[str | None, typer.Option("--topic", help="The next event of a journal of this topic.")] = None,
+    id_: Annotated[str | None, typer.Option("--id", help="The next event of the journal with this id.")] = None,
+    yes: Yes = False,
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Pass the next event that is not handled, of all journals or of one: it will have no effect."""
+
+    async def work(hr: Headrace, handle: ProjectionHandle) -> None:
+        projection, offsets = handle.projection, await handle.target.load()
+        event = await next_event(projection, hr.tags, offsets, topic=topic, id_=id_)
+        if event is None:
+            typer.echo(f"{projection.name} has handled all events there are")
+            return
+        _ask(f"Pass {_shown(event)} without handling it?", is_sure=yes)
+        await skip_event(projection, hr.tags, handle.target, event, offsets)
+        typer.echo(f"passed {_shown(event)}")
+
+    _with_projection(where, address, store, work)
+
+
+@letters_app.command("list")
+def list_letters(where: Where, address: Address = None, store: StoreAddress = None, as_json: AsJson = False) -> None:
+    """List the events that were set aside, with their errors."""
+    letters = _with_projection(where, address, store, lambda _, handle: handle.target.letters.all())
+    if as_json:
+        for letter in letters:
+            typer.echo(json.dumps(msgspec.structs.asdict(letter), ensure_ascii=False))
+        return
+    for letter in letters:
+        typer.echo(f"{_time(letter.failed_ms)}  {_letter(letter)}, attempts: {letter.attempts}: {letter.error}")
+    if not letters:
+        typer.echo("there are no dead letters")
+
+
+@letters_app.command("replay")
+def replay(
+    where: Where,
+    offset: Annotated[str | None, typer.Option("--offset", help="Only the letter of this offset.")] = None,
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Handle the events that were set aside; those that fail again stay."""
+
+    async def work(hr: Headrace, handle: ProjectionHandle) -> int:
+        letters = _chosen(await handle.target.letters.all(), offset)
+        done = await replay_letters(handle.projection, hr.tags, handle.target, letters)
+        for failure in done.failed:
+            typer.echo(str(failure), err=True)
+        typer.echo(f"handled: {done.handled}, failed again: {len(done.failed)}")
+        return len(done.failed)
+
+    if _with_projection(where, address, store, work):
+        raise typer.Exit(1)
+
+
+@letters_app.command("purge")
+def purge(
+    where: Where,
+    offset: Annotated[str | None, typer.Option("--offset", help="Only the letter of this offset.")] = None,
+    yes: Yes = False,
+    address: Address = None,
+    store: StoreAddress = None,
+) -> None:
+    """Forget events that were set aside: they will have no effect."""
+
+    async def work(_: Headrace, handle: ProjectionHandle) -> int:
+        letters = _chosen(await handle.target.letters.all(), offset)
+        _ask(f"Forget {len(letters)} dead letters of {handle.projection.name}?", is_sure=yes)
+        return await handle.target.letters.remove(letters)
+
+    typer.echo(f"dead letters removed: {_with_projection(where, address, store, work)}")
 
 
 def load_projection(where: str) -> Projection:
@@ -106,29 +285,79 @@ def load_projection(where: str) -> Projection:
     return projection
 
 
-async def _until(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Work until the operator asks to stop, or the work fails for good."""
-    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
-    try:
-        await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-    finally:
-        for task in (working, waiting):
-            task.cancel()
-        await asyncio.gather(working, waiting, return_exceptions=True)
+def _put(
+    where: str,
+    place: TagOffset | None,
+    slots: list[int] | None,
+    address: str | None,
+    store: str | None,
+    *,
+    is_sure: bool,
+) -> None:
+    async def work(_: Headrace, handle: ProjectionHandle) -> int:
+        projection = handle.projection
+        chosen = sorted(set(slots)) if slots else list(range(projection.slots))
+        if not 0 <= chosen[0] <= chosen[-1] < projection.slots:
+            raise BadArgument("--slot", slots, f"the slots of {projection.name!r} are 0 to {projection.slots - 1}")
+        check_not_ahead(projection.name, {0: place}, SYSTEM_CLOCK.now_ms())
+        to = f"offset {place}" if place is not None else "the start of time"
+        question = f"Put {len(chosen)} of {projection.slots} slots of {projection.name} to {to}, without a reset?"
+        _ask(f"{_GOES_OUT_AGAIN}\n{question}", is_sure=is_sure)
+        await handle.target.put(dict.fromkeys(chosen, place))
+        return len(chosen)
+
+    typer.echo(f"slots put: {_with_projection(where, address, store, work)}")
 
 
-def _with_target(
-    where: str, address: str | None, store: str | None, work: Callable[[Headrace, Projection, Target], Awaitable[T]]
-) -> T:
+def _with_projection(where: str, address: str | None, store: str | None, work: Work[T]) -> T:
     projection = load_projection(where)
 
     async def use(hr: Headrace) -> T:
-        target = open_target(projection, hr.store.settings)
-        try:
-            return await work(hr, projection, target)
-        finally:
-            await target.close()
+        async with hr.projection(projection) as handle:
+            return await work(hr, handle)
 
     return with_headrace(address, store, use)
+
+
+def _ask(question: str, *, is_sure: bool) -> None:
+    if not is_sure:
+        typer.confirm(question, abort=True)
+
+
+def _chosen(letters: Sequence[DeadLetter], offset: str | None) -> list[DeadLetter]:
+    chosen = [letter for letter in letters if offset is None or letter.offset == offset]
+    if offset is not None and not chosen:
+        raise BadArgument("--offset", offset, "no dead letter has it; see: headrace projection dead-letters list")
+    return chosen
+
+
+def _status_json(found: ProjectionStatus) -> dict[str, object]:
+    return {
+        "projection": found.name,
+        "tag": found.tag,
+        "slots": found.slots,
+        "slots_begun": found.slots_begun,
+        "offset": _text(found.offset),
+        "time": _time(found.offset.log_time_ms) if found.offset is not None else None,
+        "lag": found.lag.events,
+        "lag_is_all": found.lag.is_all,
+        "paused": msgspec.structs.asdict(found.pause) if found.pause is not None else None,
+        "dead_letters": found.dead_letters,
+        "workers": {name: msgspec.structs.asdict(report) for name, report in found.workers.items()},
+    }
+
+
+def _shown(event: TaggedEvent) -> str:
+    return f"event {event.seq_nr} of {event.id!r} in {event.topic!r} (offset {event.tag_offset})"
+
+
+def _letter(letter: DeadLetter) -> str:
+    return f"event {letter.seq_nr} of {letter.id!r} in {letter.topic!r} (offset {letter.offset})"
+
+
+def _text(place: TagOffset | None) -> str | None:
+    return str(place) if place is not None else None
+
+
+def _time(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from headrace.errors import Unavailable
 from headrace.observe import get_logger
 from headrace.projection.claims import BeatWatch
-from headrace.projection.control import Control, WorkerReport
+from headrace.projection.control import Control, Pause, WorkerReport
 from headrace.projection.definitions import Projection
 from headrace.projection.slots import owned
 from headrace.runtime import Clock
@@ -23,7 +23,7 @@ __all__ = ["Attendance", "Plan", "Share", "share_of"]
 _logger = get_logger(__name__)
 
 _BEATS_PER_LEASE = 4
-_LONGEST_BEAT_S = 1.0  # a pause is noticed within this
+_LOOK_S = 1.0  # a pause is noticed within this
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,13 @@ class Attendance:
         self._clock = clock
         self._watch = BeatWatch(projection.lease_s)
         self._beat = 0
+        self._beat_s = projection.lease_s / _BEATS_PER_LEASE
+        self._reported: tuple[float, Plan, str | None] | None = None
 
     @asynccontextmanager
     async def open(self, error: Callable[[], str | None]) -> AsyncIterator[None]:
         """Attend while the block runs; `error` says what the worker fails at."""
+        self._reported = None
         await self._attend(error())
         attending = asyncio.create_task(self._attend_on(error), name="headrace-projection-attendance")
         try:
@@ -78,10 +81,15 @@ class Attendance:
             await asyncio.gather(attending, return_exceptions=True)
             await self._leave()
 
+    async def pause(self, reason: str) -> None:
+        """Let all workers stand still, and mind it at once."""
+        await self._control.pause(Pause(self._clock.now_ms(), reason))
+        self._follow(Plan(self.plan.slots, is_paused=True))
+
     async def _attend_on(self, error: Callable[[], str | None]) -> None:
         is_reachable = True
         while True:
-            await asyncio.sleep(min(_LONGEST_BEAT_S, self._projection.lease_s / _BEATS_PER_LEASE))
+            await asyncio.sleep(min(_LOOK_S, self._beat_s))
             try:
                 await self._attend(error())
                 is_reachable = True
@@ -97,8 +105,16 @@ class Attendance:
         is_paused = await self._control.paused() is not None
         slots = self._fixed if self._fixed is not None else share_of(self.name, living, self._projection.slots)
         self._follow(Plan(slots, is_paused))
-        self._beat += 1
-        await self._control.report(self.name, self._report(error), dead=frozenset(others.keys() - living))
+        if self._is_due(error):
+            self._beat += 1
+            await self._control.report(self.name, self._report(error), dead=frozenset(others.keys() - living))
+            self._reported = (self._clock.monotonic_s(), self.plan, error)
+
+    def _is_due(self, error: str | None) -> bool:
+        """Return True if others should hear from us: now and then, and when something has changed."""
+        if self._reported is None or self._reported[1:] != (self.plan, error):
+            return True
+        return self._clock.monotonic_s() - self._reported[0] >= self._beat_s
 
     def _follow(self, plan: Plan) -> None:
         if plan != self.plan:

@@ -182,7 +182,7 @@ class BesideTarget:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _acquire(self, known: Offsets) -> None:
-        watch = ClaimWatch(self._projection.lease_s)
+        watch, has_waited = ClaimWatch(self._projection.lease_s), False
         while True:
             is_free = False
 
@@ -200,6 +200,10 @@ class BesideTarget:
             await self._stored.change(edit)
             if is_free:
                 return
+            if not has_waited:
+                what = "a projection waits for a worker that has its slots, or for the lease of one that died"
+                _logger.info(what, projection=self._projection.name, lease_s=self._projection.lease_s)
+                has_waited = True
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _save(self, known: Offsets, to: TagOffset) -> None:

@@ -14,22 +14,32 @@ import msgspec
 __all__ = ["BeatWatch", "Claim", "ClaimWatch"]
 
 
+_LOOKS_PER_LEASE = 4
+
+
 class BeatWatch:
-    """What one process has seen of the beats of others."""
+    """What one process has seen of the beats of others.
+
+    Time counts only while we look: a long while between two looks, in which we ourselves stood still, says nothing
+    about others.
+    """
 
     def __init__(self, lease_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
         self._lease_s = lease_s
         self._now_s = now_s
-        self._seen: dict[str, tuple[int, float]] = {}
+        self._looked_s = now_s()
+        self._silent_s: dict[str, tuple[int, float]] = {}
 
     def living(self, beats: Mapping[str, int]) -> set[str]:
         """Return those whose beat has changed within a lease; who is seen for the first time counts as alive."""
         now_s = self._now_s()
-        self._seen = {
-            name: self._seen[name] if name in self._seen and self._seen[name][0] == beat else (beat, now_s)
-            for name, beat in beats.items()
-        }
-        return {name for name, (_, since_s) in self._seen.items() if now_s - since_s < self._lease_s}
+        passed_s = min(now_s - self._looked_s, self._lease_s / _LOOKS_PER_LEASE)
+        self._looked_s = now_s
+        before, self._silent_s = self._silent_s, {}
+        for name, beat in beats.items():
+            known, silent_s = before.get(name, (None, 0.0))
+            self._silent_s[name] = (beat, silent_s + passed_s if beat == known else 0.0)
+        return {name for name, (_, silent_s) in self._silent_s.items() if silent_s < self._lease_s}
 
 
 class Claim(msgspec.Struct, frozen=True):

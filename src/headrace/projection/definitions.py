@@ -55,6 +55,8 @@ class Projection:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 1 <= len(self.name) <= _NAME_LENGTH:
             raise BadArgument("name", self.name, f"a projection's name has 1 to {_NAME_LENGTH} characters")
+        if self.name != self.name.strip():  # MariaDB takes "a" and "a " for one name
+            raise BadArgument("name", self.name, "a projection's name has no blanks around it")
         if not isinstance(self.tag, str) or not self.tag:
             raise BadArgument("tag", self.tag, "a projection is fed from one tag, a text that is not empty")
         if not callable(self.handler):

@@ -17,9 +17,9 @@ T = TypeVar("T")
 class Delivery(NamedTuple):
     """How an event comes to its handler.
 
-    `is_replay`: it was handled before, and comes again because of a rebuild or because offsets were set back. What
-    goes out to others (mails, messages) should not go out again then. `attempt` counts from 1; those that were made
-    before an event became a dead letter count too.
+    `is_replay`: the projection was past it, and it comes again because of a rebuild or because offsets were set back.
+    What goes out to others (mails, messages) should not go out again then. `attempt` counts from 1; those that were
+    made before an event became a dead letter count too.
     """
 
     is_replay: bool

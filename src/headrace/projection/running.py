@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
-from headrace.errors import HandlerFailed, SlotsMoved
-from headrace.observe import Health, get_logger, span
+from headrace.errors import HandlerFailed, SlotsMoved, TagGap
+from headrace.observe import Health, span
 from headrace.projection.attendance import Attendance
 from headrace.projection.batching import batches
 from headrace.projection.definitions import Projection
@@ -17,16 +18,16 @@ from headrace.projection.metrics import BEHIND, HANDLED, SET_ASIDE
 from headrace.projection.ports import Offsets, Target
 from headrace.projection.recovery import Outcome, letter_of, reason_of
 from headrace.projection.situation import Situation
-from headrace.projection.slots import check_not_ahead, earliest, fresh, moved, owned
+from headrace.projection.slots import check_not_ahead, earliest, fresh, late, moved, owned
 from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock, crash_point
 from headrace.tags import TaggedEvent, TagOffset, TagQueries
 
 __all__ = ["ProjectionRunner"]
 
-_logger = get_logger(__name__)
-
 # Events of other workers move the offset too, but need not be stored at once.
 _PASSED_AT_MOST = 5000
+# Whoever moved the slots is at work: there is no hurry to meet again.
+_AFTER_RIVALS_S = 0.05
 # A worker that ran for so long begins its back-off anew when it fails again.
 _STEADY_S = 60.0
 
@@ -58,35 +59,52 @@ class ProjectionRunner:
         self._clock = clock
         self._attendance = attendance
         self._offsets: Offsets = {}
+        self._began: Offsets = {}
         self._last = TagOffset.at(0)
         self._passed = 0
 
     async def run(self, *, backoff: Backoff | None = None) -> None:
         """Run for ever; whatever fails is counted, logged once, and tried again after a while."""
-        waits, in_a_row = backoff or Backoff(), 0
+        waits = backoff or Backoff()
+        if self._attendance is None:
+            await self._keep_on(self.run_once, waits)
+        else:
+            await self._keep_on(partial(self._attend, self._attendance, waits), waits)
+
+    async def _keep_on(self, work: Callable[[], Awaitable[None]], waits: Backoff) -> None:
+        in_a_row = 0
         while True:
             started_s = self._clock.monotonic_s()
             try:
-                await self._attend()
+                await work()
             except Exception as error:
                 self.situation.run_fails(error)
             in_a_row = 1 if self._clock.monotonic_s() - started_s >= _STEADY_S else in_a_row + 1
             await asyncio.sleep(waits.delay_s(in_a_row))
 
-    async def _attend(self) -> None:
-        """Run while there is something to run: not during a pause, and only the slots that are ours."""
-        if self._attendance is None:
-            await self.run_once()
-            return
-        async with self._attendance.open(lambda: self.situation.error):
-            while True:
-                self._attendance.changed.clear()
-                plan = self._attendance.plan
-                if plan.is_paused or not plan.slots:
-                    await self._attendance.changed.wait()
-                else:
-                    self._slots = list(plan.slots)
-                    await _until(self._attendance.changed, self.run_once())
+    async def _attend(self, attendance: Attendance, waits: Backoff) -> None:
+        """Run while there is something to run, and be seen by others meanwhile, also when it fails."""
+        async with attendance.open(lambda: self.situation.error):
+            await self._keep_on(partial(self._run_plans, attendance), waits)
+
+    async def _run_plans(self, attendance: Attendance) -> None:
+        """Run the slots that are ours, but not during a pause."""
+        while True:
+            attendance.changed.clear()
+            plan = attendance.plan
+            if plan.is_paused or not plan.slots:
+                await attendance.changed.wait()
+            else:
+                self._slots = list(plan.slots)
+                await self._run_plan(attendance)
+
+    async def _run_plan(self, attendance: Attendance) -> None:
+        try:
+            await _until(attendance.changed, self.run_once())
+        except TagGap as gap:
+            # Other journals have taken the slots past the missing event: who began again would pass over it.
+            await attendance.pause(f"{gap}, then headrace projection rebuild; or accept the loss with resume")
+            raise
 
     async def run_once(self) -> None:
         """Run from where the projection is until something fails. Being overtaken by a rival is no failure."""
@@ -94,7 +112,8 @@ class ProjectionRunner:
             try:
                 await self.catch_up(live=True)
             except SlotsMoved:
-                _logger.info("a projection's slots were moved; loading them again", projection=self.projection.name)
+                self.situation.overtaken()
+                await asyncio.sleep(_AFTER_RIVALS_S)
 
     async def catch_up(self, *, live: bool = False) -> int:
         """Handle what is there, or with `live` all that comes; returns how many events were handled.
@@ -104,7 +123,7 @@ class ProjectionRunner:
         """
         stored = await self._target.load()
         check_not_ahead(self.projection.name, stored, self._clock.now_ms())
-        self._offsets = {slot: stored[slot] for slot in self._slots}
+        self._offsets = self._began = {slot: stored[slot] for slot in self._slots}
         self._passed = 0
         self._last = earliest(self._offsets) or TagOffset.at(0)
         events = self._queries.events(self.projection.tag, after=earliest(self._offsets), live=live)
@@ -116,12 +135,21 @@ class ProjectionRunner:
         return count
 
     async def _take(self, batch: Sequence[TaggedEvent]) -> int:
-        mine = fresh(batch, self._offsets, self.projection.slots)
+        mine = self._mine(batch)
         self._passed += len(batch)
-        self._last = max(self._last, batch[-1].tag_offset)
+        self._last = max(self._last, *(event.tag_offset for event in batch))
         if mine or self._passed >= _PASSED_AT_MOST:
             await self._handle(mine, self._last)
         return len(mine)
+
+    def _mine(self, batch: Sequence[TaggedEvent]) -> list[TaggedEvent]:
+        """Return the events of a batch that this worker is to handle, in their order."""
+        mine, read_up_to = [], self._last
+        for event in batch:
+            found = fresh([event], self._offsets, self.projection.slots)
+            mine += found or late([event], self._began, read_up_to, self.projection.slots)
+            read_up_to = max(read_up_to, event.tag_offset)
+        return mine
 
     async def _store_passed(self) -> None:
         if self._passed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from headrace.errors import HandlerFailed
 from headrace.observe import Health, get_logger
 from headrace.projection.metrics import FAILURES
@@ -11,6 +13,8 @@ from headrace.tags import TaggedEvent, TagOffset
 __all__ = ["Situation"]
 
 _logger = get_logger(__name__)
+
+_QUIET_S = 60.0
 
 
 class Situation:
@@ -22,6 +26,7 @@ class Situation:
         self.error: str | None = None
         self._kind: tuple[str, str] | None = None
         self._place: TagOffset | None = None
+        self._overtaken_s: float | None = None
 
     def event_fails(self, event: TaggedEvent, error: BaseException, *, attempts: int, next_step: str) -> None:
         """Count a failure at an event; log it if it is a new one."""
@@ -64,6 +69,13 @@ class Situation:
             outcome=outcome,
             error=reason_of(error),
         )
+
+    def overtaken(self) -> None:
+        """Note that another worker or a command moved the slots; rivals that never stop are not worth a line each."""
+        now_s = time.monotonic()
+        if self._overtaken_s is None or now_s - self._overtaken_s >= _QUIET_S:
+            _logger.info("a projection's slots were moved; loading them again", projection=self.projection)
+            self._overtaken_s = now_s
 
     def gets_on(self, to: TagOffset) -> None:
         """Note that the projection has come up to an offset; if that is past what failed, say that it works again."""

@@ -16,6 +16,7 @@ __all__ = [
     "fresh",
     "furthest",
     "is_replay",
+    "late",
     "moved",
     "moves",
     "owned",
@@ -77,14 +78,24 @@ def is_replay(event: TaggedEvent, replay_to: Offsets, slots: int) -> bool:
 
 def fresh(events: Iterable[TaggedEvent], offsets: Offsets, slots: int) -> list[TaggedEvent]:
     """Return the events of these slots that were not handled yet."""
-    found = []
-    for event in events:
-        slot = slot_of(event.topic, event.id, slots)
-        if slot in offsets:
-            done = offsets[slot]
-            if done is None or event.tag_offset > done:
-                found.append(event)
-    return found
+    return [event for event in events if _is_after(event, offsets, slots)]
+
+
+def late(events: Iterable[TaggedEvent], began: Offsets, read_up_to: TagOffset, slots: int) -> list[TaggedEvent]:
+    """Return the events that a query gives behind its own back, and that these slots had not handled when it began.
+
+    A query gives its events in order, but for those that were missing and were found later. By then the slots may
+    have moved past them, with events of other journals.
+    """
+    return [event for event in events if event.tag_offset <= read_up_to and _is_after(event, began, slots)]
+
+
+def _is_after(event: TaggedEvent, offsets: Offsets, slots: int) -> bool:
+    slot = slot_of(event.topic, event.id, slots)
+    if slot not in offsets:
+        return False
+    done = offsets[slot]
+    return done is None or event.tag_offset > done
 
 
 def check_not_ahead(projection: str, offsets: Offsets, now_ms: int) -> None:

@@ -87,6 +87,7 @@ class SqlTarget:
         self._is_ours = is_ours
         self._tables = ProjectionTables(projection)
         self._replay_to: Offsets = {}
+        self._is_prepared = False
 
     @property
     def is_transactional(self) -> bool:
@@ -143,19 +144,25 @@ class SqlTarget:
             await to_the_end(self._engine.dispose)
 
     async def prepare(self) -> None:
-        """Make tables and rows where they are missing."""
+        """Make tables and rows where they are missing. Raises BadArgument for an engine that commits each statement."""
+        if self._is_prepared:
+            return
         for function in (self._tables.make, self._tables.add_rows):
             try:
                 await self.read(function)
-            except DBAPIError:  # another worker was quicker: then it is there now
+            except OperationFailed:  # another worker was quicker: then it is there now
                 await self.read(function)
+        self._is_prepared = True
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """Do something in a transaction that calls nothing of the application."""
-        if isinstance(self._engine, AsyncEngine):
-            async with self._engine.begin() as connection:
-                return await connection.run_sync(work)
-        return await to_the_end(_run, self._engine, work)
+        """Do something in a transaction that calls nothing of the application. Raises OperationFailed."""
+        try:
+            if isinstance(self._engine, AsyncEngine):
+                async with self._engine.begin() as connection:
+                    return await connection.run_sync(work)
+            return await to_the_end(_run, self._engine, work)
+        except DBAPIError as error:
+            raise self._failed(error, outcome_known=not error.connection_invalidated) from error
 
     async def transact(self, transaction: _Transaction) -> None:
         """Run a transaction. Raises EventFailed, SlotsMoved, and OperationFailed for the database's own failures."""

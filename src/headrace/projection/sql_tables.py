@@ -79,8 +79,11 @@ class ProjectionTables:
 
     def make(self, connection: Connection) -> None:
         """Create the tables where they are missing, and the column that version 0.1 did not have."""
-        for table in (OFFSETS, DEAD_LETTERS):
-            connection.execute(CreateTable(table, if_not_exists=True))
+        self._check_transactions(connection)
+        known = inspect(connection)
+        for table in (OFFSETS, DEAD_LETTERS):  # asked first: who may not create tables may still use those there are
+            if not known.has_table(table.name):
+                connection.execute(CreateTable(table, if_not_exists=True))
         columns = {column["name"] for column in inspect(connection).get_columns(OFFSETS.name)}
         if "replay_to" not in columns:
             connection.execute(text(f"ALTER TABLE {OFFSETS.name} ADD COLUMN replay_to VARCHAR(120)"))
@@ -166,6 +169,16 @@ class ProjectionTables:
                 delete(DEAD_LETTERS).where(mine & (DEAD_LETTERS.c.offset == letter.offset))
             ).rowcount
         return count
+
+    def _check_transactions(self, connection: Connection) -> None:
+        levels = {
+            connection.get_execution_options().get("isolation_level"),
+            connection.engine.get_execution_options().get("isolation_level"),
+            getattr(connection.dialect, "_on_connect_isolation_level", None),  # from create_engine(isolation_level=…)
+        }
+        if "AUTOCOMMIT" in levels:
+            rule = "the handler's work and the offset need one transaction; use an engine that is not on AUTOCOMMIT"
+            raise BadArgument("database", "an AUTOCOMMIT engine", rule)
 
     def _lock(self, connection: Connection, slots: Iterable[int]) -> None:
         """Lock rows in one order, so that workers with overlapping slots don't wait for one another in a circle."""

@@ -9,6 +9,23 @@ Promises: the behaviour of the asynchronous calls, on an event loop in a thread 
 """
 
 from headrace.sync.bridge import LoopThread
-from headrace.sync.facade import SyncHeadrace, SyncJournal, SyncLog, SyncRegistry, SyncSnapshots, connect
+from headrace.sync.facade import (
+    SyncHeadrace,
+    SyncJournal,
+    SyncLog,
+    SyncProjection,
+    SyncRegistry,
+    SyncSnapshots,
+    connect,
+)
 
-__all__ = ["LoopThread", "SyncHeadrace", "SyncJournal", "SyncLog", "SyncRegistry", "SyncSnapshots", "connect"]
+__all__ = [
+    "LoopThread",
+    "SyncHeadrace",
+    "SyncJournal",
+    "SyncLog",
+    "SyncProjection",
+    "SyncRegistry",
+    "SyncSnapshots",
+    "connect",
+]

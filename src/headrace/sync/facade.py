@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from headrace.app import Headrace
+from headrace.app import Headrace, ProjectionHandle, ProjectionStatus
 from headrace.app import connect as connect_async
 from headrace.config import HeadraceSettings
 from headrace.journal import Journal, JournalSnapshots, Moment, PartitionStats, Snapshot
@@ -23,11 +23,12 @@ from headrace.model import (
     TopicConfig,
     TopicPartition,
 )
+from headrace.projection import Projection
 from headrace.serde import Registry, Schema, Version
 from headrace.sync.bridge import LoopThread
 from headrace.tags import After, TaggedEvent
 
-__all__ = ["SyncHeadrace", "SyncJournal", "SyncLog", "SyncRegistry", "SyncSnapshots", "connect"]
+__all__ = ["SyncHeadrace", "SyncJournal", "SyncLog", "SyncProjection", "SyncRegistry", "SyncSnapshots", "connect"]
 
 
 class SyncLog:
@@ -152,6 +153,35 @@ class SyncRegistry:
         return self._loop.run(self._registry.subjects())
 
 
+class SyncProjection:
+    """A projection that runs, blocking."""
+
+    def __init__(self, loop: LoopThread, handle: ProjectionHandle) -> None:
+        self._loop = loop
+        self._handle = handle
+        self.health = handle.health
+
+    def handled(self, topic: str, id_: str, *, seq_nr: int | None = None, timeout_s: float = 30.0) -> None:
+        """Wait until what was written to a journal by now, or up to a seq_nr, is handled. Raises TimedOut."""
+        self._loop.run(self._handle.handled(topic, id_, seq_nr=seq_nr, timeout_s=timeout_s))
+
+    def caught_up(self, *, timeout_s: float = 30.0) -> None:
+        """Wait until all that was written by now is handled. Raises TimedOut."""
+        self._loop.run(self._handle.caught_up(timeout_s=timeout_s))
+
+    def pause(self, reason: str = "") -> bool:
+        """Ask all workers to stand still until `resume`; False if they do already."""
+        return self._loop.run(self._handle.pause(reason))
+
+    def resume(self) -> bool:
+        """Let the workers go on; False if there was no pause."""
+        return self._loop.run(self._handle.resume())
+
+    def status(self, *, count_up_to: int = 100_000) -> ProjectionStatus:
+        """Return how the projection is."""
+        return self._loop.run(self._handle.status(count_up_to=count_up_to))
+
+
 class SyncHeadrace:
     """An open Headrace, blocking."""
 
@@ -177,6 +207,35 @@ class SyncHeadrace:
     ) -> Iterator[TaggedEvent]:
         """Yield a tag's events, as Headrace.events_by_tag does."""
         return self._loop.iterate(self._opened.events_by_tag(tag, after=after, live=live, read_only=read_only))
+
+    @contextlib.contextmanager
+    def project(
+        self, projection: Projection, *, worker: int | None = None, workers: int | None = None
+    ) -> Iterator[SyncProjection]:
+        """Run a projection in this process while the block runs, as Headrace.project does."""
+        with self._entered(lambda: self._opened.project(projection, worker=worker, workers=workers)) as handle:
+            yield handle
+
+    @contextlib.contextmanager
+    def projection(self, projection: Projection) -> Iterator[SyncProjection]:
+        """Open a projection that runs elsewhere, as Headrace.projection does."""
+        with self._entered(lambda: self._opened.projection(projection)) as handle:
+            yield handle
+
+    @contextlib.contextmanager
+    def _entered(
+        self, make: Callable[[], contextlib.AbstractAsyncContextManager[ProjectionHandle]]
+    ) -> Iterator[SyncProjection]:
+        stack = contextlib.AsyncExitStack()
+
+        async def enter() -> ProjectionHandle:
+            return await stack.enter_async_context(make())
+
+        handle = self._loop.run(enter())
+        try:
+            yield SyncProjection(self._loop, handle)
+        finally:
+            self._loop.run(stack.aclose())
 
 
 @contextlib.contextmanager

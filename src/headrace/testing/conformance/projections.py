@@ -329,6 +329,14 @@ class ProjectionConformance(TagSetting):
         with pytest.raises(OffsetAhead, match="offset set"):
             await _catch_up(scene, projection)
 
+    async def test_names_that_differ_in_case_are_two(self, scene: Scene, table: Table) -> None:
+        """MariaDB compares texts without regard to case, unless it is told: two projections would share offsets."""
+        await scene.append("a", 1)
+        for name in ("totals", "Totals"):
+            projection = dataclasses.replace(_projection(scene, table), name=f"{name}-{scene.tag}")
+            assert await _catch_up(scene, projection) == 1
+        assert table.numbers("a") == [1, 1]
+
     async def test_tables_of_the_first_version_are_taken_over(self, scene: Scene, table: Table) -> None:
         """Offsets that version 0.1 stored hold on, in a table that lacks a column."""
         for n in range(1, 4):
