@@ -41,6 +41,7 @@
         ├── WrongPartitionCount
         ├── IncompatibleData        the folder was written by another version
         ├── MissingTables           the database has no outbox yet
+        ├── OutdatedTables          the database's outbox is of an earlier version
         ├── RecordsLost             the log dropped what the store never got
         ├── JournalHeld             a record of the journal can't be decoded
         ├── IntegrityBroken         the store holds what no log could have put there
@@ -88,6 +89,7 @@ __all__ = [
     "NotOwner",
     "OffsetOutOfRange",
     "OperationFailed",
+    "OutdatedTables",
     "PublishedTooLate",
     "ReadAgain",
     "RecordTooLarge",
@@ -576,6 +578,19 @@ class MissingTables(Misconfigured):
 
     database: str
     says: ClassVar[str] = "there is no outbox in {database}; run: headrace outbox migrate --database '{database}'"
+
+
+@dataclass(eq=False)
+class OutdatedTables(Misconfigured):
+    """The outbox's tables were made by an earlier version, and lack what a relay needs."""
+
+    database: str
+    version: str
+    needed: str
+    says: ClassVar[str] = (
+        "the outbox in {database} is at version {version}, this relay needs {needed}; "
+        "run: headrace outbox migrate --database '{database}'"
+    )
 
 
 @dataclass(eq=False)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from sqlalchemy import text
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
+from headrace.errors import BadArgument
 from headrace.model import Record
 from headrace.outbox.databases import execute
 from headrace.outbox.dialects import speech_of
 from headrace.outbox.headers import event_id_of
 
 __all__ = ["Inbox"]
+
+_MOST_CONSUMER = 100
+_MOST_EVENT_ID = 400
 
 
 class Inbox:
@@ -23,7 +29,7 @@ class Inbox:
     """
 
     def __init__(self, consumer: str) -> None:
-        self.consumer = consumer
+        self.consumer = _checked_consumer(consumer)
 
     def accept(self, where: Session | Connection, record: Record) -> bool:
         """Say whether this is the event's first time, and remember it with the transaction."""
@@ -51,4 +57,27 @@ class Inbox:
     def _row(self, record: Record) -> dict[str, str]:
         """An event from elsewhere has no id; its place in the log is as good, though not across a re-send."""
         place = f"{record.topic}[{record.partition}]@{record.offset}"
-        return {"consumer": self.consumer, "event_id": event_id_of(record.headers) or place}
+        return {"consumer": self.consumer, "event_id": _storable(event_id_of(record.headers) or place)}
+
+
+def _checked_consumer(consumer: object) -> str:
+    rule = (
+        f"a consumer's name is text of 1 to {_MOST_CONSUMER} characters that can be printed, without blanks at its ends"
+    )
+    if not isinstance(consumer, str) or not 1 <= len(consumer) <= _MOST_CONSUMER or not _is_storable(consumer):
+        raise BadArgument("consumer", consumer, rule)
+    return consumer
+
+
+def _storable(event_id: str) -> str:
+    """Return the id if every database keeps it apart from all others, else a digest of it.
+
+    Ids from elsewhere may be of any length; MySQL would cut them, and takes a blank at the end for nothing.
+    """
+    if len(event_id) <= _MOST_EVENT_ID and _is_storable(event_id):
+        return event_id
+    return f"sha256:{hashlib.sha256(event_id.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def _is_storable(words: str) -> bool:
+    return words == words.strip() and words.isprintable()

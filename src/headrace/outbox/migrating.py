@@ -9,10 +9,13 @@ from pathlib import Path
 from sqlalchemy import Engine, inspect, text
 from sqlalchemy.engine import Connection
 
-from headrace.errors import IncompatibleData, MissingExtra
-from headrace.outbox.engines import DatabaseAddress, engine_for, named_errors
+from headrace.errors import IncompatibleData, MissingExtra, MissingTables, OutdatedTables
+from headrace.outbox.engines import DatabaseAddress, engine_for, named_errors, url_of
 
-__all__ = ["VERSION_TABLE", "migrate", "schema_version"]
+__all__ = ["NEWEST", "VERSION_TABLE", "migrate", "need_newest", "schema_version"]
+
+NEWEST = "0002"
+"""The version that a relay needs."""
 
 VERSION_TABLE = "headrace_outbox_version"
 """Where Alembic keeps our version: a table of its own, beside the application's."""
@@ -50,6 +53,19 @@ def schema_version(database: DatabaseAddress) -> str | None:
             return _version(connection)
     finally:
         engine.dispose()
+
+
+def need_newest(database: DatabaseAddress, version: str | None) -> None:
+    """Raise MissingTables or OutdatedTables, each with what to run, unless the version is what a relay needs."""
+    if version is None:
+        raise MissingTables(_shown(database))
+    if version < NEWEST:
+        raise OutdatedTables(_shown(database), version, NEWEST)
+
+
+def _shown(database: DatabaseAddress) -> str:
+    url = url_of(database)
+    return url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)
 
 
 def _is_there(file: str) -> bool:

@@ -7,16 +7,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-from sqlalchemy import make_url
 from sqlalchemy.engine import Connection
 
 from headrace.config import HeadraceSettings
-from headrace.errors import MissingTables
 from headrace.observe import serve
 from headrace.outbox.databases import Database
 from headrace.outbox.dead import dead_messages, purge, replay
 from headrace.outbox.engines import named_errors
-from headrace.outbox.migrating import migrate, schema_version
+from headrace.outbox.migrating import migrate, need_newest, schema_version
 from headrace.outbox.relay import checked_threads
 from headrace.outbox.running import opened_relay
 from headrace.outbox.settings import OutboxSettings
@@ -60,9 +58,8 @@ def change(url: str, do: Callable[[Connection], T]) -> T:
 
 
 def need_tables(url: str) -> None:
-    """Raise MissingTables, with what to run, unless the tables are there."""
-    if schema_version(url) is None:
-        raise MissingTables(_shown(url))
+    """Raise MissingTables or OutdatedTables, with what to run, unless the tables are there and new enough."""
+    need_newest(url, schema_version(url))
 
 
 async def relay_until_told(
@@ -89,7 +86,3 @@ def _use(
             return use(connection)
     finally:
         asyncio.run(opened.close())
-
-
-def _shown(url: str) -> str:
-    return make_url(url).render_as_string(hide_password=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -55,10 +55,11 @@ class Producer:
 
     def publish_list(self, where: Where, messages: Sequence[Message], *, backend: BackendName | None = None) -> None:
         """Publish messages, in order: all are encoded before the first is stored."""
-        encoded = self._encoding.encode_all(messages)
-        if not encoded or record(messages, encoded):
+        chosen = _checked_backend(self._backend if backend is None else backend)
+        given, encoded = self._encoding.encode_given(messages)
+        if not encoded or record(given, encoded):
             return
-        match backend or self._backend:
+        match chosen:
             case "db":
                 _store(where, encoded)
             case "kafka":
@@ -93,16 +94,23 @@ class AsyncProducer:
         self, where: AsyncWhere, messages: Sequence[Message], *, backend: BackendName | None = None
     ) -> None:
         """Publish messages, in order: all are encoded before the first is stored."""
-        encoded = self._encoding.encode_all(messages)
-        if not encoded or record(messages, encoded):
+        chosen = _checked_backend(self._backend if backend is None else backend)
+        given, encoded = self._encoding.encode_given(messages)
+        if not encoded or record(given, encoded):
             return
-        match backend or self._backend:
+        match chosen:
             case "db":
                 await _store_async(where, encoded)
             case "kafka":
                 await self._direct.send(encoded)
             case "kafka_async":
                 self._direct.send_later(encoded)
+
+
+def _checked_backend(backend: BackendName) -> BackendName:
+    if backend not in get_args(BackendName):
+        raise BadArgument("backend", backend, f"it is one of {', '.join(get_args(BackendName))}")
+    return backend
 
 
 def _store(where: object, messages: list[EncodedMessage]) -> None:

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from sqlalchemy.exc import DBAPIError
 
-from headrace.errors import BadArgument, MissingTables, TimedOut
+from headrace.errors import BadArgument, HeadraceError, TimedOut
 from headrace.log import Log
 from headrace.observe import Health, get_logger
 from headrace.outbox.databases import Database
@@ -17,7 +17,7 @@ from headrace.outbox.engines import DatabaseAddress, url_of
 from headrace.outbox.exactly_once import ExactlyOnce
 from headrace.outbox.leases import Leases
 from headrace.outbox.listening import listen
-from headrace.outbox.migrating import schema_version
+from headrace.outbox.migrating import need_newest, schema_version
 from headrace.outbox.places import Places
 from headrace.outbox.ports import Decoder
 from headrace.outbox.rows import Rows
@@ -26,6 +26,7 @@ from headrace.outbox.settings import OutboxSettings
 from headrace.outbox.showing import Showing
 from headrace.outbox.stats import is_empty, pending, show_pending
 from headrace.outbox.turns import Parts, Turn
+from headrace.outbox.unheard import tell_unheard
 from headrace.outbox.waking import listening, listening_url, stop_listening
 from headrace.runtime import Backoff, Supervisor
 
@@ -145,14 +146,24 @@ class Relay:
 
     async def _dispatch(self) -> None:
         try:
+            await self._need_tables(only_if_known=True)
             await self._dispatcher.run()
         except DBAPIError as error:
             # Every database names the table that it misses; only then is it worth asking.
-            if "kafka_messages" in str(error.orig) and await asyncio.to_thread(schema_version, self._url) is None:
-                raise MissingTables(
-                    self._url.set(drivername=self._url.get_backend_name()).render_as_string()
-                ) from error
+            if "kafka_messages" in str(error.orig):
+                tell_unheard(f"the relay can't read its tables: {error.orig}")
+                await self._need_tables()
+            tell_unheard(f"the relay can't reach its database: {error.orig}")
             raise
+        except HeadraceError as error:
+            tell_unheard(f"the relay stands still: {error}")
+            raise
+
+    async def _need_tables(self, *, only_if_known: bool = False) -> None:
+        """Raise what to run unless the tables are new enough; those an application made itself have no version."""
+        version = await asyncio.to_thread(schema_version, self._url)
+        if version is not None or not only_if_known:
+            need_newest(self._url, version)
 
     async def _measure(self) -> None:
         while True:

@@ -22,6 +22,7 @@ from sqlalchemy.exc import InvalidRequestError, PendingRollbackError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from headrace.errors import PublishedTooLate
+from headrace.outbox.autocommit import need_transaction
 from headrace.outbox.inserting import insert
 from headrace.outbox.messages import EncodedMessage
 from headrace.outbox.tables import kafka_messages
@@ -56,6 +57,7 @@ _sessions: WeakKeyDictionary[Connection, WeakSet[Session]] = WeakKeyDictionary()
 def stage(session: Session, messages: Sequence[EncodedMessage]) -> None:
     """Keep the messages until the session commits; a savepoint that is rolled back takes its own along."""
     connection = _connection(session, messages)
+    need_transaction(connection)
     within = tuple(_and_around(session.get_nested_transaction() or session.get_transaction()))
     waiting = session.info.setdefault(_NAME, _Staged())
     waiting.messages.extend((within, message) for message in messages)
