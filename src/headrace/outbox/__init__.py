@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from headrace.outbox.messages import Message as Message
     from headrace.outbox.migrating import migrate as migrate
     from headrace.outbox.migrating import schema_version as schema_version
+    from headrace.outbox.model_changes import ModelChange as ModelChange
+    from headrace.outbox.model_changes import publish_changes as publish_changes
     from headrace.outbox.outbox import Outbox as Outbox
     from headrace.outbox.ports import Decoder as Decoder
     from headrace.outbox.ports import Serializer as Serializer
@@ -56,6 +58,7 @@ _HOMES = {
     "JsonDecoder": "serializers",
     "JsonSerializer": "serializers",
     "Message": "messages",
+    "ModelChange": "model_changes",
     "Outbox": "outbox",
     "OutboxSettings": "settings",
     "Producer": "producers",
@@ -66,6 +69,7 @@ _HOMES = {
     "migrate": "migrating",
     "opened_relay": "running",
     "pending": "stats",
+    "publish_changes": "model_changes",
     "purge": "dead",
     "replay": "dead",
     "schema_version": "migrating",
@@ -85,6 +89,7 @@ __all__ = [
     "JsonDecoder",
     "JsonSerializer",
     "Message",
+    "ModelChange",
     "Outbox",
     "OutboxSettings",
     "Producer",
@@ -95,6 +100,7 @@ __all__ = [
     "migrate",
     "opened_relay",
     "pending",
+    "publish_changes",
     "purge",
     "replay",
     "schema_version",
