@@ -42,7 +42,7 @@ def migrate_tables(
     as_json: AsJson = False,
 ) -> None:
     """Make the tables, or bring them to the newest version."""
-    version = _operating().make_tables(_url(database), to=to)
+    version = _operating().make_tables(_url(database), to=to, table_prefix=_prefix())
     typer.echo(json.dumps({"version": version}) if as_json else f"the outbox's tables are at version {version}")
 
 
@@ -61,7 +61,7 @@ def run_relay(
     outbox = type(settings.outbox).model_validate({**settings.outbox.model_dump(), **changed})
     operating, url = _operating(), _url(database)
     operating.check(outbox)
-    operating.need_tables(url)
+    operating.need_tables(url, table_prefix=outbox.table_prefix)
     settings = settings.model_copy(update={"outbox": outbox})
     asyncio.run(_relay(url, address or settings.log.address, settings))
 
@@ -76,7 +76,7 @@ async def _relay(url: str, address: str, settings: HeadraceSettings) -> None:
 def show_status(database: DatabaseUrl = None, as_json: AsJson = False) -> None:
     """Show what waits, for how long, who sends it and what went wrong."""
     operating = _operating()
-    found = operating.ask(_url(database), operating.status)
+    found = operating.ask(_url(database), operating.status, table_prefix=_prefix())
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(place) for place in found]))
         return
@@ -95,7 +95,9 @@ def list_dead(
 ) -> None:
     """List the messages that could not be sent, and why."""
     operating = _operating()
-    found = operating.ask(_url(database), lambda db: operating.dead_messages(db, topic=topic, limit=limit))
+    found = operating.ask(
+        _url(database), lambda db: operating.dead_messages(db, topic=topic, limit=limit), table_prefix=_prefix()
+    )
     if as_json:
         typer.echo(json.dumps([_dead_as_json(message) for message in found]))
         return
@@ -117,7 +119,9 @@ def replay_dead(
     """Put dead messages back among those to send, at their old place in the order."""
     _check_choice(ids, topic, everything)
     operating = _operating()
-    count = operating.change(_url(database), lambda db: operating.replay(db, topic=topic, ids=ids or None))
+    count = operating.change(
+        _url(database), lambda db: operating.replay(db, topic=topic, ids=ids or None), table_prefix=_prefix()
+    )
     typer.echo(json.dumps({"replayed": count}) if as_json else f"{count} messages will be sent again")
 
 
@@ -135,7 +139,9 @@ def purge_dead(
     if not yes:
         typer.confirm("throw these messages away for good?", abort=True)
     operating = _operating()
-    count = operating.change(_url(database), lambda db: operating.purge(db, topic=topic, ids=ids or None))
+    count = operating.change(
+        _url(database), lambda db: operating.purge(db, topic=topic, ids=ids or None), table_prefix=_prefix()
+    )
     typer.echo(json.dumps({"purged": count}) if as_json else f"{count} messages are gone")
 
 
@@ -149,6 +155,10 @@ def _url(database: str | None) -> str:
     if database is None and found is None:
         raise BadArgument("database", None, "say which: --database, or outbox.database in the settings")
     return database or (found.get_secret_value() if found is not None else "")
+
+
+def _prefix() -> str:
+    return HeadraceSettings.load().outbox.table_prefix
 
 
 def _operating() -> Any:  # noqa: ANN401 - a module

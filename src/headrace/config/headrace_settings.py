@@ -268,6 +268,9 @@ class OutboxSettings(Section):
     database: SecretStr | None = Field(
         default=None, description="The database, as SQLAlchemy names it: postgresql://…, mysql://…, sqlite:///file."
     )
+    table_prefix: str = Field(
+        default="kafka_", pattern="^[a-z_][a-z0-9_]{0,29}$", description="What the names of the tables begin with."
+    )
     backend: OutboxBackend = Field(
         default="db", description="db: the outbox; kafka: send at once and wait for acks; kafka_async: don't wait."
     )

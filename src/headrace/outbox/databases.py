@@ -19,6 +19,7 @@ from headrace.outbox.dialects import Speech, speech_of
 from headrace.outbox.engines import DatabaseAddress, engine_for
 from headrace.outbox.hanging_up import HangUps
 from headrace.outbox.sessions import READS
+from headrace.outbox.table_names import DEFAULT_PREFIX, prefix_of, renamed
 
 __all__ = ["Database", "execute"]
 
@@ -30,7 +31,7 @@ Rows: TypeAlias = CursorResult[*tuple[Any, ...]]
 
 def execute(connection: Connection, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
     """Run one statement, its parameters written :name."""
-    return connection.execute(text(sql), dict(parameters or {}))
+    return connection.execute(text(renamed(sql, prefix_of(connection))), dict(parameters or {}))
 
 
 class Database:
@@ -40,8 +41,15 @@ class Database:
     Of a server with `patience_s` a transaction that stands still for longer is ended, see `engine_for`.
     """
 
-    def __init__(self, database: DatabaseAddress, *, threads: int = 4, patience_s: float | None = None) -> None:
-        make = partial(engine_for, database, pool_size=threads, patience_s=patience_s)
+    def __init__(
+        self,
+        database: DatabaseAddress,
+        *,
+        threads: int = 4,
+        patience_s: float | None = None,
+        table_prefix: str = DEFAULT_PREFIX,
+    ) -> None:
+        make = partial(engine_for, database, pool_size=threads, patience_s=patience_s, table_prefix=table_prefix)
         self._engine = make()
         self._is_postgresql = self._engine.dialect.name == "postgresql"
         self._relaxed = make(relaxed=True) if self._is_postgresql else self._engine

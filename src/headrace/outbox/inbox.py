@@ -14,6 +14,7 @@ from headrace.model import Record
 from headrace.outbox.databases import execute
 from headrace.outbox.dialects import speech_of
 from headrace.outbox.headers import event_id_of
+from headrace.outbox.table_names import DEFAULT_PREFIX, checked_prefix, renamed
 
 __all__ = ["Inbox"]
 
@@ -28,8 +29,9 @@ class Inbox:
     The consumer handles the event in the same transaction, and skips it when `accept` says False.
     """
 
-    def __init__(self, consumer: str) -> None:
+    def __init__(self, consumer: str, *, table_prefix: str = DEFAULT_PREFIX) -> None:
         self.consumer = _checked_consumer(consumer)
+        self._table_prefix = checked_prefix(table_prefix)
 
     def accept(self, where: Session | Connection, record: Record) -> bool:
         """Say whether this is the event's first time, and remember it with the transaction."""
@@ -45,14 +47,13 @@ class Inbox:
     def forget(self, db: Connection, *, older_than_s: float) -> int:
         """Forget events that came longer ago than any duplicate could take; returns how many."""
         now = speech_of(db.dialect.name).now_ms
-        return execute(
-            db,
-            f"DELETE FROM kafka_inbox WHERE consumer = :consumer AND received_at < {now} - :age_ms",  # noqa: S608
-            {"consumer": self.consumer, "age_ms": int(older_than_s * 1000)},
-        ).rowcount
+        sql = f"DELETE FROM kafka_inbox WHERE consumer = :consumer AND received_at < {now} - :age_ms"  # noqa: S608
+        asked = {"consumer": self.consumer, "age_ms": int(older_than_s * 1000)}
+        return execute(db, renamed(sql, self._table_prefix), asked).rowcount
 
     def _insert(self, dialect: str) -> str:
-        return speech_of(dialect).insert_ignoring("kafka_inbox", ("consumer", "event_id"))
+        sql = speech_of(dialect).insert_ignoring("kafka_inbox", ("consumer", "event_id"))
+        return renamed(sql, self._table_prefix)
 
     def _row(self, record: Record) -> dict[str, str]:
         """An event from elsewhere has no id; its place in the log is as good, though not across a re-send."""

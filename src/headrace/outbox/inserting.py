@@ -14,6 +14,7 @@ from headrace.outbox.autocommit import need_transaction
 from headrace.outbox.dialects import Speech, speech_of
 from headrace.outbox.messages import EncodedMessage
 from headrace.outbox.metrics import INSERTED
+from headrace.outbox.table_names import DEFAULT_PREFIX, renamed
 
 __all__ = ["MOST_ROWS", "insert", "insert_async"]
 
@@ -26,17 +27,19 @@ _MOST_BYTES = 4 * 1024 * 1024
 _BINARY = frozenset({"message", "key", "partition_key"})
 
 
-def insert(connection: Connection, messages: Sequence[EncodedMessage]) -> None:
+def insert(connection: Connection, messages: Sequence[EncodedMessage], table_prefix: str = DEFAULT_PREFIX) -> None:
     """Insert the messages in their order, in the connection's transaction."""
     need_transaction(_begun(connection))
     for sql, values in _statements(connection.dialect, messages):
-        connection.exec_driver_sql(sql, values)
+        connection.exec_driver_sql(renamed(sql, table_prefix), values)
     _count(messages)
 
 
-async def insert_async(connection: AsyncConnection, messages: Sequence[EncodedMessage]) -> None:
+async def insert_async(
+    connection: AsyncConnection, messages: Sequence[EncodedMessage], table_prefix: str = DEFAULT_PREFIX
+) -> None:
     """Insert the messages in their order, in the connection's transaction."""
-    await connection.run_sync(insert, messages)
+    await connection.run_sync(insert, messages, table_prefix)
 
 
 def _begun(connection: Connection) -> Connection:

@@ -19,6 +19,7 @@ from headrace.outbox.relay import checked_threads
 from headrace.outbox.running import opened_relay
 from headrace.outbox.settings import OutboxSettings
 from headrace.outbox.stats import status
+from headrace.outbox.table_names import DEFAULT_PREFIX
 from headrace.runtime import shutdown_on_signals
 
 __all__ = [
@@ -42,24 +43,24 @@ def check(settings: OutboxSettings) -> None:
     checked_threads(settings)
 
 
-def make_tables(url: str, *, to: str) -> str | None:
+def make_tables(url: str, *, to: str, table_prefix: str = DEFAULT_PREFIX) -> str | None:
     """Bring the tables to a version; returns it."""
-    return migrate(url, to=to)
+    return migrate(url, to=to, table_prefix=table_prefix)
 
 
-def ask(url: str, question: Callable[[Connection], T]) -> T:
+def ask(url: str, question: Callable[[Connection], T], *, table_prefix: str = DEFAULT_PREFIX) -> T:
     """Ask the database something."""
-    return _use(url, Database.reading, question)
+    return _use(url, table_prefix, Database.reading, question)
 
 
-def change(url: str, do: Callable[[Connection], T]) -> T:
+def change(url: str, do: Callable[[Connection], T], *, table_prefix: str = DEFAULT_PREFIX) -> T:
     """Change something, in one transaction."""
-    return _use(url, Database.writing, do)
+    return _use(url, table_prefix, Database.writing, do)
 
 
-def need_tables(url: str) -> None:
+def need_tables(url: str, *, table_prefix: str = DEFAULT_PREFIX) -> None:
     """Raise MissingTables or OutdatedTables, with what to run, unless the tables are there and new enough."""
-    need_newest(url, schema_version(url))
+    need_newest(url, schema_version(url, table_prefix=table_prefix))
 
 
 async def relay_until_told(
@@ -77,10 +78,13 @@ async def relay_until_told(
 
 
 def _use(
-    url: str, enter: Callable[[Database], AbstractContextManager[Connection]], use: Callable[[Connection], T]
+    url: str,
+    table_prefix: str,
+    enter: Callable[[Database], AbstractContextManager[Connection]],
+    use: Callable[[Connection], T],
 ) -> T:
-    need_tables(url)
-    opened = Database(url, threads=1)
+    need_tables(url, table_prefix=table_prefix)
+    opened = Database(url, threads=1, table_prefix=table_prefix)
     try:
         with named_errors(url, "using"), enter(opened) as connection:
             return use(connection)

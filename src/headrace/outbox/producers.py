@@ -20,6 +20,7 @@ from headrace.outbox.messages import EncodedMessage, Message
 from headrace.outbox.ports import BackendName
 from headrace.outbox.recording import record
 from headrace.outbox.staging import stage
+from headrace.outbox.table_names import DEFAULT_PREFIX
 
 __all__ = ["AsyncProducer", "AsyncWhere", "Producer", "Where"]
 
@@ -34,10 +35,13 @@ class Producer:
     `kafka` and `kafka_async` ignore it.
     """
 
-    def __init__(self, encoding: Encoding, backend: BackendName, direct: Direct) -> None:
+    def __init__(
+        self, encoding: Encoding, backend: BackendName, direct: Direct, *, table_prefix: str = DEFAULT_PREFIX
+    ) -> None:
         self._encoding = encoding
         self._backend = backend
         self._direct = direct
+        self._table_prefix = table_prefix
 
     def publish(
         self,
@@ -61,7 +65,7 @@ class Producer:
             return
         match chosen:
             case "db":
-                _store(where, encoded)
+                _store(where, encoded, self._table_prefix)
             case "kafka":
                 self._direct.send_blocking(encoded)
             case "kafka_async":
@@ -71,10 +75,13 @@ class Producer:
 class AsyncProducer:
     """Publishes to one topic, from coroutines; the same names as Producer's."""
 
-    def __init__(self, encoding: Encoding, backend: BackendName, direct: Direct) -> None:
+    def __init__(
+        self, encoding: Encoding, backend: BackendName, direct: Direct, *, table_prefix: str = DEFAULT_PREFIX
+    ) -> None:
         self._encoding = encoding
         self._backend = backend
         self._direct = direct
+        self._table_prefix = table_prefix
 
     async def publish(
         self,
@@ -100,7 +107,7 @@ class AsyncProducer:
             return
         match chosen:
             case "db":
-                await _store_async(where, encoded)
+                await _store_async(where, encoded, self._table_prefix)
             case "kafka":
                 await self._direct.send(encoded)
             case "kafka_async":
@@ -113,26 +120,26 @@ def _checked_backend(backend: BackendName) -> BackendName:
     return backend
 
 
-def _store(where: object, messages: list[EncodedMessage]) -> None:
+def _store(where: object, messages: list[EncodedMessage], table_prefix: str) -> None:
     if isinstance(where, scoped_session):
         where = where()
     if isinstance(where, Session):
-        stage(where, messages)
+        stage(where, messages, table_prefix)
     elif isinstance(where, Connection):
-        insert(where, messages)
+        insert(where, messages, table_prefix)
         announce_at_commit(where)
     else:
         raise BadArgument("where", where, "the backend db needs the Session or Connection of your transaction")
 
 
-async def _store_async(where: object, messages: list[EncodedMessage]) -> None:
+async def _store_async(where: object, messages: list[EncodedMessage], table_prefix: str) -> None:
     if isinstance(where, async_scoped_session):
         where = where()
     if isinstance(where, AsyncSession):
         # Staging may have to begin the transaction, which is the driver's business and so a greenlet's.
-        await where.run_sync(stage, messages)
+        await where.run_sync(stage, messages, table_prefix)
     elif isinstance(where, AsyncConnection):
-        await insert_async(where, messages)
+        await insert_async(where, messages, table_prefix)
         if where.sync_connection is not None:
             announce_at_commit(where.sync_connection)
     else:

@@ -58,7 +58,12 @@ class Relay:
         self.settings = settings = settings or OutboxSettings()
         self._threads = checked_threads(settings)
         self._url = url_of(database)
-        self._database = Database(database, threads=2 * self._threads + 2, patience_s=settings.lease_s)
+        self._database = Database(
+            database,
+            threads=2 * self._threads + 2,
+            patience_s=settings.lease_s,
+            table_prefix=settings.table_prefix,
+        )
         self._is_stopping = False
         self.workers = tuple(str(uuid.uuid4()) for _ in range(self._threads))
         rows = Rows(self._database, batch_size=settings.batch_size, batch_bytes=settings.batch_bytes)
@@ -150,7 +155,7 @@ class Relay:
             await self._dispatcher.run()
         except DBAPIError as error:
             # Every database names the table that it misses; only then is it worth asking.
-            if "kafka_messages" in str(error.orig):
+            if f"{self.settings.table_prefix}messages" in str(error.orig):
                 tell_unheard(f"the relay can't read its tables: {error.orig}")
                 await self._need_tables()
             tell_unheard(f"the relay can't reach its database: {error.orig}")
@@ -161,7 +166,7 @@ class Relay:
 
     async def _need_tables(self, *, only_if_known: bool = False) -> None:
         """Raise what to run unless the tables are new enough; those an application made itself have no version."""
-        version = await asyncio.to_thread(schema_version, self._url)
+        version = await asyncio.to_thread(schema_version, self._url, table_prefix=self.settings.table_prefix)
         if version is not None or not only_if_known:
             need_newest(self._url, version)
 
