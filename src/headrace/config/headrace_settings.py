@@ -282,9 +282,7 @@ class OutboxSettings(Section):
     max_message_bytes_by_topic: dict[str, Count] = Field(default={}, description="The same for single topics.")
     threads: int | None = Field(default=1, description="Workers of a relay.")
     batch_size: Count = Field(default=1000, description="Most messages that are sent and deleted together.")
-    batch_bytes: Count = Field(
-        default=16_777_216, description="Most bytes of a batch; a single message may be larger."
-    )
+    batch_bytes: Count = Field(default=16_777_216, description="Most bytes of a batch; a single message may be larger.")
     turn_batches: Count = Field(default=10, description="Full batches of a topic before others have their turn.")
     poll_interval_s: Seconds = Field(default=0.5, description="Longest time between two looks at an idle table.")
     lease_s: Seconds = Field(default=60.0, description="A lease that was not renewed for so long is free.")

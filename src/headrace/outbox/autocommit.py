@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy.engine import Connection
 
 from headrace.errors import BadArgument
@@ -25,7 +27,7 @@ def _is_autocommit(connection: Connection) -> bool:
 
 def _is_drivers_autocommit(connection: Connection) -> bool:
     """Return True if the driver was told so behind SQLAlchemy's back, as by connect_args."""
-    driver = connection.connection.driver_connection
+    driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
         # Without transactions of its own the driver leaves it to BEGIN, which an application may well say itself.
         return getattr(driver, "isolation_level", "") is None and not getattr(driver, "in_transaction", True)

@@ -83,7 +83,7 @@ def _checked_serializer(name: str, serializer: Serializer | None) -> Serializer 
 
 def _checked_bytes(name: str, serializer: Serializer, value: object) -> bytes | None:
     """Return what the serializer makes of the value; a database would store text as something else."""
-    made = serializer.serialize(value)
+    made: object = serializer.serialize(value)
     if isinstance(made, bytearray | memoryview):
         return bytes(made)
     if made is not None and not isinstance(made, bytes):

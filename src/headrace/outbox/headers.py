@@ -22,7 +22,7 @@ GivenHeaders: TypeAlias = Mapping[str, HeaderValue] | Iterable[tuple[str, Header
 
 def as_headers(given: GivenHeaders) -> Headers:
     """Return the caller's headers in the log's form; text becomes UTF-8."""
-    pairs = given.items() if isinstance(given, Mapping) else given
+    pairs: object = given.items() if isinstance(given, Mapping) else given
     if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
         raise BadArgument("headers", given, "they are a mapping, or pairs of a name and a value")
     return tuple(_checked_pair(pair) for pair in pairs)

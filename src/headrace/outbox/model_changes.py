@@ -46,9 +46,9 @@ def publish_changes(
     producer: Producer,
     *,
     on: Collection[ChangeKind] = _KINDS,
-    key: Callable[[ModelChange[T]], Any] | None = None,
-    payload: Callable[[ModelChange[T]], Any] | None = None,
-    when: Callable[[ModelChange[T]], bool] | None = None,
+    key: Callable[[ModelChange[Any]], Any] | None = None,
+    payload: Callable[[ModelChange[Any]], Any] | None = None,
+    when: Callable[[ModelChange[Any]], bool] | None = None,
 ) -> Callable[[type[T]], type[T]]:
     """Return a decorator of a mapped class, by which its changes are published with the transaction that makes them.
 
@@ -75,16 +75,16 @@ def publish_changes(
 
 
 @dataclass(frozen=True, slots=True)
-class _Listener(Generic[T]):
+class _Listener:
     """Publishes changes of one kind."""
 
     producer: Producer
     kind: ChangeKind
-    key: Callable[[ModelChange[T]], Any] | None
-    payload: Callable[[ModelChange[T]], Any] | None
-    when: Callable[[ModelChange[T]], bool] | None
+    key: Callable[[ModelChange[Any]], Any] | None
+    payload: Callable[[ModelChange[Any]], Any] | None
+    when: Callable[[ModelChange[Any]], bool] | None
 
-    def heard(self, _mapper: Mapper[T], connection: Connection, target: T) -> None:
+    def heard(self, _mapper: Mapper[Any], connection: Connection, target: object) -> None:
         """Publish through the model's session, or on the connection for one without."""
         change = ModelChange(self.kind, target, _changed(target) if self.kind == "update" else {})
         if self.kind == "update" and not change.changed:
