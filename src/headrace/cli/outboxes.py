@@ -8,6 +8,7 @@ import dataclasses
 import json
 import logging
 import os
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +21,7 @@ from headrace.errors import BadArgument, MissingExtra
 
 if TYPE_CHECKING:
     from headrace.outbox.dead import DeadMessage
+    from headrace.outbox.sent import SentMessage
     from headrace.outbox.stats import PlaceStatus
 
 __all__ = ["app"]
@@ -86,6 +88,32 @@ def show_status(database: DatabaseUrl = None, as_json: AsJson = False) -> None:
     Console().print(table if found else "nothing was ever published")
 
 
+@app.command("sent")
+def list_sent(
+    database: DatabaseUrl = None,
+    topic: TopicName = None,
+    event_id: Annotated[str | None, typer.Option("--event-id", help="Only the message with this event id.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most messages shown.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List messages that were sent, the last ones first; kept are those of outbox.keep_sent_topics."""
+    operating = _operating()
+    found = operating.ask(
+        _url(database),
+        lambda db: operating.sent_messages(db, topic=topic, event_id=event_id, limit=limit),
+        table_prefix=_prefix(),
+    )
+    if as_json:
+        typer.echo(json.dumps([_message_as_json(message) for message in found]))
+        return
+    table = Table("id", "topic", "key", "bytes", "event id", "sent", box=None)
+    for message in found:
+        size = "tombstone" if message.message is None else str(len(message.message))
+        at = datetime.fromtimestamp(message.sent_at / 1000, UTC).isoformat(timespec="milliseconds")
+        table.add_row(str(message.id), message.topic, _text(message.key), size, message.event_id, at)
+    Console().print(table if found else "no sent message is kept; see outbox.keep_sent_topics")
+
+
 @dead.command("list")
 def list_dead(
     database: DatabaseUrl = None,
@@ -99,7 +127,7 @@ def list_dead(
         _url(database), lambda db: operating.dead_messages(db, topic=topic, limit=limit), table_prefix=_prefix()
     )
     if as_json:
-        typer.echo(json.dumps([_dead_as_json(message) for message in found]))
+        typer.echo(json.dumps([_message_as_json(message) for message in found]))
         return
     table = Table("id", "topic", "key", "bytes", "error", box=None)
     for message in found:
@@ -189,7 +217,7 @@ def _status_row(place: PlaceStatus) -> tuple[str, ...]:
     )
 
 
-def _dead_as_json(message: DeadMessage) -> dict[str, Any]:
+def _message_as_json(message: DeadMessage | SentMessage) -> dict[str, Any]:
     shown = message._asdict()
     for name in ("key", "message"):
         value = shown[name]

@@ -301,6 +301,10 @@ class OutboxSettings(Section):
     source: str = Field(
         default="", description="Name of this database among all outboxes of the log; exactly_once needs it."
     )
+    keep_sent_topics: list[str] = Field(
+        default=[], description='Topics whose messages are kept after they were sent, for audit; "*" for all.'
+    )
+    keep_sent_s: Seconds = Field(default=604_800.0, description="How long sent messages are kept.")
     metrics_interval_s: Seconds = Field(default=15.0, description="Time between two counts of what is pending.")
 
     def buckets_of(self, topic: str) -> int:
@@ -310,6 +314,10 @@ class OutboxSettings(Section):
     def limit_of(self, topic: str) -> int:
         """Return the largest record the topic takes."""
         return self.max_message_bytes_by_topic.get(topic, self.max_message_bytes)
+
+    def keeps_sent(self, topic: str) -> bool:
+        """Return True if messages of the topic are kept after they were sent."""
+        return topic in self.keep_sent_topics or "*" in self.keep_sent_topics
 
     def poison_policy_of(self, topic: str) -> OutboxPoison:
         """Return what a poison message of the topic holds back."""

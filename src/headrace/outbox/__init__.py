@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from headrace.outbox.relay import Relay as Relay
     from headrace.outbox.running import BackgroundRelay as BackgroundRelay
     from headrace.outbox.running import opened_relay as opened_relay
+    from headrace.outbox.sent import SentMessage as SentMessage
+    from headrace.outbox.sent import forget_sent as forget_sent
+    from headrace.outbox.sent import sent_messages as sent_messages
     from headrace.outbox.serializers import BytesSerializer as BytesSerializer
     from headrace.outbox.serializers import JsonDecoder as JsonDecoder
     from headrace.outbox.serializers import JsonSerializer as JsonSerializer
@@ -63,9 +66,11 @@ _HOMES = {
     "OutboxSettings": "settings",
     "Producer": "producers",
     "Relay": "relay",
+    "SentMessage": "sent",
     "Serializer": "ports",
     "dead_messages": "dead",
     "event_id_of": "headers",
+    "forget_sent": "sent",
     "migrate": "migrating",
     "opened_relay": "running",
     "pending": "stats",
@@ -73,6 +78,7 @@ _HOMES = {
     "purge": "dead",
     "replay": "dead",
     "schema_version": "migrating",
+    "sent_messages": "sent",
     "status": "stats",
 }
 
@@ -94,9 +100,11 @@ __all__ = [
     "OutboxSettings",
     "Producer",
     "Relay",
+    "SentMessage",
     "Serializer",
     "dead_messages",
     "event_id_of",
+    "forget_sent",
     "migrate",
     "opened_relay",
     "pending",
@@ -104,6 +112,7 @@ __all__ = [
     "purge",
     "replay",
     "schema_version",
+    "sent_messages",
     "status",
 ]
 

@@ -17,6 +17,7 @@ from headrace.outbox.engines import named_errors
 from headrace.outbox.migrating import migrate, need_newest, schema_version
 from headrace.outbox.relay import checked_threads
 from headrace.outbox.running import opened_relay
+from headrace.outbox.sent import sent_messages
 from headrace.outbox.settings import OutboxSettings
 from headrace.outbox.stats import status
 from headrace.outbox.table_names import DEFAULT_PREFIX
@@ -32,6 +33,7 @@ __all__ = [
     "purge",
     "relay_until_told",
     "replay",
+    "sent_messages",
     "status",
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from functools import partial
 from types import TracebackType
 
 from sqlalchemy.exc import DBAPIError
@@ -22,6 +23,7 @@ from headrace.outbox.places import Places
 from headrace.outbox.ports import Decoder
 from headrace.outbox.rows import Rows
 from headrace.outbox.sending import AtLeastOnce, Sender
+from headrace.outbox.sent import forget_sent
 from headrace.outbox.settings import OutboxSettings
 from headrace.outbox.showing import Showing
 from headrace.outbox.stats import is_empty, pending, show_pending
@@ -34,6 +36,7 @@ __all__ = ["Relay", "checked_threads"]
 
 _logger = get_logger(__name__)
 
+_FORGETTING_S = 60.0
 _RESTARTS = Backoff(first_s=0.1, limit_s=5.0)
 
 
@@ -66,7 +69,12 @@ class Relay:
         )
         self._is_stopping = False
         self.workers = tuple(str(uuid.uuid4()) for _ in range(self._threads))
-        rows = Rows(self._database, batch_size=settings.batch_size, batch_bytes=settings.batch_bytes)
+        rows = Rows(
+            self._database,
+            batch_size=settings.batch_size,
+            batch_bytes=settings.batch_bytes,
+            keeps_sent=settings.keeps_sent,
+        )
         self._parts = Parts(
             Leases(self._database, lease_s=settings.lease_s, owners=self.workers),
             rows,
@@ -94,6 +102,8 @@ class Relay:
             self._working.add(f"outbox-{worker[:8]}", lambda turn=turn: self._work(turn), backoff=_RESTARTS)  # type: ignore[misc]
         self._helping.add("outbox-dispatcher", self._dispatch, backoff=_RESTARTS)
         self._helping.add("outbox-metrics", self._measure, backoff=_RESTARTS)
+        if self.settings.keep_sent_topics:
+            self._helping.add("outbox-forgetting", self._forget_sent, backoff=_RESTARTS)
         if self._url.get_backend_name() == "postgresql":
             self._helping.add("outbox-listener", lambda: listen(self._url, self._dispatcher.wake), backoff=_RESTARTS)
         listening(listening_url(self._url), self.wake)
@@ -169,6 +179,11 @@ class Relay:
         version = await asyncio.to_thread(schema_version, self._url, table_prefix=self.settings.table_prefix)
         if version is not None or not only_if_known:
             need_newest(self._url, version)
+
+    async def _forget_sent(self) -> None:
+        while True:
+            await self._database.write_relaxed(partial(forget_sent, older_than_s=self.settings.keep_sent_s))
+            await asyncio.sleep(min(_FORGETTING_S, self.settings.keep_sent_s))
 
     async def _measure(self) -> None:
         while True:

@@ -30,11 +30,13 @@ __all__ = [
     "IDENTITY",
     "INBOX",
     "MESSAGES",
+    "SENT_MESSAGES",
     "TOPIC_INFO",
     "kafka_dead_messages",
     "kafka_inbox",
     "kafka_messages",
     "kafka_outbox_identity",
+    "kafka_sent_messages",
     "kafka_topic_info",
     "metadata",
     "now_ms",
@@ -45,6 +47,7 @@ TOPIC_INFO = "kafka_topic_info"
 DEAD_MESSAGES = "kafka_dead_messages"
 INBOX = "kafka_inbox"
 IDENTITY = "kafka_outbox_identity"
+SENT_MESSAGES = "kafka_sent_messages"
 
 metadata = MetaData()
 
@@ -168,5 +171,17 @@ kafka_outbox_identity = Table(
     metadata,
     Column("nr", Integer, primary_key=True, autoincrement=False),
     Column("database_id", _name(36), nullable=False),
+    mysql_engine="InnoDB",
+)
+
+kafka_sent_messages = Table(
+    SENT_MESSAGES,
+    metadata,
+    Column("id", BigInteger, nullable=False),
+    *_message_columns(),
+    Column("created_at", BigInteger, nullable=False),
+    Column("sent_at", BigInteger, nullable=False, server_default=now_ms()),
+    PrimaryKeyConstraint("event_id"),
+    Index("kafka_sent_messages_sent_at", "sent_at"),
     mysql_engine="InnoDB",
 )

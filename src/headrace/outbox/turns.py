@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from headrace.errors import Fenced, Misconfigured, Unavailable
 from headrace.observe import get_logger
-from headrace.outbox.compacting import Compacted, compact, keep_all
+from headrace.outbox.compacting import compact, keep_all
 from headrace.outbox.flows import Flow
 from headrace.outbox.leases import Lease, LeaseLost, Leases
 from headrace.outbox.messages import PendingMessage, Place
@@ -173,7 +173,7 @@ class Turn:
         crash_point("outbox.after-send")
         self._remember(lease.place, sent)  # before anything can fail: it is in the log
         self._parts.showing.sent(topic, batch.kept)
-        SUPERSEDED.labels(topic).inc(_superseded(batch, sent))
+        SUPERSEDED.labels(topic).inc(len(sent.superseded))
         await flow.settled()
         flow.settle(self._settle(lease, sent))
         if not self._overlaps:
@@ -199,11 +199,3 @@ async def _ended(*tasks: asyncio.Task[Any]) -> None:
         task.cancel()
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, or raised by who waits
     await asyncio.wait(tasks, timeout=_LAST_WORD_S)
-
-
-def _superseded(batch: Compacted, sent: Sent) -> int:
-    """Return how many messages are done because a later one of their key was sent."""
-    if not batch.superseded:
-        return 0
-    done = set(sent.ids)
-    return len(done) - sum(row.id in done for row in batch.kept)

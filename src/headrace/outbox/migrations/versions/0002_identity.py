@@ -1,4 +1,4 @@
-"""The database's identity, the format of notes in the log, and an inbox that takes any text."""
+"""The database's identity, the format of notes in the log, sent messages, and an inbox that takes any text."""
 
 import uuid
 
@@ -6,6 +6,8 @@ import sqlalchemy as sa
 from alembic import context, op
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
+
+from headrace.outbox.tables import now_ms
 
 revision = "0002"
 down_revision = "0001"
@@ -32,12 +34,30 @@ def upgrade() -> None:
         _named("topic_info"), sa.Column("note_format", sa.Integer, nullable=False, server_default=sa.text("2"))
     )
     op.execute(f"UPDATE {_named('topic_info')} SET note_format = 1")  # noqa: S608
+    op.create_table(
+        _named("sent_messages"),
+        sa.Column("id", sa.BigInteger, nullable=False),
+        sa.Column("topic", _ascii(249), nullable=False),
+        sa.Column("message", _bytes()),
+        sa.Column("key", _bytes()),
+        sa.Column("partition_key", _bytes()),
+        sa.Column("headers", _text()),
+        sa.Column("event_id", _ascii(64), nullable=False),
+        sa.Column("bucket", sa.Integer, nullable=False),
+        sa.Column("event_time", sa.BigInteger),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("sent_at", sa.BigInteger, nullable=False, server_default=now_ms()),
+        sa.PrimaryKeyConstraint("event_id"),
+        mysql_engine="InnoDB",
+    )
+    op.create_index(_named("sent_messages_sent_at"), _named("sent_messages"), ["sent_at"])
     _change_inbox("utf8mb4", "utf8mb4_bin")
 
 
 def downgrade() -> None:
     """Take it away again."""
     _change_inbox("ascii", "ascii_bin")
+    op.drop_table(_named("sent_messages"))
     with op.batch_alter_table(_named("topic_info")) as table:
         table.drop_column("note_format")
     op.drop_table(_named("outbox_identity"))
@@ -54,3 +74,11 @@ def _change_inbox(charset: str, collation: str) -> None:
 def _ascii(length: int) -> TypeEngine[str]:
     exact = mysql.VARCHAR(length, charset="ascii", collation="ascii_bin")
     return sa.String(length).with_variant(exact, "mysql", "mariadb")
+
+
+def _bytes() -> TypeEngine[bytes]:
+    return sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+
+def _text() -> TypeEngine[str]:
+    return sa.Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), "mysql", "mariadb")
