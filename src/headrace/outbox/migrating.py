@@ -13,7 +13,7 @@ from headrace.errors import IncompatibleData, MissingExtra, MissingTables, Outda
 from headrace.outbox.engines import DatabaseAddress, engine_for, named_errors, url_of
 from headrace.outbox.table_names import DEFAULT_PREFIX, checked_prefix, version_table
 
-__all__ = ["NEWEST", "VERSION_TABLE", "migrate", "need_newest", "schema_version"]
+__all__ = ["NEWEST", "VERSION_TABLE", "migrate", "need_newest", "schema_version", "version_in"]
 
 NEWEST = "0002"
 """The version that a relay needs."""
@@ -34,13 +34,14 @@ def migrate(
     Any number of processes may do this at once. With a Connection it happens in the caller's transaction, as in a
     migration of the application's own. Raises Unreachable, OperationFailed.
     """
+    checked_prefix(table_prefix)
     if isinstance(database, Connection):
-        _run(database, to, checked_prefix(table_prefix))
-        return _version(database, table_prefix)
+        _run(database, to, table_prefix)
+        return version_in(database, table_prefix)
     engine = engine_for(database, pool_size=2)
     try:
         with named_errors(database, "migrating"), _one_at_a_time(engine), engine.begin() as connection:
-            _run(connection, to, checked_prefix(table_prefix))
+            _run(connection, to, table_prefix)
         return schema_version(engine, table_prefix=table_prefix)
     finally:
         engine.dispose()
@@ -53,7 +54,7 @@ def schema_version(database: DatabaseAddress, *, table_prefix: str = DEFAULT_PRE
         return None
     try:
         with named_errors(database, "looking for the tables in"), engine.connect() as connection:
-            return _version(connection, table_prefix)
+            return version_in(connection, table_prefix)
     finally:
         engine.dispose()
 
@@ -93,7 +94,8 @@ def _run(connection: Connection, to: str, table_prefix: str) -> None:
         raise IncompatibleData(f"the outbox in {connection.engine.url.render_as_string()}", str(error), to) from error
 
 
-def _version(connection: Connection, table_prefix: str) -> str | None:
+def version_in(connection: Connection, table_prefix: str = DEFAULT_PREFIX) -> str | None:
+    """Return the version of the tables, asked on a connection; None when they were never made by migrations."""
     table = version_table(checked_prefix(table_prefix))
     if not inspect(connection).has_table(table):
         return None

@@ -18,7 +18,7 @@ from headrace.outbox.engines import DatabaseAddress, url_of
 from headrace.outbox.exactly_once import ExactlyOnce
 from headrace.outbox.leases import Leases
 from headrace.outbox.listening import listen
-from headrace.outbox.migrating import need_newest, schema_version
+from headrace.outbox.migrating import need_newest, version_in
 from headrace.outbox.places import Places
 from headrace.outbox.ports import Decoder
 from headrace.outbox.rows import Rows
@@ -176,7 +176,7 @@ class Relay:
 
     async def _need_tables(self, *, only_if_known: bool = False) -> None:
         """Raise what to run unless the tables are new enough; those an application made itself have no version."""
-        version = await asyncio.to_thread(schema_version, self._url, table_prefix=self.settings.table_prefix)
+        version = await self._database.read(partial(version_in, table_prefix=self.settings.table_prefix))
         if version is not None or not only_if_known:
             need_newest(self._url, version)
 

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import InvalidRequestError, PendingRollbackError
+from sqlalchemy.exc import InvalidRequestError, PendingRollbackError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from headrace.errors import PublishedTooLate
@@ -81,7 +81,7 @@ def _connection(session: Session, messages: Sequence[EncodedMessage]) -> Connect
     """Return the session's connection; it begins the transaction, as any other use would."""
     try:
         return session.connection(bind_arguments=_CLAUSE)
-    except PendingRollbackError:
+    except (PendingRollbackError, UnboundExecutionError):
         raise
     except InvalidRequestError as error:
         raise PublishedTooLate(messages[0].topic, len(messages), str(error)) from error
