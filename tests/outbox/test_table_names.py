@@ -30,7 +30,16 @@ from headrace.outbox.engines import engine_for
 from headrace.outbox.table_names import renamed
 
 PREFIX = "shop_out_"
-NAMES = {"messages", "topic_info", "dead_messages", "sent_messages", "inbox", "outbox_identity", "outbox_version"}
+NAMES = {
+    "messages",
+    "topic_info",
+    "dead_messages",
+    "sent_messages",
+    "inbox",
+    "inbox_failures",
+    "outbox_identity",
+    "outbox_version",
+}
 
 
 @pytest.fixture

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from headrace.outbox.headers import EVENT_ID as EVENT_ID
     from headrace.outbox.headers import event_id_of as event_id_of
     from headrace.outbox.inbox import Inbox as Inbox
+    from headrace.outbox.inbox_failures import Handling as Handling
+    from headrace.outbox.inbox_failures import PoisonEvent as PoisonEvent
     from headrace.outbox.messages import Message as Message
     from headrace.outbox.migrating import migrate as migrate
     from headrace.outbox.migrating import schema_version as schema_version
@@ -57,6 +59,7 @@ _HOMES = {
     "DeadMessage": "dead",
     "Decoder": "ports",
     "EVENT_ID": "headers",
+    "Handling": "inbox_failures",
     "Inbox": "inbox",
     "JsonDecoder": "serializers",
     "JsonSerializer": "serializers",
@@ -64,6 +67,7 @@ _HOMES = {
     "ModelChange": "model_changes",
     "Outbox": "outbox",
     "OutboxSettings": "settings",
+    "PoisonEvent": "inbox_failures",
     "Producer": "producers",
     "Relay": "relay",
     "SentMessage": "sent",
@@ -91,6 +95,7 @@ __all__ = [
     "BytesSerializer",
     "DeadMessage",
     "Decoder",
+    "Handling",
     "Inbox",
     "JsonDecoder",
     "JsonSerializer",
@@ -98,6 +103,7 @@ __all__ = [
     "ModelChange",
     "Outbox",
     "OutboxSettings",
+    "PoisonEvent",
     "Producer",
     "Relay",
     "SentMessage",

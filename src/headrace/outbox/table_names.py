@@ -18,7 +18,7 @@ DEFAULT_PREFIX = "kafka_"
 PREFIX_OPTION = "headrace_table_prefix"
 """The execution option of a connection, or an engine, whose tables have another prefix."""
 
-_NAMES = re.compile(r"\bkafka_(messages|topic_info|dead_messages|sent_messages|inbox|outbox_identity)\b")
+_NAMES = re.compile(r"\bkafka_(messages|topic_info|dead_messages|sent_messages|inbox|inbox_failures|outbox_identity)\b")
 _PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,29}")
 
 

@@ -1,4 +1,4 @@
-"""The database's identity, the format of notes in the log, sent messages, and an inbox that takes any text."""
+"""The database's identity, the format of notes, sent messages, and an inbox that takes any text and counts failures."""
 
 import uuid
 
@@ -52,11 +52,30 @@ def upgrade() -> None:
     )
     op.create_index(_named("sent_messages_sent_at"), _named("sent_messages"), ["sent_at"])
     _change_inbox("utf8mb4", "utf8mb4_bin")
+    op.create_table(
+        _named("inbox_failures"),
+        sa.Column("consumer", _words(100), nullable=False),
+        sa.Column("event_id", _words(400), nullable=False),
+        sa.Column("topic", _ascii(249), nullable=False),
+        sa.Column("partition_nr", sa.Integer, nullable=False),
+        sa.Column("offset_nr", sa.BigInteger, nullable=False),
+        sa.Column("timestamp_ms", sa.BigInteger, nullable=False),
+        sa.Column("key", _bytes()),
+        sa.Column("message", _bytes()),
+        sa.Column("headers", _text()),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("is_poison", sa.Boolean, nullable=False, server_default=sa.false()),
+        sa.Column("last_error", _text(), nullable=False),
+        sa.Column("failed_at", sa.BigInteger, nullable=False, server_default=now_ms()),
+        sa.PrimaryKeyConstraint("consumer", "event_id"),
+        mysql_engine="InnoDB",
+    )
 
 
 def downgrade() -> None:
     """Take it away again."""
     _change_inbox("ascii", "ascii_bin")
+    op.drop_table(_named("inbox_failures"))
     op.drop_table(_named("sent_messages"))
     with op.batch_alter_table(_named("topic_info")) as table:
         table.drop_column("note_format")
@@ -73,6 +92,11 @@ def _change_inbox(charset: str, collation: str) -> None:
 
 def _ascii(length: int) -> TypeEngine[str]:
     exact = mysql.VARCHAR(length, charset="ascii", collation="ascii_bin")
+    return sa.String(length).with_variant(exact, "mysql", "mariadb")
+
+
+def _words(length: int) -> TypeEngine[str]:
+    exact = mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
     return sa.String(length).with_variant(exact, "mysql", "mariadb")
 
 
