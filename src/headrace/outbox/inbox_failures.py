@@ -64,7 +64,7 @@ class Failures:
     def forget(self, db: Connection, event_id: str) -> bool:
         """Forget the failures of an event; returns whether there were any."""
         asked = {"consumer": self._consumer, "event_id": event_id}
-        return self._execute(db, f"DELETE FROM kafka_inbox_failures WHERE {_OF_EVENT}", asked).rowcount == 1  # noqa: S608
+        return bool(self._execute(db, f"DELETE FROM kafka_inbox_failures WHERE {_OF_EVENT}", asked).rowcount == 1)  # noqa: S608
 
     def poison(self, db: Connection, *, limit: int) -> list[PoisonEvent]:
         """Return events that were given up, the oldest first."""
