@@ -39,6 +39,16 @@ class ParcelNote(Base):
     parcel_id: Mapped[int] = mapped_column(ForeignKey("change_parcels.id"))
 
 
+def n_or_nothing(change: ModelChange[Any]) -> Any:
+    return None if change.kind == "delete" else {"n": change.changed["n"]}
+
+
+@publish_changes(
+    producer(),
+    on=("update", "delete"),
+    payload=n_or_nothing,
+    when=lambda change: change.kind != "update" or change.target.n > 1,
+)
 class Pair(Base):
     __tablename__ = "change_pairs"
     one: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -100,15 +110,6 @@ def test_what_does_not_change_a_column_is_no_change(parcels: Engine) -> None:
 def test_kinds_keys_payloads_and_conditions_are_the_applications(parcels: Engine) -> None:
     """A tombstone for what is deleted, old and new values for what changed, and no message for the rest."""
 
-    def payload(change: ModelChange[Pair]) -> Any:
-        return None if change.kind == "delete" else {"n": change.changed["n"]}
-
-    publish_changes(
-        producer(),
-        on=("update", "delete"),
-        payload=payload,
-        when=lambda change: change.kind != "update" or change.target.n > 1,
-    )(Pair)
     with Session(parcels) as session:
         pair = Pair(one=1, two=2)
         session.add(pair)
