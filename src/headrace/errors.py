@@ -47,6 +47,7 @@
         ├── WrongPartitionCount
         ├── IncompatibleData        the folder was written by another version
         ├── MissingTables           the database has no outbox yet
+        ├── OutdatedTables          the database's outbox is of an earlier version
         ├── RecordsLost             the log dropped what the store never got
         ├── JournalTopicExpires     a journal's topic is configured to drop records, replicated or not
         ├── RecordsExpireSoon       a shared topic is about to drop what the store lacks
@@ -113,6 +114,7 @@ __all__ = [
     "OperationFailed",
     "ProjectionChanged",
     "ProjectionRebuilding",
+    "OutdatedTables",
     "PublishedTooLate",
     "ReadAgain",
     "RecordTooLarge",
@@ -709,6 +711,19 @@ class MissingTables(Misconfigured):
 
     database: str
     says: ClassVar[str] = "there is no outbox in {database}; run: headrace outbox migrate --database '{database}'"
+
+
+@dataclass(eq=False)
+class OutdatedTables(Misconfigured):
+    """The outbox's tables were made by an earlier version, and lack what a relay needs."""
+
+    database: str
+    version: str
+    needed: str
+    says: ClassVar[str] = (
+        "the outbox in {database} is at version {version}, this relay needs {needed}; "
+        "run: headrace outbox migrate --database '{database}'"
+    )
 
 
 @dataclass(eq=False)

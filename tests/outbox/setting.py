@@ -15,7 +15,14 @@ from headrace.outbox import Message, Outbox, OutboxSettings, Relay, event_id_of
 from headrace.outbox.engines import engine_for
 from headrace.testing.conformance.log_setting import read_all
 
-TABLES = ("kafka_messages", "kafka_topic_info", "kafka_dead_messages", "kafka_inbox")
+TABLES = (
+    "kafka_messages",
+    "kafka_topic_info",
+    "kafka_dead_messages",
+    "kafka_inbox",
+    "kafka_sent_messages",
+    "kafka_inbox_failures",
+)
 
 
 def empty(url: URL) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -76,7 +77,7 @@ async def test_a_relay_takes_the_engine_of_asyncpg(ground: Ground, asyncpg_engin
 
 @pytest.mark.parametrize("ground", GROUNDS[1:2], indirect=True)
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
-async def test_a_relay_works_through_a_pooler_in_transaction_mode(ground: Ground, delivery: str) -> None:
+async def test_a_relay_works_through_a_pooler_in_transaction_mode(ground: Ground, delivery: Any) -> None:
     """FO7: migrations, leases, reads and deletes leave nothing in a session and find nothing in one."""
     topic = await ground.topic()
     pooler = TransactionPooler(ground.url.host or "", ground.url.port or 0)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sqlite3
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from tests.outbox.conftest import GROUNDS, GROUNDS_OF_SLOW_TESTS, SERVERS
 from tests.outbox.setting import Ground, count, database_id, first_times, numbered, publish, rows, sequences, shown
+from tests.outbox.watched import WatchedLog
 
+from headrace.errors import OutdatedTables
+from headrace.log import open_log
 from headrace.model import NewRecord, TopicPartition
-from headrace.outbox import OutboxSettings, Relay, notes, sessions
+from headrace.outbox import OutboxSettings, Relay, migrate, notes, schema_version, sessions, unheard
+from headrace.outbox.engines import engine_for
 from headrace.outbox.messages import Message, Place
+from headrace.outbox.migrating import need_newest
 from headrace.outbox.notes import Notes
 from headrace.services import RunningService
 from headrace.testing import ChildProcess, running, running_function
@@ -183,6 +190,86 @@ async def test_a_database_that_falls_silent_is_noticed(ground: Ground, monkeypat
             await eventually(lambda: _is_empty(ground), within_s=60)
 
     assert [record.value for record in first_times(await ground.records(topic))] == [b"%d" % n for n in range(1, 21)]
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("ground", GROUNDS[1:3], indirect=True)
+@pytest.mark.parametrize("is_at_work", [False, True])
+async def test_a_relay_ends_though_its_database_is_frozen(ground: Ground, is_at_work: bool) -> None:
+    """L18: idle, or with a batch in hand: no thread and no task goes on waiting for an answer."""
+    topic = await ground.topic()
+    log = WatchedLog(ground.log)
+    with TcpProxy(ground.url.host or "", ground.url.port or 0) as proxy:
+        through = ground.url.set(host=proxy.host, port=proxy.port)
+        relay = Relay(through, log, settings=OutboxSettings(poll_interval_s=0.05))
+        await relay.start()
+        if is_at_work:
+            log.may_pass.clear()
+            publish(ground.engine, topic, numbered(1, 3))
+            await log.entered.wait()
+        else:
+            await eventually(lambda: _is_true(relay._database._hang_ups._open))
+        proxy.drop()
+        log.may_pass.set()
+        started_s = time.monotonic()
+        await relay.stop(timeout_s=0.5)
+        took_s = time.monotonic() - started_s
+        await eventually(lambda: _are_over(relay), within_s=15)  # one may be connecting, for 10 s at most
+
+    assert took_s < 8
+
+
+async def _are_over(relay: Relay) -> bool:
+    return not any(thread.is_alive() for thread in relay._database._threads._threads)
+
+
+async def _is_true(claim: object) -> bool:
+    return bool(claim)
+
+
+async def test_a_relay_that_can_not_connect_is_heard_without_logging(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L19: where no handler is set up, one line on stderr says what is wrong; with one, the logs say it."""
+    monkeypatch.setattr(unheard, "_has_handlers", lambda _logger: False)
+    log = await open_log(f"embedded:{tmp_path / 'log'}")
+    async with Relay("postgresql://nobody@127.0.0.1:1/none", log) as relay:
+        said: list[str] = []
+
+        async def is_told() -> bool:
+            said.append(capsys.readouterr().err)
+            return "headrace outbox: the relay can't reach its database: " in "".join(said)
+
+        await eventually(is_told)
+        dispatcher = relay._helping._workers["outbox-dispatcher"]
+        await eventually(lambda: _is_true(dispatcher.restarts >= 2))
+
+    assert "".join([*said, capsys.readouterr().err]).count("can't reach its database") == 1
+    monkeypatch.undo()
+    assert unheard._has_handlers(logging.getLogger("headrace.outbox"))  # pytest's own
+    unheard.tell_unheard("something else")
+    assert capsys.readouterr().err == ""
+    await log.close()
+
+
+@pytest.mark.parametrize("ground", GROUNDS[:1], indirect=True)
+async def test_tables_of_an_earlier_version_are_named(ground: Ground, tmp_path: Path) -> None:
+    """FO3: a relay needs the newest tables; until they are there it says what to run, and then begins by itself."""
+    url = f"sqlite:///{tmp_path / 'early.db'}"
+    migrate(url, to="0001")
+    topic = await ground.topic()
+    engine = engine_for(url)
+    publish(engine, topic, numbered(1, 2))
+    with pytest.raises(OutdatedTables, match=r"version 0001.*needs 0002; run: headrace outbox migrate"):
+        need_newest(url, schema_version(url))
+    async with Relay(url, ground.log) as relay:
+        await eventually(lambda: _is_down(relay))
+        assert count(engine) == 2
+        migrate(url)
+        await relay.drain()
+    engine.dispose()
+
+    assert await ground.values(topic) == [b"1", b"2"]
 
 
 @pytest.mark.servers

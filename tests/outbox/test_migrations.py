@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from pathlib import Path
 
 import pytest
 from sqlalchemy import URL, Engine, inspect, text
-from tests.outbox.setting import TABLES
+from tests.outbox.setting import TABLES, count, publish
 
 from headrace.errors import BadArgument, IncompatibleData, UnknownBackend, Unreachable
-from headrace.outbox import migrate, schema_version
-from headrace.outbox.engines import url_of
+from headrace.outbox import Message, migrate, schema_version
+from headrace.outbox.engines import engine_for, url_of
+from headrace.outbox.migrating import NEWEST
 from headrace.outbox.tables import metadata
 
 
@@ -42,8 +44,6 @@ def test_several_may_migrate_at_once_and_again(database: URL) -> None:
 
 def test_an_application_migrates_in_a_transaction_of_its_own(tmp_path: Path) -> None:
     """With a connection the tables come, and go, with the application's transaction; its version table is its own."""
-    from headrace.outbox.engines import engine_for
-
     engine = engine_for(f"sqlite:///{tmp_path / 'app.db'}")
     with engine.begin() as db:
         db.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32))"))
@@ -73,3 +73,31 @@ def test_an_address_that_is_wrong_is_named() -> None:
     with pytest.raises(BadArgument, match="looks like postgresql://") as refused:
         migrate("me:secret@host/x")
     assert "secret" not in str(refused.value)
+
+
+def test_a_relay_needs_the_newest_version_there_is(tmp_path: Path) -> None:
+    """FO3: the version in the code is that of the last migration."""
+    assert migrate(f"sqlite:///{tmp_path / 'app.db'}") == NEWEST
+
+
+def test_what_an_earlier_version_stored_is_kept(database: URL) -> None:
+    """FO3: messages stay, places are marked as noted in the first format, and the database gets its identity."""
+    migrate(database, to="base")
+    migrate(database, to="0001")
+    engine = engine_for(database)
+    publish(engine, "orders", [Message(b"1", "k")])
+    with engine.begin() as db:
+        db.execute(text("INSERT INTO kafka_topic_info (topic, bucket, progress_offset) VALUES ('orders', 0, 7)"))
+        db.execute(text("INSERT INTO kafka_inbox (consumer, event_id) VALUES ('billing', 'e1')"))
+    migrate(database)
+    with engine.begin() as db:
+        db.execute(text("INSERT INTO kafka_topic_info (topic, bucket) VALUES ('orders', 1)"))
+        formats = db.execute(text("SELECT note_format FROM kafka_topic_info ORDER BY bucket")).scalars().all()
+        (identity,) = db.execute(text("SELECT database_id FROM kafka_outbox_identity")).scalars()
+        inbox = db.execute(text("SELECT consumer, event_id FROM kafka_inbox")).all()
+
+    assert formats == [1, 2]
+    assert str(uuid.UUID(identity)) == identity
+    assert inbox == [("billing", "e1")]
+    assert count(engine) == 1
+    engine.dispose()

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import logging
 import os
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +21,7 @@ from headrace.errors import BadArgument, MissingExtra
 
 if TYPE_CHECKING:
     from headrace.outbox.dead import DeadMessage
+    from headrace.outbox.sent import SentMessage
     from headrace.outbox.stats import PlaceStatus
 
 __all__ = ["app"]
@@ -42,7 +44,7 @@ def migrate_tables(
     as_json: AsJson = False,
 ) -> None:
     """Make the tables, or bring them to the newest version."""
-    version = _operating().make_tables(_url(database), to=to)
+    version = _operating().make_tables(_url(database), to=to, table_prefix=_prefix())
     typer.echo(json.dumps({"version": version}) if as_json else f"the outbox's tables are at version {version}")
 
 
@@ -61,7 +63,7 @@ def run_relay(
     outbox = type(settings.outbox).model_validate({**settings.outbox.model_dump(), **changed})
     operating, url = _operating(), _url(database)
     operating.check(outbox)
-    operating.need_tables(url)
+    operating.need_tables(url, table_prefix=outbox.table_prefix)
     settings = settings.model_copy(update={"outbox": outbox})
     asyncio.run(_relay(url, address or settings.log.address, settings))
 
@@ -76,7 +78,7 @@ async def _relay(url: str, address: str, settings: HeadraceSettings) -> None:
 def show_status(database: DatabaseUrl = None, as_json: AsJson = False) -> None:
     """Show what waits, for how long, who sends it and what went wrong."""
     operating = _operating()
-    found = operating.ask(_url(database), operating.status)
+    found = operating.ask(_url(database), operating.status, table_prefix=_prefix())
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(place) for place in found]))
         return
@@ -84,6 +86,32 @@ def show_status(database: DatabaseUrl = None, as_json: AsJson = False) -> None:
     for place in found:
         table.add_row(*_status_row(place))
     Console().print(table if found else "nothing was ever published")
+
+
+@app.command("sent")
+def list_sent(
+    database: DatabaseUrl = None,
+    topic: TopicName = None,
+    event_id: Annotated[str | None, typer.Option("--event-id", help="Only the message with this event id.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most messages shown.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List messages that were sent, the last ones first; kept are those of outbox.keep_sent_topics."""
+    operating = _operating()
+    found = operating.ask(
+        _url(database),
+        lambda db: operating.sent_messages(db, topic=topic, event_id=event_id, limit=limit),
+        table_prefix=_prefix(),
+    )
+    if as_json:
+        typer.echo(json.dumps([_message_as_json(message) for message in found]))
+        return
+    table = Table("id", "topic", "key", "bytes", "event id", "sent", box=None)
+    for message in found:
+        size = "tombstone" if message.message is None else str(len(message.message))
+        at = datetime.fromtimestamp(message.sent_at / 1000, UTC).isoformat(timespec="milliseconds")
+        table.add_row(str(message.id), message.topic, _text(message.key), size, message.event_id, at)
+    Console().print(table if found else "no sent message is kept; see outbox.keep_sent_topics")
 
 
 @dead.command("list")
@@ -95,9 +123,11 @@ def list_dead(
 ) -> None:
     """List the messages that could not be sent, and why."""
     operating = _operating()
-    found = operating.ask(_url(database), lambda db: operating.dead_messages(db, topic=topic, limit=limit))
+    found = operating.ask(
+        _url(database), lambda db: operating.dead_messages(db, topic=topic, limit=limit), table_prefix=_prefix()
+    )
     if as_json:
-        typer.echo(json.dumps([_dead_as_json(message) for message in found]))
+        typer.echo(json.dumps([_message_as_json(message) for message in found]))
         return
     table = Table("id", "topic", "key", "bytes", "error", box=None)
     for message in found:
@@ -117,7 +147,9 @@ def replay_dead(
     """Put dead messages back among those to send, at their old place in the order."""
     _check_choice(ids, topic, everything)
     operating = _operating()
-    count = operating.change(_url(database), lambda db: operating.replay(db, topic=topic, ids=ids or None))
+    count = operating.change(
+        _url(database), lambda db: operating.replay(db, topic=topic, ids=ids or None), table_prefix=_prefix()
+    )
     typer.echo(json.dumps({"replayed": count}) if as_json else f"{count} messages will be sent again")
 
 
@@ -135,7 +167,9 @@ def purge_dead(
     if not yes:
         typer.confirm("throw these messages away for good?", abort=True)
     operating = _operating()
-    count = operating.change(_url(database), lambda db: operating.purge(db, topic=topic, ids=ids or None))
+    count = operating.change(
+        _url(database), lambda db: operating.purge(db, topic=topic, ids=ids or None), table_prefix=_prefix()
+    )
     typer.echo(json.dumps({"purged": count}) if as_json else f"{count} messages are gone")
 
 
@@ -149,6 +183,10 @@ def _url(database: str | None) -> str:
     if database is None and found is None:
         raise BadArgument("database", None, "say which: --database, or outbox.database in the settings")
     return database or (found.get_secret_value() if found is not None else "")
+
+
+def _prefix() -> str:
+    return HeadraceSettings.load().outbox.table_prefix
 
 
 def _operating() -> Any:  # noqa: ANN401 - a module
@@ -179,7 +217,7 @@ def _status_row(place: PlaceStatus) -> tuple[str, ...]:
     )
 
 
-def _dead_as_json(message: DeadMessage) -> dict[str, Any]:
+def _message_as_json(message: DeadMessage | SentMessage) -> dict[str, Any]:
     shown = message._asdict()
     for name in ("key", "message"):
         value = shown[name]

@@ -294,6 +294,9 @@ class OutboxSettings(Section):
     database: SecretStr | None = Field(
         default=None, description="The database, as SQLAlchemy names it: postgresql://…, mysql://…, sqlite:///file."
     )
+    table_prefix: str = Field(
+        default="kafka_", pattern="^[a-z_][a-z0-9_]{0,29}$", description="What the names of the tables begin with."
+    )
     backend: OutboxBackend = Field(
         default="db", description="db: the outbox; kafka: send at once and wait for acks; kafka_async: don't wait."
     )
@@ -305,9 +308,7 @@ class OutboxSettings(Section):
     max_message_bytes_by_topic: dict[str, Count] = Field(default={}, description="The same for single topics.")
     threads: int | None = Field(default=1, description="Workers of a relay.")
     batch_size: Count = Field(default=1000, description="Most messages that are sent and deleted together.")
-    batch_bytes: Count = Field(
-        default=16_777_216, description="Most bytes of a batch; a single message may be larger."
-    )
+    batch_bytes: Count = Field(default=16_777_216, description="Most bytes of a batch; a single message may be larger.")
     turn_batches: Count = Field(default=10, description="Full batches of a topic before others have their turn.")
     poll_interval_s: Seconds = Field(default=0.5, description="Longest time between two looks at an idle table.")
     lease_s: Seconds = Field(default=60.0, description="A lease that was not renewed for so long is free.")
@@ -326,6 +327,10 @@ class OutboxSettings(Section):
     source: str = Field(
         default="", description="Name of this database among all outboxes of the log; exactly_once needs it."
     )
+    keep_sent_topics: list[str] = Field(
+        default=[], description='Topics whose messages are kept after they were sent, for audit; "*" for all.'
+    )
+    keep_sent_s: Seconds = Field(default=604_800.0, description="How long sent messages are kept.")
     metrics_interval_s: Seconds = Field(default=15.0, description="Time between two counts of what is pending.")
 
     def buckets_of(self, topic: str) -> int:
@@ -335,6 +340,10 @@ class OutboxSettings(Section):
     def limit_of(self, topic: str) -> int:
         """Return the largest record the topic takes."""
         return self.max_message_bytes_by_topic.get(topic, self.max_message_bytes)
+
+    def keeps_sent(self, topic: str) -> bool:
+        """Return True if messages of the topic are kept after they were sent."""
+        return topic in self.keep_sent_topics or "*" in self.keep_sent_topics
 
     def poison_policy_of(self, topic: str) -> OutboxPoison:
         """Return what a poison message of the topic holds back."""

@@ -25,9 +25,13 @@ if TYPE_CHECKING:
     from headrace.outbox.headers import EVENT_ID as EVENT_ID
     from headrace.outbox.headers import event_id_of as event_id_of
     from headrace.outbox.inbox import Inbox as Inbox
+    from headrace.outbox.inbox_failures import Handling as Handling
+    from headrace.outbox.inbox_failures import PoisonEvent as PoisonEvent
     from headrace.outbox.messages import Message as Message
     from headrace.outbox.migrating import migrate as migrate
     from headrace.outbox.migrating import schema_version as schema_version
+    from headrace.outbox.model_changes import ModelChange as ModelChange
+    from headrace.outbox.model_changes import publish_changes as publish_changes
     from headrace.outbox.outbox import Outbox as Outbox
     from headrace.outbox.ports import Decoder as Decoder
     from headrace.outbox.ports import Serializer as Serializer
@@ -36,6 +40,9 @@ if TYPE_CHECKING:
     from headrace.outbox.relay import Relay as Relay
     from headrace.outbox.running import BackgroundRelay as BackgroundRelay
     from headrace.outbox.running import opened_relay as opened_relay
+    from headrace.outbox.sent import SentMessage as SentMessage
+    from headrace.outbox.sent import forget_sent as forget_sent
+    from headrace.outbox.sent import sent_messages as sent_messages
     from headrace.outbox.serializers import BytesSerializer as BytesSerializer
     from headrace.outbox.serializers import JsonDecoder as JsonDecoder
     from headrace.outbox.serializers import JsonSerializer as JsonSerializer
@@ -52,23 +59,30 @@ _HOMES = {
     "DeadMessage": "dead",
     "Decoder": "ports",
     "EVENT_ID": "headers",
+    "Handling": "inbox_failures",
     "Inbox": "inbox",
     "JsonDecoder": "serializers",
     "JsonSerializer": "serializers",
     "Message": "messages",
+    "ModelChange": "model_changes",
     "Outbox": "outbox",
     "OutboxSettings": "settings",
+    "PoisonEvent": "inbox_failures",
     "Producer": "producers",
     "Relay": "relay",
+    "SentMessage": "sent",
     "Serializer": "ports",
     "dead_messages": "dead",
     "event_id_of": "headers",
+    "forget_sent": "sent",
     "migrate": "migrating",
     "opened_relay": "running",
     "pending": "stats",
+    "publish_changes": "model_changes",
     "purge": "dead",
     "replay": "dead",
     "schema_version": "migrating",
+    "sent_messages": "sent",
     "status": "stats",
 }
 
@@ -81,23 +95,30 @@ __all__ = [
     "BytesSerializer",
     "DeadMessage",
     "Decoder",
+    "Handling",
     "Inbox",
     "JsonDecoder",
     "JsonSerializer",
     "Message",
+    "ModelChange",
     "Outbox",
     "OutboxSettings",
+    "PoisonEvent",
     "Producer",
     "Relay",
+    "SentMessage",
     "Serializer",
     "dead_messages",
     "event_id_of",
+    "forget_sent",
     "migrate",
     "opened_relay",
     "pending",
+    "publish_changes",
     "purge",
     "replay",
     "schema_version",
+    "sent_messages",
     "status",
 ]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,19 +14,24 @@ from typing import Any, TypeAlias, TypeVar
 from sqlalchemy import CursorResult, Engine, text
 from sqlalchemy.engine import Connection
 
+from headrace.observe import get_logger
 from headrace.outbox.dialects import Speech, speech_of
 from headrace.outbox.engines import DatabaseAddress, engine_for
+from headrace.outbox.hanging_up import HangUps
 from headrace.outbox.sessions import READS
+from headrace.outbox.table_names import DEFAULT_PREFIX, prefix_of, renamed
 
 __all__ = ["Database", "execute"]
 
 T = TypeVar("T")
+_logger = get_logger(__name__)
+
 Rows: TypeAlias = CursorResult[*tuple[Any, ...]]
 
 
 def execute(connection: Connection, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
     """Run one statement, its parameters written :name."""
-    return connection.execute(text(sql), dict(parameters or {}))
+    return connection.execute(text(renamed(sql, prefix_of(connection))), dict(parameters or {}))
 
 
 class Database:
@@ -34,11 +41,21 @@ class Database:
     Of a server with `patience_s` a transaction that stands still for longer is ended, see `engine_for`.
     """
 
-    def __init__(self, database: DatabaseAddress, *, threads: int = 4, patience_s: float | None = None) -> None:
-        make = partial(engine_for, database, pool_size=threads, patience_s=patience_s)
+    def __init__(
+        self,
+        database: DatabaseAddress,
+        *,
+        threads: int = 4,
+        patience_s: float | None = None,
+        table_prefix: str = DEFAULT_PREFIX,
+    ) -> None:
+        make = partial(engine_for, database, pool_size=threads, patience_s=patience_s, table_prefix=table_prefix)
         self._engine = make()
         self._is_postgresql = self._engine.dialect.name == "postgresql"
         self._relaxed = make(relaxed=True) if self._is_postgresql else self._engine
+        self._hang_ups = HangUps()
+        for engine in {self._engine, self._relaxed}:
+            self._hang_ups.watch(engine)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="headrace-outbox-sql")
         self.speech: Speech = speech_of(self._engine.dialect.name)
 
@@ -54,9 +71,17 @@ class Database:
         """Change something that may be forgotten when the server crashes right after."""
         return await self._in_thread(self._writing, self._relaxed, change)
 
-    async def close(self) -> None:
-        """Let go of connections and threads; what runs comes to its end."""
-        await asyncio.to_thread(self._close)
+    async def close(self, *, timeout_s: float = 2.0) -> None:
+        """Let go of connections and threads; what runs comes to its end, or after the time-out is cut off."""
+        closed = asyncio.get_running_loop().create_future()
+        closing = threading.Thread(target=self._close, args=(closed,), name="headrace-outbox-close", daemon=True)
+        closing.start()
+        done, _ = await asyncio.wait([closed], timeout=timeout_s)
+        if done:
+            return
+        _logger.warning("the database does not answer, its connections are cut", after_s=timeout_s)
+        self._hang_ups.all()
+        await asyncio.wait([closed], timeout=timeout_s)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -83,7 +108,14 @@ class Database:
         # Shielded: a cancelled caller must not take the outcome of a statement that runs for one that never ran.
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments))
 
-    def _close(self) -> None:
+    def _close(self, closed: asyncio.Future[None]) -> None:
         self._threads.shutdown(wait=True)
         self._engine.dispose()
         self._relaxed.dispose()
+        with contextlib.suppress(RuntimeError):  # the loop did not wait for us
+            closed.get_loop().call_soon_threadsafe(_set_done, closed)
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -20,7 +20,9 @@ def _nothing(_value: str) -> dict[str, str]:
 
 
 def _ssl_mode(value: str) -> dict[str, str]:
-    return {"sslmode": {"true": "require", "1": "require", "false": "disable", "0": "disable"}.get(value.lower(), value)}
+    return {
+        "sslmode": {"true": "require", "1": "require", "false": "disable", "0": "disable"}.get(value.lower(), value)
+    }
 
 
 def _connect_timeout(value: str) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 
-from headrace.errors import RecordTooLarge
+from headrace.errors import BadArgument, RecordTooLarge
 from headrace.model import NewRecord, check_topic_name, size_of
 from headrace.observe import inject
 from headrace.outbox.headers import as_headers, dump_headers, with_event_id
@@ -29,9 +29,11 @@ class Encoding:
         serializer: Serializer | None = None,
         key_serializer: Serializer | None = None,
     ) -> None:
+        if not isinstance(topic, str):
+            raise BadArgument("topic", topic, "a topic's name is text")
         self.topic = check_topic_name(topic)
-        self._serializer = serializer or BytesSerializer()
-        self._key_serializer = key_serializer
+        self._serializer = _checked_serializer("serializer", serializer) or BytesSerializer()
+        self._key_serializer = _checked_serializer("key_serializer", key_serializer)
         self._buckets = settings.buckets_of(topic)
         self._limit_bytes = settings.limit_of(topic)
 
@@ -39,9 +41,19 @@ class Encoding:
         """Encode the messages, all or none."""
         return [self.encode(message) for message in messages]
 
+    def encode_given(self, messages: object) -> tuple[list[Message], list[EncodedMessage]]:
+        """Return what the application gave as a list, and encoded. Raises BadArgument for anything but messages."""
+        if isinstance(messages, str | bytes | Message) or not isinstance(messages, Iterable):
+            raise BadArgument("messages", messages, "it is a list of headrace.outbox.Message")
+        given = list(messages)
+        for message in given:
+            if not isinstance(message, Message):
+                raise BadArgument("messages", message, "each of them is a headrace.outbox.Message")
+        return given, self.encode_all(given)
+
     def encode(self, message: Message) -> EncodedMessage:
         """Encode one message."""
-        value = None if message.payload is None else self._serializer.serialize(message.payload)
+        value = None if message.payload is None else _checked_bytes("payload", self._serializer, message.payload)
         key, partition_key = self._key(message.key), encode_key(message.partition_key)
         headers = dump_headers(inject(as_headers(message.headers)))
         event_id = str(uuid.uuid4())
@@ -53,9 +65,27 @@ class Encoding:
     def _key(self, key: object) -> bytes | None:
         if key is None or self._key_serializer is None:
             return encode_key(key)
-        return self._key_serializer.serialize(key)
+        return _checked_bytes("key", self._key_serializer, key)
 
     def _check_size(self, key: bytes | None, value: bytes | None, headers: str | None, event_id: str) -> None:
         size_bytes = size_of(NewRecord(self.topic, key, value, with_event_id(headers, event_id)))
         if size_bytes > self._limit_bytes:
             raise RecordTooLarge(self.topic, size_bytes, self._limit_bytes)
+
+
+def _checked_serializer(name: str, serializer: Serializer | None) -> Serializer | None:
+    if serializer is not None and (
+        isinstance(serializer, type) or not callable(getattr(serializer, "serialize", None))
+    ):
+        raise BadArgument(name, serializer, "it needs a method serialize(value) -> bytes")
+    return serializer
+
+
+def _checked_bytes(name: str, serializer: Serializer, value: object) -> bytes | None:
+    """Return what the serializer makes of the value; a database would store text as something else."""
+    made: object = serializer.serialize(value)
+    if isinstance(made, bytearray | memoryview):
+        return bytes(made)
+    if made is not None and not isinstance(made, bytes):
+        raise BadArgument(name, value, f"{type(serializer).__name__} made {type(made).__name__} of it, and not bytes")
+    return made

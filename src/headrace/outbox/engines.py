@@ -14,6 +14,7 @@ from headrace.errors import BadArgument, MissingExtra, OperationFailed, Unreacha
 from headrace.outbox.dialects import speech_of
 from headrace.outbox.driver_urls import blocking_url
 from headrace.outbox.sessions import prepare, session_options
+from headrace.outbox.table_names import DEFAULT_PREFIX, PREFIX_OPTION, checked_prefix
 
 __all__ = ["DatabaseAddress", "engine_for", "named_errors", "url_of"]
 
@@ -60,7 +61,12 @@ def _parsed(address: str | URL) -> URL:
 
 
 def engine_for(
-    database: DatabaseAddress, *, pool_size: int = 5, relaxed: bool = False, patience_s: float | None = None
+    database: DatabaseAddress,
+    *,
+    pool_size: int = 5,
+    relaxed: bool = False,
+    patience_s: float | None = None,
+    table_prefix: str = DEFAULT_PREFIX,
 ) -> Engine:
     """Make an engine. A `relaxed` one does not wait for the disk, where that is the session's to decide.
 
@@ -72,7 +78,8 @@ def engine_for(
     backend = url.get_backend_name()
     try:
         options = session_options(url, patience_s=patience_s)
-        engine = create_engine(url, pool_size=pool_size, max_overflow=0, **options)
+        names = {PREFIX_OPTION: checked_prefix(table_prefix)}
+        engine = create_engine(url, pool_size=pool_size, max_overflow=0, execution_options=names, **options)
     except ModuleNotFoundError as missing:
         _, module, extra = _DRIVERS[backend]
         raise MissingExtra(module, extra) from missing

@@ -10,6 +10,7 @@ import msgspec
 
 from headrace.errors import BadArgument
 from headrace.model import Headers
+from headrace.outbox.keys import encode_text
 
 __all__ = ["EVENT_ID", "GivenHeaders", "as_headers", "dump_headers", "event_id_of", "load_headers", "with_event_id"]
 
@@ -21,8 +22,10 @@ GivenHeaders: TypeAlias = Mapping[str, HeaderValue] | Iterable[tuple[str, Header
 
 def as_headers(given: GivenHeaders) -> Headers:
     """Return the caller's headers in the log's form; text becomes UTF-8."""
-    pairs = given.items() if isinstance(given, Mapping) else given
-    return tuple((_checked_name(name), _checked_value(name, value)) for name, value in pairs)
+    pairs: object = given.items() if isinstance(given, Mapping) else given
+    if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
+        raise BadArgument("headers", given, "they are a mapping, or pairs of a name and a value")
+    return tuple(_checked_pair(pair) for pair in pairs)
 
 
 def dump_headers(headers: Headers) -> str | None:
@@ -48,7 +51,7 @@ def event_id_of(headers: Headers) -> str | None:
     """Return the event id that a record carries, if it came out of an outbox."""
     for name, value in headers:
         if name == EVENT_ID and value is not None:
-            return value.decode(errors="replace")
+            return value.decode(errors="backslashreplace")  # so that no two ids become one
     return None
 
 
@@ -67,9 +70,16 @@ def _load(value: Any) -> bytes | None:  # noqa: ANN401 - out of JSON
     return None if value is None else str(value).encode()
 
 
+def _checked_pair(pair: object) -> tuple[str, bytes | None]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise BadArgument("headers", pair, "each of them is a pair of a name and a value")
+    return _checked_name(pair[0]), _checked_value(pair[0], pair[1])
+
+
 def _checked_name(name: object) -> str:
     if not isinstance(name, str) or not name:
         raise BadArgument("header", name, "a header's name is text, not empty")
+    encode_text("header", name)
     if name == EVENT_ID:
         raise BadArgument("header", name, "the outbox sets it")
     return name
@@ -77,7 +87,7 @@ def _checked_name(name: object) -> str:
 
 def _checked_value(name: str, value: object) -> bytes | None:
     if isinstance(value, str):
-        return value.encode()
+        return encode_text(f"header {name!r}", value)
     if value is None or isinstance(value, bytes):
         return value
     raise BadArgument(f"header {name!r}", value, "its value is bytes, text or None")

@@ -10,9 +10,11 @@ from itertools import chain, count, repeat
 from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from headrace.outbox.autocommit import need_transaction
 from headrace.outbox.dialects import Speech, speech_of
 from headrace.outbox.messages import EncodedMessage
 from headrace.outbox.metrics import INSERTED
+from headrace.outbox.table_names import DEFAULT_PREFIX, renamed
 
 __all__ = ["MOST_ROWS", "insert", "insert_async"]
 
@@ -25,18 +27,26 @@ _MOST_BYTES = 4 * 1024 * 1024
 _BINARY = frozenset({"message", "key", "partition_key"})
 
 
-def insert(connection: Connection, messages: Sequence[EncodedMessage]) -> None:
+def insert(connection: Connection, messages: Sequence[EncodedMessage], table_prefix: str = DEFAULT_PREFIX) -> None:
     """Insert the messages in their order, in the connection's transaction."""
+    need_transaction(_begun(connection))
     for sql, values in _statements(connection.dialect, messages):
-        connection.exec_driver_sql(sql, values)
+        connection.exec_driver_sql(renamed(sql, table_prefix), values)
     _count(messages)
 
 
-async def insert_async(connection: AsyncConnection, messages: Sequence[EncodedMessage]) -> None:
+async def insert_async(
+    connection: AsyncConnection, messages: Sequence[EncodedMessage], table_prefix: str = DEFAULT_PREFIX
+) -> None:
     """Insert the messages in their order, in the connection's transaction."""
-    for sql, values in _statements(connection.dialect, messages):
-        await connection.exec_driver_sql(sql, values)
-    _count(messages)
+    await connection.run_sync(insert, messages, table_prefix)
+
+
+def _begun(connection: Connection) -> Connection:
+    """Begin the transaction, as the first statement would."""
+    if not connection.in_transaction():
+        connection.begin()
+    return connection
 
 
 def _statements(dialect: Dialect, messages: Sequence[EncodedMessage]) -> Iterator[tuple[str, tuple[object, ...]]]:
@@ -92,5 +102,5 @@ def _placeholders(paramstyle: str) -> Iterator[str]:
 
 
 def _count(messages: Sequence[EncodedMessage]) -> None:
-    for topic, count in Counter(message.topic for message in messages).items():
-        INSERTED.labels(topic).inc(count)
+    for topic, inserted in Counter(message.topic for message in messages).items():
+        INSERTED.labels(topic).inc(inserted)

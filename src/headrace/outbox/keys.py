@@ -11,7 +11,7 @@ import msgspec
 from headrace.errors import BadArgument
 from headrace.model import partition_of
 
-__all__ = ["bucket_of", "encode_key"]
+__all__ = ["bucket_of", "encode_key", "encode_text"]
 
 _encoder = msgspec.json.Encoder(order="sorted")
 
@@ -21,18 +21,28 @@ def encode_key(key: Any) -> bytes | None:  # noqa: ANN401 - keys are what applic
 
     A float is refused: 1.0 and 1 are equal, and would be two keys.
     """
-    if key is None or isinstance(key, bytes):
-        return key
+    if key is None:
+        return None
+    if isinstance(key, bytes | bytearray | memoryview):
+        return bytes(key)
     if isinstance(key, str):
-        return key.encode()
+        return encode_text("key", key)
     if isinstance(key, bool | float):
         raise BadArgument("key", key, "a key is bytes, text, a whole number, a UUID or a structure of these")
     if isinstance(key, int | uuid.UUID | decimal.Decimal):
         return str(key).encode()
     try:
         return _encoder.encode(key)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadArgument("key", key, f"it has no JSON form: {error}") from error
+
+
+def encode_text(name: str, words: str) -> bytes:
+    """Return the text as UTF-8. Raises BadArgument for what has no UTF-8, as half of a surrogate pair."""
+    try:
+        return words.encode()
+    except UnicodeEncodeError as error:
+        raise BadArgument(name, words, f"it has no UTF-8: {error.reason}") from error
 
 
 def bucket_of(order_key: bytes | None, event_id: str, buckets: int) -> int:

@@ -14,6 +14,9 @@ from headrace.outbox.headers import EVENT_ID, GivenHeaders, with_event_id
 __all__ = ["EncodedMessage", "Message", "PendingMessage", "Place", "event_time_ms", "record_of"]
 
 
+_LAST_MS = 253_402_300_799_999
+
+
 class Place(NamedTuple):
     """One topic's bucket: what a lease is about."""
 
@@ -77,8 +80,10 @@ def event_time_ms(given: datetime | int | None) -> int | None:
         if given.tzinfo is None:
             raise BadArgument("event_time", given, "it needs a time zone, such as datetime.UTC")
         given = int(given.timestamp() * 1000)
-    if given < 1:
-        raise BadArgument("event_time", given, "it lies after 1970")
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise BadArgument("event_time", given, "it is a datetime with a time zone, or whole milliseconds since 1970")
+    if not 1 <= given <= _LAST_MS:
+        raise BadArgument("event_time", given, "it lies after 1970 and before the year 10000")
     return given
 
 

@@ -9,12 +9,16 @@ from pathlib import Path
 from sqlalchemy import Engine, inspect, text
 from sqlalchemy.engine import Connection
 
-from headrace.errors import IncompatibleData, MissingExtra
-from headrace.outbox.engines import DatabaseAddress, engine_for, named_errors
+from headrace.errors import IncompatibleData, MissingExtra, MissingTables, OutdatedTables
+from headrace.outbox.engines import DatabaseAddress, engine_for, named_errors, url_of
+from headrace.outbox.table_names import DEFAULT_PREFIX, checked_prefix, version_table
 
-__all__ = ["VERSION_TABLE", "migrate", "schema_version"]
+__all__ = ["NEWEST", "VERSION_TABLE", "migrate", "need_newest", "schema_version", "version_in"]
 
-VERSION_TABLE = "headrace_outbox_version"
+NEWEST = "0002"
+"""The version that a relay needs."""
+
+VERSION_TABLE = version_table(DEFAULT_PREFIX)
 """Where Alembic keeps our version: a table of its own, beside the application's."""
 
 _FOLDER = Path(__file__).parent / "migrations"
@@ -22,34 +26,50 @@ _LOCK_NUMBER = 0x6865616472
 _LOCK_S = 60
 
 
-def migrate(database: DatabaseAddress | Connection, *, to: str = "head") -> str | None:
+def migrate(
+    database: DatabaseAddress | Connection, *, to: str = "head", table_prefix: str = DEFAULT_PREFIX
+) -> str | None:
     """Bring the tables to a version, `head` being the newest and `base` none at all; returns the version then.
 
     Any number of processes may do this at once. With a Connection it happens in the caller's transaction, as in a
     migration of the application's own. Raises Unreachable, OperationFailed.
     """
+    checked_prefix(table_prefix)
     if isinstance(database, Connection):
-        _run(database, to)
-        return _version(database)
+        _run(database, to, table_prefix)
+        return version_in(database, table_prefix)
     engine = engine_for(database, pool_size=2)
     try:
         with named_errors(database, "migrating"), _one_at_a_time(engine), engine.begin() as connection:
-            _run(connection, to)
-        return schema_version(engine)
+            _run(connection, to, table_prefix)
+        return schema_version(engine, table_prefix=table_prefix)
     finally:
         engine.dispose()
 
 
-def schema_version(database: DatabaseAddress) -> str | None:
+def schema_version(database: DatabaseAddress, *, table_prefix: str = DEFAULT_PREFIX) -> str | None:
     """Return the version of the tables; None when they were never made."""
     engine = engine_for(database, pool_size=1)
     if engine.dialect.name == "sqlite" and not _is_there(engine.url.database or ""):
         return None
     try:
         with named_errors(database, "looking for the tables in"), engine.connect() as connection:
-            return _version(connection)
+            return version_in(connection, table_prefix)
     finally:
         engine.dispose()
+
+
+def need_newest(database: DatabaseAddress, version: str | None) -> None:
+    """Raise MissingTables or OutdatedTables, each with what to run, unless the version is what a relay needs."""
+    if version is None:
+        raise MissingTables(_shown(database))
+    if version < NEWEST:
+        raise OutdatedTables(_shown(database), version, NEWEST)
+
+
+def _shown(database: DatabaseAddress) -> str:
+    url = url_of(database)
+    return url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)
 
 
 def _is_there(file: str) -> bool:
@@ -57,7 +77,7 @@ def _is_there(file: str) -> bool:
     return file.startswith("file:") or Path(file).exists() or not Path(file).parent.exists()
 
 
-def _run(connection: Connection, to: str) -> None:
+def _run(connection: Connection, to: str, table_prefix: str) -> None:
     try:
         from alembic import command
         from alembic.config import Config
@@ -67,16 +87,19 @@ def _run(connection: Connection, to: str) -> None:
     config = Config()
     config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
     config.attributes["connection"] = connection
+    config.attributes["table_prefix"] = table_prefix
     try:
         (command.downgrade if to == "base" else command.upgrade)(config, to)
     except CommandError as error:
         raise IncompatibleData(f"the outbox in {connection.engine.url.render_as_string()}", str(error), to) from error
 
 
-def _version(connection: Connection) -> str | None:
-    if not inspect(connection).has_table(VERSION_TABLE):
+def version_in(connection: Connection, table_prefix: str = DEFAULT_PREFIX) -> str | None:
+    """Return the version of the tables, asked on a connection; None when they were never made by migrations."""
+    table = version_table(checked_prefix(table_prefix))
+    if not inspect(connection).has_table(table):
         return None
-    version = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608
+    version = connection.execute(text(f"SELECT version_num FROM {table}")).scalar()  # noqa: S608
     return None if version is None else str(version)
 
 

@@ -7,20 +7,20 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-from sqlalchemy import make_url
 from sqlalchemy.engine import Connection
 
 from headrace.config import HeadraceSettings
-from headrace.errors import MissingTables
 from headrace.observe import serve
 from headrace.outbox.databases import Database
 from headrace.outbox.dead import dead_messages, purge, replay
 from headrace.outbox.engines import named_errors
-from headrace.outbox.migrating import migrate, schema_version
+from headrace.outbox.migrating import migrate, need_newest, schema_version
 from headrace.outbox.relay import checked_threads
 from headrace.outbox.running import opened_relay
+from headrace.outbox.sent import sent_messages
 from headrace.outbox.settings import OutboxSettings
 from headrace.outbox.stats import status
+from headrace.outbox.table_names import DEFAULT_PREFIX
 from headrace.runtime import shutdown_on_signals
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "purge",
     "relay_until_told",
     "replay",
+    "sent_messages",
     "status",
 ]
 
@@ -44,25 +45,24 @@ def check(settings: OutboxSettings) -> None:
     checked_threads(settings)
 
 
-def make_tables(url: str, *, to: str) -> str | None:
+def make_tables(url: str, *, to: str, table_prefix: str = DEFAULT_PREFIX) -> str | None:
     """Bring the tables to a version; returns it."""
-    return migrate(url, to=to)
+    return migrate(url, to=to, table_prefix=table_prefix)
 
 
-def ask(url: str, question: Callable[[Connection], T]) -> T:
+def ask(url: str, question: Callable[[Connection], T], *, table_prefix: str = DEFAULT_PREFIX) -> T:
     """Ask the database something."""
-    return _use(url, Database.reading, question)
+    return _use(url, table_prefix, Database.reading, question)
 
 
-def change(url: str, do: Callable[[Connection], T]) -> T:
+def change(url: str, do: Callable[[Connection], T], *, table_prefix: str = DEFAULT_PREFIX) -> T:
     """Change something, in one transaction."""
-    return _use(url, Database.writing, do)
+    return _use(url, table_prefix, Database.writing, do)
 
 
-def need_tables(url: str) -> None:
-    """Raise MissingTables, with what to run, unless the tables are there."""
-    if schema_version(url) is None:
-        raise MissingTables(_shown(url))
+def need_tables(url: str, *, table_prefix: str = DEFAULT_PREFIX) -> None:
+    """Raise MissingTables or OutdatedTables, with what to run, unless the tables are there and new enough."""
+    need_newest(url, schema_version(url, table_prefix=table_prefix))
 
 
 async def relay_until_told(
@@ -80,16 +80,15 @@ async def relay_until_told(
 
 
 def _use(
-    url: str, enter: Callable[[Database], AbstractContextManager[Connection]], use: Callable[[Connection], T]
+    url: str,
+    table_prefix: str,
+    enter: Callable[[Database], AbstractContextManager[Connection]],
+    use: Callable[[Connection], T],
 ) -> T:
-    need_tables(url)
-    opened = Database(url, threads=1)
+    need_tables(url, table_prefix=table_prefix)
+    opened = Database(url, threads=1, table_prefix=table_prefix)
     try:
         with named_errors(url, "using"), enter(opened) as connection:
             return use(connection)
     finally:
         asyncio.run(opened.close())
-
-
-def _shown(url: str) -> str:
-    return make_url(url).render_as_string(hide_password=True)

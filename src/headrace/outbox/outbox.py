@@ -34,13 +34,15 @@ class Outbox:
         self, topic: str, *, serializer: Serializer | None = None, key_serializer: Serializer | None = None
     ) -> Producer:
         """Return a producer for blocking code. Without a serializer payloads are bytes, text or None."""
-        return Producer(self._encoding(topic, serializer, key_serializer), self.settings.backend, self._direct)
+        encoding = self._encoding(topic, serializer, key_serializer)
+        return Producer(encoding, self.settings.backend, self._direct, table_prefix=self.settings.table_prefix)
 
     def async_producer(
         self, topic: str, *, serializer: Serializer | None = None, key_serializer: Serializer | None = None
     ) -> AsyncProducer:
         """Return a producer for coroutines."""
-        return AsyncProducer(self._encoding(topic, serializer, key_serializer), self.settings.backend, self._direct)
+        encoding = self._encoding(topic, serializer, key_serializer)
+        return AsyncProducer(encoding, self.settings.backend, self._direct, table_prefix=self.settings.table_prefix)
 
     async def flush(self) -> None:
         """Wait for what kafka_async has on its way."""

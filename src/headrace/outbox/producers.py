@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -20,6 +20,7 @@ from headrace.outbox.messages import EncodedMessage, Message
 from headrace.outbox.ports import BackendName
 from headrace.outbox.recording import record
 from headrace.outbox.staging import stage
+from headrace.outbox.table_names import DEFAULT_PREFIX
 
 __all__ = ["AsyncProducer", "AsyncWhere", "Producer", "Where"]
 
@@ -34,10 +35,13 @@ class Producer:
     `kafka` and `kafka_async` ignore it.
     """
 
-    def __init__(self, encoding: Encoding, backend: BackendName, direct: Direct) -> None:
+    def __init__(
+        self, encoding: Encoding, backend: BackendName, direct: Direct, *, table_prefix: str = DEFAULT_PREFIX
+    ) -> None:
         self._encoding = encoding
         self._backend = backend
         self._direct = direct
+        self._table_prefix = table_prefix
 
     def publish(
         self,
@@ -55,12 +59,13 @@ class Producer:
 
     def publish_list(self, where: Where, messages: Sequence[Message], *, backend: BackendName | None = None) -> None:
         """Publish messages, in order: all are encoded before the first is stored."""
-        encoded = self._encoding.encode_all(messages)
-        if not encoded or record(messages, encoded):
+        chosen = _checked_backend(self._backend if backend is None else backend)
+        given, encoded = self._encoding.encode_given(messages)
+        if not encoded or record(given, encoded):
             return
-        match backend or self._backend:
+        match chosen:
             case "db":
-                _store(where, encoded)
+                _store(where, encoded, self._table_prefix)
             case "kafka":
                 self._direct.send_blocking(encoded)
             case "kafka_async":
@@ -70,10 +75,13 @@ class Producer:
 class AsyncProducer:
     """Publishes to one topic, from coroutines; the same names as Producer's."""
 
-    def __init__(self, encoding: Encoding, backend: BackendName, direct: Direct) -> None:
+    def __init__(
+        self, encoding: Encoding, backend: BackendName, direct: Direct, *, table_prefix: str = DEFAULT_PREFIX
+    ) -> None:
         self._encoding = encoding
         self._backend = backend
         self._direct = direct
+        self._table_prefix = table_prefix
 
     async def publish(
         self,
@@ -93,38 +101,45 @@ class AsyncProducer:
         self, where: AsyncWhere, messages: Sequence[Message], *, backend: BackendName | None = None
     ) -> None:
         """Publish messages, in order: all are encoded before the first is stored."""
-        encoded = self._encoding.encode_all(messages)
-        if not encoded or record(messages, encoded):
+        chosen = _checked_backend(self._backend if backend is None else backend)
+        given, encoded = self._encoding.encode_given(messages)
+        if not encoded or record(given, encoded):
             return
-        match backend or self._backend:
+        match chosen:
             case "db":
-                await _store_async(where, encoded)
+                await _store_async(where, encoded, self._table_prefix)
             case "kafka":
                 await self._direct.send(encoded)
             case "kafka_async":
                 self._direct.send_later(encoded)
 
 
-def _store(where: object, messages: list[EncodedMessage]) -> None:
+def _checked_backend(backend: BackendName) -> BackendName:
+    if backend not in get_args(BackendName):
+        raise BadArgument("backend", backend, f"it is one of {', '.join(get_args(BackendName))}")
+    return backend
+
+
+def _store(where: object, messages: list[EncodedMessage], table_prefix: str) -> None:
     if isinstance(where, scoped_session):
         where = where()
     if isinstance(where, Session):
-        stage(where, messages)
+        stage(where, messages, table_prefix)
     elif isinstance(where, Connection):
-        insert(where, messages)
+        insert(where, messages, table_prefix)
         announce_at_commit(where)
     else:
         raise BadArgument("where", where, "the backend db needs the Session or Connection of your transaction")
 
 
-async def _store_async(where: object, messages: list[EncodedMessage]) -> None:
+async def _store_async(where: object, messages: list[EncodedMessage], table_prefix: str) -> None:
     if isinstance(where, async_scoped_session):
         where = where()
     if isinstance(where, AsyncSession):
         # Staging may have to begin the transaction, which is the driver's business and so a greenlet's.
-        await where.run_sync(stage, messages)
+        await where.run_sync(stage, messages, table_prefix)
     elif isinstance(where, AsyncConnection):
-        await insert_async(where, messages)
+        await insert_async(where, messages, table_prefix)
         if where.sync_connection is not None:
             announce_at_commit(where.sync_connection)
     else:

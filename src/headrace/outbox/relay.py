@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from functools import partial
 from types import TracebackType
 
 from sqlalchemy.exc import DBAPIError
 
-from headrace.errors import BadArgument, MissingTables, TimedOut
+from headrace.errors import BadArgument, HeadraceError, TimedOut
 from headrace.log import Log
 from headrace.observe import Health, get_logger
 from headrace.outbox.databases import Database
@@ -17,15 +18,17 @@ from headrace.outbox.engines import DatabaseAddress, url_of
 from headrace.outbox.exactly_once import ExactlyOnce
 from headrace.outbox.leases import Leases
 from headrace.outbox.listening import listen
-from headrace.outbox.migrating import schema_version
+from headrace.outbox.migrating import need_newest, version_in
 from headrace.outbox.places import Places
 from headrace.outbox.ports import Decoder
 from headrace.outbox.rows import Rows
 from headrace.outbox.sending import AtLeastOnce, Sender
+from headrace.outbox.sent import forget_sent
 from headrace.outbox.settings import OutboxSettings
 from headrace.outbox.showing import Showing
 from headrace.outbox.stats import is_empty, pending, show_pending
 from headrace.outbox.turns import Parts, Turn
+from headrace.outbox.unheard import tell_unheard
 from headrace.outbox.waking import listening, listening_url, stop_listening
 from headrace.runtime import Backoff, Supervisor
 
@@ -33,6 +36,7 @@ __all__ = ["Relay", "checked_threads"]
 
 _logger = get_logger(__name__)
 
+_FORGETTING_S = 60.0
 _RESTARTS = Backoff(first_s=0.1, limit_s=5.0)
 
 
@@ -57,10 +61,20 @@ class Relay:
         self.settings = settings = settings or OutboxSettings()
         self._threads = checked_threads(settings)
         self._url = url_of(database)
-        self._database = Database(database, threads=2 * self._threads + 2, patience_s=settings.lease_s)
+        self._database = Database(
+            database,
+            threads=2 * self._threads + 2,
+            patience_s=settings.lease_s,
+            table_prefix=settings.table_prefix,
+        )
         self._is_stopping = False
         self.workers = tuple(str(uuid.uuid4()) for _ in range(self._threads))
-        rows = Rows(self._database, batch_size=settings.batch_size, batch_bytes=settings.batch_bytes)
+        rows = Rows(
+            self._database,
+            batch_size=settings.batch_size,
+            batch_bytes=settings.batch_bytes,
+            keeps_sent=settings.keeps_sent,
+        )
         self._parts = Parts(
             Leases(self._database, lease_s=settings.lease_s, owners=self.workers),
             rows,
@@ -88,6 +102,8 @@ class Relay:
             self._working.add(f"outbox-{worker[:8]}", lambda turn=turn: self._work(turn), backoff=_RESTARTS)  # type: ignore[misc]
         self._helping.add("outbox-dispatcher", self._dispatch, backoff=_RESTARTS)
         self._helping.add("outbox-metrics", self._measure, backoff=_RESTARTS)
+        if self.settings.keep_sent_topics:
+            self._helping.add("outbox-forgetting", self._forget_sent, backoff=_RESTARTS)
         if self._url.get_backend_name() == "postgresql":
             self._helping.add("outbox-listener", lambda: listen(self._url, self._dispatcher.wake), backoff=_RESTARTS)
         listening(listening_url(self._url), self.wake)
@@ -145,14 +161,29 @@ class Relay:
 
     async def _dispatch(self) -> None:
         try:
+            await self._need_tables(only_if_known=True)
             await self._dispatcher.run()
         except DBAPIError as error:
             # Every database names the table that it misses; only then is it worth asking.
-            if "kafka_messages" in str(error.orig) and await asyncio.to_thread(schema_version, self._url) is None:
-                raise MissingTables(
-                    self._url.set(drivername=self._url.get_backend_name()).render_as_string()
-                ) from error
+            if f"{self.settings.table_prefix}messages" in str(error.orig):
+                tell_unheard(f"the relay can't read its tables: {error.orig}")
+                await self._need_tables()
+            tell_unheard(f"the relay can't reach its database: {error.orig}")
             raise
+        except HeadraceError as error:
+            tell_unheard(f"the relay stands still: {error}")
+            raise
+
+    async def _need_tables(self, *, only_if_known: bool = False) -> None:
+        """Raise what to run unless the tables are new enough; those an application made itself have no version."""
+        version = await self._database.read(partial(version_in, table_prefix=self.settings.table_prefix))
+        if version is not None or not only_if_known:
+            need_newest(self._url, version)
+
+    async def _forget_sent(self) -> None:
+        while True:
+            await self._database.write_relaxed(partial(forget_sent, older_than_s=self.settings.keep_sent_s))
+            await asyncio.sleep(min(_FORGETTING_S, self.settings.keep_sent_s))
 
     async def _measure(self) -> None:
         while True:

@@ -9,7 +9,8 @@ whatever of its key is committed with a higher id did not wait for it, and has n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, Protocol, cast
 
 from sqlalchemy.engine import Connection
@@ -21,10 +22,10 @@ from headrace.outbox.messages import PendingMessage, Place
 from headrace.outbox.ports import PoisonPolicy
 from headrace.runtime import crash_point
 
-__all__ = ["RowBatch", "Rows", "Settled", "message_columns"]
+__all__ = ["RowBatch", "Rows", "Settled", "message_columns", "parts_of"]
 
-# As many messages as one statement deletes; a restored database may have more than a batch to catch up with.
-_MOST_DELETED = 5000
+# As many messages as one statement copies or deletes; a restored database may have more than a batch to catch up with.
+_MOST_AT_ONCE = 5000
 
 # Blocked is a key, or a topic, with a dead message; whatever came behind it stays where it is.
 _KEY_IS_FREE = (
@@ -44,7 +45,7 @@ class RowBatch(NamedTuple):
 class Settled(Protocol):
     """What became of messages: those that are in the log, and those that can't be sent, each with the reason.
 
-    `event_ids` has the event id of each of them.
+    `event_ids` has the event id of each of them, `superseded` those for which a later message was sent.
     """
 
     @property
@@ -57,14 +58,25 @@ class Settled(Protocol):
     def event_ids(self) -> Mapping[int, str]: ...  # noqa: D102
 
     @property
+    def superseded(self) -> AbstractSet[int]: ...  # noqa: D102
+
+    @property
     def progress_offset(self) -> int | None: ...  # noqa: D102
 
 
 class Rows:
     """The rows of kafka_messages as the relay uses them."""
 
-    def __init__(self, database: Database, *, batch_size: int, batch_bytes: int) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        batch_size: int,
+        batch_bytes: int,
+        keeps_sent: Callable[[str], bool] = lambda _topic: False,
+    ) -> None:
         self._database = database
+        self._keeps_sent = keeps_sent
         self._speech = database.speech
         self._batch_size = batch_size
         self._batch_bytes = batch_bytes
@@ -102,13 +114,27 @@ class Rows:
         confirm(db, self._speech, lease, progress_offset=settled.progress_offset)
         for id_, reason in settled.refused.items():
             self._bury(db, id_, settled.event_ids[id_], reason)
+        if self._keeps_sent(lease.place.topic):
+            self._keep(db, {id_: settled.event_ids[id_] for id_ in settled.ids if id_ not in settled.superseded})
         gone, ids = 0, [*settled.ids, *settled.refused]
-        for start in range(0, len(ids), _MOST_DELETED):
-            chosen = {id_: settled.event_ids[id_] for id_ in ids[start : start + _MOST_DELETED]}
+        for chosen in parts_of({id_: settled.event_ids[id_] for id_ in ids}):
             condition, parameters = self._speech.with_messages(chosen)
             gone += execute(db, self._speech.delete_messages + condition, parameters).rowcount
         crash_point("outbox.before-delete-commit")
         return gone
+
+    def _keep(self, db: Connection, sent: Mapping[int, str]) -> None:
+        """Copy messages to where sent ones are kept; one that is there already was sent twice."""
+        before, after = self._speech.insert_or_ignore
+        columns = ", ".join(message_columns(self._speech))
+        for chosen in parts_of(sent):
+            condition, parameters = self._speech.with_messages(chosen)
+            execute(
+                db,
+                f"{before} INTO kafka_sent_messages ({columns}) "  # noqa: S608
+                f"SELECT {columns} FROM kafka_messages WHERE {condition} {after}",
+                parameters,
+            )
 
     def _bury(self, db: Connection, id_: int, event_id: str, reason: str) -> None:
         columns = (
@@ -144,6 +170,13 @@ class Rows:
         fetched = cast("Any", execute(db, sql, asked)).cursor.fetchall()
         rows = [PendingMessage._make(row[:-1]) for row in fetched]
         return RowBatch(rows, bool(rows) and (len(rows) == self._batch_size or len(rows) < fetched[0][-1]))
+
+
+def parts_of(event_ids: Mapping[int, str]) -> Iterator[dict[int, str]]:
+    """Yield the ids with their event ids in parts that fit a statement."""
+    pairs = list(event_ids.items())
+    for start in range(0, len(pairs), _MOST_AT_ONCE):
+        yield dict(pairs[start : start + _MOST_AT_ONCE])
 
 
 def message_columns(speech: Speech) -> tuple[str, ...]:

@@ -25,14 +25,15 @@ class Sent:
     """What became of messages: ids that are done, ids that can't be sent, each with the reason.
 
     Done are those that were acknowledged, and those that an acknowledged one of a compacted topic stands for. What is
-    in neither was held back. `event_ids` has the event id of each. `progress_offset` is where the log noted the batch,
-    if it did.
+    in neither was held back. `event_ids` has the event id of each, `superseded` those that another one stands for.
+    `progress_offset` is where the log noted the batch, if it did.
     """
 
     ids: list[int] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
     progress_offset: int | None = None
     event_ids: dict[int, str] = field(default_factory=dict)
+    superseded: set[int] = field(default_factory=set)
 
     @property
     def is_empty(self) -> bool:
@@ -41,7 +42,10 @@ class Sent:
 
     def add(self, batch: Compacted, acknowledged: Iterable[int]) -> None:
         """Add what is done now that these messages of the batch were acknowledged."""
-        self.ids.extend(batch.ids_done(acknowledged))
+        themselves = list(acknowledged)
+        done = batch.ids_done(themselves)
+        self.ids.extend(done)
+        self.superseded.update(set(done).difference(themselves))
         self.event_ids.update({row.id: row.event_id for row in batch.rows})
 
     def merge(self, other: Sent) -> None:
@@ -50,6 +54,7 @@ class Sent:
         self.ids.extend(id_ for id_ in other.ids if id_ not in known)
         self.refused.update(other.refused)
         self.event_ids.update(other.event_ids)
+        self.superseded.update(other.superseded)
         offsets = [each for each in (self.progress_offset, other.progress_offset) if each is not None]
         self.progress_offset = max(offsets, default=None)
 

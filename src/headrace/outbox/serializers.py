@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import BadArgument
+from headrace.outbox.keys import encode_text
 
 __all__ = ["BytesSerializer", "JsonDecoder", "JsonSerializer"]
 
@@ -19,7 +20,7 @@ class BytesSerializer:
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
         if isinstance(value, str):
-            return value.encode()
+            return encode_text("payload", value)
         raise BadArgument("payload", value, "without a serializer it must be bytes, text or None")
 
 
@@ -30,7 +31,7 @@ class JsonSerializer:
         """Return the JSON."""
         try:
             return msgspec.json.encode(value)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise BadArgument("payload", value, f"JSON can't hold it: {error}") from error
 
 

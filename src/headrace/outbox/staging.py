@@ -13,17 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import cast
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import InvalidRequestError, PendingRollbackError
+from sqlalchemy.exc import InvalidRequestError, PendingRollbackError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from headrace.errors import PublishedTooLate
+from headrace.outbox.autocommit import need_transaction
 from headrace.outbox.inserting import insert
 from headrace.outbox.messages import EncodedMessage
+from headrace.outbox.table_names import DEFAULT_PREFIX
 from headrace.outbox.tables import kafka_messages
 from headrace.outbox.waking import announce
 
@@ -37,14 +41,14 @@ _CLAUSE = {"clause": kafka_messages}
 
 @dataclass(slots=True)
 class _Staged:
-    """A session's messages, each with the savepoints and the transaction it was published in."""
+    """A session's messages, each with its tables' prefix, the savepoints and the transaction it was published in."""
 
-    messages: list[tuple[tuple[SessionTransaction, ...], EncodedMessage]] = field(default_factory=list)
+    messages: list[tuple[tuple[SessionTransaction, ...], str, EncodedMessage]] = field(default_factory=list)
     is_inserted: bool = False
 
-    def take(self) -> list[EncodedMessage]:
-        """Return the messages, which wait no longer."""
-        taken = [message for _, message in self.messages]
+    def take(self) -> list[tuple[str, EncodedMessage]]:
+        """Return the messages with their prefixes; they wait no longer."""
+        taken = [(prefix, message) for _, prefix, message in self.messages]
         self.messages.clear()
         return taken
 
@@ -53,19 +57,20 @@ _sessions: WeakKeyDictionary[Connection, WeakSet[Session]] = WeakKeyDictionary()
 """Sessions that have published on a connection in the transaction that it is in."""
 
 
-def stage(session: Session, messages: Sequence[EncodedMessage]) -> None:
+def stage(session: Session, messages: Sequence[EncodedMessage], table_prefix: str = DEFAULT_PREFIX) -> None:
     """Keep the messages until the session commits; a savepoint that is rolled back takes its own along."""
     connection = _connection(session, messages)
+    need_transaction(connection)
     within = tuple(_and_around(session.get_nested_transaction() or session.get_transaction()))
     waiting = session.info.setdefault(_NAME, _Staged())
-    waiting.messages.extend((within, message) for message in messages)
+    waiting.messages.extend((within, table_prefix, message) for message in messages)
     _insert_before_commit_of(connection, session)
 
 
 def staged(session: Session) -> list[EncodedMessage]:
     """Return what waits in the session."""
     waiting = _staged(session)
-    return [] if waiting is None else [message for _, message in waiting.messages]
+    return [] if waiting is None else [message for _, _, message in waiting.messages]
 
 
 def _staged(session: Session) -> _Staged | None:
@@ -76,7 +81,7 @@ def _connection(session: Session, messages: Sequence[EncodedMessage]) -> Connect
     """Return the session's connection; it begins the transaction, as any other use would."""
     try:
         return session.connection(bind_arguments=_CLAUSE)
-    except PendingRollbackError:
+    except (PendingRollbackError, UnboundExecutionError):
         raise
     except InvalidRequestError as error:
         raise PublishedTooLate(messages[0].topic, len(messages), str(error)) from error
@@ -114,7 +119,8 @@ def _insert_rest(connection: Connection) -> None:
 
 
 def _insert(waiting: _Staged, connection: Connection) -> None:
-    insert(connection, waiting.take())
+    for prefix, messages in groupby(waiting.take(), key=itemgetter(0)):
+        insert(connection, [message for _, message in messages], prefix)
     waiting.is_inserted = True
 
 
@@ -134,7 +140,7 @@ def _insert_into_outer(session: Session, waiting: _Staged) -> None:
     bind = session.get_bind(clause=kafka_messages)
     if not isinstance(bind, Connection) or not bind.in_transaction():
         left = waiting.take()
-        raise PublishedTooLate(left[0].topic, len(left), "it was committed without them")
+        raise PublishedTooLate(left[0][1].topic, len(left), "it was committed without them")
     _insert(waiting, bind)
 
 

@@ -29,12 +29,16 @@ __all__ = [
     "DEAD_MESSAGES",
     "IDENTITY",
     "INBOX",
+    "INBOX_FAILURES",
     "MESSAGES",
+    "SENT_MESSAGES",
     "TOPIC_INFO",
     "kafka_dead_messages",
     "kafka_inbox",
+    "kafka_inbox_failures",
     "kafka_messages",
     "kafka_outbox_identity",
+    "kafka_sent_messages",
     "kafka_topic_info",
     "metadata",
     "now_ms",
@@ -44,7 +48,9 @@ MESSAGES = "kafka_messages"
 TOPIC_INFO = "kafka_topic_info"
 DEAD_MESSAGES = "kafka_dead_messages"
 INBOX = "kafka_inbox"
+INBOX_FAILURES = "kafka_inbox_failures"
 IDENTITY = "kafka_outbox_identity"
+SENT_MESSAGES = "kafka_sent_messages"
 
 metadata = MetaData()
 
@@ -168,5 +174,37 @@ kafka_outbox_identity = Table(
     metadata,
     Column("nr", Integer, primary_key=True, autoincrement=False),
     Column("database_id", _name(36), nullable=False),
+    mysql_engine="InnoDB",
+)
+
+kafka_sent_messages = Table(
+    SENT_MESSAGES,
+    metadata,
+    Column("id", BigInteger, nullable=False),
+    *_message_columns(),
+    Column("created_at", BigInteger, nullable=False),
+    Column("sent_at", BigInteger, nullable=False, server_default=now_ms()),
+    PrimaryKeyConstraint("event_id"),
+    Index("kafka_sent_messages_sent_at", "sent_at"),
+    mysql_engine="InnoDB",
+)
+
+kafka_inbox_failures = Table(
+    INBOX_FAILURES,
+    metadata,
+    Column("consumer", _words(100), nullable=False),
+    Column("event_id", _words(400), nullable=False),
+    Column("topic", _name(249), nullable=False),
+    Column("partition_nr", Integer, nullable=False),
+    Column("offset_nr", BigInteger, nullable=False),
+    Column("timestamp_ms", BigInteger, nullable=False),
+    Column("key", _bytes()),
+    Column("message", _bytes()),
+    Column("headers", _text()),
+    Column("attempts", Integer, nullable=False),
+    Column("is_poison", Boolean, nullable=False, server_default=expression.false()),
+    Column("last_error", _text(), nullable=False),
+    Column("failed_at", BigInteger, nullable=False, server_default=now_ms()),
+    PrimaryKeyConstraint("consumer", "event_id"),
     mysql_engine="InnoDB",
 )

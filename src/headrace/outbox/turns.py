@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from headrace.errors import Fenced
+from headrace.errors import Fenced, Misconfigured, Unavailable
 from headrace.observe import get_logger
-from headrace.outbox.compacting import Compacted, compact, keep_all
+from headrace.outbox.compacting import compact, keep_all
 from headrace.outbox.flows import Flow
 from headrace.outbox.leases import Lease, LeaseLost, Leases
 from headrace.outbox.messages import PendingMessage, Place
@@ -21,6 +22,7 @@ from headrace.outbox.rows import Rows
 from headrace.outbox.sending import Sender, Sent
 from headrace.outbox.settings import OutboxSettings
 from headrace.outbox.showing import Showing
+from headrace.outbox.unheard import tell_unheard
 from headrace.runtime import Backoff, crash_point
 
 __all__ = ["Parts", "Turn"]
@@ -29,6 +31,10 @@ _logger = get_logger(__name__)
 
 # A place whose messages are all held back is looked at again after this.
 _BLOCKED_PAUSE_MS = 1000
+
+
+# How long a database that may be frozen is waited for when the work is over anyway.
+_LAST_WORD_S = 1.0
 
 
 @dataclass(slots=True)
@@ -69,7 +75,7 @@ class Turn:
             _logger.warning("lease lost, its new holder goes on", topic=place.topic, bucket=place.bucket)
             return False
         except asyncio.CancelledError:
-            await asyncio.shield(self._parts.leases.abandon(lease))
+            await self._abandon(lease)
             raise
         except SQLAlchemyError:
             raise
@@ -77,12 +83,21 @@ class Turn:
             await self._hold(lease, error)
             return False
 
+    async def _abandon(self, lease: Lease) -> None:
+        try:
+            await asyncio.wait_for(asyncio.shield(self._parts.leases.abandon(lease)), _LAST_WORD_S)
+        except (TimeoutError, SQLAlchemyError) as error:
+            place = lease.place
+            _logger.warning("lease is left to run out", topic=place.topic, bucket=place.bucket, error=repr(error))
+
     async def _hold(self, lease: Lease, error: Exception) -> None:
         topic = lease.place.topic
         (LEASES_LOST if isinstance(error, Fenced) else SEND_ERRORS).labels(topic).inc()
         delay_s = self._backoff.delay_s(lease.retries + 1)
         story = f"{type(error).__name__}: {error}"
         _logger.warning("sending failed", topic=topic, bucket=lease.place.bucket, error=story, next_try_s=delay_s)
+        if isinstance(error, Unavailable | Misconfigured):
+            tell_unheard(f"sending to {topic} failed: {story}")
         await self._parts.leases.hold(lease, story, delay_s=delay_s)
 
     async def _while_kept(self, lease: Lease) -> bool:
@@ -95,9 +110,7 @@ class Turn:
                 keeping.result()
             return await work
         finally:
-            for task in (work, keeping):
-                task.cancel()
-            await asyncio.gather(work, keeping, return_exceptions=True)
+            await _ended(work, keeping)
 
     async def _keep(self, lease: Lease) -> None:
         while True:
@@ -160,7 +173,7 @@ class Turn:
         crash_point("outbox.after-send")
         self._remember(lease.place, sent)  # before anything can fail: it is in the log
         self._parts.showing.sent(topic, batch.kept)
-        SUPERSEDED.labels(topic).inc(_superseded(batch, sent))
+        SUPERSEDED.labels(topic).inc(len(sent.superseded))
         await flow.settled()
         flow.settle(self._settle(lease, sent))
         if not self._overlaps:
@@ -180,9 +193,9 @@ class Turn:
             _logger.error("message is dead", topic=place.topic, id=id_, reason=reason)
 
 
-def _superseded(batch: Compacted, sent: Sent) -> int:
-    """Return how many messages are done because a later one of their key was sent."""
-    if not batch.superseded:
-        return 0
-    done = set(sent.ids)
-    return len(done) - sum(row.id in done for row in batch.kept)
+async def _ended(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel the tasks and wait for their end, but not for a database that does not answer."""
+    for task in tasks:
+        task.cancel()
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, or raised by who waits
+    await asyncio.wait(tasks, timeout=_LAST_WORD_S)

@@ -2,8 +2,9 @@
 
 from alembic import context
 
-from headrace.outbox.migrating import VERSION_TABLE
+from headrace.outbox.table_names import version_table
 
-context.configure(connection=context.config.attributes["connection"], version_table=VERSION_TABLE)
+attributes = context.config.attributes
+context.configure(connection=attributes["connection"], version_table=version_table(attributes["table_prefix"]))
 with context.begin_transaction():
     context.run_migrations()

@@ -3,7 +3,7 @@
 from typing import Any
 
 import sqlalchemy as sa
-from alembic import op
+from alembic import context, op
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
@@ -13,6 +13,10 @@ revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
+
+
+def _named(rest: str) -> str:
+    return f"{context.config.attributes['table_prefix']}{rest}"
 
 
 def _name(length: int) -> TypeEngine[str]:
@@ -44,16 +48,16 @@ def _message_columns() -> list[sa.Column[Any]]:
 def upgrade() -> None:
     """Make the tables."""
     op.create_table(
-        "kafka_messages",
+        _named("messages"),
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
         *_message_columns(),
         sa.Column("created_at", sa.BigInteger, nullable=False, server_default=now_ms()),
         sqlite_autoincrement=True,
         mysql_engine="InnoDB",
     )
-    op.create_index("kafka_messages_topic_bucket_id", "kafka_messages", ["topic", "bucket", "id"])
+    op.create_index(_named("messages_topic_bucket_id"), _named("messages"), ["topic", "bucket", "id"])
     op.create_table(
-        "kafka_topic_info",
+        _named("topic_info"),
         sa.Column("topic", _name(249), nullable=False),
         sa.Column("bucket", sa.Integer, nullable=False),
         sa.Column("locked_by", _name(36)),
@@ -69,7 +73,7 @@ def upgrade() -> None:
         mysql_engine="InnoDB",
     )
     op.create_table(
-        "kafka_dead_messages",
+        _named("dead_messages"),
         sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
         *_message_columns(),
         sa.Column("created_at", sa.BigInteger, nullable=False),
@@ -78,19 +82,19 @@ def upgrade() -> None:
         sa.Column("dead_at", sa.BigInteger, nullable=False, server_default=now_ms()),
         mysql_engine="InnoDB",
     )
-    op.create_index("kafka_dead_messages_topic_bucket_id", "kafka_dead_messages", ["topic", "bucket", "id"])
+    op.create_index(_named("dead_messages_topic_bucket_id"), _named("dead_messages"), ["topic", "bucket", "id"])
     op.create_table(
-        "kafka_inbox",
+        _named("inbox"),
         sa.Column("consumer", _name(100), nullable=False),
         sa.Column("event_id", _name(400), nullable=False),
         sa.Column("received_at", sa.BigInteger, nullable=False, server_default=now_ms()),
         sa.PrimaryKeyConstraint("consumer", "event_id"),
         mysql_engine="InnoDB",
     )
-    op.create_index("kafka_inbox_received_at", "kafka_inbox", ["received_at"])
+    op.create_index(_named("inbox_received_at"), _named("inbox"), ["received_at"])
 
 
 def downgrade() -> None:
     """Remove them, with all they hold."""
-    for table in ("kafka_inbox", "kafka_dead_messages", "kafka_topic_info", "kafka_messages"):
+    for table in (_named("inbox"), _named("dead_messages"), _named("topic_info"), _named("messages")):
         op.drop_table(table)
