@@ -141,11 +141,11 @@ def test_the_demo_ends_well(headrace: Run) -> None:
         assert scene in done.stdout
 
 
-def test_deleting_all_events_asks_first(headrace: Run) -> None:
-    """FN5: without --to everything would go, so the command asks; --yes is for scripts."""
+def test_deleting_all_events_must_be_said(headrace: Run) -> None:
+    """FN5: without --to everything would go, so the command wants --all."""
     headrace("journal", "append", "acc", "a", '{"n": 1}')
-    asked = headrace("journal", "delete", "acc", "a", stdin="n\n")
-    assert asked.returncode == 1
-    assert "delete all events of journal a of acc?" in asked.stdout
+    refused = headrace("journal", "delete", "acc", "a")
+    assert refused.returncode == 1
+    assert "--all" in refused.stderr
     assert len(headrace("journal", "read", "acc", "a", "--json").stdout.splitlines()) == 1
-    assert "deleted" in headrace("journal", "delete", "acc", "a", "--yes").stdout
+    assert "deleted" in headrace("journal", "delete", "acc", "a", "--all").stdout

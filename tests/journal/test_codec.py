@@ -375,7 +375,8 @@ json_values = st.recursive(
 )
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 payloads = st.one_of(st.none(), st.binary(max_size=30), texts, json_values)
-event_lists = st.lists(st.tuples(st.integers(1, 5), payloads, st.lists(texts, max_size=3)), min_size=1, max_size=5).map(
+tags = texts.filter(lambda tag: tag and tag[0] != "\0")
+event_lists = st.lists(st.tuples(st.integers(1, 5), payloads, st.lists(tags, max_size=3)), min_size=1, max_size=5).map(
     lambda given: [
         Event(sum(step for step, _, _ in given[: n + 1]), payload, tuple(tags))
         for n, (_, payload, tags) in enumerate(given)

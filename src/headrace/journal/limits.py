@@ -3,9 +3,8 @@
 Everything is checked before anything is written. A record that one tier could write and another could not store would
 stop replication of its journal, and of no use to anybody.
 
-Cassandra sets the limits. A partition key holds 65 535 bytes with all its parts and 3 bytes for each of them: journals
-have (id, topic, segment), snapshots (id, topic), views by tag (tag, bucket). Clustering keys and the keys of a map hold
-as much. A row must fit into half of a commit log segment (16 MiB) and into a request.
+Those of ids and tags are the store's (headrace.store.limits). Clustering keys and the keys of a map hold 65 535 bytes
+in Cassandra; a row must fit into half of a commit log segment (16 MiB) and into a request.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import msgspec
 from headrace.errors import BadArgument
 from headrace.journal.durations import duration_of, duration_text
 from headrace.model import MAX_SEQ_NR, Event
+from headrace.store import MAX_ID_BYTES, MAX_TAG_BYTES
 
 __all__ = [
     "MAX_EVENTS",
@@ -51,13 +51,6 @@ __all__ = [
     "is_utf8",
 ]
 
-_KEY_BYTES: Final = 65_535
-_PART_BYTES: Final = 3  # a length and an end, for each part of a partition key
-_NUMBER_BYTES: Final = 8
-_TOPIC_BYTES: Final = 256  # Kafka's 249, and what names the side table of held records
-
-MAX_ID_BYTES: Final = _KEY_BYTES - (_PART_BYTES + _TOPIC_BYTES) - (_PART_BYTES + _NUMBER_BYTES) - _PART_BYTES
-MAX_TAG_BYTES: Final = _KEY_BYTES - (_PART_BYTES + _NUMBER_BYTES) - _PART_BYTES
 MAX_TEXT_BYTES: Final = 32_767
 MAX_VALUE_BYTES: Final = 8 * 1024 * 1024
 MAX_HEADERS_BYTES: Final = 1024 * 1024

@@ -5,7 +5,7 @@ repeated; a reader gets what was acknowledged; pages follow the reader's demand.
 Does not promise: to be up to date. Journals merge it with the head of the log.
 """
 
-from headrace.store.limits import why_id_is_refused, why_tags_are_refused
+from headrace.store.limits import MAX_ID_BYTES, MAX_TAG_BYTES, why_id_is_refused, why_tags_are_refused
 from headrace.store.opening import open_store
 from headrace.store.ports import Settings, Snapshots, Store, StoreReader, StoreWriter, TagNumbers, Tags, TagViews
 from headrace.store.rows import (
@@ -26,6 +26,8 @@ from headrace.store.tag_rows import TagNumber, TagRow, TagTime, tag_time_of, tim
 
 __all__ = [
     "DEFAULT_SEGMENT_SIZE",
+    "MAX_ID_BYTES",
+    "MAX_TAG_BYTES",
     "EventRow",
     "JournalMeta",
     "Place",

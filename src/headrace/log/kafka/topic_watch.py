@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from headrace.errors import UnknownTopic
-from headrace.log.kafka.clients import LOGGER
 from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.driver_log import LOGGER
 from headrace.log.kafka.faults import error_in
 
 __all__ = ["TopicWatch"]
