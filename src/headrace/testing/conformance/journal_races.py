@@ -10,12 +10,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from headrace.errors import AppendIdReused, TimedOut, VoidAppend, WrongSeqNr
+from headrace.errors import AppendIdReused, OperationFailed, TimedOut, VoidAppend, WrongSeqNr
 from headrace.journal import Journal
 from headrace.log import Log
 from headrace.model import Event, NewRecord, Position
 from headrace.store import Store
 from headrace.testing.conformance.journal_faults import UncertainLog
+from headrace.testing.conformance.journal_setting import read
 from headrace.testing.conformance.log_on_top import LogOnTop
 
 __all__ = ["Model", "RaceRules"]
@@ -102,16 +103,17 @@ class RaceRules:
         given = self._given.get((id_, append_id))
         if given is None:
             return
-        if given.is_in_log:
-            self.run(once.append(id_, [given.event], append_id=append_id))
-            return
         try:
             self.run(once.append(id_, [given.event], append_id=append_id))
         except VoidAppend:
+            assert not given.is_in_log
             del self._given[id_, append_id]
+        except OperationFailed as unknown:  # what was before the first try has left the log meanwhile
+            if "have left the log" not in str(unknown):
+                raise
+            self._find_out(id_, given)
         else:
-            given.is_in_log = True
-            self.model.setdefault(id_, Model()).add(given.event)
+            self._is_in_log_now(id_, given)
 
     @rule(id_=ids, append_id=st.sampled_from(["x", "y"]))
     def append_others_with_an_id(self, id_: str, append_id: str) -> None:
@@ -148,6 +150,18 @@ class RaceRules:
         del self.model[id_]
         for event in events:
             self.model.setdefault(id_, Model()).add(event)
+
+    def _is_in_log_now(self, id_: str, given: Given) -> None:
+        if not given.is_in_log:
+            given.is_in_log = True
+            self.model.setdefault(id_, Model()).add(given.event)
+
+    def _find_out(self, id_: str, given: Given) -> None:
+        """Look whether a try of unknown outcome is the journal's last event."""
+        event = given.event
+        found = [each for each in self.run(read(self.journal, id_, event.seq_nr)) if each.payload == event.payload]
+        if self._pointer(id_) < event.seq_nr and found:
+            self._is_in_log_now(id_, given)
 
     def _pointer(self, id_: str) -> int:
         return self.model[id_].pointer if id_ in self.model else 0
