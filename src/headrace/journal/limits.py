@@ -1,7 +1,6 @@
 """What a journal takes: limits that every tier can keep, and the checks of what callers give. Pure.
 
-Everything is checked before anything is written. A record that one tier could write and another could not store would
-stop replication of its journal, and of no use to anybody.
+Everything is checked before anything is written: a record that the log takes and a store refuses can't be taken back.
 
 Cassandra sets the limits. A partition key holds 65 535 bytes with all its parts and 3 bytes for each of them: journals
 have (id, topic, segment), snapshots (id, topic), views by tag (tag, bucket). Clustering keys and the keys of a map hold
