@@ -50,8 +50,10 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delete(msgspec.Struct, frozen=True, kw_only=True):
-    """Events up to `to` that were written before it are gone. With `incarnation`, the record id of the journal that
-    its writer looked at, only if the journal is still that one: not if it was purged since, and perhaps begun anew.
+    """Events up to `to` that were written before it are gone.
+
+    `incarnation` is the record id of the journal that its writer looked at. With it the delete counts only if the
+    journal is still that one: not if it was purged since, and perhaps begun anew.
     """
 
     to: int

@@ -1,7 +1,6 @@
 """What a journal takes: limits that every tier can keep, and the checks of what callers give. Pure.
 
-Everything is checked before anything is written. A record that one tier could write and another could not store would
-stop replication of its journal, and of no use to anybody.
+Everything is checked before anything is written: a record that the log takes and a store refuses can't be taken back.
 
 Those of ids and tags are the store's (headrace.store.limits). Clustering keys and the keys of a map hold 65 535 bytes
 in Cassandra; a row must fit into half of a commit log segment (16 MiB) and into a request.

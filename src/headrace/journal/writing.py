@@ -135,7 +135,7 @@ class JournalWriter:
         except (Unavailable, RecordsLost, JournalHeld) as error:
             # It is in the log: nobody may take this for "nothing was done". Behind a hold it counts later, perhaps.
             what = f"checking the append to {attempt.id!r}"
-            raise OperationFailed(what, str(error), outcome_known=False) from error
+            raise OperationFailed(what, _why_unknown(error), outcome_known=False) from error
         self._remember(attempt.id, append.last)
         return landed
 
@@ -231,6 +231,13 @@ def _refusal(
     if expected is not None and expected != pointer:
         return WrongSeqNr(attempt.id, expected, pointer)
     return VoidAppend(attempt.id, done.reason)
+
+
+def _why_unknown(error: HeadraceError) -> str:
+    if not isinstance(error, RecordsLost):
+        return str(error)
+    gone = f"offsets {error.first} to {error.last} of {error.topic}[{error.partition}]"
+    return f"{gone} have left the log since the append was first tried; read the journal to see whether it is there"
 
 
 def _held(id_: str, meta: JournalMeta, offset: int) -> JournalHeld:

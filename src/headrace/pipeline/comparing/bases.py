@@ -93,8 +93,9 @@ def _bases(case: Case, stored: Stored) -> Iterator[JournalMeta | None]:
 
 
 def _existing(case: Case, meta: JournalMeta, seq_nr: int) -> Iterator[JournalMeta]:
-    """Yield the journal at a seq_nr; several times where purges depend on when it was appended to last, and deletes
-    on which incarnation it was.
+    """Yield the journal at a seq_nr, as often as its last append and its incarnation make a difference.
+
+    Purges depend on the one, deletes on the other.
     """
     below = _below(case)
     for last_append, record_id in product(_last_appends(case, meta), _incarnations(case, meta)):

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from headrace.errors import AppendIdReused, TimedOut
+from headrace.errors import AppendIdReused, OperationFailed, TimedOut
 from headrace.journal import Journal
 from headrace.journal.actions import Append
 from headrace.log import Log
-from headrace.model import Event
+from headrace.model import Event, TopicPartition
 from headrace.store import Store
 from headrace.testing.conformance.journal_faults import UncertainLog, WatchedLog
 from headrace.testing.conformance.journal_setting import JournalSetting, actions_of, numbers, read, replicate
@@ -135,3 +135,22 @@ class AppendIds(JournalSetting):
         found = await read(journal, "k")
         assert [(event.seq_nr, event.payload) for event in found] == [(1, "first"), (2, "third")]
         assert landed.offset == found[1].offset
+
+    async def test_a_retry_whose_past_has_left_the_log_says_that_nobody_knows(
+        self, log: Log, store: Store, topic: str
+    ) -> None:
+        """FJ1: what was before the first try is replicated and gone from the log: the outcome is said to be unknown."""
+        uncertain = UncertainLog(log)
+        journal = Journal(uncertain, store, topic, cache=None)
+        uncertain.outcomes = [True]
+        with pytest.raises(TimedOut):
+            await journal.append("k", [Event(1, "x")], append_id="x")
+        await replicate(log, store, topic)
+        end = (await log.bounds(TopicPartition(topic, 0))).end
+        await log.retention.truncate(TopicPartition(topic, 0), before=end)
+        with pytest.raises(OperationFailed, match="have left the log") as unknown:
+            await journal.append("k", [Event(1, "x")], append_id="x")
+        assert not unknown.value.outcome_known
+        for _ in range(2):
+            assert await numbers(journal, "k") == [1]
+            await replicate(log, store, topic)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,16 +10,20 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from headrace.errors import AppendIdReused, TimedOut, VoidAppend, WrongSeqNr
+from headrace.errors import AppendIdReused, OperationFailed, TimedOut, VoidAppend, WrongSeqNr
 from headrace.journal import Journal
 from headrace.log import Log
-from headrace.model import Event
+from headrace.model import Event, NewRecord, Position
 from headrace.store import Store
-from headrace.testing.conformance.journal_faults import UncertainLog, WatchedLog
+from headrace.testing.conformance.journal_faults import UncertainLog
+from headrace.testing.conformance.journal_setting import read
+from headrace.testing.conformance.log_on_top import LogOnTop
 
 __all__ = ["Model", "RaceRules"]
 
 T = TypeVar("T")
+
+LEASE_S = 0.01  # whoever grows the topic waits for the longest
 
 ids = st.sampled_from(["a", "b", "ключ"])
 
@@ -43,6 +47,21 @@ class Given:
 
     event: Event
     is_in_log: bool
+
+
+class LateDeletes(LogOnTop):
+    """Lets something else happen before a delete gets into the log, once."""
+
+    def __init__(self, log: Log, before: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(log)
+        self._before: Callable[[], Awaitable[None]] | None = before
+
+    async def append(self, records: Sequence[NewRecord]) -> Sequence[Position]:
+        is_delete = any(value is not None and b'{"delete"' in value for r in records for _, value in r.headers)
+        if is_delete and self._before is not None:
+            before, self._before = self._before, None
+            await before()
+        return await self.log.append(records)
 
 
 class RaceRules:
@@ -84,16 +103,17 @@ class RaceRules:
         given = self._given.get((id_, append_id))
         if given is None:
             return
-        if given.is_in_log:
-            self.run(once.append(id_, [given.event], append_id=append_id))
-            return
         try:
             self.run(once.append(id_, [given.event], append_id=append_id))
         except VoidAppend:
+            assert not given.is_in_log
             del self._given[id_, append_id]
+        except OperationFailed as unknown:  # what was before the first try has left the log meanwhile
+            if "have left the log" not in str(unknown):
+                raise
+            self._find_out(id_, given)
         else:
-            given.is_in_log = True
-            self.model.setdefault(id_, Model()).add(given.event)
+            self._is_in_log_now(id_, given)
 
     @rule(id_=ids, append_id=st.sampled_from(["x", "y"]))
     def append_others_with_an_id(self, id_: str, append_id: str) -> None:
@@ -106,7 +126,7 @@ class RaceRules:
     @rule(id_=ids)
     def append_after_looking(self, id_: str) -> None:
         """Two instances look and expect what they saw, also that there is no journal: the first one wins."""
-        other = Journal(self.seen, self.store, self.topic, cache=None)
+        other = self._instance(self.seen)
         pointers = [self.run(journal.pointer(id_)) for journal in (self.journal, other)]
         event = Event((pointers[0] or 0) + 1, "after looking")
         self.run(self.journal.append(id_, [event], expected=pointers[0]))
@@ -119,20 +139,29 @@ class RaceRules:
         """A purge and new events come between a delete's look at the journal and its record."""
         if id_ not in self.model:
             return
-        watched = WatchedLog(self.seen)
         events = [Event(n, "anew") for n in range(1, count + 1)]
 
         async def begin_anew() -> None:
-            if len(watched.appended) == 1:  # the mark of the look
-                await self.journal.purge(id_)
-                if events:
-                    await self.journal.append(id_, events)
+            await self.journal.purge(id_)
+            if events:
+                await self.journal.append(id_, events)
 
-        watched.before_append = begin_anew
-        self.run(Journal(watched, self.store, self.topic, cache=None).delete(id_, to=to))
+        self.run(self._instance(LateDeletes(self.seen, begin_anew)).delete(id_, to=to))
         del self.model[id_]
         for event in events:
             self.model.setdefault(id_, Model()).add(event)
+
+    def _is_in_log_now(self, id_: str, given: Given) -> None:
+        if not given.is_in_log:
+            given.is_in_log = True
+            self.model.setdefault(id_, Model()).add(given.event)
+
+    def _find_out(self, id_: str, given: Given) -> None:
+        """Look whether a try of unknown outcome is the journal's last event."""
+        event = given.event
+        found = [each for each in self.run(read(self.journal, id_, event.seq_nr)) if each.payload == event.payload]
+        if self._pointer(id_) < event.seq_nr and found:
+            self._is_in_log_now(id_, given)
 
     def _pointer(self, id_: str) -> int:
         return self.model[id_].pointer if id_ in self.model else 0
@@ -143,5 +172,8 @@ class RaceRules:
             self._once_beside = self.journal
             self._given = {}
             self._uncertain = UncertainLog(self.seen)
-            self._once_journal = Journal(self._uncertain, self.store, self.topic, cache=None)
+            self._once_journal = self._instance(self._uncertain)
         return self._once_journal
+
+    def _instance(self, log: Log) -> Journal:
+        return Journal(log, self.store, self.topic, cache=None, lease_s=LEASE_S)
