@@ -101,7 +101,7 @@ class _Query:
         self._sequences = Sequences(from_start=after is None)
         self._gaps = GapSearch(self._store.tags.views, self._bucket, tag, self._settings, self._sequences)
         self._until: dict[TopicPartition, int] | None = None
-        self._has_begun = False
+        self._seam: Seam | None = None
 
     async def events(self) -> AsyncGenerator[TaggedEvent, None]:
         """Yield events. A live query waits until log and store are back, however long that takes, and goes on."""
@@ -137,10 +137,12 @@ class _Query:
                     self._after = event.tag_offset
 
     async def _batches(self) -> AsyncGenerator[list[TaggedEvent], None]:
-        seam = await self._read_seam() if self._has_begun else await self._begin()
-        if not self._has_begun:
+        if self._seam is None:
+            seam = await self._begin()
             await self._check_after(seam)
-        self._has_begun = True
+        else:
+            seam = await self._next_seam(self._seam)
+        self._seam = seam
         while True:
             rows = self._rows(seam)
             async with contextlib.aclosing(rows):
@@ -162,9 +164,7 @@ class _Query:
                         if error.offset >= error.start and await self._seams.is_there(seam.layouts[error.topic]):
                             raise
                         _logger.info("retention overtook a query by tag; back to the views", tag=self._tag)
-            before = seam.registry.fills
-            seam = await self._read_seam()
-            check_filled(seam.registry.fills, self._tag, before=before)
+            seam = self._seam = await self._next_seam(seam)
 
     async def _read_seam(self) -> Seam:
         """Read the seam. Of a tag that history was given, the views hold all up to the cut: so must the seam."""
@@ -174,6 +174,12 @@ class _Query:
             fill = seam.registry.fills.get(self._tag)
             if fill is None or all(known.place >= (fill.cut_of(known.at) or known.place) for known in seam.live):
                 return seam
+
+    async def _next_seam(self, before: Seam) -> Seam:
+        """Read the seam anew."""
+        seam = await self._read_seam()
+        check_filled(seam.registry.fills, self._tag, before=before.registry.fills)
+        return seam
 
     async def _check_after(self, seam: Seam) -> None:
         """Refuse an offset of an event that the log never held: all that comes below it would be missed."""
