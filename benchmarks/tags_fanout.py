@@ -28,6 +28,7 @@ EVENTS = 3000
 IDLE_S = 3.0
 _DEADLINE_S = 120.0
 _STEP_S = 0.01
+_LET_GO_S = 10.0  # until a log that nobody listens to has let its consumer go
 
 
 class FanoutContest:
@@ -45,6 +46,7 @@ class FanoutContest:
     async def work(self) -> Readings:
         """Open the queries, see the first event, be idle for a while, then append steadily."""
         await self._journal.append(uuid.uuid4().hex, [self._event(*self._tags())])
+        await asyncio.sleep(_LET_GO_S)
         threads, files, began_s = _threads(), _files(), time.perf_counter()
         reached = asyncio.Semaphore(0)
         reading = [asyncio.create_task(self._read(tag, reached)) for tag in self._tags()]
@@ -76,6 +78,7 @@ class FanoutContest:
 
     async def bound(self) -> Readings:
         """The same with a consumer of all partitions."""
+        await asyncio.sleep(_LET_GO_S)
         threads, files, began_s = _threads(), _files(), time.perf_counter()
         consumer = Consumer({"bootstrap.servers": self._address, "group.id": "fanout", "fetch.wait.max.ms": 100})
         try:

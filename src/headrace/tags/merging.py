@@ -8,7 +8,6 @@ gather.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
 from headrace.errors import TimedOut, UnknownTopic
@@ -64,7 +63,6 @@ class Merge:
         self._ends: dict[TopicPartition, int] = {}
         self._looked_s = self._counted_s = asyncio.get_running_loop().time()
         self._looked_up_to = FIRST_TAG_TIME
-        self._passed_s = 0.0
         context.layouts = dict(seam.layouts)
         context.heads = self._heads  # type: ignore[assignment]
         context.on_growth = self._grow
@@ -91,13 +89,6 @@ class Merge:
                     yield await self._take(min(horizon, _behind(self._looked_up_to)))
         finally:
             await self._stop()
-
-    async def _breathe(self) -> None:
-        """Let partitions move for a moment where they move all the time: one pass over them all is enough then."""
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._passed_s < _PASS_S:
-            await asyncio.sleep(_PASS_S)
-        self._passed_s = asyncio.get_running_loop().time()
 
     def _add(self, known: Known) -> None:
         self._heads[known.at] = PartitionHead(self._context, known)
@@ -231,7 +222,6 @@ class Merge:
 
     async def _wait(self) -> None:
         """Wait until a head has moved. Where events wait for idle partitions, mark those."""
-        await self._breathe()
         await self._drop_gone()
         waiting = self._last_waiting()
         self._context.is_waiting = waiting is not None or self._until is not None
@@ -307,11 +297,17 @@ class Merge:
         return head.sighted is None and head.position.offset >= self._ends.get(head.at, 0)
 
     async def _moved(self, timeout_s: float) -> bool:
-        with contextlib.suppress(TimeoutError):
+        """Wait for a move. Where partitions move all the time, one pass over them every few milliseconds is enough."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
             async with asyncio.timeout(timeout_s):
                 await self._context.moved.wait()
-                return True
-        return False
+        except TimeoutError:
+            return False
+        if loop.time() - began_s < _PASS_S:
+            await asyncio.sleep(_PASS_S)
+        return True
 
     async def _is_done(self) -> bool:
         """Say whether a query that ends has given all it should."""
