@@ -173,6 +173,17 @@ def test_ten_thousand_messages_in_one_call(engine: Engine) -> None:
     assert found == [b"%d" % n for n in range(10_000)]
 
 
+def test_twenty_megabytes_in_one_call(engine: Engine) -> None:
+    """FO5, O6: statements are bounded by bytes too; MySQL and MariaDB take 16 MiB at once, and not more."""
+    with engine.begin() as connection:
+        Outbox().producer("orders").publish_list(connection, [Message(bytes([n]) * 1_000_000) for n in range(20)])
+    with engine.begin() as connection:
+        found = connection.execute(text("SELECT message FROM kafka_messages ORDER BY id")).scalars().all()
+        connection.execute(text("DELETE FROM kafka_messages"))
+
+    assert [(message[0], len(message)) for message in found] == [(n, 1_000_000) for n in range(20)]
+
+
 def test_staged_messages_are_the_last_thing_before_the_commit(orders: Engine) -> None:
     """O7: the session's own changes are flushed first, even those made after the publish."""
     statements = []
