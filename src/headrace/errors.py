@@ -55,6 +55,7 @@
         ├── ReplayTooOld            the store has forgotten deletions that a replay would need
         ├── LayoutLost              nobody knows any more how a topic's keys lie over its partitions
         ├── JournalHeld             a record of the journal can't be decoded
+        ├── KeyspaceMissing         Cassandra has no such keyspace
         ├── IntegrityBroken         the store holds what no log could have put there
         ├── TagsDisabled            views by tag are switched off
         ├── TagsInUse               the store keeps views by tag, and this process would not
@@ -99,6 +100,7 @@ __all__ = [
     "InvalidSettings",
     "JournalHeld",
     "JournalTopicExpires",
+    "KeyspaceMissing",
     "LayoutLost",
     "Misconfigured",
     "MissingExtra",
@@ -832,6 +834,18 @@ class IntegrityBroken(Misconfigured):
     says: ClassVar[str] = (
         "journal {key!r} is broken in the store at seq_nr {seq_nr}: {reason}; run: headrace pipeline audit --repair, "
         "and delete by hand what that names and can't remove"
+    )
+
+
+@dataclass(eq=False)
+class KeyspaceMissing(Misconfigured):
+    """Cassandra has no such keyspace, and nobody allowed to make it."""
+
+    keyspace: str
+    address: str
+    says: ClassVar[str] = (
+        "there is no keyspace {keyspace!r} at {address}; correct the name, "
+        "or have it made: HEADRACE__STORE__CASSANDRA__CREATE_KEYSPACE=true"
     )
 
 

@@ -107,8 +107,8 @@ def test_settings_from_the_command_line(headrace: Run, tmp_path: Path) -> None:
     [
         (("topic", "describe", "nope"), "there is no topic 'nope'"),
         (("topic", "list", "--log", "pigeon://x"), "no log backend serves 'pigeon://x'"),
-        (("journal", "read", "t", "", "--log", "embedded:./x"), "id is '', but it must not be empty"),
-        (("journal", "read", "t", "a", "--from", "0"), "numbers go from 1 to"),
+        (("journal", "read", "t", "", "--log", "embedded:./x"), "a journal needs an id"),
+        (("journal", "read", "t", "a", "--from", "0"), "numbers start at 1"),
         (("journal", "delete", "t", "a"), "or --all"),
         (("journal", "delete", "t", "a", "--to", "1", "--all"), "one of the two"),
         (("topic", "create", "bad name"), "a topic name is"),

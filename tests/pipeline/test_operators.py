@@ -15,8 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import spark_sessions
+from headrace.cli.asking import command_settings
 from headrace.cli.main import app
-from headrace.config import PipelineSettings
+from headrace.config import HeadraceSettings, PipelineSettings
 from headrace.errors import FetchFailed, HeadraceError, OperationFailed
 from headrace.pipeline import Places, Replication, Selection
 from headrace.pipeline.replicating.replication import _progress_after
@@ -41,6 +42,15 @@ def test_addresses_are_tried_before_spark_starts(
     (tmp_path / "file").touch()
     done = CliRunner().invoke(app, [*command, "--log", f"embedded:{tmp_path / 'file' / 'data'}"])
     assert isinstance(done.exception, HeadraceError)
+
+
+def test_a_command_makes_no_keyspace_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FP5: an application's first start makes its keyspace; a command with a misspelt one says that there is none."""
+    monkeypatch.delenv("HEADRACE__STORE__CASSANDRA__CREATE_KEYSPACE", raising=False)
+    assert HeadraceSettings.load().store.cassandra.create_keyspace
+    assert not command_settings().store.cassandra.create_keyspace
+    monkeypatch.setenv("HEADRACE__STORE__CASSANDRA__CREATE_KEYSPACE", "true")
+    assert command_settings().store.cassandra.create_keyspace
 
 
 def test_a_run_that_ends_by_itself_does_not_wait_forever(

@@ -13,10 +13,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.asking import Address, AsJson, StoreAddress
+from headrace.cli.asking import Address, AsJson, StoreAddress, command_settings
 from headrace.cli.pipelines import Prefix, Topics, selection_of
 from headrace.cli.spark_sessions import spark_for
-from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
 from headrace.pipeline import AuditReport, Places, audit, backfill, purge_expired
 
@@ -45,7 +44,7 @@ def _purge_expired(
     as_json: AsJson = False,
 ) -> None:
     """Purge the journals whose time is up. A journal that is appended to meanwhile stays."""
-    settings = HeadraceSettings.load()
+    settings = command_settings()
     places, selection = Places.of(address, store=store, settings=settings), selection_of(topics, prefix)
     at = _time("--now", now)
     with spark_for(places, settings) as spark:
@@ -68,7 +67,7 @@ def _backfill(
     as_json: AsJson = False,
 ) -> None:
     """Apply a range of the log to the store again: what is right stays, what is missing comes back."""
-    settings = HeadraceSettings.load()
+    settings = command_settings()
     places, selection = Places.of(address, store=store, settings=settings), selection_of(topics, prefix)
     times = {"since_ms": _milliseconds("--since", since), "until_ms": _milliseconds("--until", until)}
     with spark_for(places, settings) as spark:
@@ -91,7 +90,7 @@ def _audit(
     as_json: AsJson = False,
 ) -> None:
     """Compare the store with the log; ends with 1 if something is wrong and was not mended."""
-    settings = HeadraceSettings.load()
+    settings = command_settings()
     places, selection = Places.of(address, store=store, settings=settings), selection_of(topics, prefix)
     with spark_for(places, settings) as spark:
         report = audit(spark, places, selection, repair=repair, shown=shown)

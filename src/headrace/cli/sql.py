@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.asking import Address, AsJson, StoreAddress
+from headrace.cli.asking import Address, AsJson, StoreAddress, command_settings
 from headrace.cli.schemas import RegistryAddress
 from headrace.cli.spark_sessions import spark_for
 from headrace.config import HeadraceSettings
@@ -56,7 +56,7 @@ def sql(
     """
     if out is not None and out.suffix.lstrip(".") not in _FORMATS:
         raise BadArgument("--out", str(out), "the file's name must end with .parquet or .csv")
-    settings = HeadraceSettings.load()
+    settings = command_settings()
     places = Places.of(address, store=store, settings=settings)
     selection = Selection(tuple(topics or ()), prefix)
     held: Literal["raise", "skip"] = "skip" if skip_held else "raise"

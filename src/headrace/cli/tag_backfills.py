@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.asking import Address, AsJson, StoreAddress
+from headrace.cli.asking import Address, AsJson, StoreAddress, command_settings
 from headrace.cli.tag_loading import load
-from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
 from headrace.tags import Chooser
 
@@ -37,7 +36,7 @@ def backfill(
     from headrace.cli.spark_sessions import spark_for
     from headrace.pipeline import Places, backfill_tag
 
-    choose, settings = load_chooser(where), HeadraceSettings.load()
+    choose, settings = load_chooser(where), command_settings()
     places = Places.of(address, store=store, settings=settings)
     with spark_for(places, settings) as spark:
         done = backfill_tag(spark, places, tag, choose, name=where, again=again)

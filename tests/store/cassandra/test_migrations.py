@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.config import CassandraStoreSettings, StoreSettings
-from headrace.errors import HeadraceError, IncompatibleData, OperationFailed, TimedOut, Unreachable
+from headrace.errors import HeadraceError, IncompatibleData, KeyspaceMissing, OperationFailed, TimedOut
 from headrace.services import RunningService
 from headrace.store import open_store
 from headrace.store.cassandra.addresses import parse
@@ -130,7 +130,7 @@ async def test_a_lock_keeps_others_waiting_and_runs_out_by_itself(session: OpenS
 async def test_a_keyspace_that_is_not_to_be_made_is_missing(session: OpenSession) -> None:
     """With create_keyspace off the operator makes it; the error names it."""
     one = await session()
-    with pytest.raises(Unreachable, match=f"no keyspace '{one.address.keyspace}'"):
+    with pytest.raises(KeyspaceMissing, match=f"no keyspace '{one.address.keyspace}'"):
         await bring(one, NEW, create_keyspace=False)
 
 

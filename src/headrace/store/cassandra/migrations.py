@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.config import CassandraStoreSettings
-from headrace.errors import IncompatibleData, Unreachable
+from headrace.errors import IncompatibleData, KeyspaceMissing
 from headrace.observe import get_logger
 from headrace.store.cassandra.copies import copies_for, lonely_dcs
 from headrace.store.cassandra.locks import QUERIES as LOCK_QUERIES
@@ -60,8 +60,7 @@ async def _ensure_keyspace(session: Session, settings: CassandraStoreSettings) -
         _warn_of_one_copy(session, dict(found[0][0]))
         return
     if not settings.create_keyspace:
-        reason = f"there is no keyspace {keyspace!r}, and store.cassandra.create_keyspace is off"
-        raise Unreachable(session.address.text, reason)
+        raise KeyspaceMissing(keyspace, session.address.text)
     copies = copies_for(settings, session.nodes_by_dc())
     replication = ", ".join(f"'{name}': {count}" for name, count in copies.items())
     _logger.info("making the keyspace", keyspace=keyspace, replication=copies)
