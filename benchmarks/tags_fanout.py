@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 import uuid
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +23,8 @@ from headrace.model import Event
 TOPIC = "fanned"
 PARTITIONS = 48
 QUERIES = 20
+JOURNALS = 480
+VALUE = b"x" * 200
 PER_S = 500
 EVENTS = 3000
 IDLE_S = 3.0
@@ -39,13 +41,14 @@ class FanoutContest:
         self._journal = journal
         self._address = address
         self._count = count
-        self._sent_s: dict[str, float] = {}
+        self._sent_s: dict[str, deque[float]] = defaultdict(deque)
+        self._numbers: dict[str, int] = defaultdict(int)
         self._lags_s: list[float] = []
         self._run = uuid.uuid4().hex[:8]
 
     async def work(self) -> Readings:
         """Open the queries, see the first event, be idle for a while, then append steadily."""
-        await self._journal.append(uuid.uuid4().hex, [self._event(*self._tags())])
+        await self._journal.append(uuid.uuid4().hex, [Event(1, VALUE, tags=tuple(self._tags()))])
         await asyncio.sleep(_LET_GO_S)
         threads, files, began_s = _threads(), _files(), time.perf_counter()
         reached = asyncio.Semaphore(0)
@@ -82,7 +85,7 @@ class FanoutContest:
         threads, files, began_s = _threads(), _files(), time.perf_counter()
         consumer = Consumer({"bootstrap.servers": self._address, "group.id": "fanout", "fetch.wait.max.ms": 100})
         try:
-            await self._journal.append(uuid.uuid4().hex, [self._event()])
+            await self._journal.append(uuid.uuid4().hex, [Event(1, VALUE)])
             consumer.assign([TopicPartition(TOPIC, partition, 0) for partition in range(PARTITIONS)])
             if await asyncio.to_thread(consumer.poll, 30.0) is None:
                 raise BenchFailed("the raw consumer saw nothing for 30 s")
@@ -111,37 +114,40 @@ class FanoutContest:
         while left and time.monotonic() < deadline_s:
             for message in consumer.consume(100, 0.01):
                 key = message.key() or b""
-                if message.error() is None and (sent_s := self._sent_s.get(key.decode())) is not None:
-                    self._lags_s.append(time.perf_counter() - sent_s)
+                if message.error() is None and self._saw(key.decode()):
                     left -= 1
         if left:
             raise BenchFailed(f"the raw consumer missed {left} records")
 
     async def _read(self, tag: str, reached: asyncio.Semaphore) -> None:
         async for event in self._hr.events_by_tag(tag, live=True):
-            sent_s = self._sent_s.get(event.id)
-            if sent_s is not None:
-                self._lags_s.append(time.perf_counter() - sent_s)
+            self._saw(event.id)
             reached.release()
 
+    def _saw(self, id_: str) -> bool:
+        """Note how late the next event of a journal is; False if none was sent."""
+        sent_s = self._sent_s.get(id_)
+        if not sent_s:
+            return False
+        self._lags_s.append(time.perf_counter() - sent_s.popleft())
+        return True
+
     async def _append_steadily(self, tags: list[str]) -> None:
-        turns = itertools.cycle(tags) if tags else None
+        """Append to all journals in turn, each under a tag of its own; those of one journal come one after another."""
         began_s, appending = time.perf_counter(), []
         for n in range(self._count):
-            late_s = began_s + n / PER_S - time.perf_counter()
-            if late_s > 0:
-                await asyncio.sleep(max(late_s, _STEP_S))
-            id_ = uuid.uuid4().hex
-            event = self._event(next(turns)) if turns is not None else self._event()
-            self._sent_s[id_] = time.perf_counter()
+            early_s = began_s + n / PER_S - time.perf_counter()
+            if early_s > 0:
+                await asyncio.sleep(max(early_s, _STEP_S))
+            id_ = f"journal-{n % JOURNALS}"
+            self._numbers[id_] += 1
+            event = Event(self._numbers[id_], VALUE, tags=(tags[n % JOURNALS % QUERIES],) if tags else ())
+            self._sent_s[id_].append(time.perf_counter())
             appending.append(asyncio.ensure_future(self._journal.append(id_, [event])))
         await asyncio.gather(*appending)
 
     def _tags(self) -> list[str]:
         return [f"{self._run}-{n}" for n in range(QUERIES)]
-
-    def _event(self, *tags: str) -> Event:
-        return Event(1, b"x" * 200, tags=tags)
 
     def _taken_lags(self) -> list[float]:
         lags, self._lags_s = self._lags_s, []
@@ -190,7 +196,7 @@ async def setup(stage: Stage) -> AsyncIterator[Contest]:
 RAW = "one raw consumer of the same partitions"
 BENCH = Bench(
     name="tags-fanout",
-    work="20 live queries over 48 partitions in one process, 500 events/s",
+    work="20 live queries over 48 partitions in one process, 500 events/s of 480 journals",
     measures=(
         Measure("threads", unit="threads", against=RAW),
         Measure("files", unit="files", against=RAW),
