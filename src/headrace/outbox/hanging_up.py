@@ -6,9 +6,10 @@ import contextlib
 import os
 import socket
 import sqlite3
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Engine, event
+from sqlalchemy.engine import Dialect
 
 __all__ = ["HangUps"]
 
@@ -21,6 +22,8 @@ class HangUps:
 
     def watch(self, engine: Engine) -> None:
         """Keep an eye on the engine's connections."""
+        if engine.dialect.driver == "pymysql":
+            event.listen(engine, "do_connect", self._connect_pymysql)
         event.listen(engine, "connect", lambda connection, _record: self._open.add(connection))
         event.listen(engine, "close", lambda connection, _record: self._open.discard(connection))
 
@@ -29,6 +32,17 @@ class HangUps:
         for connection in list(self._open):
             with contextlib.suppress(Exception):  # a connection that is closed already needs no cutting
                 _cut(connection)
+
+    def _connect_pymysql(self, dialect: Dialect, _record: object, given: Any, named: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Connect, and be known before: PyMySQL waits for the server's greeting as long as for any answer."""
+        connection = dialect.connect(*given, **named, defer_connect=True)
+        self._open.add(connection)
+        try:
+            cast("Any", connection).connect()
+        except BaseException:
+            self._open.discard(connection)
+            raise
+        return connection
 
 
 def _cut(connection: Any) -> None:  # noqa: ANN401 - the driver's own
