@@ -25,7 +25,6 @@ pytestmark = pytest.mark.servers
 @pytest_asyncio.fixture
 async def asyncpg_engine(postgres_url: URL) -> AsyncIterator[AsyncEngine]:
     """An application's engine with asyncpg, and arguments of its own in the URL."""
-    pytest.importorskip("asyncpg")
     empty(postgres_url)
     made = create_async_engine(
         postgres_url.set(drivername="postgresql+asyncpg").update_query_dict(
