@@ -6,6 +6,7 @@ One request for all of them, every now and then. A topic that was deleted and ma
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -31,10 +32,13 @@ class TopicWatch:
         self._ids: dict[str, str | None] = {}
         self._missed: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
+        self._is_new = asyncio.Event()
 
     def add(self, topic: str) -> None:
-        """Watch a topic, from now on."""
-        self._ids.setdefault(topic, None)
+        """Watch a topic, from now on: its id is looked at at once, so that no later one is taken for it."""
+        if topic not in self._ids:
+            self._ids[topic] = None
+            self._is_new.set()
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._look_on(), name="headrace-kafka-topic-watch")
 
@@ -52,9 +56,12 @@ class TopicWatch:
 
     async def _look_on(self) -> None:
         while self._ids:
+            self._is_new.clear()
             for topic, id_ in (await self._look()).items():
                 self._judge(topic, id_)
-            await asyncio.sleep(_LOOK_EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await self._is_new.wait()
 
     async def _look(self) -> Mapping[str, str | None]:
         """Return the ids of the topics, None of those that are not there; without those that nobody answered for."""
