@@ -6,6 +6,8 @@ One request for all of them, every now and then. A topic that was deleted and ma
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -18,8 +20,8 @@ from headrace.log.kafka.faults import error_in
 __all__ = ["TopicWatch"]
 
 _LOOK_EVERY_S = 2.0
-# A broker may not have heard of a new topic yet; twice in a row it has.
-_LOOKS = 2
+# A broker may not have heard of a new topic yet; after so long it has.
+_GONE_AFTER_S = 1.5
 
 
 class TopicWatch:
@@ -29,12 +31,15 @@ class TopicWatch:
         self._cluster = cluster
         self._gone = gone
         self._ids: dict[str, str | None] = {}
-        self._missed: dict[str, int] = {}
+        self._missed_s: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
+        self._is_new = asyncio.Event()
 
     def add(self, topic: str) -> None:
-        """Watch a topic, from now on."""
-        self._ids.setdefault(topic, None)
+        """Watch a topic, from now on: its id is looked at at once, so that no later one is taken for it."""
+        if topic not in self._ids:
+            self._ids[topic] = None
+            self._is_new.set()
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._look_on(), name="headrace-kafka-topic-watch")
 
@@ -52,9 +57,12 @@ class TopicWatch:
 
     async def _look_on(self) -> None:
         while self._ids:
+            self._is_new.clear()
             for topic, id_ in (await self._look()).items():
                 self._judge(topic, id_)
-            await asyncio.sleep(_LOOK_EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await self._is_new.wait()
 
     async def _look(self) -> Mapping[str, str | None]:
         """Return the ids of the topics, None of those that are not there; without those that nobody answered for."""
@@ -77,17 +85,17 @@ class TopicWatch:
     def _judge(self, topic: str, id_: str | None) -> None:
         if topic not in self._ids:
             return  # nobody follows it any more
-        known = self._ids[topic]
+        known, now_s = self._ids[topic], time.monotonic()
         if id_ is None:
-            self._missed[topic] = self._missed.get(topic, 0) + 1
+            self._missed_s.setdefault(topic, now_s)
         else:
-            self._missed.pop(topic, None)
+            self._missed_s.pop(topic, None)
             self._ids[topic] = id_
         is_another = known is not None and id_ is not None and id_ != known
-        if is_another or self._missed.get(topic, 0) >= _LOOKS:
+        if is_another or now_s - self._missed_s.get(topic, now_s) >= _GONE_AFTER_S:
             self._forget(topic)
             self._gone(topic, UnknownTopic(topic))
 
     def _forget(self, topic: str) -> None:
         self._ids.pop(topic, None)
-        self._missed.pop(topic, None)
+        self._missed_s.pop(topic, None)
