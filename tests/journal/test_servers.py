@@ -41,6 +41,11 @@ class Servers:
         return shared_log
 
     @pytest.fixture
+    def store_address(self, cassandra: RunningService) -> str:
+        """Return where the keyspace is."""
+        return f"cassandra://{cassandra.address}/journal_tests"
+
+    @pytest.fixture
     def store(self, shared_store: Store) -> Store:
         """Return the keyspace."""
         return shared_store
