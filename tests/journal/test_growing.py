@@ -735,3 +735,24 @@ async def test_offsets_of_a_topic_that_is_gone_are_no_way_past_a_boundary(hr: He
         assert meta is not None
         assert (meta.seq_nr, meta.delete_to) == (4, 0)
         assert await numbers(accounts, id_) == [1, 2, 3, 4]
+
+
+async def test_a_layout_that_a_cancelled_call_asked_for_is_not_taken_for_a_new_one(hr: Headrace) -> None:
+    """FJ7: what was read before the topic grew says nothing about an append that arrived after it."""
+    gate = Gate(hr.log)
+    accounts = Journal(gate, hr.store, "t", cache=None, lease_s=LEASE_S)
+    id_ = next(f"k{n}" for n in range(99) if partition_of(f"k{n}".encode(), 8) > 3)
+    await accounts.append(id_, [Event(1)])
+    gate.is_open.clear()
+    gate.is_reached.clear()
+    writing = asyncio.ensure_future(accounts.append(id_, [Event(2)]))
+    await asyncio.wait_for(gate.is_reached.wait(), 10)
+    await asyncio.sleep(LEASE_S + 0.1)
+    looking = asyncio.ensure_future(accounts.pointer(id_))
+    await asyncio.sleep(0)
+    looking.cancel()
+    await asyncio.wait([looking])
+    await grow(hr, 8)
+    gate.is_open.set()
+    await asyncio.wait_for(writing, 10)
+    assert await numbers(journal(hr, None), id_) == [1, 2]
