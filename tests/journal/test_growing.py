@@ -25,7 +25,7 @@ from headrace.journal import (
     replicate_batch,
     topology,
 )
-from headrace.journal.actions import Append
+from headrace.journal.actions import Append, Purge
 from headrace.journal.boundary_marks import PartitionMarks, rebuilt
 from headrace.journal.headers import encode_action
 from headrace.journal.layout import Generation
@@ -756,3 +756,45 @@ async def test_a_layout_that_a_cancelled_call_asked_for_is_not_taken_for_a_new_o
     gate.is_open.set()
     await asyncio.wait_for(writing, 10)
     assert await numbers(journal(hr, None), id_) == [1, 2]
+
+
+async def test_a_boundary_that_was_passed_in_an_earlier_topic_is_not_passed_in_the_next(hr: Headrace) -> None:
+    """R21: a journal that was open all the time reads moved keys whole, though both topics grew at the same offsets."""
+    accounts = journal(hr, None)
+    ids = [f"k{n}" for n in range(24)]
+    for topic in ("first", "second"):
+        if topic == "second":
+            await hr.log.admin.delete("t")
+            await hr.log.admin.create("t", partitions=4, config=JOURNAL_TOPIC)
+            await asyncio.sleep(LEASE_S)
+            for id_ in ids:
+                await hr.log.append([NewRecord("t", id_.encode(), None, encode_action(Purge()))])
+        await write_all(journal(hr, None), ids, 1)
+        if topic == "first":
+            await write_all(journal(hr, None), ids, 3)
+        layout = await grow(hr, 8)
+        await write_all(journal(hr, None), ids, 5)
+        if topic == "first":
+            for _ in range(2):
+                await replicate(hr)
+        for id_ in ids:
+            assert await numbers(accounts, id_) == ([1, 2, 3, 4, 5, 6] if topic == "first" else [1, 2, 5, 6])
+    assert layout.generations[1].boundaries == layout.generations[3].boundaries
+
+
+async def test_a_head_is_not_trimmed_by_what_was_replicated_of_an_earlier_topic(hr: Headrace, cache: HeadCache) -> None:
+    """P11: beside offsets of a topic that is gone, a read of the new one is answered by the head at once."""
+    await write_all(journal(hr, None), ["k"], 1)
+    at = TopicPartition("t", partition_of(b"k", 4))
+    for number in range(3, 30):
+        await journal(hr, None).append("k", [Event(number)])
+    await replicate(hr)
+    await made_anew(hr, 4)
+    accounts = journal(hr, cache)
+    await accounts.purge("k")
+    await accounts.append("k", [Event(1)])
+    for _ in range(3):
+        before = (await hr.log.bounds(at)).end
+        assert await numbers(accounts, "k") == [1]
+        assert (await hr.log.bounds(at)).end == before + 1  # one mark: the first look was enough
+        await asyncio.sleep(0.2)
