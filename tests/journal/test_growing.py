@@ -20,10 +20,12 @@ from headrace.journal import (
     Layout,
     Topology,
     grow_topic,
+    held_journals,
+    pass_verdict,
     replicate_batch,
     topology,
 )
-from headrace.journal.actions import Append
+from headrace.journal.actions import Append, Purge
 from headrace.journal.boundary_marks import PartitionMarks, rebuilt
 from headrace.journal.headers import encode_action
 from headrace.journal.layout import Generation
@@ -649,3 +651,150 @@ class HangingSettings:
 
     async def put(self, key: str, value: str, *, expected: str | None) -> bool:
         return await self._settings.put(key, value, expected=expected)
+
+
+async def poison(hr: Headrace, id_: str, partition: int) -> int:
+    """Write a record of a journal that nobody can decode; returns its offset."""
+    headers = (("journal.action", b"nonsense"),)
+    (position,) = await hr.log.append([NewRecord("t", id_.encode(), b"{}", headers, partition)])
+    return position.offset
+
+
+@pytest.mark.parametrize("is_replicated", [True, False])
+async def test_a_held_journal_that_moved_is_whole_when_it_is_let_go(hr: Headrace, is_replicated: bool) -> None:
+    """E9, R21: records that wait in the old partition and in the new one, at lower offsets, are all applied."""
+    id_ = next(f"k{n}" for n in range(99) if partition_of(f"k{n}".encode(), 8) > 3)
+    old, new = (partition_of(id_.encode(), count) for count in (4, 8))
+    accounts = journal(hr, None)
+    await accounts.append(id_, [Event(1)])
+    first = await poison(hr, id_, old)
+    await write_all(accounts, [id_], 2)
+    for number in range(4, 8):
+        await accounts.append(id_, [Event(number)])
+    second = await poison(hr, id_, old)
+    if is_replicated:
+        await replicate(hr)
+    await grow(hr, 8)
+    for number in range(8, 12):
+        await accounts.append(id_, [Event(number)])
+    for _ in range(2):
+        await replicate(hr)
+    for offset, records in ((first, 11), (second, 5)):
+        (held,) = [each async for each in held_journals(hr.store, "t")]
+        assert (held.partition, held.offset, held.records) == (old, offset, records)
+        assert "journal.action" in held.reason
+        await pass_verdict(hr.log, hr.store, "t", id_, skip=True, offset=offset)
+        await replicate(hr)
+    assert await numbers(accounts, id_) == list(range(1, 12))
+    assert [each async for each in held_journals(hr.store, "t")] == []
+    meta = await hr.store.reader.meta("t", id_)
+    assert meta is not None
+    assert (meta.partition, meta.generation) == (new, 1)
+
+
+async def made_anew(hr: Headrace, partitions: int) -> Journal:
+    await hr.log.admin.delete("t")
+    await hr.log.admin.create("t", partitions=partitions, config=JOURNAL_TOPIC)
+    return journal(hr, None)
+
+
+async def test_boundaries_of_a_topic_that_is_gone_hold_nothing_back(hr: Headrace) -> None:
+    """E12: a topic that grew, was deleted and made again is replicated from its first record on."""
+    ids = [f"k{n}" for n in range(24)]
+    await write_all(journal(hr, None), ids, 1)
+    await grow(hr, 8)
+    for _ in range(2):
+        await replicate(hr)
+    accounts = await made_anew(hr, 8)
+    for id_ in ids[:16]:
+        await accounts.purge(id_)
+    await replicate(hr)
+    for partition in range(8):
+        at = TopicPartition("t", partition)
+        end, replicated = (await hr.log.bounds(at)).end, await hr.store.reader.replicated(at)
+        assert end == 0 or (replicated is not None and (replicated.generation, replicated.offset) == (2, end - 1))
+
+
+async def test_offsets_of_a_topic_that_is_gone_are_no_way_past_a_boundary(hr: Headrace) -> None:
+    """R21: what was replicated of an earlier topic says nothing about the boundaries of the next one."""
+    ids = [f"k{n}" for n in range(24)]
+    for first in range(1, 12, 2):
+        await write_all(journal(hr, None), ids, first)
+    await replicate(hr)
+    accounts = await made_anew(hr, 4)
+    for id_ in ids:
+        await accounts.purge(id_)
+    await write_all(accounts, ids, 1)
+    await grow(hr, 8)
+    await write_all(accounts, ids, 3)
+    await replicate(hr, range(7, -1, -1))
+    for _ in range(2):
+        await replicate(hr)
+    for id_ in ids:
+        meta = await hr.store.reader.meta("t", id_)
+        assert meta is not None
+        assert (meta.seq_nr, meta.delete_to) == (4, 0)
+        assert await numbers(accounts, id_) == [1, 2, 3, 4]
+
+
+async def test_a_layout_that_a_cancelled_call_asked_for_is_not_taken_for_a_new_one(hr: Headrace) -> None:
+    """FJ7: what was read before the topic grew says nothing about an append that arrived after it."""
+    gate = Gate(hr.log)
+    accounts = Journal(gate, hr.store, "t", cache=None, lease_s=LEASE_S)
+    id_ = next(f"k{n}" for n in range(99) if partition_of(f"k{n}".encode(), 8) > 3)
+    await accounts.append(id_, [Event(1)])
+    gate.is_open.clear()
+    gate.is_reached.clear()
+    writing = asyncio.ensure_future(accounts.append(id_, [Event(2)]))
+    await asyncio.wait_for(gate.is_reached.wait(), 10)
+    await asyncio.sleep(LEASE_S + 0.1)
+    looking = asyncio.ensure_future(accounts.pointer(id_))
+    await asyncio.sleep(0)
+    looking.cancel()
+    await asyncio.wait([looking])
+    await grow(hr, 8)
+    gate.is_open.set()
+    await asyncio.wait_for(writing, 10)
+    assert await numbers(journal(hr, None), id_) == [1, 2]
+
+
+async def test_a_boundary_that_was_passed_in_an_earlier_topic_is_not_passed_in_the_next(hr: Headrace) -> None:
+    """R21: a journal that was open all the time reads moved keys whole, though both topics grew at the same offsets."""
+    accounts = journal(hr, None)
+    ids = [f"k{n}" for n in range(24)]
+    for topic in ("first", "second"):
+        if topic == "second":
+            await hr.log.admin.delete("t")
+            await hr.log.admin.create("t", partitions=4, config=JOURNAL_TOPIC)
+            await asyncio.sleep(LEASE_S)
+            for id_ in ids:
+                await hr.log.append([NewRecord("t", id_.encode(), None, encode_action(Purge()))])
+        await write_all(journal(hr, None), ids, 1)
+        if topic == "first":
+            await write_all(journal(hr, None), ids, 3)
+        layout = await grow(hr, 8)
+        await write_all(journal(hr, None), ids, 5)
+        if topic == "first":
+            for _ in range(2):
+                await replicate(hr)
+        for id_ in ids:
+            assert await numbers(accounts, id_) == ([1, 2, 3, 4, 5, 6] if topic == "first" else [1, 2, 5, 6])
+    assert layout.generations[1].boundaries == layout.generations[3].boundaries
+
+
+async def test_a_head_is_not_trimmed_by_what_was_replicated_of_an_earlier_topic(hr: Headrace, cache: HeadCache) -> None:
+    """P11: beside offsets of a topic that is gone, a read of the new one is answered by the head at once."""
+    await write_all(journal(hr, None), ["k"], 1)
+    at = TopicPartition("t", partition_of(b"k", 4))
+    for number in range(3, 30):
+        await journal(hr, None).append("k", [Event(number)])
+    await replicate(hr)
+    await made_anew(hr, 4)
+    accounts = journal(hr, cache)
+    await accounts.purge("k")
+    await accounts.append("k", [Event(1)])
+    for _ in range(3):
+        before = (await hr.log.bounds(at)).end
+        assert await numbers(accounts, "k") == [1]
+        assert (await hr.log.bounds(at)).end == before + 1  # one mark: the first look was enough
+        await asyncio.sleep(0.2)

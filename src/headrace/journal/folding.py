@@ -16,7 +16,7 @@ from headrace.journal.actions import Action, Append, Delete, Mark, Poison, Purge
 from headrace.model import Record
 from headrace.store import DEFAULT_SEGMENT_SIZE, JournalMeta, Place
 
-__all__ = ["Effect", "Entry", "Step", "exists", "pointer_of", "record_id_of", "reopened", "step"]
+__all__ = ["Effect", "Entry", "Step", "exists", "held_place", "pointer_of", "record_id_of", "reopened", "step"]
 
 _NAMESPACE = UUID("6f6b2f0e-5d0c-5a86-9d0e-4f1f2f3c9a01")
 
@@ -70,6 +70,11 @@ def pointer_of(meta: JournalMeta | None) -> int:
     if meta is None or meta.is_purged:
         return 0
     return max(meta.seq_nr, meta.delete_to)
+
+
+def held_place(meta: JournalMeta | None) -> Place | None:
+    """Return the place of the record that a journal is held from; None if it is not held."""
+    return None if meta is None or meta.held_from is None else Place(meta.generation, meta.held_from)
 
 
 def record_id_of(topic: str, generation: int, partition: int, offset: int) -> UUID:

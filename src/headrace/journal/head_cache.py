@@ -32,6 +32,7 @@ class _Followed:
     """A partition's head, who follows it, and who waits for it to get further."""
 
     head: Head
+    first_generation: int  # an offset of an earlier one is that of a topic which is gone
     task: asyncio.Task[None] | None = None
     asked_s: float = 0.0
     waiters: dict[asyncio.Future[None], int] = field(default_factory=dict)
@@ -127,7 +128,7 @@ class HeadCache:
     def _follow(self, at: TopicPartition, generation: int, start: int) -> _Followed:
         followed = self._followed.get(at)
         if followed is None:
-            followed = self._followed[at] = _Followed(Head(start, generation, has_index=True))
+            followed = self._followed[at] = _Followed(Head(start, generation, has_index=True), generation)
             followed.task = asyncio.create_task(self._run(at, followed), name=f"headrace-head-{at}")
         if self._trimmer is None or self._trimmer.done():
             self._trimmer = asyncio.create_task(self._trim_on(), name="headrace-head-trim")
@@ -201,7 +202,7 @@ class HeadCache:
         except HeadraceError as error:
             _logger.warning("head not trimmed", partition=str(at), error=str(error))
             return
-        if replicated is not None:
+        if replicated is not None and replicated.generation >= followed.first_generation:
             followed.head.replicated(replicated.offset, replicated.generation)
             followed.replicated = replicated
             _wake(followed)

@@ -138,7 +138,8 @@ class _KeyFolder:
         fold.tagged[tagged:] = [msgspec.structs.replace(row, **at) for row in fold.tagged[tagged:]]
         fold.removals[removals:] = [Removal(verdict.place, gone.first, gone.last) for gone in fold.removals[removals:]]
         if fold.meta is not None and fold.meta.held_from is None:
-            fold.meta = msgspec.structs.replace(fold.meta, generation=verdict.generation, offset=verdict.offset)
+            here = {name: at[name] for name in ("generation", "partition", "offset")}
+            fold.meta = msgspec.structs.replace(fold.meta, **here)
             self._piece.writes.meta = fold.meta
 
     @staticmethod

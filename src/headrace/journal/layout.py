@@ -57,6 +57,11 @@ class Layout(msgspec.Struct, frozen=True):
         """The published number of partitions."""
         return self.generations[-1].partitions
 
+    @property
+    def growths(self) -> tuple[Generation, ...]:
+        """The generations that began when the topic, as it is, grew."""
+        return self.generations[self._origin + 1 :]
+
     def route(self, id_: str) -> TopicPartition:
         """Return where a key's records go."""
         return self._at(id_, self.generations[-1])

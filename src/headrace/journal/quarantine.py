@@ -36,7 +36,8 @@ __all__ = [
 
 _SUFFIX = "#held"
 _SHOWN = 60
-_ONE_SEGMENT = 1 << 62  # numbers are offsets here: all rows of a journal are in one segment
+_ONE_SEGMENT = 1 << 62  # numbers are places here: all rows of a journal are in one segment
+_OFFSET_BITS = 46
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -65,14 +66,14 @@ class Held:
     records: int
 
 
-async def hold(store: Store, topic: str, id_: str, entries: Sequence[Entry], *, held_from: int) -> None:
-    """Keep the records that wait. To be done before the journal's head says that it is held from that offset.
+async def hold(store: Store, topic: str, id_: str, entries: Sequence[Entry], *, held_from: Place) -> None:
+    """Keep the records that wait. To be done before the journal's head says that it is held from that place.
 
     The side table's head is about the record at `held_from` alone: another one behind it that can't be decoded has its
     turn when the first one is out of the way.
     """
     await store.writer.write_rows(_side(topic), id_, [_row(entry) for entry in entries])
-    first = next((entry for entry in entries if entry.offset == held_from), None)
+    first = next((entry for entry in entries if entry.place == held_from), None)
     if first is not None:
         reason = first.action.reason if isinstance(first.action, Poison) else ""
         await store.writer.write_meta(_head(topic, id_, first, reason))
@@ -94,11 +95,11 @@ def stand_in_for(id_: str) -> str:
 
 
 async def let_go(
-    store: Store, topic: str, id_: str, *, at: Place, partition: int, held_from: int | None = None
+    store: Store, topic: str, id_: str, *, at: Place, partition: int, held_from: Place | None = None
 ) -> None:
     """Forget what waited, at the place of the verdict: all, or what came before `held_from`, which waits on."""
     if held_from is not None:
-        await store.writer.delete_rows(_side(topic), id_, [RowDeletion(0, held_from)], at=at)
+        await store.writer.delete_rows(_side(topic), id_, [RowDeletion(0, _number(held_from) - 1)], at=at)
         return
     await store.writer.delete_rows(_side(topic), id_, [RowDeletion(0, None)], at=at)
     marker = JournalMeta(
@@ -126,7 +127,8 @@ async def held_journals(store: Store, topic: str) -> AsyncIterator[Held]:
     async for page in store.reader.metas(_side(topic)):
         for head in page:
             if not head.is_purged and head.held_from is not None:
-                held = [each for each in await held_entries(store, topic, head.id) if each.offset >= head.held_from]
+                first = Place(head.generation, head.held_from)
+                held = [each for each in await held_entries(store, topic, head.id) if each.place >= first]
                 since_ms, reason = head.created_ms or 0, head.metadata or ""
                 yield Held(topic, head.id, head.partition, head.held_from, since_ms, reason, len(held))
 
@@ -165,6 +167,11 @@ def _side(topic: str) -> str:
     return f"{topic}{_SUFFIX}"
 
 
+def _number(place: Place) -> int:
+    """Return the number of a held record's row, in the order of places: a journal that moved has lower offsets."""
+    return (place.generation << _OFFSET_BITS) + place.offset + 1
+
+
 def _row(entry: Entry) -> EventRow:
     record = entry.record
     if record is None:
@@ -172,7 +179,7 @@ def _row(entry: Entry) -> EventRow:
     kept = _Kept(record.key, record.value, record.headers, entry.segment_size)
     return EventRow(
         segment=0,
-        seq_nr=entry.offset + 1,
+        seq_nr=_number(entry.place),
         generation=entry.generation,
         partition=entry.partition,
         offset=entry.offset,

@@ -44,7 +44,7 @@ class JournalReader:
         self._windows = windows
         self._barrier = barrier
         self._cache = cache
-        self._settled: set[Stay] = set()
+        self._settled: set[tuple[str, Stay]] = set()  # with the topic's id: one that is made anew may grow alike
         self._segment_size = DEFAULT_SEGMENT_SIZE
 
     async def view(self, id_: str, operation: Operation | None = None, *, first: int | None = None) -> View:
@@ -63,7 +63,7 @@ class JournalReader:
 
     async def known(self, id_: str, layout: Layout) -> Known:
         """Ask the store what it has of a journal: the replicated offsets first, then the state."""
-        stays = [stay for stay in layout.stays(id_) if stay not in self._settled]
+        stays = [stay for stay in layout.stays(id_) if (layout.topic_id, stay) not in self._settled]
         replicated = {stay.at: await self._store.replicated(stay.at) for stay in stays}
         return Known(replicated, await self._store.meta(layout.topic, id_))
 
@@ -74,7 +74,7 @@ class JournalReader:
         been written by that time; and no deletion behind that state can have been seen, because the state is written
         before them. So the state need not be read again. Of most journals this page is all there is.
         """
-        stays = [stay for stay in layout.stays(id_) if stay not in self._settled]
+        stays = [stay for stay in layout.stays(id_) if (layout.topic_id, stay) not in self._settled]
         at = stays[-1].at
         replicated = self._cache.replicated(at) if self._cache is not None else None
         if replicated is None:
@@ -100,7 +100,7 @@ class JournalReader:
         """
         windows = []
         for stay in layout.stays(id_):
-            if stay in self._settled and stay.at not in known.replicated:
+            if (layout.topic_id, stay) in self._settled and stay.at not in known.replicated:
                 continue
             window = await self._window(id_, layout, stay, known.replicated.get(stay.at), barrier, scan=scan)
             if window.is_behind or window.generation > layout.generation:
@@ -154,7 +154,8 @@ class JournalReader:
         if stay.end is None and up_to < after:
             await self._windows.check_end(stay.at, after)
         if stay.end is not None:
-            self._settled.add(stay)  # replication has passed the boundary: the store has all of it, for good
+            # Replication has passed the boundary: the store has all of it, for good.
+            self._settled.add((layout.topic_id, stay))
         return Window(stay.at, [], generation=generation)
 
     async def pages(

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headrace.journal.actions import Mark, Poison, Verdict
-from headrace.journal.folding import Entry
+from headrace.journal.folding import Entry, held_place
 from headrace.journal.headers import decode_action
 from headrace.journal.key_writes import KeyFold, KeyWrites, fold_key
 from headrace.journal.layout import Layout
@@ -152,7 +152,7 @@ async def _fold(store: Store, topic: str, id_: str, entries: Sequence[Entry]) ->
 
 
 async def _write_key(store: Store, topic: str, id_: str, fold: KeyFold) -> None:
-    held_from = fold.meta.held_from if fold.meta is not None else None
+    held_from = held_place(fold.meta)
     if fold.held and held_from is not None:
         await hold(store, topic, id_, fold.held, held_from=held_from)
     for piece in fold.pieces:
@@ -196,10 +196,9 @@ async def _limit(store: Store, layout: Layout, at: TopicPartition) -> int:
     A key that moved would otherwise meet its later records before its earlier ones, also when it moved from one old
     partition to another (as from 4 to 6 partitions).
     """
-    for generation in layout.generations:
+    for generation in layout.growths:
         for partition, boundary in generation.boundaries.items():
-            replicated = await store.reader.replicated(TopicPartition(at.topic, partition))
-            if replicated is None or replicated.offset < boundary:
+            if (await _start(store, layout, TopicPartition(at.topic, partition))).offset < boundary:
                 return generation.boundaries.get(at.partition, -1)
     return MAX_OFFSET
 

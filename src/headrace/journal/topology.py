@@ -120,6 +120,8 @@ class Topology:
         """
         is_known = self._layout is not None
         patience_s = _PATIENCE_S if is_known else None
+        if self._loading is not None and self._loading.done() and time.monotonic() > self._asked_s + self._lease_s:
+            self._loading = None  # who asked was cancelled, or went on without it: the topic may have grown since
         if self._loading is None:
             self._asked_s, self._asked_as_writer = time.monotonic(), self._is_writer
             self._loading = asyncio.get_running_loop().create_task(self._load(), name=f"headrace-layout-{self.topic}")

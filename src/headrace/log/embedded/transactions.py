@@ -18,6 +18,7 @@ from headrace.log.embedded.offsets import store_offsets
 from headrace.log.embedded.writing import Call, RecordWriter, Work, savepoint
 from headrace.log.metrics import TRANSACTIONS
 from headrace.log.ports import Member
+from headrace.log.turns import Turns
 from headrace.model import NewRecord, Position, TopicPartition
 from headrace.runtime import Clock, crash_point
 from headrace.sqlite import GroupCommit
@@ -125,9 +126,33 @@ class EmbeddedTransactions:
         self._timeout_s = timeout_s
         self._open: _Open | None = None
         self._is_closed = False
+        self._turns = Turns()
 
     async def begin(self) -> None:
         """Open a transaction."""
+        await self._turns.run(self._begin)
+
+    async def append(self, records: Sequence[NewRecord]) -> None:
+        """Add records."""
+        await self._turns.run(self._append, checks.check_records(records))
+
+    async def commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit a group's offsets along."""
+        await self._turns.run(self._commit_offsets, member, checks.check_offsets(offsets))
+
+    async def commit(self) -> Sequence[Position]:
+        """Write it all in one piece."""
+        return await self._turns.run(self._commit)
+
+    async def abort(self) -> None:
+        """Drop it."""
+        await self._turns.run(self._abort)
+
+    async def close(self) -> None:
+        """Abort what is open; further use is refused."""
+        await self._turns.run(self._close)
+
+    async def _begin(self) -> None:
         if self._is_closed:
             raise Closed(f"transactional producer {self.transactional_id!r}")
         if self._open is not None:
@@ -135,22 +160,17 @@ class EmbeddedTransactions:
         await self._commits.submit(Call(self._owner.check))
         self._open = _Open(self._clock.monotonic_s())
 
-    async def append(self, records: Sequence[NewRecord]) -> None:
-        """Add records."""
+    async def _append(self, records: Sequence[NewRecord]) -> None:
         content = self._current("append")
-        checked = checks.check_records(records)
-        await self._commits.submit(_Check(self._owner, checked))
-        content.records.extend(checked)
+        await self._commits.submit(_Check(self._owner, records))
+        content.records.extend(records)
 
-    async def commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit a group's offsets along."""
-        wanted = checks.check_offsets(offsets)
+    async def _commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
         if not isinstance(member, EmbeddedMember):
             raise BadArgument("member", member, "it must be a member of a group of this log")
-        self._current("commit offsets").offsets.append((member, wanted))
+        self._current("commit offsets").offsets.append((member, offsets))
 
-    async def commit(self) -> Sequence[Position]:
-        """Write it all in one piece."""
+    async def _commit(self) -> Sequence[Position]:
         content = self._current("commit")
         self._open = None
         if self._clock.monotonic_s() - content.since_s > self._timeout_s:
@@ -159,18 +179,16 @@ class EmbeddedTransactions:
             raise TransactionFailed(self.transactional_id, reason)
         return await self._end(content, is_commit=True)
 
-    async def abort(self) -> None:
-        """Drop it."""
+    async def _abort(self) -> None:
         content = self._current("abort")
         self._open = None
         await self._end(content, is_commit=False)
 
-    async def close(self) -> None:
-        """Abort what is open; further use is refused."""
+    async def _close(self) -> None:
         self._is_closed = True
         if self._open is not None:
             try:
-                await self.abort()
+                await self._abort()
             except Fenced:
                 return  # the successor's take-over has aborted it already
 

@@ -32,9 +32,9 @@ from headrace.log.kafka.producers import Placing
 from headrace.log.kafka.producing import Placed
 from headrace.log.kafka.standing import Standing, State, count_outcome
 from headrace.log.kafka.threads import Threads
-from headrace.log.kafka.turns import Turns
 from headrace.log.metrics import APPENDED
 from headrace.log.ports import Member
+from headrace.log.turns import Turns
 from headrace.model import NewRecord, Position, TopicPartition
 
 __all__ = ["KafkaTransactional", "take_id"]

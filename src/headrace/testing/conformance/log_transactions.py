@@ -147,6 +147,18 @@ class Transactions(LogSetting):
             await producer.begin()
         assert await read_all(log, topic) == []
 
+    async def test_calls_that_overlap_take_turns(self, log: Log, topic: str) -> None:
+        """What was begun before the commit is in it, and of two that begin at once one is refused."""
+        producer = await log.transactional(f"id-{topic}")
+        begun = await asyncio.gather(producer.begin(), producer.begin(), return_exceptions=True)
+        assert [type(each) for each in begun] == [type(None), TransactionMisused]
+        _, _, positions = await asyncio.gather(
+            producer.append(numbered(topic, 3)), producer.append(numbered(topic, 2)), producer.commit()
+        )
+        assert len(positions) == 5
+        assert len(await read_all(log, topic)) == 5
+        await producer.close()
+
     async def test_an_empty_transaction_commits(self, log: Log, topic: str) -> None:
         """Nothing to write is no error."""
         producer = await log.transactional(f"id-{topic}")
