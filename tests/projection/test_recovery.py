@@ -260,6 +260,109 @@ class TestWithoutADatabase(Embedded, TagSetting):
         assert await target.letters.all() == []
         assert await _catch_up(scene, projection) == 0
 
+    @pytest.mark.parametrize("records", [[[1, 2, 3, 4, 5]], [[1], [2], [3], [4], [5]]])
+    async def test_a_dead_letter_is_replayed_after_replication(self, scene: Scene, records: list[list[int]]) -> None:
+        """An event that the views give by now is found again, alone in its record or among others."""
+        for seq_nrs in records:
+            await scene.append("a", seq_nrs)
+        handled = Handled(3)
+        projection = _projection(scene, handled, recovery=Recovery("dead-letter"))
+        await _catch_up(scene, projection)
+        await scene.replicate()
+        handled.failing.clear()
+        target = open_target(projection, scene.store.settings)
+        assert (await replay_letters(projection, scene.queries, target, await target.letters.all())).handled == 1
+        assert handled.seen == [1, 2, 4, 5, 3]
+
+    async def test_a_dead_letter_of_an_older_version_is_replayed(self, scene: Scene) -> None:
+        """A letter whose offset has five parts names its event too."""
+        await scene.append("a", range(1, 6))
+        handled = Handled(3)
+        projection = _projection(scene, handled, recovery=Recovery("dead-letter"))
+        await _catch_up(scene, projection)
+        await scene.replicate()
+        handled.failing.clear()
+        key = f"projection-dead-letters/{projection.name}"
+        stored = await scene.store.settings.get(key) or ""
+        (letter,) = await open_target(projection, scene.store.settings).letters.all()
+        older = stored.replace(letter.offset, letter.offset.rpartition(":")[0])
+        assert await scene.store.settings.put(key, older, expected=stored)
+        target = open_target(projection, scene.store.settings)
+        assert (await replay_letters(projection, scene.queries, target, await target.letters.all())).handled == 1
+        assert handled.seen == [1, 2, 4, 5, 3]
+
+    @pytest.mark.parametrize("is_same_process", [True, False])
+    async def test_a_letter_is_replayed_between_two_batches_of_a_worker(
+        self, scene: Scene, is_same_process: bool
+    ) -> None:
+        """A replay waits for the batch in hand, wherever the slot is then; both never run at once, nor does it fail."""
+        await scene.append("a", range(1, 6))
+        running, seen, failing, reached = 0, [], {1}, asyncio.Event()
+
+        async def handle(event: TaggedEvent) -> None:
+            nonlocal running
+            if event.seq_nr in failing:
+                raise ValueError
+            running += 1
+            assert running == 1
+            reached.set()
+            await asyncio.sleep(0.1)
+            seen.append(event.seq_nr)
+            running -= 1
+
+        projection = _projection(scene, handle, recovery=Recovery("dead-letter"), batch_size=1)
+        target = open_target(projection, scene.store.settings)
+        working = asyncio.ensure_future(ProjectionRunner(projection, scene.again().queries, target).catch_up())
+        operating = target if is_same_process else open_target(projection, scene.store.settings)
+        await reached.wait()
+        failing.clear()
+        again = await replay_letters(projection, scene.queries, operating, await operating.letters.all())
+        assert (again.handled, again.failed) == (1, ())
+        await working
+        assert sorted(seen) == [1, 2, 3, 4, 5]
+
+    async def test_a_rebuild_waits_for_an_event_that_takes_longer_than_a_lease(self, scene: Scene) -> None:
+        """A worker whose slots were taken shows that it lives until its handler is through; then the work is reset."""
+        await scene.append("a", range(1, 4))
+        seen: list[int | str] = []
+        reached = asyncio.Event()
+
+        async def handle(event: TaggedEvent) -> None:
+            if event.seq_nr == 2 and not reached.is_set():
+                reached.set()
+                await asyncio.sleep(1)
+            seen.append(event.seq_nr)
+
+        projection = _projection(scene, handle, lease_s=0.2, reset=lambda: seen.append("reset"))
+        working = asyncio.ensure_future(_catch_up(scene, projection))
+        await reached.wait()
+        await rebuild(projection, scene.again().queries, open_target(projection, scene.store.settings))
+        with pytest.raises(SlotsMoved):
+            await working
+        assert seen == [1, 2, "reset", 1, 2, 3]
+
+    async def test_whatever_a_handler_raises_is_its_failure(self, scene: Scene) -> None:
+        """A StopIteration out of a plain function, and errors that are no Exception, neither hang nor end a worker."""
+        await scene.append("a", range(1, 5))
+        seen: list[int] = []
+
+        def handle(event: TaggedEvent) -> None:
+            if event.seq_nr == 2:
+                raise StopIteration
+            if event.seq_nr == 3:
+                raise BaseException("some libraries have such time-outs")  # noqa: TRY002
+            seen.append(event.seq_nr)
+
+        projection = _projection(scene, handle, recovery=Recovery("dead-letter"))
+        async with asyncio.timeout(10):
+            await _catch_up(scene, projection)
+        assert seen == [1, 4]
+        letters = await open_target(projection, scene.store.settings).letters.all()
+        assert [(letter.seq_nr, letter.error.partition(":")[0]) for letter in letters] == [
+            (2, "RuntimeError"),
+            (3, "BaseException"),
+        ]
+
 
 @pytest.mark.parametrize("wrong", [{"then": "explode"}, {"retries": -1}, {"retries": True}, {"then": "retry"}])
 def test_impossible_recoveries_are_refused(wrong: dict[str, Any]) -> None:

@@ -148,7 +148,7 @@ async def replay_letters(
 async def _event_of(queries: TagQueries, letter: DeadLetter) -> TaggedEvent:
     async with aclosing(queries.events(letter.tag, after=letter.place_before)) as events:
         async for event in events:
-            if event.tag_offset == letter.tag_offset:
+            if letter.is_of(event):
                 return event
             break
     rule = f"event {letter.seq_nr} of {letter.id!r} is no longer under tag {letter.tag!r}; purge the letter"
