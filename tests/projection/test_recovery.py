@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.projection.test_projections import Embedded
 
 from headrace.errors import BadArgument, DeadLettersFull, HandlerFailed, ProjectionRebuilding, SlotsMoved
+from headrace.journal.actions import Delete
+from headrace.journal.headers import encode_action
+from headrace.model import NewRecord
 from headrace.projection import Projection, ProjectionRunner, Recovery, beside, current_delivery, open_target, rebuild
 from headrace.projection.attendance import Attendance
 from headrace.projection.control import Control
-from headrace.projection.operating import replay_letters
+from headrace.projection.operating import replay_letters, wait_until_handled
+from headrace.projection.slots import slot_of
 from headrace.runtime import SYSTEM_CLOCK, Backoff
-from headrace.tags import TaggedEvent
+from headrace.tags import TaggedEvent, TagRepair
 from headrace.testing.conformance.tags_setting import Scene, TagSetting
+from headrace.testing.conformance.tags_views import TABLES
 from headrace.testing.crashes import SimulatedCrash, crash_at
 
 AT_ONCE = Backoff(first_s=0.0, limit_s=0.0)
@@ -340,6 +350,44 @@ class TestWithoutADatabase(Embedded, TagSetting):
         with pytest.raises(SlotsMoved):
             await working
         assert seen == [1, 2, "reset", 1, 2, 3]
+
+    @pytest.mark.parametrize("is_cut", [True, False])
+    async def test_views_with_other_numbers_repeat_nothing(self, scene: Scene, tmp_path: Path, is_cut: bool) -> None:
+        """Where the views were lost and rebuilt with higher numbers, a slot that is further on than others stays there,
+        also in the middle of a record."""
+        near, far = (
+            next(id_ for id_ in ("a", "b", "c", "d", "e", "f") if slot_of(scene.topic, id_, 2) == n) for n in (0, 1)
+        )
+        seen: list[tuple[str, int]] = []
+        failing = {6} if is_cut else set()
+
+        async def handle(event: TaggedEvent) -> None:
+            if event.seq_nr in failing:
+                raise ValueError
+            seen.append((event.id, event.seq_nr))
+
+        projection = _projection(scene, handle, slots=2, batch_size=1)
+        await scene.append(near, 1)
+        await scene.append(far, [1, 2, 3], [])
+        await scene.append(far, [4, 5, 6, 7, 8])
+        target = open_target(projection, scene.store.settings)
+        with contextlib.suppress(HandlerFailed):
+            await ProjectionRunner(projection, scene.again().queries, target, worker=1, workers=2).catch_up()
+        at = (await scene.layout()).route(far)
+        record = NewRecord(at.topic, far.encode(), None, encode_action(Delete(to=3)), partition=at.partition)
+        await scene.put(msgspec.structs.replace(record, timestamp_ms=scene.now_ms + 1))
+        await scene.replicate()
+        with closing(sqlite3.connect(tmp_path / "store.db")) as db:
+            for table in TABLES:
+                db.execute(f"DELETE FROM {table}")
+            db.commit()
+        await TagRepair(scene.log, scene.store, scene.settings).rebuild_all()
+        assert [event.number for event in await scene.again().read() if event.id == far] == [4, 5, 6, 7, 8]
+        failing.clear()
+        await _catch_up(scene, projection)
+        assert sorted(seen) == sorted([(near, 1), *((far, n) for n in range(4, 9))])
+        handle_all = open_target(projection, scene.store.settings)
+        await wait_until_handled(projection, scene.again().queries, handle_all, timeout_s=5)
 
     async def test_whatever_a_handler_raises_is_its_failure(self, scene: Scene) -> None:
         """A StopIteration out of a plain function, and errors that are no Exception, neither hang nor end a worker."""

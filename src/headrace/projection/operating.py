@@ -120,7 +120,7 @@ async def _waiting(
 
 
 def _are_past(offsets: Offsets, wanted: Mapping[int, TagOffset]) -> bool:
-    return all((place := offsets[slot]) is not None and place >= at for slot, at in wanted.items())
+    return all((place := offsets[slot]) is not None and place.covers(at) for slot, at in wanted.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def furthest(one: TagOffset | None, other: TagOffset | None) -> TagOffset | None
 
 def below(offsets: Offsets, to: TagOffset) -> Offsets:
     """Return those slots that have not come as far as an offset: the ones that a batch up to there moves."""
-    return {slot: place for slot, place in offsets.items() if place is None or place < to}
+    return {slot: place for slot, place in offsets.items() if place is None or not place.covers(to)}
 
 
 def moved(offsets: Offsets, to: TagOffset) -> Offsets:
@@ -67,13 +67,13 @@ def moved(offsets: Offsets, to: TagOffset) -> Offsets:
 def moves(offsets: Offsets, to: TagOffset, events: Iterable[TaggedEvent], slots: int) -> Offsets:
     """Return the slots that must be where their worker knows them: those that move, and those of the events."""
     needed = {slot_of(event.topic, event.id, slots) for event in events}
-    return {slot: place for slot, place in offsets.items() if slot in needed or place is None or place < to}
+    return {slot: place for slot, place in offsets.items() if slot in needed or place is None or not place.covers(to)}
 
 
 def is_replay(event: TaggedEvent, replay_to: Offsets, slots: int) -> bool:
     """Return True if the event's slot had been further on before it was put back."""
     place = replay_to.get(slot_of(event.topic, event.id, slots))
-    return place is not None and event.tag_offset <= place
+    return place is not None and place.covers(event.tag_offset)
 
 
 def fresh(events: Iterable[TaggedEvent], offsets: Offsets, slots: int) -> list[TaggedEvent]:
@@ -95,7 +95,7 @@ def _is_after(event: TaggedEvent, offsets: Offsets, slots: int) -> bool:
     if slot not in offsets:
         return False
     done = offsets[slot]
-    return done is None or event.tag_offset > done
+    return done is None or not done.covers(event.tag_offset)
 
 
 def check_not_ahead(projection: str, offsets: Offsets, now_ms: int) -> None:

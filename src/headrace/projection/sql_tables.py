@@ -116,7 +116,7 @@ class ProjectionTables:
             slots = [slot for slot, at in moving.items() if at == place]
             is_there = OFFSETS.c.tag_offset.is_(None) if place is None else OFFSETS.c.tag_offset == str(place)
             at = self._mine & OFFSETS.c.slot.in_(slots) & is_there
-            new = to if place is None else max(place, to)
+            new = to if place is None or not place.covers(to) else place
             change = update(OFFSETS).where(at).values(tag_offset=str(new), updated_ms=_now_ms())
             if connection.execute(change).rowcount != len(slots):
                 raise SlotsMoved(self._projection.name)
