@@ -284,6 +284,22 @@ class TestWithoutADatabase(Embedded, TagSetting):
         assert (await replay_letters(projection, scene.queries, target, await target.letters.all())).handled == 1
         assert handled.seen == [1, 2, 4, 5, 3]
 
+    async def test_a_letter_without_its_event_does_not_hold_up_others(self, scene: Scene) -> None:
+        """The rows of a journal were removed from under the tag: its letter stays and says so; others are replayed."""
+        await scene.append("a", 1)
+        await scene.append("b", 1)
+        handled = Handled(1)
+        projection = _projection(scene, handled, recovery=Recovery("dead-letter"))
+        await _catch_up(scene, projection)
+        await scene.replicate()
+        await TagRepair(scene.log, scene.store, scene.settings).delete(scene.topic, "a", scene.tag)
+        handled.failing.clear()
+        target = open_target(projection, scene.store.settings)
+        done = await replay_letters(projection, scene.again().queries, target, await target.letters.all())
+        assert (done.handled, [failure.id for failure in done.failed]) == (1, ["a"])
+        assert "purge the letter" in str(done.failed[0])
+        assert [letter.id for letter in await target.letters.all()] == ["a"]
+
     async def test_a_dead_letter_of_an_older_version_is_replayed(self, scene: Scene) -> None:
         """A letter whose offset has five parts names its event too."""
         await scene.append("a", range(1, 6))

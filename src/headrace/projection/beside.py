@@ -25,7 +25,7 @@ from headrace.projection.delivery import Delivery, call, delivering
 from headrace.projection.ports import REBUILDING, Offsets
 from headrace.projection.recovery import DeadLetter
 from headrace.projection.shared_value import SharedValue
-from headrace.projection.slots import furthest, is_replay, moved, moves, slot_of
+from headrace.projection.slots import come_again, furthest, is_replay, moved, moves, slot_of
 from headrace.runtime import crash_point
 from headrace.store import Settings
 from headrace.tags import TaggedEvent, TagOffset
@@ -126,7 +126,11 @@ class BesideTarget:
         await self._stored.change(partial(self._put_all, at=at))
 
     async def put(self, places: Offsets) -> None:
-        """Put some slots to other places; a worker in the middle of a batch stops after the event in hand."""
+        """Put some slots to other places; a worker in the middle of a batch stops after the event in hand.
+
+        Dead letters of events that come again go; one that a worker stores from now on is another one, and stays.
+        """
+        again = come_again((await self._letters.get()).letters, places, self._projection.slots)
 
         def edit(stored: _Stored) -> _Stored:
             taken = self._taken(stored)
@@ -136,6 +140,9 @@ class BesideTarget:
             return _Stored(tag, offsets, taken.replay_to, stored.claims)
 
         await self._stored.change(edit)
+        crash_point("projection.beside.put")
+        if again:
+            await self._letters.change(lambda stored: _Letters(tuple(x for x in stored.letters if x not in again)))
 
     async def close(self) -> None:
         """Nothing was opened."""

@@ -137,11 +137,13 @@ async def replay_letters(
     """Handle the events of dead letters, in their order; those that fail stay."""
     handled, failed = 0, []
     for letter in sorted(letters, key=lambda letter: letter.tag_offset):
-        event = await _event_of(queries, letter)
         try:
+            event = await _event_of(queries, letter)
             handled += await target.letters.replay(letter, event)
         except EventFailed as failure:
             failed.append(_failure(projection, letter, failure.error))
+        except BadArgument as failure:  # its event is gone: no reason to keep the others waiting
+            failed.append(_failure(projection, letter, failure))
     return Replayed(handled, tuple(failed))
 
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from headrace.errors import BadArgument, OffsetAhead
 from headrace.model import murmur2
 from headrace.projection.ports import Offsets
+from headrace.projection.recovery import DeadLetter
 from headrace.tags import TaggedEvent, TagOffset
 
 __all__ = [
     "below",
     "check_not_ahead",
+    "come_again",
     "earliest",
     "fresh",
     "furthest",
@@ -62,6 +64,16 @@ def below(offsets: Offsets, to: TagOffset) -> Offsets:
 def moved(offsets: Offsets, to: TagOffset) -> Offsets:
     """Return where the slots are after a batch up to an offset. A slot that is further on stays where it is."""
     return {**offsets, **dict.fromkeys(below(offsets, to), to)}
+
+
+def come_again(letters: Iterable[DeadLetter], places: Offsets, slots: int) -> list[DeadLetter]:
+    """Return the dead letters whose events come again when slots are put to these places."""
+    found = []
+    for letter in letters:
+        slot = slot_of(letter.topic, letter.id, slots)
+        if slot in places and ((place := places[slot]) is None or not place.covers(letter.tag_offset)):
+            found.append(letter)
+    return found
 
 
 def moves(offsets: Offsets, to: TagOffset, events: Iterable[TaggedEvent], slots: int) -> Offsets:
