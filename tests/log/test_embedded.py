@@ -22,7 +22,7 @@ from headrace.errors import (
     Unreachable,
     UnreadableRecord,
 )
-from headrace.log import Log, Member, open_log
+from headrace.log import Log, Member, following, open_log
 from headrace.log.embedded import EmbeddedLog
 from headrace.log.embedded import open_log as open_embedded
 from headrace.log.embedded.groups import EmbeddedMember
@@ -123,6 +123,28 @@ async def test_a_topic_deleted_under_a_reader_ends_the_read(log: Log) -> None:
     await log.append(numbered(topic, 3))
     with pytest.raises(UnknownTopic):
         await asyncio.wait_for(waiting, 10)
+
+
+async def test_a_slow_reader_gets_nothing_of_a_topic_that_was_made_anew(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is far behind the others reads the old topic's records or an error, never those of the next one."""
+    monkeypatch.setattr(following, "_MOST_RECORDS", 100)
+    topic = await new_topic(log)
+    at = TopicPartition(topic, 0)
+    await log.append([NewRecord(topic, b"k", b"old", partition=0)] * 500)
+    slow, fast = log.read(at, 0, max_records=10), log.read(at, 0, max_records=10)
+    await anext(slow)
+    while (await anext(fast)).next_offset < 500:
+        pass
+    await log.admin.delete(topic)
+    await log.admin.create(topic, partitions=1, config=TopicConfig())
+    await log.append([NewRecord(topic, b"k", b"new", partition=0)] * 500)
+    seen: list[bytes | None] = []
+    with contextlib.suppress(UnknownTopic):
+        async for batch in slow:
+            seen += values(batch.records)
+    assert set(seen) <= {b"old"}
 
 
 async def test_a_closed_log_says_so(tmp_path: Path) -> None:

@@ -171,6 +171,43 @@ async def test_one_who_is_ahead_is_not_held_up_by_one_who_waits(log: Following, 
     await eager.aclose()
 
 
+async def test_one_who_comes_to_the_end_of_a_waiting_feed_is_not_held_up(log: Following, source: ScriptSource) -> None:
+    """A feed that waits for a slow listener goes on for one who begins exactly where it stands."""
+    lazy = log.follow(AT, 0, max_records=100)
+    waiting = await started(lazy)
+    source.bring(5_000)
+    await waiting
+    source.bring(5_000)
+    feed = source.feeds[AT]
+    assert AT not in source.running
+    eager = log.follow(AT, feed.position)
+    waiting = await started(eager)
+    first = feed.position
+    source.bring(first + 3)
+    assert offsets(await asyncio.wait_for(waiting, 5)) == [first, first + 1, first + 2]
+    await lazy.aclose()
+    await eager.aclose()
+
+
+async def test_one_who_is_behind_gets_nothing_of_a_topic_that_took_the_place(
+    log: Following, source: ScriptSource
+) -> None:
+    """Once the followed topic is gone, the log is not read any more for those who are behind the feed's records."""
+    slow, fast = log.follow(AT, 0, max_records=10), log.follow(AT, 0)
+    waiting = [await started(slow), await started(fast)]
+    source.bring(100)
+    await asyncio.gather(*waiting)
+    for end in range(200, 5_001, 100):
+        following_one = await started(fast)
+        source.bring(end)
+        await following_one
+    assert source.feeds[AT].first > 10
+    source.feeds[AT].fail(UnknownTopic("t"))
+    with pytest.raises(UnknownTopic):
+        await anext(slow)
+    await fast.aclose()
+
+
 async def test_a_start_beyond_the_end_is_refused(log: Following, source: ScriptSource) -> None:
     """The other listeners don't notice."""
     batches = log.follow(AT, 0)

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.projection.test_projections import Embedded
 
 from headrace.errors import BadArgument, DeadLettersFull, HandlerFailed, ProjectionRebuilding, SlotsMoved
+from headrace.journal.actions import Delete
+from headrace.journal.headers import encode_action
+from headrace.model import NewRecord
 from headrace.projection import Projection, ProjectionRunner, Recovery, beside, current_delivery, open_target, rebuild
 from headrace.projection.attendance import Attendance
 from headrace.projection.control import Control
-from headrace.projection.operating import replay_letters
+from headrace.projection.operating import replay_letters, wait_until_handled
+from headrace.projection.slots import slot_of
 from headrace.runtime import SYSTEM_CLOCK, Backoff
-from headrace.tags import TaggedEvent
+from headrace.tags import TaggedEvent, TagRepair
 from headrace.testing.conformance.tags_setting import Scene, TagSetting
+from headrace.testing.conformance.tags_views import TABLES
 from headrace.testing.crashes import SimulatedCrash, crash_at
 
 AT_ONCE = Backoff(first_s=0.0, limit_s=0.0)
@@ -259,6 +269,163 @@ class TestWithoutADatabase(Embedded, TagSetting):
         assert handled.deliveries[-1] == (3, False, 4)
         assert await target.letters.all() == []
         assert await _catch_up(scene, projection) == 0
+
+    @pytest.mark.parametrize("records", [[[1, 2, 3, 4, 5]], [[1], [2], [3], [4], [5]]])
+    async def test_a_dead_letter_is_replayed_after_replication(self, scene: Scene, records: list[list[int]]) -> None:
+        """An event that the views give by now is found again, alone in its record or among others."""
+        for seq_nrs in records:
+            await scene.append("a", seq_nrs)
+        handled = Handled(3)
+        projection = _projection(scene, handled, recovery=Recovery("dead-letter"))
+        await _catch_up(scene, projection)
+        await scene.replicate()
+        handled.failing.clear()
+        target = open_target(projection, scene.store.settings)
+        assert (await replay_letters(projection, scene.queries, target, await target.letters.all())).handled == 1
+        assert handled.seen == [1, 2, 4, 5, 3]
+
+    async def test_a_letter_without_its_event_does_not_hold_up_others(self, scene: Scene) -> None:
+        """The rows of a journal were removed from under the tag: its letter stays and says so; others are replayed."""
+        await scene.append("a", 1)
+        await scene.append("b", 1)
+        handled = Handled(1)
+        projection = _projection(scene, handled, recovery=Recovery("dead-letter"))
+        await _catch_up(scene, projection)
+        await scene.replicate()
+        await TagRepair(scene.log, scene.store, scene.settings).delete(scene.topic, "a", scene.tag)
+        handled.failing.clear()
+        target = open_target(projection, scene.store.settings)
+        done = await replay_letters(projection, scene.again().queries, target, await target.letters.all())
+        assert (done.handled, [failure.id for failure in done.failed]) == (1, ["a"])
+        assert "purge the letter" in str(done.failed[0])
+        assert [letter.id for letter in await target.letters.all()] == ["a"]
+
+    async def test_a_dead_letter_of_an_older_version_is_replayed(self, scene: Scene) -> None:
+        """A letter whose offset has five parts names its event too."""
+        await scene.append("a", range(1, 6))
+        handled = Handled(3)
+        projection = _projection(scene, handled, recovery=Recovery("dead-letter"))
+        await _catch_up(scene, projection)
+        await scene.replicate()
+        handled.failing.clear()
+        key = f"projection-dead-letters/{projection.name}"
+        stored = await scene.store.settings.get(key) or ""
+        (letter,) = await open_target(projection, scene.store.settings).letters.all()
+        older = stored.replace(letter.offset, letter.offset.rpartition(":")[0])
+        assert await scene.store.settings.put(key, older, expected=stored)
+        target = open_target(projection, scene.store.settings)
+        assert (await replay_letters(projection, scene.queries, target, await target.letters.all())).handled == 1
+        assert handled.seen == [1, 2, 4, 5, 3]
+
+    @pytest.mark.parametrize("is_same_process", [True, False])
+    async def test_a_letter_is_replayed_between_two_batches_of_a_worker(
+        self, scene: Scene, is_same_process: bool
+    ) -> None:
+        """A replay waits for the batch in hand, wherever the slot is then; both never run at once, nor does it fail."""
+        await scene.append("a", range(1, 6))
+        running, seen, failing, reached = 0, [], {1}, asyncio.Event()
+
+        async def handle(event: TaggedEvent) -> None:
+            nonlocal running
+            if event.seq_nr in failing:
+                raise ValueError
+            running += 1
+            assert running == 1
+            reached.set()
+            await asyncio.sleep(0.1)
+            seen.append(event.seq_nr)
+            running -= 1
+
+        projection = _projection(scene, handle, recovery=Recovery("dead-letter"), batch_size=1)
+        target = open_target(projection, scene.store.settings)
+        working = asyncio.ensure_future(ProjectionRunner(projection, scene.again().queries, target).catch_up())
+        operating = target if is_same_process else open_target(projection, scene.store.settings)
+        await reached.wait()
+        failing.clear()
+        again = await replay_letters(projection, scene.queries, operating, await operating.letters.all())
+        assert (again.handled, again.failed) == (1, ())
+        await working
+        assert sorted(seen) == [1, 2, 3, 4, 5]
+
+    async def test_a_rebuild_waits_for_an_event_that_takes_longer_than_a_lease(self, scene: Scene) -> None:
+        """A worker whose slots were taken shows that it lives until its handler is through; then the work is reset."""
+        await scene.append("a", range(1, 4))
+        seen: list[int | str] = []
+        reached = asyncio.Event()
+
+        async def handle(event: TaggedEvent) -> None:
+            if event.seq_nr == 2 and not reached.is_set():
+                reached.set()
+                await asyncio.sleep(1)
+            seen.append(event.seq_nr)
+
+        projection = _projection(scene, handle, lease_s=0.2, reset=lambda: seen.append("reset"))
+        working = asyncio.ensure_future(_catch_up(scene, projection))
+        await reached.wait()
+        await rebuild(projection, scene.again().queries, open_target(projection, scene.store.settings))
+        with pytest.raises(SlotsMoved):
+            await working
+        assert seen == [1, 2, "reset", 1, 2, 3]
+
+    @pytest.mark.parametrize("is_cut", [True, False])
+    async def test_views_with_other_numbers_repeat_nothing(self, scene: Scene, tmp_path: Path, is_cut: bool) -> None:
+        """Where the views were lost and rebuilt with higher numbers, a slot that is further on than others stays there,
+        also in the middle of a record."""
+        near, far = (
+            next(id_ for id_ in ("a", "b", "c", "d", "e", "f") if slot_of(scene.topic, id_, 2) == n) for n in (0, 1)
+        )
+        seen: list[tuple[str, int]] = []
+        failing = {6} if is_cut else set()
+
+        async def handle(event: TaggedEvent) -> None:
+            if event.seq_nr in failing:
+                raise ValueError
+            seen.append((event.id, event.seq_nr))
+
+        projection = _projection(scene, handle, slots=2, batch_size=1)
+        await scene.append(near, 1)
+        await scene.append(far, [1, 2, 3], [])
+        await scene.append(far, [4, 5, 6, 7, 8])
+        target = open_target(projection, scene.store.settings)
+        with contextlib.suppress(HandlerFailed):
+            await ProjectionRunner(projection, scene.again().queries, target, worker=1, workers=2).catch_up()
+        at = (await scene.layout()).route(far)
+        record = NewRecord(at.topic, far.encode(), None, encode_action(Delete(to=3)), partition=at.partition)
+        await scene.put(msgspec.structs.replace(record, timestamp_ms=scene.now_ms + 1))
+        await scene.replicate()
+        with closing(sqlite3.connect(tmp_path / "store.db")) as db:
+            for table in TABLES:
+                db.execute(f"DELETE FROM {table}")
+            db.commit()
+        await TagRepair(scene.log, scene.store, scene.settings).rebuild_all()
+        assert [event.number for event in await scene.again().read() if event.id == far] == [4, 5, 6, 7, 8]
+        failing.clear()
+        await _catch_up(scene, projection)
+        assert sorted(seen) == sorted([(near, 1), *((far, n) for n in range(4, 9))])
+        handle_all = open_target(projection, scene.store.settings)
+        await wait_until_handled(projection, scene.again().queries, handle_all, timeout_s=5)
+
+    async def test_whatever_a_handler_raises_is_its_failure(self, scene: Scene) -> None:
+        """A StopIteration out of a plain function, and errors that are no Exception, neither hang nor end a worker."""
+        await scene.append("a", range(1, 5))
+        seen: list[int] = []
+
+        def handle(event: TaggedEvent) -> None:
+            if event.seq_nr == 2:
+                raise StopIteration
+            if event.seq_nr == 3:
+                raise BaseException("some libraries have such time-outs")  # noqa: TRY002
+            seen.append(event.seq_nr)
+
+        projection = _projection(scene, handle, recovery=Recovery("dead-letter"))
+        async with asyncio.timeout(10):
+            await _catch_up(scene, projection)
+        assert seen == [1, 4]
+        letters = await open_target(projection, scene.store.settings).letters.all()
+        assert [(letter.seq_nr, letter.error.partition(":")[0]) for letter in letters] == [
+            (2, "RuntimeError"),
+            (3, "BaseException"),
+        ]
 
 
 @pytest.mark.parametrize("wrong", [{"then": "explode"}, {"retries": -1}, {"retries": True}, {"then": "retry"}])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,9 @@ from headrace.errors import BadArgument, TagsDisabled, TagsIncomplete, TagsInUse
 from headrace.log import Log
 from headrace.model import Event
 from headrace.store import Store
-from headrace.tags import TagRepair, UntaggedViews
+from headrace.tags import TagRepair, UntaggedViews, heads
 from headrace.tags.filling import TagFills
+from headrace.tags.key_states import KeyState, load_key
 from headrace.testing.conformance.journal_setting import replicate
 from headrace.testing.conformance.tags_filling import TagFillConformance
 from headrace.testing.conformance.tags_following import TagFollowingConformance
@@ -126,6 +129,33 @@ class TestEmbeddedUse(Embedded, TagSetting):
         await scene.append("a", 5)
         await scene.replicate()
         assert [(event.seq_nr, event.number) for event in await scene.read()] == [(n, n) for n in range(1, 6)]
+
+    async def test_a_running_query_notices_that_views_were_given_up(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """FT7: what was replicated without views before a slow query came to it is not passed over in silence."""
+        for n in (1, 2):
+            await scene.append("a", n)
+        await scene.replicate()
+        follower = scene.follow()
+        assert numbers_of(await follower.next(2), "a") == [1, 2]
+        repair = TagRepair(scene.log, scene.store, scene.settings)
+        await repair.give_up()
+        is_replicated = asyncio.Event()
+
+        async def load_late(*arguments: Any) -> KeyState:
+            await is_replicated.wait()
+            return await load_key(*arguments)
+
+        monkeypatch.setattr(heads, "load_key", load_late)
+        await scene.append("a", [3, 4])
+        without = UntaggedViews(scene.store, TagSettings(enabled=False))
+        await replicate(scene.log, scene.store, scene.topic, views=without)
+        await scene.append("a", 5)
+        is_replicated.set()
+        with pytest.raises(TagsIncomplete):
+            await follower.next()
+        await follower.stop()
 
     async def test_a_tag_is_not_given_to_an_empty_place(self, log: Log, store: Store) -> None:
         """T38: addresses that are wrong lead to a place without journals: refused, and nothing is made there."""

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from headrace.errors import Closed, OffsetOutOfRange, TimedOut
+from headrace.errors import Closed, OffsetOutOfRange, TimedOut, UnknownTopic
 from headrace.log.metrics import FEEDS, LISTENERS
 from headrace.model import Batch, Bounds, Record, TopicPartition
 
@@ -293,6 +293,8 @@ class Following:
             feed.run()
         elif listener.position > feed.position + _NEAR or (listener.position > feed.position and not feed.is_running):
             feed.jump(listener.position)
+        else:
+            feed.relax()  # it may have waited for one who is behind
         return feed
 
     def _known(self, at: TopicPartition) -> Feed | None:
@@ -323,6 +325,8 @@ class Following:
             except TimedOut:  # an open transaction is in the way, or the topic is not the one it was
                 if feed.error is not None and not found:
                     raise feed.error from None
+            if isinstance(feed.error, UnknownTopic):  # what was found may be of another topic of the same name
+                raise feed.error
             return found
 
     def _leave(self, feed: Feed, listener: Listener) -> None:

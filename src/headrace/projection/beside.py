@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence, Set
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -25,7 +25,7 @@ from headrace.projection.delivery import Delivery, call, delivering
 from headrace.projection.ports import REBUILDING, Offsets
 from headrace.projection.recovery import DeadLetter
 from headrace.projection.shared_value import SharedValue
-from headrace.projection.slots import furthest, is_replay, moved, moves, slot_of
+from headrace.projection.slots import come_again, furthest, is_replay, moved, moves, slot_of
 from headrace.runtime import crash_point
 from headrace.store import Settings
 from headrace.tags import TaggedEvent, TagOffset
@@ -69,6 +69,7 @@ class BesideTarget:
         self._stored = SharedValue(settings, setting_of(projection.name), empty)
         self._letters = SharedValue(settings, f"projection-dead-letters/{projection.name}", _Letters())
         self._replay_to: Offsets = {}
+        self._claiming = asyncio.Lock()
 
     @property
     def is_transactional(self) -> bool:
@@ -125,7 +126,11 @@ class BesideTarget:
         await self._stored.change(partial(self._put_all, at=at))
 
     async def put(self, places: Offsets) -> None:
-        """Put some slots to other places; a worker in the middle of a batch stops after the event in hand."""
+        """Put some slots to other places; a worker in the middle of a batch stops after the event in hand.
+
+        Dead letters of events that come again go; one that a worker stores from now on is another one, and stays.
+        """
+        again = come_again((await self._letters.get()).letters, places, self._projection.slots)
 
         def edit(stored: _Stored) -> _Stored:
             taken = self._taken(stored)
@@ -135,24 +140,31 @@ class BesideTarget:
             return _Stored(tag, offsets, taken.replay_to, stored.claims)
 
         await self._stored.change(edit)
+        crash_point("projection.beside.put")
+        if again:
+            await self._letters.change(lambda stored: _Letters(tuple(x for x in stored.letters if x not in again)))
 
     async def close(self) -> None:
         """Nothing was opened."""
 
     @asynccontextmanager
-    async def claim(self, known: Offsets) -> AsyncIterator[_HeldClaim]:
-        """Work on slots that are where the caller knows them, alone. Raises SlotsMoved if they are elsewhere."""
-        await self._acquire(known)
-        held = _HeldClaim(self._stored, self._worker, known, self._projection.name)
-        beating = asyncio.create_task(held.beat_on(self._projection.lease_s / _BEATS_PER_LEASE))
-        try:
-            yield held
-        except (Exception, asyncio.CancelledError):
-            await asyncio.shield(held.release())  # what is done is stored, so that it does not come again
-            raise
-        finally:
-            await _stop(beating)
-        await held.release()
+    async def claim(self, known: Offsets, slots: Sequence[int] = ()) -> AsyncIterator[_HeldClaim]:
+        """Work alone on slots that are where the caller knows them, or on `slots` wherever they are.
+
+        Raises SlotsMoved if they are elsewhere.
+        """
+        async with self._claiming:  # a worker and a replay of the same process have one name
+            await self._acquire(known, {*known, *slots})
+            held = _HeldClaim(self._stored, self._worker, known, self._projection.name)
+            beating = asyncio.create_task(held.beat_on(self._projection.lease_s / _BEATS_PER_LEASE))
+            try:
+                yield held
+            except (Exception, asyncio.CancelledError):
+                await asyncio.shield(held.release())  # what is done is stored, so that it does not come again
+                raise
+            finally:
+                await _stop(beating)
+            await held.release()
 
     async def _handle_each(self, claim: _HeldClaim, events: Sequence[TaggedEvent], to: TagOffset, attempt: int) -> None:
         every = self._projection.save_every or len(events)
@@ -181,21 +193,24 @@ class BesideTarget:
                 return
             await asyncio.sleep(_LOOK_AGAIN_S)
 
-    async def _acquire(self, known: Offsets) -> None:
+    async def _acquire(self, known: Offsets, slots: Set[int]) -> None:
         watch, has_waited = ClaimWatch(self._projection.lease_s), False
         while True:
             is_free = False
 
             def edit(stored: _Stored) -> _Stored:
                 nonlocal is_free
-                _check_known(stored, known, self._projection.name)
+                if known:
+                    _check_known(stored, known, self._projection.name)
+                else:
+                    self._check(stored)
                 others = {worker: claim for worker, claim in stored.claims.items() if worker != self._worker}
-                living = watch.living(others, known)
+                living = watch.living(others, slots)
                 is_free = not living
                 if living:
                     return stored
-                kept = {worker: claim for worker, claim in others.items() if not set(claim.slots) & set(known)}
-                return msgspec.structs.replace(stored, claims={**kept, self._worker: Claim(tuple(known))})
+                kept = {worker: claim for worker, claim in others.items() if not slots & set(claim.slots)}
+                return msgspec.structs.replace(stored, claims={**kept, self._worker: Claim(tuple(sorted(slots)))})
 
             await self._stored.change(edit)
             if is_free:
@@ -243,7 +258,7 @@ class _HeldClaim:
         self.done_up_to: TagOffset | None = None
 
     async def beat_on(self, every_s: float) -> None:
-        """Show that the worker is alive, for as long as its slots are where it knows them."""
+        """Show that the worker is alive, also when its slots are elsewhere: it is still at the event in hand."""
         while True:
             await asyncio.sleep(every_s)
             try:
@@ -282,10 +297,10 @@ class _HeldClaim:
             raise SlotsMoved(self._name)
 
     def _beaten(self, stored: _Stored) -> _Stored:
-        _check_known(stored, self._known, self._name)
         mine = stored.claims.get(self._worker)
         if mine is None:
             raise SlotsMoved(self._name)
+        self.is_lost = self.is_lost or not _are_known(stored, self._known)
         return msgspec.structs.replace(stored, claims={**stored.claims, self._worker: Claim(mine.slots, mine.beat + 1)})
 
 
@@ -304,7 +319,7 @@ class BesideDeadLetters:
     async def replay(self, letter: DeadLetter, event: TaggedEvent) -> bool:
         """Handle the event while the journal's worker waits, then remove the letter."""
         slot = slot_of(letter.topic, letter.id, self._projection.slots)
-        async with self._target.claim({slot: (await self._target.load())[slot]}):
+        async with self._target.claim({}, [slot]):
             if letter not in (await self._letters.get()).letters:
                 return False
             with delivering(0, Delivery(is_replay=False, attempt=letter.attempts + 1)):
@@ -336,8 +351,13 @@ def _moved(stored: _Stored, known: Offsets, to: TagOffset, name: str) -> _Stored
 
 
 def _check_known(stored: _Stored, known: Offsets, name: str) -> None:
-    if any(slot >= len(stored.offsets) or stored.offsets[slot] != _text(place) for slot, place in known.items()):
+    if not _are_known(stored, known):
         raise SlotsMoved(name)
+
+
+def _are_known(stored: _Stored, known: Offsets) -> bool:
+    offsets = stored.offsets
+    return all(slot < len(offsets) and offsets[slot] == _text(place) for slot, place in known.items())
 
 
 def _letters_up_to(letters: Sequence[DeadLetter], at: TagOffset | None) -> tuple[DeadLetter, ...]:

@@ -59,6 +59,10 @@ def delivering(index: int | None, delivery: Delivery) -> Iterator[None]:
         if _is_being_stopped():
             raise
         raise EventFailed(index, error) from error  # the handler cancelled something of its own
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise EventFailed(index, error) from error  # time-outs of some libraries are no Exception
     finally:
         _current.reset(token)
 
@@ -75,7 +79,7 @@ async def call(function: Callable[..., Any], *arguments: object) -> None:
 
 async def to_the_end(function: Callable[..., T], *arguments: object) -> T:
     """Run a blocking function in a thread. Who is cancelled waits for its end, so that nothing goes on behind it."""
-    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    work = asyncio.ensure_future(asyncio.to_thread(_result_of, function, *arguments))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -83,6 +87,13 @@ async def to_the_end(function: Callable[..., T], *arguments: object) -> T:
         if not work.cancelled():
             work.exception()  # looked at: the cancellation is what counts
         raise
+
+
+def _result_of(function: Callable[..., T], *arguments: object) -> T:
+    try:
+        return function(*arguments)
+    except StopIteration as error:  # a future can't carry it, and who waits for that would wait for ever
+        raise RuntimeError("a handler raised StopIteration") from error
 
 
 def _is_being_stopped() -> bool:

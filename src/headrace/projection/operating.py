@@ -120,7 +120,7 @@ async def _waiting(
 
 
 def _are_past(offsets: Offsets, wanted: Mapping[int, TagOffset]) -> bool:
-    return all((place := offsets[slot]) is not None and place >= at for slot, at in wanted.items())
+    return all((place := offsets[slot]) is not None and place.covers(at) for slot, at in wanted.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +137,20 @@ async def replay_letters(
     """Handle the events of dead letters, in their order; those that fail stay."""
     handled, failed = 0, []
     for letter in sorted(letters, key=lambda letter: letter.tag_offset):
-        event = await _event_of(queries, letter)
         try:
+            event = await _event_of(queries, letter)
             handled += await target.letters.replay(letter, event)
         except EventFailed as failure:
             failed.append(_failure(projection, letter, failure.error))
+        except BadArgument as failure:  # its event is gone: no reason to keep the others waiting
+            failed.append(_failure(projection, letter, failure))
     return Replayed(handled, tuple(failed))
 
 
 async def _event_of(queries: TagQueries, letter: DeadLetter) -> TaggedEvent:
     async with aclosing(queries.events(letter.tag, after=letter.place_before)) as events:
         async for event in events:
-            if event.tag_offset == letter.tag_offset:
+            if letter.is_of(event):
                 return event
             break
     rule = f"event {letter.seq_nr} of {letter.id!r} is no longer under tag {letter.tag!r}; purge the letter"

@@ -72,7 +72,11 @@ class DeadLetter(msgspec.Struct, frozen=True):
     def place_before(self) -> TagOffset:
         """The place right before the event, from where a query gives it first."""
         place = self.tag_offset
-        return place._replace(number=place.number - 1)
+        return place._replace(number=place.number - 1, seq_nr=self.seq_nr - 1)
+
+    def is_of(self, event: TaggedEvent) -> bool:
+        """Say whether it is the letter of an event, whatever number that has by now."""
+        return event.tag_offset.time == self.tag_offset.time and event.seq_nr == self.seq_nr
 
 
 def letter_of(event: TaggedEvent, error: BaseException, *, attempts: int, now_ms: int) -> DeadLetter:

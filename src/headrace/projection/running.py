@@ -178,8 +178,8 @@ class ProjectionRunner:
         if not self._target.is_transactional:
             self._note_moved(events, events[-1].tag_offset)
             return
-        try:
-            await self._move(events, events[-1].tag_offset)
+        try:  # one that was missing may come behind its place
+            await self._move(events, max(event.tag_offset for event in events))
         except EventFailed:  # another one fails now: no more guessing
             await self._handle_one_by_one(events)
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from headrace.errors import BadArgument, OffsetAhead
 from headrace.model import murmur2
 from headrace.projection.ports import Offsets
+from headrace.projection.recovery import DeadLetter
 from headrace.tags import TaggedEvent, TagOffset
 
 __all__ = [
     "below",
     "check_not_ahead",
+    "come_again",
     "earliest",
     "fresh",
     "furthest",
@@ -56,7 +58,7 @@ def furthest(one: TagOffset | None, other: TagOffset | None) -> TagOffset | None
 
 def below(offsets: Offsets, to: TagOffset) -> Offsets:
     """Return those slots that have not come as far as an offset: the ones that a batch up to there moves."""
-    return {slot: place for slot, place in offsets.items() if place is None or place < to}
+    return {slot: place for slot, place in offsets.items() if place is None or not place.covers(to)}
 
 
 def moved(offsets: Offsets, to: TagOffset) -> Offsets:
@@ -64,16 +66,26 @@ def moved(offsets: Offsets, to: TagOffset) -> Offsets:
     return {**offsets, **dict.fromkeys(below(offsets, to), to)}
 
 
+def come_again(letters: Iterable[DeadLetter], places: Offsets, slots: int) -> list[DeadLetter]:
+    """Return the dead letters whose events come again when slots are put to these places."""
+    found = []
+    for letter in letters:
+        slot = slot_of(letter.topic, letter.id, slots)
+        if slot in places and ((place := places[slot]) is None or not place.covers(letter.tag_offset)):
+            found.append(letter)
+    return found
+
+
 def moves(offsets: Offsets, to: TagOffset, events: Iterable[TaggedEvent], slots: int) -> Offsets:
     """Return the slots that must be where their worker knows them: those that move, and those of the events."""
     needed = {slot_of(event.topic, event.id, slots) for event in events}
-    return {slot: place for slot, place in offsets.items() if slot in needed or place is None or place < to}
+    return {slot: place for slot, place in offsets.items() if slot in needed or place is None or not place.covers(to)}
 
 
 def is_replay(event: TaggedEvent, replay_to: Offsets, slots: int) -> bool:
     """Return True if the event's slot had been further on before it was put back."""
     place = replay_to.get(slot_of(event.topic, event.id, slots))
-    return place is not None and event.tag_offset <= place
+    return place is not None and place.covers(event.tag_offset)
 
 
 def fresh(events: Iterable[TaggedEvent], offsets: Offsets, slots: int) -> list[TaggedEvent]:
@@ -95,7 +107,7 @@ def _is_after(event: TaggedEvent, offsets: Offsets, slots: int) -> bool:
     if slot not in offsets:
         return False
     done = offsets[slot]
-    return done is None or event.tag_offset > done
+    return done is None or not done.covers(event.tag_offset)
 
 
 def check_not_ahead(projection: str, offsets: Offsets, now_ms: int) -> None:

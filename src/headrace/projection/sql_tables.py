@@ -30,7 +30,7 @@ from headrace.errors import BadArgument, ProjectionChanged, ProjectionRebuilding
 from headrace.projection.definitions import Projection
 from headrace.projection.ports import REBUILDING, Offsets
 from headrace.projection.recovery import DeadLetter
-from headrace.projection.slots import furthest
+from headrace.projection.slots import come_again, furthest
 from headrace.tags import TagOffset
 
 __all__ = ["DEAD_LETTERS", "OFFSETS", "ProjectionTables"]
@@ -116,7 +116,7 @@ class ProjectionTables:
             slots = [slot for slot, at in moving.items() if at == place]
             is_there = OFFSETS.c.tag_offset.is_(None) if place is None else OFFSETS.c.tag_offset == str(place)
             at = self._mine & OFFSETS.c.slot.in_(slots) & is_there
-            new = to if place is None else max(place, to)
+            new = to if place is None or not place.covers(to) else place
             change = update(OFFSETS).where(at).values(tag_offset=str(new), updated_ms=_now_ms())
             if connection.execute(change).rowcount != len(slots):
                 raise SlotsMoved(self._projection.name)
@@ -135,7 +135,10 @@ class ProjectionTables:
         self.remove(connection, [each for each in self.letters(connection) if at is None or each.tag_offset > at])
 
     def put(self, connection: Connection, places: Offsets) -> None:
-        """Put some slots to other places, wherever they are; all of them under the tag that the projection has now."""
+        """Put some slots to other places, wherever they are; all of them under the tag that the projection has now.
+
+        Dead letters of events that come again go.
+        """
         self._lock(connection, range(self._projection.slots))
         before = {slot: replay_to for slot, _, replay_to in self._places(connection)}
         for slot, place in places.items():
@@ -143,6 +146,7 @@ class ProjectionTables:
             connection.execute(update(OFFSETS).where(self._mine & (OFFSETS.c.slot == slot)).values(values))
         if len(places) == self._projection.slots:
             connection.execute(update(OFFSETS).where(self._mine).values(tag=self._projection.tag))
+        self.remove(connection, come_again(self.letters(connection), places, self._projection.slots))
 
     def lock_slot(self, connection: Connection, slot: int) -> None:
         """Keep a slot's worker from committing until the transaction ends."""

@@ -16,7 +16,7 @@ from headrace.journal.topology import layout_key
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.store import ReplicatedOffset, Store
-from headrace.tags.registry import Registry, TagRegistry, TopicEntry
+from headrace.tags.registry import Registry, TagRegistry, TopicEntry, check_use
 
 __all__ = ["Floors", "decode_layout", "read_layout"]
 
@@ -68,6 +68,12 @@ class Floors:
                 known = registry.floor_ms(topic, number) or floor_ms
             before_ms = max(before_ms, known)
         return registry, before_ms
+
+    async def views_checked(self) -> Registry:
+        """Return the facts as they are now. Raises TagsIncomplete, TagViewsLost."""
+        registry = check_use(await self._registry.read())
+        await self._registry.check(registry)
+        return registry
 
     async def note_gone(self, topic: str, last_ms: int) -> Registry:
         """Note how far queries had read a topic that is gone: if it is made again it begins above that."""

@@ -23,7 +23,7 @@ from headrace.tags.floors import Floors, read_layout
 from headrace.tags.key_states import KeyState
 from headrace.tags.marking import Marker
 from headrace.tags.offsets import TagOffset
-from headrace.tags.registry import Registry
+from headrace.tags.registry import Registry, check_epoch
 
 __all__ = ["HeadContext", "Scanned"]
 
@@ -167,6 +167,10 @@ class HeadContext:
             self.layouts[topic] = layout
             self.on_growth(layout)
         return floor_ms
+
+    async def check_views(self) -> None:
+        """Raise ViewsBegunAnew, TagsIncomplete or TagViewsLost if the views need not hold all that is replicated."""
+        check_epoch(await self._floors.views_checked(), before=self.registry)
 
     async def replicated(self, at: TopicPartition, place: Place) -> None:
         """Wait until replication of a partition has come to a place."""

@@ -186,6 +186,8 @@ class PartitionHead:
         for head in context.heads.values():
             head.forget(entry.id)
         events = await rows_of(context.store, context.bucket, context.tag, entry.id, self._time_of(entry))
+        if not events:
+            await context.check_views()
         self.events.extend(event for event in events if context.is_wanted(event))
         self._actions.take([entry], entry.offset + 1)
         self._move(entry.offset + 1, entry.log_time_ms)
@@ -234,7 +236,10 @@ class PartitionHead:
             return []
         time = self._time_of(entry)
         if state.is_replicated(entry):
-            return await rows_of(self._context.store, self._context.bucket, state.tag, entry.id, time)
+            rows = await rows_of(self._context.store, self._context.bucket, state.tag, entry.id, time)
+            if not rows:  # it was void, or replicated while no views were kept
+                await self._context.check_views()
+            return rows
         return state.number_events(entry, time) if counts else []
 
     async def _load(self, entry: Entry) -> KeyState:

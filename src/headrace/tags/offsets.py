@@ -71,6 +71,12 @@ class TagOffset(NamedTuple):
         passed = [number for number, seq_nr in found if seq_nr <= self.seq_nr]
         return self._replace(number=max(passed, default=found[0][0] - 1))
 
+    def covers(self, other: TagOffset) -> bool:
+        """Say whether who has come here has passed the other place too, whatever numbers its record has by now."""
+        if self[:4] != other[:4] or _NO_SEQ_NR in (self.seq_nr, other.seq_nr):
+            return self >= other
+        return self.seq_nr >= other.seq_nr
+
     @property
     def time(self) -> TagTime:
         """The place of the record: the first one at or after this offset."""

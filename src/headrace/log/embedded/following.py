@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 from headrace.log.embedded.reading import PartitionReader
 from headrace.log.following import Feed
+from headrace.model import Batch, TopicPartition
 from headrace.sqlite import ChangeWatch, Readers
 
 __all__ = ["EmbeddedSource"]
@@ -42,6 +44,14 @@ class EmbeddedSource:
         """Let go of the reader."""
         self.stop(feed)
         self._open.pop(feed, None)
+
+    def part(self, at: TopicPartition, start: int, end: int, *, timeout_s: float) -> AsyncGenerator[Batch, None]:
+        """Yield a part of a followed partition. Raises UnknownTopic if its topic was made anew since."""
+        reader = PartitionReader(self._readers, self._changes, at, start)
+        for feed, followed in self._open.items():
+            if feed.at == at:
+                reader.expect_same(followed)
+        return reader.batches(end, headers_only=False, max_records=1000, timeout_s=timeout_s)
 
     async def close(self) -> None:
         """Wait for reads that were stopped: they use the file."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sqlite3
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from headrace.config import EmbeddedLogSettings
@@ -62,7 +62,7 @@ class EmbeddedLog:
         self._retention = EmbeddedRetention(self._commits, self._readers, clock)
         self._groups = EmbeddedGroups(Shared(self._commits, self._readers, self._changes, clock))
         self._source = EmbeddedSource(self._readers, self._changes)
-        self._following = Following(self._source, self._part, self.bounds, name=f"the log in {folder}")
+        self._following = Following(self._source, self._source.part, self.bounds, name=f"the log in {folder}")
         self._housekeeping = asyncio.create_task(
             self._keep_house(settings.housekeeping_interval_s), name="headrace-log-housekeeping"
         )
@@ -121,10 +121,6 @@ class EmbeddedLog:
         async with contextlib.aclosing(batches):
             async for batch in batches:
                 yield batch
-
-    def _part(self, at: TopicPartition, start: int, end: int, *, timeout_s: float) -> AsyncGenerator[Batch, None]:
-        reader = reading.PartitionReader(self._readers, self._changes, at, start)
-        return reader.batches(end, headers_only=False, max_records=1000, timeout_s=timeout_s)
 
     async def bounds(self, at: TopicPartition) -> Bounds:
         """Say what the partition holds now."""

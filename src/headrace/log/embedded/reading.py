@@ -108,6 +108,10 @@ class PartitionReader:
         self._unreadable: int | None = None
         self.position = start
 
+    def expect_same(self, other: PartitionReader) -> None:
+        """Read only the partition that another reader of its name reads, not one that was made anew."""
+        self._partition_id = other._partition_id
+
     async def next_batch(self, *, end: int = MAX_OFFSET, max_records: int = 1000, headers_only: bool = False) -> Batch:
         """Return what is there now, at once; the position moves."""
         ask = Fetch(self._at, self.position, end, max_records, headers_only, self._partition_id)

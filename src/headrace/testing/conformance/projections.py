@@ -329,6 +329,34 @@ class ProjectionConformance(TagSetting):
         with pytest.raises(OffsetAhead, match="offset set"):
             await _catch_up(scene, projection)
 
+    @pytest.mark.parametrize("has_database", [True, False])
+    async def test_letters_of_events_that_come_again_go(self, scene: Scene, table: Table, has_database: bool) -> None:
+        """Slots that are put back get the event again: its letter would handle it once more. Letters before stay."""
+        for n in range(1, 5):
+            await scene.append("a", n)
+        seen: list[int] = []
+        failing = {1, 3}
+
+        def handle(*arguments: Any) -> None:  # noqa: ANN401
+            if arguments[-1].seq_nr in failing:
+                raise ValueError
+            seen.append(arguments[-1].seq_nr)
+
+        recovery = Recovery("dead-letter")
+        with_one = _projection(scene, table, handler=handle, recovery=recovery)
+        projection = with_one if has_database else Projection(scene.tag, scene.tag, handle, recovery=recovery)
+        await _catch_up(scene, projection)
+        failing.clear()
+        target = open_target(projection, scene.store.settings)
+        second = (await scene.read())[1].tag_offset
+        await target.put(dict.fromkeys(range(32), second))
+        await _catch_up(scene, projection)
+        letters = await target.letters.all()
+        assert [letter.seq_nr for letter in letters] == [1]
+        assert (await replay_letters(projection, scene.queries, target, letters)).handled == 1
+        assert (seen[-1], seen.count(1), seen.count(3)) == (1, 1, 1)
+        await target.close()
+
     async def test_names_that_differ_in_case_are_two(self, scene: Scene, table: Table) -> None:
         """MariaDB compares texts without regard to case, unless it is told: two projections would share offsets."""
         await scene.append("a", 1)
