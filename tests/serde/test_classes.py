@@ -34,6 +34,7 @@ from headrace.serde import (
     problems_of_reading,
     schema_of,
 )
+from headrace.serde.shapes import has_named_branches
 from headrace.serde.skimming import MAX_DEPTH, skimmer_of
 
 
@@ -464,6 +465,7 @@ def test_a_record_that_is_used_often_is_looked_at_once() -> None:
         schema = {"type": "record", "name": f"R{nr}", "fields": fields_}
 
     assert skimmer_of(Schema(schema).shape, max_depth=MAX_DEPTH) is None
+    assert not has_named_branches(Schema(schema).shape)
 
 
 def test_a_schema_that_is_nested_too_deep_is_refused() -> None:
