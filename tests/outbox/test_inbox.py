@@ -76,6 +76,41 @@ def test_a_hopeless_event_is_set_aside_whole_and_can_be_released(engine: Engine)
     assert inbox.handle(engine, poison.record, handler) == Handling("handled")
 
 
+@pytest.mark.parametrize("story", ["nul \0 in it", "half a pair \ud800", "\N{SNOWMAN}" * 5000, ""])
+def test_any_error_can_be_noted(engine: Engine, story: str) -> None:
+    """L12: whatever a handler's error quotes, its event is counted and set aside, not tried forever."""
+
+    def handler(_db: Any, _record: Record) -> None:
+        raise ValueError(story)
+
+    inbox = Inbox("billing", max_attempts=2)
+
+    assert [inbox.handle(engine, EVENT, handler).outcome for _ in range(3)] == ["failed", "poison", "known"]
+
+
+def test_an_event_that_was_handled_meanwhile_is_not_poison(engine: Engine) -> None:
+    """L21: another delivery succeeds before the failure of this one is noted: to release it would handle it twice."""
+    inbox = Inbox("billing", max_attempts=1)
+
+    class Slow:
+        """The engine, with another delivery before the second transaction begins."""
+
+        times = 0
+
+        def begin(self) -> Any:
+            self.times += 1
+            if self.times == 2:
+                assert inbox.handle(engine, EVENT, failing(0)) == Handling("handled")
+            return engine.begin()
+
+    slow: Any = Slow()
+
+    assert inbox.handle(slow, EVENT, failing(1)) == Handling("known")
+    with engine.begin() as db:
+        assert inbox.poison(db) == []
+        assert not inbox.release(db, "e-1")
+
+
 def test_a_database_that_is_away_is_no_fault_of_the_event(engine: Engine) -> None:
     """L12: its error is raised, and no attempt is spent."""
 

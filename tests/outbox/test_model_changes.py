@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, Engine, ForeignKey, String, update
+from sqlalchemy import URL, Engine, ForeignKey, String, select, update
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 from tests.outbox.setting import rows
@@ -54,6 +54,27 @@ class Pair(Base):
     one: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     two: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     n: Mapped[int] = mapped_column(default=0)
+
+
+def old_and_new(change: ModelChange[Any]) -> Any:
+    return {"change": change.kind, "row": change.row, "changed": dict(change.changed)}
+
+
+@publish_changes(producer(), payload=old_and_new)
+class Vehicle(Base):
+    __tablename__ = "change_vehicles"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    kind: Mapped[str] = mapped_column(String(10))
+    km: Mapped[int] = mapped_column(default=0)
+    manual: Mapped[str | None] = mapped_column(String(20), deferred=True)
+    __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "vehicle"}  # noqa: RUF012 - SQLAlchemy's
+
+
+class Truck(Vehicle):
+    __tablename__ = "change_trucks"
+    id: Mapped[int] = mapped_column(ForeignKey("change_vehicles.id"), primary_key=True)
+    load: Mapped[int] = mapped_column(default=0)
+    __mapper_args__ = {"polymorphic_identity": "truck"}  # noqa: RUF012 - SQLAlchemy's
 
 
 @pytest.fixture
@@ -121,6 +142,53 @@ def test_kinds_keys_payloads_and_conditions_are_the_applications(parcels: Engine
         session.commit()
 
     assert stored(parcels) == [(b"[1,2]", {"n": [1, 2]}), (b"[1,2]", None)]
+
+
+def test_what_the_database_computes_is_a_change(parcels: Engine) -> None:
+    """An attribute that is set to an SQL expression publishes its old value and what came of it, unless it is equal."""
+    with Session(parcels) as session:
+        vehicle = Vehicle(id=1, km=5)
+        session.add(vehicle)
+        session.commit()
+        vehicle.km = Vehicle.km + 2
+        session.commit()
+        vehicle.km = Vehicle.km * 1
+        session.commit()
+        vehicle.manual = "m"
+        session.commit()
+
+    assert [change["changed"] for _, change in stored(parcels)] == [{}, {"km": [5, 7]}, {"manual": [None, "m"]}]
+
+
+@pytest.mark.parametrize("how", ["expired", "loaded anew", "by its base class", "in one transaction"])
+def test_a_deleted_row_is_published_whole(parcels: Engine, how: str) -> None:
+    """What was not loaded of it (deferred, expired, a subclass's own) is read before it is gone."""
+    with Session(parcels) as session:
+        truck = Truck(id=1, km=3, load=4)
+        session.add(truck)
+        session.flush() if how == "in one transaction" else session.commit()
+        if how in ("loaded anew", "by its base class"):
+            session.expunge_all()
+            truck = session.scalars(select(Truck if how == "loaded anew" else Vehicle)).one()  # type: ignore[assignment]
+        session.delete(truck)
+        session.commit()
+
+    row = {"id": 1, "kind": "truck", "km": 3, "manual": None, "load": 4}
+    assert [(change["change"], change["row"]) for _, change in stored(parcels)] == [("insert", row), ("delete", row)]
+
+
+def test_columns_of_subclasses_have_their_old_values_too(parcels: Engine) -> None:
+    """A subclass's own column that is set while it is expired has its old value; an equal one is no change."""
+    with Session(parcels) as session:
+        truck = Truck(id=1, load=4)
+        session.add(truck)
+        session.commit()
+        truck.load = 4
+        session.commit()
+        truck.load = 9
+        session.commit()
+
+    assert [change["changed"] for _, change in stored(parcels)] == [{}, {"load": [4, 9]}]
 
 
 async def test_async_sessions_publish_changes_as_they_stand(parcels: Engine, database: URL) -> None:

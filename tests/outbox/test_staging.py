@@ -234,6 +234,42 @@ def test_a_session_inside_of_somebody_elses_transaction(
     assert payloads(items) == [b"6"]
 
 
+def test_savepoints_of_the_connection_keep_and_drop_what_was_published_in_them(items: Engine, producer: Any) -> None:
+    """O1: a savepoint that the session knows nothing of takes its own messages along, and no others."""
+    with Session(items) as session:
+        connection = session.connection()
+        producer.publish(session, b"1")
+        dropped = connection.begin_nested()
+        producer.publish(session, b"dropped")
+        released = connection.begin_nested()
+        producer.publish(session, b"dropped with the one around")
+        released.commit()
+        with session.begin_nested():
+            producer.publish(session, b"dropped too")
+        dropped.rollback()
+        with connection.begin_nested(), connection.begin_nested():
+            producer.publish(session, b"2")
+        producer.publish(session, b"3")
+        session.commit()
+
+    assert payloads(items) == [b"1", b"2", b"3"]
+
+
+def test_sessions_of_one_connection_keep_their_own_messages(items: Engine, producer: Any) -> None:
+    """O1: what one publishes stays when a savepoint in which another has committed is rolled back."""
+    with items.begin() as connection:
+        one = Session(connection)
+        producer.publish(one, b"one")
+        savepoint = connection.begin_nested()
+        other = Session(connection, join_transaction_mode="create_savepoint")
+        producer.publish(other, b"other")
+        other.commit()
+        savepoint.rollback()
+        one.commit()
+
+    assert payloads(items) == [b"one"]
+
+
 def test_a_publish_after_the_last_moment_fails_the_commit(
     items: Engine, producer: Any, listening: Callable[..., None]
 ) -> None:

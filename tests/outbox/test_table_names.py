@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import URL, Engine, inspect
+from sqlalchemy import URL, Engine, create_engine, inspect, text
 from sqlalchemy.orm import Session
 from tests.outbox.setting import Ground, count, numbered
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, OperationFailed
 from headrace.model import TopicConfig
 from headrace.outbox import (
     Inbox,
@@ -38,7 +38,7 @@ NAMES = {
     "inbox",
     "inbox_failures",
     "outbox_identity",
-    "outbox_version",
+    "outbox_migrations",
 }
 
 
@@ -109,7 +109,34 @@ def test_the_command_uses_the_prefix_of_the_settings(sqlite_url: URL, monkeypatc
     assert '"pending": 1' in CliRunner().invoke(app, ["outbox", "status", "--json"]).stdout
 
 
-@pytest.mark.parametrize("bad", ["", "Shop_", "1_", "a-b", "a b", "x" * 31, None, 5, 'a"; DROP TABLE b'])
+@pytest.mark.parametrize("prefix", ["headrace_", "outbox_", "kafka_outbox_", "kafka_inbox_", "h"])
+def test_no_prefix_takes_a_table_of_the_default_one(database: URL, prefix: str) -> None:
+    """Each has tables of its own, and knows their version by itself."""
+    try:
+        assert migrate(database, table_prefix=prefix) == schema_version(database)
+        engine = create_engine(database)
+        with engine.connect() as db:
+            assert db.execute(text(f"SELECT COUNT(*) FROM {prefix}messages")).scalar_one() == 0
+        engine.dispose()
+    finally:
+        assert migrate(database, to="base", table_prefix=prefix) is None
+    assert schema_version(database) is not None
+
+
+def test_tables_that_are_there_already_are_named(sqlite_url: URL) -> None:
+    """The database was reached: the error says what it refused."""
+    engine = create_engine(sqlite_url)
+    with engine.begin() as db:
+        db.execute(text("CREATE TABLE shop_messages (id INTEGER)"))
+    engine.dispose()
+
+    with pytest.raises(OperationFailed, match="table shop_messages already exists"):
+        migrate(sqlite_url, table_prefix="shop_")
+
+
+@pytest.mark.parametrize(
+    "bad", ["kafka_dead_", "dead_", "x_sent_", "", "Shop_", "1_", "a-b", "a b", "x" * 31, None, 5, 'a"; DROP TABLE b']
+)
 def test_a_prefix_needs_no_quotes(bad: object) -> None:
     """What a database would have to quote, or would run, is refused."""
     with pytest.raises(BadArgument, match="table_prefix"):

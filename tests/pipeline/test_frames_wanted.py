@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
 import operator
+import os
+import tempfile
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import (
@@ -20,6 +25,8 @@ from pyspark.sql.datasource import (
     Not,
 )
 
+from headrace.errors import BadArgument
+from headrace.pipeline.tables.frame_scans import asked_by_all_scans
 from headrace.pipeline.tables.wanted import EVERYTHING, Span, Wanted, wanted_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -118,3 +125,26 @@ def test_what_is_not_understood_limits_nothing() -> None:
     """K5: a column without a meaning here, a negation and an odd literal leave everything wanted."""
     odd = [EqualTo(("offset",), "five"), Not(EqualTo(("key",), "a")), EqualTo(("payload", "x"), 1)]
     assert wanted_of(odd) == EVERYTHING
+
+
+def test_scans_are_remembered_for_users_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers run under numbers that no list of users has; all scans of a frame are still read for."""
+
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 1000640000")
+
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    one, two = Wanted(keys=frozenset({"a"})), Wanted(keys=frozenset({"b"}))
+
+    assert asked_by_all_scans("frame", one) == one
+    assert asked_by_all_scans("frame", two) == Wanted(keys=frozenset({"a", "b"}))
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To go on with a folder of its own for each scan would read the last scan's rows for all of them."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+
+    with pytest.raises(BadArgument, match="set TMPDIR"):
+        asked_by_all_scans("frame", Wanted())

@@ -9,6 +9,7 @@ import enum
 import io
 import json
 import pickle
+import time
 import typing
 import uuid
 from decimal import Decimal
@@ -33,7 +34,8 @@ from headrace.serde import (
     problems_of_reading,
     schema_of,
 )
-from headrace.serde.skimming import MAX_DEPTH
+from headrace.serde.shapes import has_named_branches
+from headrace.serde.skimming import MAX_DEPTH, skimmer_of
 
 
 def fields(hint: Any) -> dict[str, Any]:
@@ -408,6 +410,62 @@ def test_a_body_that_is_nested_too_deep_does_not_end_the_process(length: int) ->
     """The Avro library is written in C and would run out of its stack."""
     with pytest.raises(NotDecodable, match="nested too deep"):
         Codec(Link).decode(b"\x02" * length + b"\x00")
+
+
+@dataclasses.dataclass
+class Branch:
+    name: str
+    twigs: list[Branch] = dataclasses.field(default_factory=list)
+    next: Branch | None = None
+
+
+_DEEP = b"\x00\x02" * 200_000
+_ODD_BODIES = {
+    "a length of more than 64 bits": b"\x80" * 9 + b"\x02\x02" + _DEEP,
+    "a length of more than 10 bytes": b"\x80" * 10 + b"\x01\x02" + _DEEP,
+    "a branch before the first": b"\x00\x00\x01" + b"\x00\x00\x02" * 200_000,
+    "the least number of items": b"\x00" + b"\xff" * 9 + b"\x01\x00\x80\x89\x7a" + _DEEP,
+}
+
+
+@pytest.mark.parametrize("body", _ODD_BODIES.values(), ids=_ODD_BODIES.keys())
+def test_an_odd_number_before_what_is_nested_too_deep_does_not_end_the_process(body: bytes) -> None:
+    """A number that the Avro library reads in a way of its own is refused: what follows it would not be looked at."""
+    with pytest.raises(NotDecodable):
+        Codec(Branch).decode(body)
+
+
+def test_a_body_that_never_ends_a_number_is_refused_at_once() -> None:
+    """Half a megabyte of it took many seconds."""
+    started = time.process_time()
+    with pytest.raises(NotDecodable, match="more than 64 bits"):
+        Codec(Branch).decode(b"\xff" * 500_000)
+    assert time.process_time() - started < 2
+
+
+def test_numbers_of_64_bits_are_read() -> None:
+    """The greatest and the least come back, also behind what is looked over."""
+
+    @dataclasses.dataclass
+    class Numbered:
+        of: Branch
+        n: int
+
+    codec = Codec(Numbered)
+    for n in (-(2**63), 2**63 - 1, -1, 0):
+        value = Numbered(Branch("a", [Branch("b")], Branch("c")), n)
+        assert codec.decode(codec.encode(value)) == value
+
+
+def test_a_record_that_is_used_often_is_looked_at_once() -> None:
+    """30 records, each used twice by the next: a thousand million ways through the schema."""
+    schema: Any = {"type": "record", "name": "R0", "fields": [{"name": "x", "type": {"type": "array", "items": "int"}}]}
+    for nr in range(1, 31):
+        fields_ = [{"name": "a", "type": schema}, {"name": "b", "type": f"R{nr - 1}"}]
+        schema = {"type": "record", "name": f"R{nr}", "fields": fields_}
+
+    assert skimmer_of(Schema(schema).shape, max_depth=MAX_DEPTH) is None
+    assert not has_named_branches(Schema(schema).shape)
 
 
 def test_a_schema_that_is_nested_too_deep_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -26,6 +27,7 @@ _DRIVERS = {
     "mariadb": ("mariadb+pymysql", "pymysql", "mysql"),
     "sqlite": ("sqlite", "sqlite3", "outbox"),
 }
+_MYSQL_TABLE_EXISTS = 1050
 
 
 def url_of(database: DatabaseAddress) -> URL:
@@ -46,9 +48,16 @@ def named_errors(database: DatabaseAddress, operation: str) -> Iterator[None]:
     except DBAPIError as error:
         given = database.url if isinstance(database, Engine | AsyncEngine) else _parsed(database)
         reason, shown = str(error.orig).strip(), given.render_as_string(hide_password=True)
-        if isinstance(error, OperationalError | InterfaceError):
+        if isinstance(error, OperationalError | InterfaceError) and not _is_about_sql(error.orig):
             raise Unreachable(shown, reason) from error
         raise OperationFailed(f"{operation} {shown}", reason) from error
+
+
+def _is_about_sql(error: BaseException | None) -> bool:
+    """Say whether a database that was reached refused what it was told, as a table that exists already."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorname", None) == "SQLITE_ERROR"
+    return error is not None and error.args[:1] == (_MYSQL_TABLE_EXISTS,)
 
 
 def _parsed(address: str | URL) -> URL:

@@ -114,7 +114,9 @@ class Inbox:
         attempts = self._failures.note(db, event_id, record, error, max_attempts=self._max_attempts)
         if attempts < self._max_attempts:
             return Handling("failed", attempts, error)
-        self.accept(db, record)
+        if not self.accept(db, record):  # it was handled meanwhile, where it was delivered again
+            self._failures.forget(db, event_id)
+            return Handling("known")
         return Handling("poison", attempts, error)
 
     def forget(self, db: Connection, *, older_than_s: float) -> int:

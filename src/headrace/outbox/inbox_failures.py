@@ -11,6 +11,7 @@ from headrace.model import Record
 from headrace.outbox.databases import execute
 from headrace.outbox.dialects import speech_of
 from headrace.outbox.headers import dump_headers, load_headers
+from headrace.outbox.stories import storable
 from headrace.outbox.table_names import renamed
 
 __all__ = ["Failures", "Handling", "Outcome", "PoisonEvent"]
@@ -18,7 +19,6 @@ __all__ = ["Failures", "Handling", "Outcome", "PoisonEvent"]
 Outcome: TypeAlias = Literal["handled", "known", "failed", "poison"]
 
 _OF_EVENT = "consumer = :consumer AND event_id = :event_id"
-_LAST_ERROR_CHARACTERS = 2000
 
 
 class Handling(NamedTuple):
@@ -50,7 +50,7 @@ class Failures:
         """Count a failure of the event; returns how many there are. The last that is allowed makes it poison."""
         now = speech_of(db.dialect.name).now_ms
         event = {"consumer": self._consumer, "event_id": event_id}
-        told = {**event, "last_error": error[:_LAST_ERROR_CHARACTERS]}
+        told = {**event, "last_error": storable(error)}
         self._execute(db, self._insert(db), {**told, **_columns(record)})
         counted = f"attempts = attempts + 1, last_error = :last_error, failed_at = {now}"
         self._execute(db, f"UPDATE kafka_inbox_failures SET {counted} WHERE {_OF_EVENT}", told)  # noqa: S608

@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 from headrace.outbox.databases import Database, execute
 from headrace.outbox.dialects import Speech
 from headrace.outbox.messages import Place
+from headrace.outbox.stories import storable
 
 __all__ = ["NOTE_FORMAT", "Lease", "LeaseLost", "Leases", "confirm"]
 
@@ -19,7 +20,6 @@ NOTE_FORMAT = 2
 """The format in which notes are written now: event ids beside ids, under the database's own key."""
 
 _FENCE = "topic = :topic AND bucket = :bucket AND locked_by = :owner AND epoch = :epoch"
-_LAST_ERROR_CHARACTERS = 2000
 
 
 class LeaseLost(Exception):
@@ -85,7 +85,7 @@ class Leases:
         changes = (
             f"error = TRUE, retries = retries + 1, last_error = :error, retry_at = {self._speech.now_ms} + :delay_ms"
         )
-        await self._let_go(lease, changes, {"error": error[:_LAST_ERROR_CHARACTERS], "delay_ms": int(delay_s * 1000)})
+        await self._let_go(lease, changes, {"error": storable(error), "delay_ms": int(delay_s * 1000)})
 
     async def abandon(self, lease: Lease) -> None:
         """Give it back as it was found."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import event, inspect
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import InstanceState, Mapper, object_session
+from sqlalchemy.sql import ClauseElement
 
 from headrace.errors import BadArgument
 from headrace.outbox.producers import Producer
@@ -66,6 +68,9 @@ def publish_changes(
             raise BadArgument("model", model, "only a mapped class has changes to publish")
         if "update" in on:
             _know_old_values(mapper)
+            event.listen(model, "before_update", _note_expressions, propagate=True)
+        if "delete" in on:
+            event.listen(model, "before_delete", _load_columns, propagate=True)
         for kind in on:
             listener = _Listener(producer, kind, key, payload, when)
             event.listen(model, f"after_{kind}", listener.heard, propagate=True)
@@ -98,9 +103,14 @@ class _Listener:
 
 def _know_old_values(mapper: Mapper[Any]) -> None:
     """Have the old value loaded when a column is set: else one that is set to what it was looks like a change."""
-    if not mapper.configured:  # its columns are not known yet
-        event.listen(mapper, "mapper_configured", lambda mapper, _model: _know_old_values(mapper))
-        return
+    # The columns of a mapper that is not configured yet, as those of a later subclass, are not known yet.
+    event.listen(mapper, "mapper_configured", lambda mapper, _model: _listen_to_columns(mapper), propagate=True)
+    for each in mapper.self_and_descendants:
+        if each.configured:
+            _listen_to_columns(each)
+
+
+def _listen_to_columns(mapper: Mapper[Any]) -> None:
     for each in mapper.column_attrs:
         event.listen(each.class_attribute, "set", _heard_set, active_history=True, propagate=True)
 
@@ -109,11 +119,36 @@ def _heard_set(_target: object, _value: object, _old: object, _initiator: object
     """Do nothing: that somebody listens is what makes SQLAlchemy load the old value."""
 
 
+_expressions: WeakKeyDictionary[InstanceState[Any], dict[str, Any]] = WeakKeyDictionary()
+"""The old values of columns that the update under way sets to SQL expressions, whose results it does not bring back."""
+
+
+def _note_expressions(_mapper: Mapper[Any], _connection: Connection, target: object) -> None:
+    """Note what the update's own statement computes: after it, such a column is not loaded and has no history."""
+    changed = _changed_in_memory(target)
+    _expressions[_state_of(target)] = {name: old for name, (old, new) in changed.items() if _is_expression(new)}
+
+
+def _is_expression(value: object) -> bool:
+    return isinstance(value, ClauseElement) or hasattr(value, "__clause_element__")
+
+
+def _load_columns(_mapper: Mapper[Any], _connection: Connection, target: object) -> None:
+    """Load what is not loaded while the row is still there: columns that are deferred, expired or a subclass's."""
+    for each in _state_of(target).mapper.column_attrs:
+        getattr(target, each.key)
+
+
 def _payload(change: ModelChange[Any]) -> dict[str, Any]:
     return {"change": change.kind, "row": change.row, "changed": sorted(change.changed)}
 
 
 def _changed(target: object) -> dict[str, tuple[Any, Any]]:
+    computed = {name: (old, getattr(target, name)) for name, old in _expressions.get(_state_of(target), {}).items()}
+    return _changed_in_memory(target) | {name: (old, new) for name, (old, new) in computed.items() if old != new}
+
+
+def _changed_in_memory(target: object) -> dict[str, tuple[Any, Any]]:
     state = _state_of(target)
     histories = {each.key: state.attrs[each.key].history for each in state.mapper.column_attrs}
     return {

@@ -20,6 +20,7 @@ from headrace.outbox.dialects import Speech
 from headrace.outbox.leases import Lease, confirm
 from headrace.outbox.messages import PendingMessage, Place
 from headrace.outbox.ports import PoisonPolicy
+from headrace.outbox.stories import storable
 from headrace.runtime import crash_point
 
 __all__ = ["RowBatch", "Rows", "Settled", "message_columns", "parts_of"]
@@ -144,7 +145,7 @@ class Rows:
             db,
             f"INSERT INTO kafka_dead_messages ({columns}, error, attempts) "  # noqa: S608
             f"SELECT {columns}, :reason, 1 FROM kafka_messages WHERE id = :id AND event_id = :event_id",
-            {"id": id_, "event_id": event_id, "reason": reason},
+            {"id": id_, "event_id": event_id, "reason": storable(reason)},
         )
 
     def _select(self, policy: PoisonPolicy, without: str) -> str:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from enum import Enum
+from itertools import chain, groupby
 from operator import itemgetter
-from typing import cast
+from typing import Literal, TypeAlias, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import event
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, NestedTransaction
 from sqlalchemy.exc import InvalidRequestError, PendingRollbackError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -39,16 +40,37 @@ _MOST_ROUNDS = 100
 _CLAUSE = {"clause": kafka_messages}
 
 
+class _Where(Enum):
+    AROUND = "around"
+    """In the savepoint, or the transaction, around one that was released."""
+
+
+_Savepoint: TypeAlias = NestedTransaction | Literal[_Where.AROUND] | None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A message with its tables' prefix, the session's savepoints and transaction, and the connection's savepoint.
+
+    The latter may be nobody's business but the connection's: `session.connection().begin_nested()`.
+    """
+
+    within: tuple[SessionTransaction, ...]
+    savepoint: _Savepoint
+    prefix: str
+    message: EncodedMessage
+
+
 @dataclass(slots=True)
 class _Staged:
-    """A session's messages, each with its tables' prefix, the savepoints and the transaction it was published in."""
+    """A session's messages."""
 
-    messages: list[tuple[tuple[SessionTransaction, ...], str, EncodedMessage]] = field(default_factory=list)
+    messages: list[_Waiting] = field(default_factory=list)
     is_inserted: bool = False
 
     def take(self) -> list[tuple[str, EncodedMessage]]:
         """Return the messages with their prefixes; they wait no longer."""
-        taken = [(prefix, message) for _, prefix, message in self.messages]
+        taken = [(each.prefix, each.message) for each in self.messages]
         self.messages.clear()
         return taken
 
@@ -63,14 +85,15 @@ def stage(session: Session, messages: Sequence[EncodedMessage], table_prefix: st
     need_transaction(connection)
     within = tuple(_and_around(session.get_nested_transaction() or session.get_transaction()))
     waiting = session.info.setdefault(_NAME, _Staged())
-    waiting.messages.extend((within, table_prefix, message) for message in messages)
+    savepoint = connection.get_nested_transaction()
+    waiting.messages.extend(_Waiting(within, savepoint, table_prefix, message) for message in messages)
     _insert_before_commit_of(connection, session)
 
 
 def staged(session: Session) -> list[EncodedMessage]:
     """Return what waits in the session."""
     waiting = _staged(session)
-    return [] if waiting is None else [message for _, _, message in waiting.messages]
+    return [] if waiting is None else [each.message for each in waiting.messages]
 
 
 def _staged(session: Session) -> _Staged | None:
@@ -92,8 +115,30 @@ def _insert_before_commit_of(connection: Connection, session: Session) -> None:
     if not event.contains(connection.engine, "commit", _insert_rest):
         event.listen(connection.engine, "commit", _insert_rest)
         event.listen(connection.engine, "prepare_twophase", lambda connection, _xid: _insert_rest(connection))
-        # A session inside of a transaction that is not its own may have just a savepoint of it.
-        event.listen(connection.engine, "release_savepoint", lambda connection, *_: _insert_rest(connection))
+        event.listen(connection.engine, "savepoint", lambda connection, *_: _now_within(connection))
+        event.listen(connection.engine, "release_savepoint", lambda connection, *_: _released(connection))
+        event.listen(connection.engine, "rollback_savepoint", lambda connection, *_: _rolled_back(connection))
+
+
+def _now_within(connection: Connection) -> tuple[NestedTransaction | None, list[_Staged]]:
+    """Return the connection's savepoint and what waits on it; messages of one that was released are in this one."""
+    savepoint = connection.get_nested_transaction()
+    found = [waiting for session in _sessions.get(connection, ()) if (waiting := _staged(session)) is not None]
+    for each in chain.from_iterable(waiting.messages for waiting in found):
+        each.savepoint = savepoint if each.savepoint is _Where.AROUND else each.savepoint
+    return savepoint, found
+
+
+def _released(connection: Connection) -> None:
+    savepoint, found = _now_within(connection)
+    for each in chain.from_iterable(waiting.messages for waiting in found):
+        each.savepoint = _Where.AROUND if each.savepoint is savepoint else each.savepoint
+
+
+def _rolled_back(connection: Connection) -> None:
+    savepoint, found = _now_within(connection)
+    for waiting in found:
+        waiting.messages = [each for each in waiting.messages if each.savepoint is not savepoint]
 
 
 def _before_commit(session: Session) -> None:
@@ -148,7 +193,7 @@ def _after_rollback(session: Session, rolled_back: SessionTransaction) -> None:
     waiting = _staged(session)
     if waiting is None:
         return
-    waiting.messages = [each for each in waiting.messages if rolled_back not in each[0]]
+    waiting.messages = [each for each in waiting.messages if rolled_back not in each.within]
     if rolled_back.parent is None:
         waiting.is_inserted = False
 

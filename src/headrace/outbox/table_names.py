@@ -20,12 +20,16 @@ PREFIX_OPTION = "headrace_table_prefix"
 
 _NAMES = re.compile(r"\bkafka_(messages|topic_info|dead_messages|sent_messages|inbox|inbox_failures|outbox_identity)\b")
 _PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,29}")
+_TAKEN = ("dead_", "sent_")  # kafka_dead_messages is there for the prefix kafka_
 
 
 def checked_prefix(prefix: object) -> str:
     """Return the prefix if every database takes it as it stands, without quotes. Raises BadArgument."""
     if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
         rule = "it is 1 to 30 small letters, digits and underscores, and begins with no digit"
+        raise BadArgument("table_prefix", prefix, rule)
+    if prefix.endswith(_TAKEN):
+        rule = "the tables of another prefix have such names; it ends with neither 'dead_' nor 'sent_'"
         raise BadArgument("table_prefix", prefix, rule)
     return prefix
 
@@ -42,4 +46,6 @@ def renamed(sql: str, prefix: str) -> str:
 
 def version_table(prefix: str) -> str:
     """Return the name of the table in which Alembic keeps the version."""
-    return "headrace_outbox_version" if prefix == DEFAULT_PREFIX else f"{prefix}outbox_version"
+    return (
+        "headrace_outbox_version" if prefix == DEFAULT_PREFIX else f"{prefix}outbox_migrations"
+    )  # never the name above

@@ -142,11 +142,12 @@ def short_name(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def has_named_branches(shape: Shape, seen: frozenset[int] = frozenset()) -> bool:
-    """Say whether any union in the shape has a branch that is known by its name."""
+def has_named_branches(shape: Shape, seen: set[int] | None = None) -> bool:
+    """Say whether any union in the shape has a branch that is known by its name; `seen` are shapes that have none."""
+    seen = set() if seen is None else seen
     if id(shape) in seen:
         return False
-    seen |= {id(shape)}
+    seen.add(id(shape))
     match shape:
         case ArrayShape():
             return has_named_branches(shape.items, seen)

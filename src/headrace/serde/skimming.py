@@ -29,15 +29,18 @@ MAX_EMPTY_ITEMS = 100_000
 Skim: TypeAlias = Callable[[bytes, int], None]
 _Skip: TypeAlias = Callable[["_Walk", int], int]
 
+_MOST_NUMBER_BYTES = 10
+_LEAST_NUMBER = -(1 << 63)
 _SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 
 
 def skimmer_of(shape: Shape, *, max_depth: int) -> Skim | None:
     """Return the function that looks over a body from a place on; None if there is no need.
 
-    It raises ValueError, or RecursionError where Python itself allows less.
+    It raises ValueError, or RecursionError where Python itself allows less. What it passes over, it has read as the
+    reader does: numbers that the reader would cut or take another way are refused.
     """
-    if not _is_risky(shape, ()):
+    if not _Risks().is_risky(shape):
         return None
     skip = _Skippers().of(shape)
 
@@ -62,14 +65,13 @@ class _Walk:
 
     def number(self, at: int) -> tuple[int, int]:
         """Return the number at a place, and the place behind it. Raises IndexError at the end."""
-        shift = raw = 0
-        while True:
-            byte = self.data[at]
-            at += 1
-            raw |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return (raw >> 1) ^ -(raw & 1), at
-            shift += 7
+        raw = 0
+        for nr in range(_MOST_NUMBER_BYTES):
+            byte = self.data[at + nr]
+            raw |= (byte & 0x7F) << 7 * nr
+            if byte < 0x80 and raw < 1 << 64:
+                return (raw >> 1) ^ -(raw & 1), at + nr + 1
+        raise ValueError(f"a number at byte {at} has more than 64 bits")
 
 
 class _Skippers:
@@ -128,7 +130,7 @@ def _one_of(branches: list[_Skip]) -> _Skip:
     def skip(walk: _Walk, at: int) -> int:
         index, at = walk.number(at)
         if index < 0:
-            raise IndexError
+            raise ValueError(f"a union has no branch {index}")
         return branches[index](walk, at)
 
     return skip
@@ -151,6 +153,8 @@ def _blocks(skip_item: _Skip) -> _Skip:
     def skip(walk: _Walk, at: int) -> int:
         count, at = walk.number(at)
         while count:
+            if count == _LEAST_NUMBER:
+                raise ValueError(f"a block has no {-count} items")
             if count < 0:
                 count, (_, at) = -count, walk.number(at)
             for _ in range(count):
@@ -169,28 +173,47 @@ def _count_empty(walk: _Walk) -> None:
         raise ValueError(f"arrays hold more than {MAX_EMPTY_ITEMS} items that take no bytes")
 
 
-def _is_risky(shape: Shape, around: tuple[RecordShape, ...]) -> bool:
-    match shape:
-        case ArrayShape():
-            return _may_be_empty(shape.items, ()) or _is_risky(shape.items, around)
-        case MapShape():
-            return _is_risky(shape.values, around)
-        case UnionShape():
-            return any(_is_risky(branch, around) for branch in shape.branches)
-        case RecordShape():
-            is_inside_itself = any(shape is each for each in around)
-            return is_inside_itself or any(_is_risky(field.shape, (*around, shape)) for field in shape.fields)
-    return False
+class _Risks:
+    """One look at a schema. Records are looked at once, however often they are used."""
 
+    def __init__(self) -> None:
+        self._around: set[int] = set()
+        self._harmless: set[int] = set()
+        self._may_be_empty: dict[int, bool] = {}
 
-def _may_be_empty(shape: Shape, around: tuple[RecordShape, ...]) -> bool:
-    """Say whether a value may take no bytes at all."""
-    match shape:
-        case PrimitiveShape():
-            return shape.kind == "null"
-        case FixedShape():
-            return shape.size == 0
-        case RecordShape():
-            is_inside_itself = any(shape is each for each in around)
-            return not is_inside_itself and all(_may_be_empty(f.shape, (*around, shape)) for f in shape.fields)
-    return False
+    def is_risky(self, shape: Shape) -> bool:
+        """Say whether a small body may be a large value."""
+        match shape:
+            case ArrayShape():
+                return self.may_be_empty(shape.items) or self.is_risky(shape.items)
+            case MapShape():
+                return self.is_risky(shape.values)
+            case UnionShape():
+                return any(self.is_risky(branch) for branch in shape.branches)
+            case RecordShape() if id(shape) not in self._harmless:
+                return self._is_risky_record(shape)
+        return False
+
+    def _is_risky_record(self, shape: RecordShape) -> bool:
+        if id(shape) in self._around:
+            return True  # it holds itself
+        self._around.add(id(shape))
+        if any(self.is_risky(field.shape) for field in shape.fields):
+            return True
+        self._around.remove(id(shape))
+        self._harmless.add(id(shape))
+        return False
+
+    def may_be_empty(self, shape: Shape) -> bool:
+        """Say whether a value may take no bytes at all."""
+        match shape:
+            case PrimitiveShape():
+                return shape.kind == "null"
+            case FixedShape():
+                return shape.size == 0
+            case RecordShape():
+                if id(shape) not in self._may_be_empty:
+                    self._may_be_empty[id(shape)] = False  # inside of itself
+                    self._may_be_empty[id(shape)] = all(self.may_be_empty(field.shape) for field in shape.fields)
+                return self._may_be_empty[id(shape)]
+        return False

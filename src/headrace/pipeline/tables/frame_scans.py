@@ -9,7 +9,6 @@ go, so what was asked is kept in a file on the driver's machine.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from headrace.errors import BadArgument
 from headrace.pipeline.tables.wanted import Wanted
 
 __all__ = ["asked_by_all_scans"]
@@ -39,11 +39,11 @@ def asked_by_all_scans(frame: str, wanted: Wanted) -> Wanted:
 
 
 def _folder() -> Path:
-    """Return a folder that nobody but this user can write to."""
-    folder = Path(tempfile.gettempdir()) / f"headrace-scans-{getpass.getuser()}"
+    """Return a folder that nobody but this user can write to, always the same one. Users of containers have no name."""
+    folder = Path(tempfile.gettempdir()) / f"headrace-scans-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        return Path(tempfile.mkdtemp(prefix="headrace-scans-"))
+        raise BadArgument("TMPDIR", folder, "it belongs to somebody else; set TMPDIR to a folder of your own")
     return folder
 
 
