@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pymysql
 import pytest
+from psycopg.errors import DeadlockDetected, SerializationFailure
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
 from tests.projection.test_projections import Embedded
 
 from headrace.errors import BadArgument, DeadLettersFull, HandlerFailed, ProjectionRebuilding, SlotsMoved
@@ -299,6 +303,26 @@ class TestWithoutADatabase(Embedded, TagSetting):
         assert (done.handled, [failure.id for failure in done.failed]) == (1, ["a"])
         assert "purge the letter" in str(done.failed[0])
         assert [letter.id for letter in await target.letters.all()] == ["a"]
+
+    @pytest.mark.parametrize("reason", [DeadlockDetected(), SerializationFailure(), pymysql.OperationalError(1213, "")])
+    async def test_a_deadlock_is_no_fault_of_the_event(self, scene: Scene, tmp_path: Path, reason: Exception) -> None:
+        """What the database gave up because of another transaction is done again, and never set aside."""
+        await scene.append("a", range(1, 5))
+        victims = [OperationalError("UPDATE", {}, reason)] * 3
+        seen: list[int] = []
+
+        def handle(connection: Connection, event: TaggedEvent) -> None:
+            if event.seq_nr == 3 and victims:
+                raise victims.pop()
+            seen.append(event.seq_nr)
+
+        database = f"sqlite:///{tmp_path / 'projection.db'}"
+        projection = _projection(scene, handle, database=database, recovery=Recovery("dead-letter"))
+        target = open_target(projection, scene.store.settings)
+        await ProjectionRunner(projection, scene.again().queries, target).catch_up()
+        assert (seen[-4:], victims) == ([1, 2, 3, 4], [])
+        assert await target.letters.all() == []
+        await target.close()
 
     async def test_a_dead_letter_of_an_older_version_is_replayed(self, scene: Scene) -> None:
         """A letter whose offset has five parts names its event too."""

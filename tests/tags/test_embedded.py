@@ -157,6 +157,12 @@ class TestEmbeddedUse(Embedded, TagSetting):
             await follower.next()
         await follower.stop()
 
+    @pytest.mark.parametrize("wrong", ["", None, 5, "\ud800", "\0epoch", "x" * 70_000])
+    async def test_what_can_be_no_tag_is_refused(self, scene: Scene, wrong: Any) -> None:
+        """A query for it would be empty for ever, or fail somewhere inside."""
+        with pytest.raises(BadArgument, match="tag"):
+            scene.queries.events(wrong)
+
     async def test_a_tag_is_not_given_to_an_empty_place(self, log: Log, store: Store) -> None:
         """T38: addresses that are wrong lead to a place without journals: refused, and nothing is made there."""
         with pytest.raises(BadArgument, match="no journals here"):

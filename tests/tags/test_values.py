@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -86,6 +87,24 @@ def test_where_to_start_can_be_said_in_four_ways() -> None:
         after_of(datetime(2026, 1, 1))  # noqa: DTZ001
     with pytest.raises(BadArgument, match="1970"):
         TagOffset.at(-1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [5, True, b"1:2:3:4:5", "1" + "0" * 30 + ":0:0:0:1", "-5:0:0:0:1:1", "1:0:70000:0:1:1", f"1:0:0:{1 << 60}:1:1"],
+)
+def test_what_can_be_no_offset_is_refused(wrong: Any) -> None:
+    """An error that names the argument, before anything is read; also for another type, and beyond every limit."""
+    with pytest.raises(BadArgument, match="after"):
+        after_of(wrong)
+
+
+@given(OFFSETS, st.integers(1, 1 << 62))
+def test_a_place_covers_its_event_whatever_its_number(offset: TagOffset, number: int) -> None:
+    """Views that were lost are written with other numbers; the event is the same, and one with a higher seq_nr not."""
+    assert offset.covers(offset._replace(number=number))
+    assert not offset.covers(offset._replace(number=number, seq_nr=offset.seq_nr + 1))
+    assert offset.covers(offset._replace(log_time_ms=offset.log_time_ms - 1, number=number))
 
 
 @given(st.sampled_from(Bucket), st.integers(0, 4_000_000_000_000))

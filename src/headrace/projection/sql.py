@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,12 +22,18 @@ from headrace.projection.ports import Offsets
 from headrace.projection.recovery import DeadLetter
 from headrace.projection.slots import is_replay, moves, slot_of
 from headrace.projection.sql_tables import OFFSETS, ProjectionTables
-from headrace.runtime import crash_point
+from headrace.runtime import Backoff, crash_point
 from headrace.tags import TaggedEvent, TagOffset
 
 __all__ = ["OFFSETS", "SqlDeadLetters", "SqlTarget"]
 
 T = TypeVar("T")
+
+# Deadlocks and serialization failures: as PostgreSQL names them, and MariaDB and MySQL.
+_MET_STATES = frozenset({"40001", "40P01"})
+_MET_CODES = frozenset({1213})
+_ATTEMPTS = 8
+_MET_AGAIN = Backoff(first_s=0.02, limit_s=1.0)
 
 
 @dataclass(frozen=True)
@@ -165,18 +173,30 @@ class SqlTarget:
             raise self._failed(error, outcome_known=not error.connection_invalidated) from error
 
     async def transact(self, transaction: _Transaction) -> None:
-        """Run a transaction. Raises EventFailed, SlotsMoved, and OperationFailed for the database's own failures."""
-        try:
-            if isinstance(self._engine, AsyncEngine):
-                await transaction.run_async(self._engine)
-            else:
-                await to_the_end(transaction.run, self._engine)
-        except EventFailed as failed:
-            if isinstance(failed.error, DBAPIError) and failed.error.connection_invalidated:
-                raise self._failed(failed.error, outcome_known=True) from failed.error  # not the event's fault
-            raise
-        except DBAPIError as error:
-            raise self._failed(error, outcome_known=not error.connection_invalidated) from error
+        """Run a transaction, some times more where it met another one.
+
+        Raises EventFailed, SlotsMoved, and OperationFailed for the database's own failures.
+        """
+        for attempt in itertools.count(1):
+            try:
+                await self._run(transaction)
+                return
+            except EventFailed as failed:
+                error = failed.error
+                if not isinstance(error, DBAPIError) or not (error.connection_invalidated or has_met_another(error)):
+                    raise
+                failure = self._failed(error, outcome_known=True)  # not the event's fault
+            except DBAPIError as failed:
+                error, failure = failed, self._failed(failed, outcome_known=not failed.connection_invalidated)
+            if error.connection_invalidated or not has_met_another(error) or attempt >= _ATTEMPTS:
+                raise failure from error
+            await asyncio.sleep(_MET_AGAIN.delay_s(attempt))
+
+    async def _run(self, transaction: _Transaction) -> None:
+        if isinstance(self._engine, AsyncEngine):
+            await transaction.run_async(self._engine)
+        else:
+            await to_the_end(transaction.run, self._engine)
 
     def _failed(self, error: DBAPIError, *, outcome_known: bool) -> OperationFailed:
         operation = f"writing projection {self._projection.name!r}"
@@ -229,6 +249,15 @@ class SqlDeadLetters:
         self._tables.lock_slot(connection, slot_of(letter.topic, letter.id, self._projection.slots))
         if not self._tables.remove(connection, [letter]):
             raise _LetterGone
+
+
+def has_met_another(error: DBAPIError) -> bool:
+    """Say whether the database gave a transaction up because of another one: the same again may get through."""
+    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+    if state is not None:
+        return state in _MET_STATES
+    code = next(iter(getattr(error.orig, "args", ())), None)
+    return isinstance(code, int) and code in _MET_CODES
 
 
 class _LetterGone(Exception):

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from headrace.errors import BadArgument
 from headrace.store import TagTime
+from headrace.store.tag_rows import LAST_TAG_TIME
 
 __all__ = ["After", "TagOffset", "after_of"]
 
@@ -90,7 +91,16 @@ After: TypeAlias = TagOffset | str | datetime | None
 
 
 def after_of(after: After) -> TagOffset | None:
-    """Return where to start, however the caller says it; None is the start of time."""
-    if after is None or isinstance(after, TagOffset):
-        return after
-    return TagOffset.at(after) if isinstance(after, datetime) else TagOffset.parse(after)
+    """Return where to start, however the caller says it; None is the start of time. Raises BadArgument."""
+    if after is None:
+        return None
+    if isinstance(after, datetime):
+        return TagOffset.at(after)
+    if not isinstance(after, TagOffset | str):
+        raise BadArgument("after", after, "it is an event's tag_offset, its text, or a datetime")
+    offset = TagOffset.parse(after) if isinstance(after, str) else after
+    lowest = (0, *[_BEFORE_ALL] * 5)
+    highest = (*LAST_TAG_TIME, _NO_SEQ_NR, _NO_SEQ_NR)
+    if not all(low <= part <= high for low, part, high in zip(lowest, offset, highest, strict=True)):
+        raise BadArgument("after", str(after), "no event can have this offset; give one that a query gave")
+    return offset

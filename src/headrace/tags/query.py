@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 
 from headrace.config import TagSettings
 from headrace.errors import BadArgument, OffsetOutOfRange, TagBuilding, Unavailable, UnknownTopic
+from headrace.journal.limits import check_tag
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.observe import get_logger
@@ -66,6 +67,7 @@ class TagQueries:
         away for any time.
         Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap, TagBuilding.
         """
+        check_tag(tag)
         marker = self._silent_marker if read_only else self._marker
         return _Query(self, tag, after_of(after), marker, is_live=live).events()
 
