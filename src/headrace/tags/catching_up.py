@@ -57,12 +57,10 @@ class CatchingUp:
 
     async def missing(self, offsets: Mapping[TopicPartition, int]) -> int:
         """Return how many offsets lie between where replication is and where it should be."""
-        found = {at: await self._store.reader.replicated(at) for at in offsets}
-        return sum(max(0, offsets[at] - (known.offset if known else -1)) for at, known in found.items())
+        return sum([max(0, offset + 1 - await self._next(at)) for at, offset in offsets.items()])
 
     async def _advance(self, at: TopicPartition, offset: int) -> bool:
-        known = await self._store.reader.replicated(at)
-        start = known.offset + 1 if known is not None else 0
+        start = await self._next(at)
         if start > offset:
             return True
         layout = await read_layout(self._store, at.topic)
@@ -74,3 +72,12 @@ class CatchingUp:
             if done.offset < last:
                 return False
         return True
+
+    async def _next(self, at: TopicPartition) -> int:
+        """Return the first offset of a partition that is not replicated; none is of a topic that was made anew."""
+        known = await self._store.reader.replicated(at)
+        layout = await read_layout(self._store, at.topic)
+        is_of_topic = known is not None and (
+            layout is None or known.generation >= layout.first_generation(at.partition)
+        )
+        return known.offset + 1 if known is not None and is_of_topic else 0
