@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import URL, Engine, inspect, text
+from sqlalchemy import URL, Engine, event, inspect, text
 from tests.outbox.setting import TABLES, count, publish
 
 from headrace.errors import BadArgument, IncompatibleData, UnknownBackend, Unreachable
@@ -101,3 +102,38 @@ def test_what_an_earlier_version_stored_is_kept(database: URL) -> None:
     assert inbox == [("billing", "e1")]
     assert count(engine) == 1
     engine.dispose()
+
+
+@pytest.mark.parametrize("start", ["base", "0001"])
+def test_a_migration_that_was_interrupted_can_be_run_again(database: URL, start: str) -> None:
+    """Wherever it ended: not every database takes tables back that were made in a transaction."""
+    prefix = "again_"
+    for most in range(60):
+        migrate(database, to="base", table_prefix=prefix)
+        if start != "base":
+            migrate(database, to=start, table_prefix=prefix)
+        stop = _stopping_after(most)
+        event.listen(Engine, "before_cursor_execute", stop)
+        try:
+            migrate(database, table_prefix=prefix)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            event.remove(Engine, "before_cursor_execute", stop)
+        assert migrate(database, table_prefix=prefix) == NEWEST, f"stopped after {most}"
+    assert migrate(database, to="base", table_prefix=prefix) is None
+    assert most > 5
+
+
+def _stopping_after(most: int) -> Callable[..., None]:
+    """Return a listener that lets so many changes pass, and then ends the run."""
+    passed = list[str]()
+
+    def stop(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if statement.lstrip().upper().startswith(("CREATE", "ALTER", "INSERT", "UPDATE")):
+            passed.append(statement)
+            if len(passed) > most:
+                raise KeyboardInterrupt
+
+    return stop

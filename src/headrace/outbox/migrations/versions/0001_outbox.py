@@ -7,6 +7,7 @@ from alembic import context, op
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
+from headrace.outbox.migration_steps import create_index, create_table
 from headrace.outbox.tables import now_ms
 
 revision = "0001"
@@ -47,7 +48,7 @@ def _message_columns() -> list[sa.Column[Any]]:
 
 def upgrade() -> None:
     """Make the tables."""
-    op.create_table(
+    create_table(
         _named("messages"),
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
         *_message_columns(),
@@ -55,8 +56,8 @@ def upgrade() -> None:
         sqlite_autoincrement=True,
         mysql_engine="InnoDB",
     )
-    op.create_index(_named("messages_topic_bucket_id"), _named("messages"), ["topic", "bucket", "id"])
-    op.create_table(
+    create_index(_named("messages_topic_bucket_id"), _named("messages"), ["topic", "bucket", "id"])
+    create_table(
         _named("topic_info"),
         sa.Column("topic", _name(249), nullable=False),
         sa.Column("bucket", sa.Integer, nullable=False),
@@ -72,7 +73,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("topic", "bucket"),
         mysql_engine="InnoDB",
     )
-    op.create_table(
+    create_table(
         _named("dead_messages"),
         sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
         *_message_columns(),
@@ -82,8 +83,8 @@ def upgrade() -> None:
         sa.Column("dead_at", sa.BigInteger, nullable=False, server_default=now_ms()),
         mysql_engine="InnoDB",
     )
-    op.create_index(_named("dead_messages_topic_bucket_id"), _named("dead_messages"), ["topic", "bucket", "id"])
-    op.create_table(
+    create_index(_named("dead_messages_topic_bucket_id"), _named("dead_messages"), ["topic", "bucket", "id"])
+    create_table(
         _named("inbox"),
         sa.Column("consumer", _name(100), nullable=False),
         sa.Column("event_id", _name(400), nullable=False),
@@ -91,7 +92,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("consumer", "event_id"),
         mysql_engine="InnoDB",
     )
-    op.create_index(_named("inbox_received_at"), _named("inbox"), ["received_at"])
+    create_index(_named("inbox_received_at"), _named("inbox"), ["received_at"])
 
 
 def downgrade() -> None:

@@ -7,6 +7,7 @@ from alembic import context, op
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
+from headrace.outbox.migration_steps import create_index, create_table, keeps_each_step
 from headrace.outbox.tables import now_ms
 
 revision = "0002"
@@ -23,18 +24,17 @@ def _named(rest: str) -> str:
 
 def upgrade() -> None:
     """Give the database an identity; what was noted in the log until now is in the first format."""
-    identity = op.create_table(
+    create_table(
         _named("outbox_identity"),
         sa.Column("nr", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("database_id", _ascii(36), nullable=False),
         mysql_engine="InnoDB",
     )
-    op.bulk_insert(identity, [{"nr": 1, "database_id": str(uuid.uuid4())}])
-    op.add_column(
-        _named("topic_info"), sa.Column("note_format", sa.Integer, nullable=False, server_default=sa.text("2"))
-    )
-    op.execute(f"UPDATE {_named('topic_info')} SET note_format = 1")  # noqa: S608
-    op.create_table(
+    identity = sa.table(_named("outbox_identity"), sa.column("nr"), sa.column("database_id"))
+    if op.get_bind().execute(sa.select(sa.func.count()).select_from(identity)).scalar_one() == 0:
+        op.bulk_insert(identity, [{"nr": 1, "database_id": str(uuid.uuid4())}])
+    _add_note_format()
+    create_table(
         _named("sent_messages"),
         sa.Column("id", sa.BigInteger, nullable=False),
         sa.Column("topic", _ascii(249), nullable=False),
@@ -50,9 +50,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("event_id"),
         mysql_engine="InnoDB",
     )
-    op.create_index(_named("sent_messages_sent_at"), _named("sent_messages"), ["sent_at"])
+    create_index(_named("sent_messages_sent_at"), _named("sent_messages"), ["sent_at"])
     _change_inbox("utf8mb4", "utf8mb4_bin")
-    op.create_table(
+    create_table(
         _named("inbox_failures"),
         sa.Column("consumer", _words(100), nullable=False),
         sa.Column("event_id", _words(400), nullable=False),
@@ -82,8 +82,23 @@ def downgrade() -> None:
     op.drop_table(_named("outbox_identity"))
 
 
+def _add_note_format() -> None:
+    """Places that are there get the first format, later ones the second."""
+    table = _named("topic_info")
+    if not keeps_each_step():
+        op.add_column(table, sa.Column("note_format", sa.Integer, nullable=False, server_default=sa.text("2")))
+        op.execute(f"UPDATE {table} SET note_format = 1")  # noqa: S608
+        return
+    # In one step, so that a run that ends behind it leaves no place with the wrong one.
+    if "note_format" not in {column["name"] for column in sa.inspect(op.get_bind()).get_columns(table)}:
+        op.add_column(table, sa.Column("note_format", sa.Integer, nullable=False, server_default=sa.text("1")))
+    op.alter_column(
+        table, "note_format", existing_type=sa.Integer, existing_nullable=False, server_default=sa.text("2")
+    )
+
+
 def _change_inbox(charset: str, collation: str) -> None:
-    if op.get_bind().dialect.name not in ("mysql", "mariadb"):
+    if not keeps_each_step():
         return
     for name, length in _INBOX.items():
         changed = mysql.VARCHAR(length, charset=charset, collation=collation)
