@@ -21,7 +21,7 @@ class WriteTimedOut(Exception):
 
 
 def shuffled(dice: random.Random, *, fails_every: int) -> Cut:
-    """Cut rows into pieces of up to three, in any order; of every so many writes one fails, at any of its pieces."""
+    """Cut rows into pieces of up to three, in any order; of every so many writes the first fails, at any piece."""
     writes = itertools.count(1)
 
     def cut(rows: Sequence[TagRow]) -> Iterable[Sequence[TagRow] | None]:
@@ -31,7 +31,7 @@ def shuffled(dice: random.Random, *, fails_every: int) -> Cut:
             size = dice.randint(1, 3)
             pieces.append(left[:size])
             left = left[size:]
-        if pieces and next(writes) % fails_every == 0:
+        if pieces and next(writes) % fails_every == 1:
             pieces[dice.randrange(len(pieces))] = None
         return pieces
 
