@@ -574,6 +574,22 @@ class TestWithoutStore:
         store.is_away = False
         assert [event.seq_nr async for event in writer.read("k")] == list(range(1, 8))
 
+    async def test_a_client_that_never_stored_its_lease_does_not_begin_to_write(self, hr: Headrace) -> None:
+        """FM5, FJ7: growth waits for stored leases only, so who has just read so far waits for the store."""
+        store = AbsentStore(hr.store)
+        layouts = Topology(hr.log, store.settings, "t", lease_s=0.05)  # type: ignore[arg-type]
+        known = await layouts.layout()
+        store.is_away = True
+        await asyncio.sleep(0.06)
+        assert await layouts.layout() == known  # reading goes on
+        with pytest.raises(Unavailable):
+            await layouts.find_route("k")
+        store.is_away = False
+        await layouts.find_route("k")
+        store.is_away = True
+        await asyncio.sleep(0.06)
+        assert (await layouts.find_route("k")).route.at == known.route("k")
+
     async def test_a_store_that_hangs_is_waited_for_once(self, hr: Headrace, monkeypatch: pytest.MonkeyPatch) -> None:
         """FM5: the question stays open; appends go on without it, and with its answer."""
         monkeypatch.setattr(topology, "_PATIENCE_S", 0.1)
