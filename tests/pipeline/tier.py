@@ -16,6 +16,7 @@ from headrace.log import Log
 from headrace.pipeline import BatchReport, Places, Replication, Selection, Summary
 from headrace.pipeline.spark.opened import log_of, run, store_of
 from headrace.store import EventRow, JournalMeta, Store, open_store
+from headrace.tags.registry import TagRegistry
 from headrace.testing.conformance.journal_setting import replicate
 
 if TYPE_CHECKING:
@@ -63,6 +64,14 @@ class Tier:
     def with_journal(self, topic: str, use: Callable[[Journal], Awaitable[T]], *, partitions: int = 4) -> T:
         """Do something with the journals of a topic."""
         return self.on(lambda log, store: use(Journal(log, store, topic, cache=None, partitions=partitions)))
+
+    def keep_views(self) -> None:
+        """Let the store keep views by tag: the first test that replicates would decide it for all others."""
+
+        async def decide(_: Log, store: Store) -> None:
+            await TagRegistry(store, self.places.settings_of_tags()).open()
+
+        self.on(decide)
 
     def job(
         self, *topics: str, watcher: Seen | None = None, places: Places | None = None, **settings: Any
