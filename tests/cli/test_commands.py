@@ -34,12 +34,12 @@ def headrace(tmp_path: Path) -> Run:
 
 def test_a_journal_from_the_command_line(headrace: Run) -> None:
     """Append, read, pointer, delete, history, purge on the embedded tier of the current folder."""
-    assert "appended events 1 to 2" in headrace("journal", "append", "acc", "a", '{"opened": 1}', "hi").stdout
+    assert "appended events 1 to 2" in headrace("journal", "append", "acc", "a", '{"opened": 1}', '"hi"').stdout
     appended = json.loads(headrace("journal", "append", "acc", "a", "--json", stdin="3\n").stdout)
     assert (appended["first"], appended["last"]) == (3, 3)
     read = headrace("journal", "read", "acc", "a", "--json", "--from", "2").stdout
     assert [json.loads(line)["payload"] for line in read.splitlines()] == ["hi", 3]
-    refused = headrace("journal", "append", "acc", "a", "x", "--expected", "7")
+    refused = headrace("journal", "append", "acc", "a", "7", "--expected", "7")
     assert refused.returncode == 1
     assert "expected seq_nr 7, journal is at 3" in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -6,6 +6,7 @@ import base64
 import json
 import sys
 import uuid
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -32,7 +33,8 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="The journal's id.")]
 def append(
     topic: Topic,
     id_: Id,
-    payloads: Annotated[list[str] | None, typer.Argument(help="One event each: JSON, or text if it is none.")] = None,
+    payloads: Annotated[list[str] | None, typer.Argument(help="One event each, as JSON; with --text as text.")] = None,
+    is_text: Annotated[bool, typer.Option("--text", help="The payloads are plain text, stored as they are.")] = False,
     seq_nr: Annotated[int | None, typer.Option(help="Number of the first event; else the next one.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="A tag for the events; may be given again.")] = None,
     expected: Annotated[int | None, typer.Option(help="Only if the journal is at this number.")] = None,
@@ -42,12 +44,14 @@ def append(
     as_json: AsJson = False,
 ) -> None:
     """Append events to a journal; without payloads they are read from stdin, one a line."""
-    texts = payloads or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    given = payloads_of(payloads, is_text=is_text) if payloads else payloads_of_lines(sys.stdin, is_text=is_text)
+    if not given:
+        raise BadArgument("payloads", given, "there must be one at least, as an argument or as a line of stdin")
 
     async def run(hr: Headrace) -> tuple[Position, int, int]:
         journal = hr.journal(topic, origin="headrace-cli")
         first = seq_nr if seq_nr is not None else (await journal.pointer(id_) or 0) + 1
-        events = [Event(first + n, _payload(text), tuple(tag or ())) for n, text in enumerate(texts)]
+        events = [Event(first + n, payload, tuple(tag or ())) for n, payload in enumerate(given)]
         check: Expected = expected
         if expected is None:
             check = first - 1 if seq_nr is None else UNCHECKED
@@ -188,14 +192,35 @@ def stats(topic: Topic, address: Address = None, store: StoreAddress = None, as_
     Console().print(table)
 
 
-def _payload(text: str) -> Any:  # noqa: ANN401
+def payloads_of(texts: Sequence[str], *, is_text: bool) -> list[Any]:
+    """Return the payloads that arguments hold. Raises BadArgument with the place of the first mistake."""
+    return [text if is_text else _json(f"payload {number}", text) for number, text in enumerate(texts, 1)]
+
+
+def payloads_of_lines(lines: Iterable[str], *, is_text: bool) -> list[Any]:
+    """Return the payloads that lines hold; empty lines hold none. Raises BadArgument with the line of a mistake."""
+    numbered = [(number, line.rstrip("\r\n")) for number, line in enumerate(lines, 1) if line.strip()]
+    return [line if is_text else _json(f"line {number}", line) for number, line in numbered]
+
+
+def _json(name: str, text: str) -> Any:  # noqa: ANN401 - whatever JSON can say
     try:
-        payload = json.loads(text)
-    except ValueError:
-        return text
+        payload = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
+        rule = f"it is not JSON: {error.msg[:1].lower()}{error.msg[1:]} at {at}; correct it, or store text with --text"
+        raise BadArgument(name, text, rule) from error
+    except ValueError as error:
+        raise BadArgument(name, text, f"it is not JSON: {error}; correct it, or store text with --text") from error
+    except RecursionError as error:
+        raise BadArgument(name, f"{text[:20]}…", "it is nested too deeply; store it as text with --text") from error
     if payload is None:
-        raise BadArgument("payload", text, "null is no payload; leave the event out or give a value")
+        raise BadArgument(name, text, "null is no payload; leave the event out or give a value")
     return payload
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"JSON has no {name}")
 
 
 def _print_event(event: StoredEvent, as_json: bool) -> None:
