@@ -1,6 +1,6 @@
 """The `headrace` command, also as `python -m headrace`.
 
-Importing all of it takes half a second, and an interrupt in that time is no traceback either.
+Importing what a command needs takes a while, and an interrupt in that time is no traceback either.
 """
 
 import sys

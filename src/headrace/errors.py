@@ -27,10 +27,13 @@
     │   ├── NotFramed               bytes that are no framed Avro
     │   ├── NotDecodable            Avro that its reader can't take
     │   ├── PublishedTooLate        a message for a transaction that is being committed already
+    │   ├── NoStateYet              a snapshot as of a number that its journal has not reached
     │   ├── Forbidden               the server refuses this user
+    │   ├── ReadOnlyHandle          something that was opened for reading was to write
     │   └── Closed                  used after it was closed
     ├── Unavailable                 retry later; `outcome_known` says whether it may have happened
     │   ├── Unreachable
+    │   ├── FileUnusable            a file of this machine could not be read or written
     │   ├── TimedOut
     │   ├── TransactionFailed
     │   ├── ReadAgain               the journal changed under the reader
@@ -56,6 +59,9 @@
         ├── LayoutLost              nobody knows any more how a topic's keys lie over its partitions
         ├── JournalHeld             a record of the journal can't be decoded
         ├── KeyspaceMissing         Cassandra has no such keyspace
+        ├── NothingThere            a folder holds no log, store or registry
+        ├── FolderUnusable          a folder can't be made
+        ├── PortUnusable            metrics can't be served at that port
         ├── IntegrityBroken         the store holds what no log could have put there
         ├── TagsDisabled            views by tag are switched off
         ├── TagsInUse               the store keeps views by tag, and this process would not
@@ -90,6 +96,8 @@ __all__ = [
     "DeadLettersFull",
     "Fenced",
     "FetchFailed",
+    "FileUnusable",
+    "FolderUnusable",
     "Forbidden",
     "HandlerFailed",
     "HeadraceError",
@@ -106,19 +114,23 @@ __all__ = [
     "MissingExtra",
     "MissingTables",
     "NoSchemaFor",
+    "NoStateYet",
     "NotDecodable",
     "NotEncodable",
     "NotFramed",
     "NotOwner",
     "NotRegistered",
+    "NothingThere",
     "OffsetAhead",
     "OffsetOutOfRange",
     "OperationFailed",
     "OutdatedTables",
+    "PortUnusable",
     "ProjectionChanged",
     "ProjectionRebuilding",
     "PublishedTooLate",
     "ReadAgain",
+    "ReadOnlyHandle",
     "RecordTooLarge",
     "RecordsExpireSoon",
     "RecordsLost",
@@ -500,6 +512,28 @@ class Forbidden(Refused):
 
 
 @dataclass(eq=False)
+class ReadOnlyHandle(Refused):
+    """Something that was opened for reading only was asked to write."""
+
+    operation: str
+    what: str
+    says: ClassVar[str] = "cannot {operation}: {what} was opened read-only; open it without read_only to write"
+
+
+@dataclass(eq=False)
+class NoStateYet(Refused):
+    """A snapshot was to be saved as of a number that its journal has not reached, or of a journal that is missing."""
+
+    key: str
+    seq_nr: int
+    pointer: int
+    says: ClassVar[str] = (
+        "cannot save a snapshot of {key!r} as of seq_nr {seq_nr}: the journal is at {pointer}; "
+        "save the state as of a number that the journal has reached"
+    )
+
+
+@dataclass(eq=False)
 class Closed(Refused):
     """Something was used after it was closed."""
 
@@ -518,6 +552,19 @@ class Unreachable(Unavailable):
     def __str__(self) -> str:
         tail = _suffix(self.outcome_known)
         return f"cannot reach {self.address}: {self.reason}; {tail}. Is the server up, and the address right?"
+
+
+@dataclass(eq=False)
+class FileUnusable(Unavailable):
+    """The system refused to read or write a file of this machine: rights, a full disk, a disk that fails."""
+
+    path: str
+    reason: str
+    outcome_known: bool = True
+
+    def __str__(self) -> str:
+        done = _suffix(self.outcome_known)
+        return f"cannot use {self.path}: {self.reason}; {done}. Check the file's rights, and the space on its disk"
 
 
 @dataclass(eq=False)
@@ -642,7 +689,7 @@ class InvalidSettings(Misconfigured):
     def __str__(self) -> str:
         count = len(self.problems)
         lines = "".join(f"\n  {problem}" for problem in self.problems)
-        return f"{count} problem{'s' if count != 1 else ''} in the settings:{lines}\nmend them and start again"
+        return f"{count} problem{'s' if count != 1 else ''} in the settings:{lines}\ncorrect them and start again"
 
 
 @dataclass(eq=False)
@@ -665,7 +712,7 @@ class UnknownBackend(Misconfigured):
     def __str__(self) -> str:
         return (
             f"no {self.room} backend serves {self.address!r}; known: {', '.join(self.known)}. "
-            "Mend the address, or install the package that brings the backend"
+            "Correct the address, or install the package that brings the backend"
         )
 
 
@@ -846,6 +893,43 @@ class KeyspaceMissing(Misconfigured):
     says: ClassVar[str] = (
         "there is no keyspace {keyspace!r} at {address}; correct the name, "
         "or have it made: HEADRACE__STORE__CASSANDRA__CREATE_KEYSPACE=true"
+    )
+
+
+@dataclass(eq=False)
+class NothingThere(Misconfigured):
+    """A command that works on what is there was given a folder in which nothing was ever written."""
+
+    what: str
+    address: str
+    path: str
+    command: str
+    says: ClassVar[str] = (
+        "there is no {what} at {address}: {path} does not exist; correct the address, or make one with: {command}"
+    )
+
+
+@dataclass(eq=False)
+class FolderUnusable(Misconfigured):
+    """A folder is not there and can't be made."""
+
+    path: str
+    reason: str
+    says: ClassVar[str] = (
+        "the folder {path} can't be made: {reason}; correct the address, or choose a place where this user may write"
+    )
+
+
+@dataclass(eq=False)
+class PortUnusable(Misconfigured):
+    """Nothing can be served at the port: another process has it, or this user may not."""
+
+    host: str
+    port: int
+    reason: str
+    says: ClassVar[str] = (
+        "metrics can't be served at {host}:{port}: {reason}; stop what listens there, or set observe.metrics_port "
+        "to another port (0 takes a free one)"
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.main import get_command
+from typer.testing import CliRunner, Result
 
 from headrace.cli.main import app
 
@@ -26,3 +27,16 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
         return CliRunner().invoke(app, list(arguments), input=stdin)
 
     return run
+
+
+def all_commands() -> dict[tuple[str, ...], Any]:
+    """Return every command that does something, by the words that call it."""
+    return dict(_within((), get_command(app)))
+
+
+def _within(path: tuple[str, ...], found: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if not hasattr(found, "list_commands"):
+        yield path, found
+        return
+    for name in found.list_commands(None):
+        yield from _within((*path, name), found.get_command(None, name))

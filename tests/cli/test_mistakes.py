@@ -21,7 +21,9 @@ SPARK_COMMANDS = (["sql", "select 1"], ["pipeline", "replicate", "--once"], ["pi
 
 
 def running(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    """Start the command in a process group of its own, as a shell does."""
+    """Start the command beside an empty log, in a process group of its own, as a shell does."""
+    (folder / "data").mkdir(exist_ok=True)
+    (folder / "data" / "log.db").touch()
     return subprocess.Popen(
         [str(BIN / "headrace"), *arguments, "--log", f"embedded:{folder / 'data'}"],
         env={**os.environ, **variables},
@@ -48,6 +50,7 @@ def test_no_pyspark_names_the_extra(command: list[str], tmp_path: Path, monkeypa
     for name in [name for name in sys.modules if name == "pyspark" or name.startswith("pyspark.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyspark", None)
+    (tmp_path / "log.db").touch()
     done = CliRunner().invoke(app, [*command, "--log", f"embedded:{tmp_path}"])
     assert isinstance(done.exception, MissingExtra)
     assert "headrace[pipeline]" in str(done.exception)

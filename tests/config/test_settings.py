@@ -216,7 +216,7 @@ def test_the_message_lists_every_problem_and_the_next_step(app: Path) -> None:
     lines = str(invalid.value).splitlines()
     assert lines[0] == "2 problems in the settings:"
     assert len(lines) == 4
-    assert lines[-1] == "mend them and start again"
+    assert lines[-1] == "correct them and start again"
 
 
 @pytest.mark.parametrize(

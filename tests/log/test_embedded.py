@@ -15,11 +15,12 @@ from headrace.config import EmbeddedLogSettings, LogSettings
 from headrace.errors import (
     BadArgument,
     Closed,
+    FolderUnusable,
     IncompatibleData,
+    NothingThere,
     TimedOut,
     UnknownBackend,
     UnknownTopic,
-    Unreachable,
     UnreadableRecord,
 )
 from headrace.log import Log, Member, following, open_log
@@ -179,10 +180,18 @@ async def test_unreadable_folders_are_named(tmp_path: Path) -> None:
             await open_log(f"embedded:{folder}")
         assert str(folder) in str(refused.value)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(Unreachable, match="file"):
+    with pytest.raises(FolderUnusable, match="file can't be made: File exists"):
         await open_log(f"embedded:{tmp_path / 'file'}")
     with pytest.raises(BadArgument, match="needs a folder"):
         await open_log("embedded:")
+
+
+async def test_a_folder_is_not_made_where_that_is_switched_off(tmp_path: Path) -> None:
+    """With create_folder off an empty place is an error that names it, and stays empty."""
+    settings = LogSettings.model_validate({"embedded": {"create_folder": False}})
+    with pytest.raises(NothingThere, match=r"there is no log at embedded:.*log\.db does not exist"):
+        await open_log(f"embedded:{tmp_path / 'data'}", settings=settings)
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(UnknownBackend, match=r"'carrier-pigeon://x'.*embedded:"):
         await open_log("carrier-pigeon://x")
 

@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 from prometheus_client import REGISTRY
 
-from headrace.errors import BadArgument, Unreachable
+from headrace.errors import BadArgument, PortUnusable
 from headrace.observe import counter, gauge, histogram, render, serve, timed
 
 LATENCY = histogram("test", "calls", "How long calls of this test take.", ["how"])
@@ -81,5 +81,5 @@ def test_metrics_are_served_over_http() -> None:
 
 def test_a_taken_port_is_told() -> None:
     """The error names the address."""
-    with serve(0) as port, pytest.raises(Unreachable, match=f"127.0.0.1:{port}"), serve(port):
+    with serve(0) as port, pytest.raises(PortUnusable, match=f"127.0.0.1:{port}"), serve(port):
         pass

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import URL, Engine, event, inspect, text
 from tests.outbox.setting import TABLES, count, publish
 
-from headrace.errors import BadArgument, IncompatibleData, UnknownBackend, Unreachable
+from headrace.errors import BadArgument, FileUnusable, IncompatibleData, UnknownBackend, Unreachable
 from headrace.outbox import Message, migrate, schema_version
 from headrace.outbox.engines import engine_for, url_of
 from headrace.outbox.migrating import NEWEST
@@ -69,7 +69,7 @@ def test_an_address_that_is_wrong_is_named() -> None:
     with pytest.raises(Unreachable, match=r"cannot reach postgresql://me:\*\*\*@127.0.0.1:1/x"):
         migrate("postgresql://me:secret@127.0.0.1:1/x")
     for ask in (migrate, schema_version):
-        with pytest.raises(Unreachable, match="unable to open database file"):
+        with pytest.raises(FileUnusable, match="unable to open database file"):
             ask("sqlite:////nowhere/at/all.db")
     with pytest.raises(BadArgument, match="looks like postgresql://") as refused:
         migrate("me:secret@host/x")

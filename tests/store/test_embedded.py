@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.config import EmbeddedStoreSettings, StoreSettings
-from headrace.errors import BadArgument, IncompatibleData, UnknownBackend, Unreachable
+from headrace.errors import BadArgument, FolderUnusable, IncompatibleData, NothingThere, UnknownBackend
 from headrace.model import TopicPartition
 from headrace.store import Place, RowDeletion, open_store
 from headrace.store.embedded import EmbeddedStore
@@ -156,7 +156,11 @@ async def test_unreadable_folders_are_named(tmp_path: Path) -> None:
             await open_store(f"embedded:{folder}")
         assert str(folder) in str(refused.value)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(Unreachable, match="file"):
+    looking = StoreSettings.model_validate({"embedded": {"create_folder": False}})
+    with pytest.raises(NothingThere, match=r"there is no store at embedded:.*store\.db does not exist"):
+        await open_store(f"embedded:{tmp_path / 'none'}", settings=looking)
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(FolderUnusable, match="file can't be made: File exists"):
         await open_store(f"embedded:{tmp_path / 'file'}")
     with pytest.raises(BadArgument, match="needs a folder"):
         await open_store("embedded:")

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 
 from headrace.app import Headrace, connect
-from headrace.config import HeadraceSettings
+from headrace.config import HeadraceSettings, Section
 from headrace.config.layers import DEFAULTS
 
-__all__ = ["Address", "AsJson", "StoreAddress", "command_settings", "with_headrace"]
+__all__ = [
+    "Address",
+    "AsJson",
+    "StoreAddress",
+    "command_settings",
+    "creating_headrace",
+    "creating_settings",
+    "print_json",
+    "with_headrace",
+]
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Section)
 
 Address: TypeAlias = Annotated[
     str | None, typer.Option("--log", help="embedded:FOLDER or kafka://HOST:PORT; else the settings say.")
@@ -22,24 +33,58 @@ Address: TypeAlias = Annotated[
 StoreAddress: TypeAlias = Annotated[
     str | None, typer.Option("--store", help="cassandra://HOST/KEYSPACE; the embedded log brings its own.")
 ]
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON: one object, or one a line.")]
 
 
 def command_settings() -> HeadraceSettings:
-    """Return the settings of a command. Unless they say so it makes no keyspace: a misspelt name is an error."""
+    """Return the settings of a command that works on what is there: it makes no folder and no keyspace.
+
+    A misspelt address is an error then, and not an empty place. Settings that say otherwise win.
+    """
+    made = creating_settings()
+    log = _unless_set(made, made.log.embedded, "log.embedded.create_folder")
+    store = _unless_set(made, made.store.embedded, "store.embedded.create_folder")
+    return made.model_copy(
+        update={
+            "log": made.log.model_copy(update={"embedded": log}),
+            "store": made.store.model_copy(update={"embedded": store}),
+        }
+    )
+
+
+def creating_settings() -> HeadraceSettings:
+    """Return the settings of a command that writes first: it may make a folder, but no keyspace."""
     settings = HeadraceSettings.load()
-    (create,) = [each for each in settings.describe() if each.key == "store.cassandra.create_keyspace"]
-    if create.source != DEFAULTS:
-        return settings
-    cassandra = settings.store.cassandra.model_copy(update={"create_keyspace": False})
+    cassandra = _unless_set(settings, settings.store.cassandra, "store.cassandra.create_keyspace")
     return settings.model_copy(update={"store": settings.store.model_copy(update={"cassandra": cassandra})})
 
 
 def with_headrace(address: str | None, store: str | None, use: Callable[[Headrace], Awaitable[T]]) -> T:
-    """Open Headrace, do something with it, and close it again."""
+    """Open the Headrace that is there, do something with it, and close it again. Raises NothingThere."""
+    return _run(address, store, command_settings(), use)
 
+
+def creating_headrace(address: str | None, store: str | None, use: Callable[[Headrace], Awaitable[T]]) -> T:
+    """Open Headrace, making its folder if need be, do something with it, and close it again."""
+    return _run(address, store, creating_settings(), use)
+
+
+def print_json(value: object) -> None:
+    """Print one object, or one row of many, on a line of its own."""
+    typer.echo(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _unless_set(settings: HeadraceSettings, section: S, key: str) -> S:
+    """Return the section with the key switched off, unless somebody has set it."""
+    (found,) = [each for each in settings.describe() if each.key == key]
+    return section.model_copy(update={key.rpartition(".")[2]: False}) if found.source == DEFAULTS else section
+
+
+def _run(
+    address: str | None, store: str | None, settings: HeadraceSettings, use: Callable[[Headrace], Awaitable[T]]
+) -> T:
     async def run() -> T:
-        async with connect(address, store=store, settings=command_settings()) as hr:
+        async with connect(address, store=store, settings=settings) as hr:
             return await use(hr)
 
     return asyncio.run(run())

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace
-from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.cli.asking import Address, AsJson, StoreAddress, creating_headrace, with_headrace
 from headrace.cli.lagging import tell_unreplicated
 from headrace.errors import BadArgument
 from headrace.journal import UNCHECKED, Expected, Moment
@@ -61,7 +61,7 @@ def append(
         )
         return position, events[0].seq_nr, events[-1].seq_nr
 
-    position, first, last = with_headrace(address, store, run)
+    position, first, last = creating_headrace(address, store, run)
     if as_json:
         _print_json({"first": first, "last": last, "partition": position.partition, "offset": position.offset})
         return

@@ -1,60 +1,102 @@
-"""The command's root: what it is made of, and how errors are shown."""
+"""The command's root: what it is made of, and how errors are shown.
+
+A group of commands is imported when it is used: all of them together take half a second, `--help` needs none.
+"""
 
 from __future__ import annotations
 
-import logging
 import sys
-from typing import Annotated
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
-from rich.console import Console
+from typer.core import TyperGroup
+from typer.main import get_command, get_group_from_info
+from typer.models import TyperInfo
 
 from headrace import __version__
-from headrace.cli import (
-    demo,
-    journals,
-    outboxes,
-    pipeline_jobs,
-    pipeline_package,
-    pipelines,
-    projections,
-    records,
-    schemas,
-    services,
-    settings,
-    sql,
-    tags,
-    topics,
-)
-from headrace.config import HeadraceSettings
-from headrace.errors import HeadraceError
-from headrace.observe import configure
+
+if TYPE_CHECKING:  # typer keeps a click of its own
+    from typer._click.core import Command, Context
+    from typer._click.formatting import HelpFormatter
 
 __all__ = ["app", "main"]
 
 # They log, with tracebacks, what the error that follows says in one sentence.
 _DRIVERS = ("alembic", "cassandra", "kazoo", "py4j", "urllib3")
 
+
+class _Part(NamedTuple):
+    """A command, or a group of them: where it is defined, and its line in the list of commands."""
+
+    module: str
+    help: str
+
+
+_PARTS = {
+    "journal": _Part("journals", "Journals: append, read, delete, purge, look into."),
+    "tags": _Part("tags", "Events by tag: list, follow, repair."),
+    "projection": _Part("projections", "Projections: run, rebuild, look at, operate."),
+    "topic": _Part("topics", "Topics of the log, and their records."),
+    "schema": _Part("schemas", "Avro schemas and the registry that keeps them."),
+    "outbox": _Part("outboxes", "The outbox: its tables, its relay, what waits and what is dead."),
+    "pipeline": _Part("pipeline_group", "Jobs on Spark: replication and what goes with it."),
+    "sql": _Part("sql", "Ask journals and topics by SQL."),
+    "services": _Part("services", "Real servers from packages, for development and tests."),
+    "config": _Part("settings", "Settings and where they come from."),
+    "demo": _Part("demo", "See it work, in a folder that is thrown away."),
+}
+
+
+class _Root(TyperGroup):
+    """The root group, whose parts are imported when they are asked for."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        """Return the names of all commands."""
+        return [*_PARTS, *(name for name in self.commands if name not in _PARTS)]
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+        """Return the command, imported now if it was not yet."""
+        if cmd_name in _PARTS and cmd_name not in self.commands:
+            self.commands[cmd_name] = _imported(cmd_name, _PARTS[cmd_name])
+        return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        """Find the command of the arguments; the nearest name is suggested for one that is not there."""
+        known = self.list_commands(ctx)
+        if args and args[0] not in known and (near := get_close_matches(args[0], known)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {', '.join(map(repr, near))}?")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        own = [(name, each.get_short_help_str()) for name, each in self.commands.items() if name not in _PARTS]
+        with formatter.section("Commands"):
+            formatter.write_dl([*((name, part.help) for name, part in _PARTS.items()), *own])
+
+
+def _imported(name: str, part: _Part) -> Command:
+    module = import_module(f"headrace.cli.{part.module}")
+    if hasattr(module, "app"):
+        return get_group_from_info(
+            TyperInfo(module.app, name=name, help=part.help),
+            pretty_exceptions_short=False,
+            suggest_commands=True,
+            rich_markup_mode=None,
+        )
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    single.command(name)(getattr(module, name))
+    return get_command(single)
+
+
 app = typer.Typer(
-    help="Headrace turns a log into something an application can stand on.",
+    cls=_Root,
+    help="Headrace: event-sourced journals, tag queries and an outbox on Kafka and Cassandra, or in one folder.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(services.app, name="services", help="Real servers from packages, for development and tests.")
-app.add_typer(journals.app, name="journal", help="Journals: append, read, delete, purge, look into.")
-app.add_typer(projections.app, name="projection", help="Projections: run, rebuild, look at, operate.")
-app.add_typer(tags.app, name="tags", help="Events by tag: list, follow, repair.")
-app.add_typer(topics.app, name="topic", help="Topics of the log.")
-app.add_typer(schemas.app, name="schema", help="Avro schemas and the registry that keeps them.")
-app.add_typer(outboxes.app, name="outbox", help="The outbox: its tables, its relay, what waits and what is dead.")
-app.add_typer(settings.app, name="config", help="Settings and where they come from.")
-app.add_typer(pipelines.app, name="pipeline", help="Jobs on Spark: replication and what goes with it.")
-app.command("sql")(sql.sql)
-app.command("demo")(demo.demo)
-records.add_commands(topics.app)
-pipeline_jobs.add_jobs(pipelines.app)
-pipeline_package.add_package(pipelines.app)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -71,6 +113,11 @@ def configure_logging(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the library's debug log.")] = False,
 ) -> None:
     """Set up logging: the library itself never does."""
+    import logging
+
+    from headrace.config import HeadraceSettings
+    from headrace.observe import configure
+
     observe = HeadraceSettings.load().observe
     configure("DEBUG" if verbose else observe.log_level, observe.log_format)
     if not verbose:
@@ -88,9 +135,13 @@ def main() -> None:
     """Run the command; a HeadraceError is a message, not a traceback."""
     try:
         app()
-    except HeadraceError as error:
-        Console(stderr=True, highlight=False).print("[bold red]error:[/] ", end="")
-        sys.stderr.write(f"{error}\n")
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        from headrace.errors import HeadraceError  # ninety classes, which `--help` need not wait for
+
+        if not isinstance(error, HeadraceError):
+            raise
+        typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
+        typer.echo(str(error), err=True)
+        sys.exit(1)

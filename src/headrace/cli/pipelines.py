@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from headrace.cli import quarantines
-from headrace.cli.asking import Address, AsJson, StoreAddress, command_settings
+from headrace.cli.asking import Address, AsJson, StoreAddress, command_settings, creating_settings
 from headrace.cli.spark_sessions import spark_for
 from headrace.errors import BadArgument
 from headrace.observe import serve
@@ -55,7 +55,7 @@ def replicate(
     as_json: AsJson = False,
 ) -> None:
     """Carry journals from the log into the store. Ends cleanly at SIGTERM or Ctrl-C."""
-    settings = command_settings()
+    settings = command_settings() if once else creating_settings()
     places = Places.of(address, store=store, settings=settings)
     selection = selection_of(topics, prefix)
     console = Console(stderr=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace, ProjectionHandle, ProjectionStatus
-from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.cli.asking import Address, AsJson, StoreAddress, creating_headrace, with_headrace
 from headrace.cli.tag_loading import load
 from headrace.cli.tags import after_of_text
 from headrace.errors import BadArgument
@@ -67,7 +67,7 @@ def run(
         async with shutdown_on_signals() as stopping, hr.project(projection, worker=worker, workers=workers):
             await stopping.wait()
 
-    with_headrace(address, store, use)
+    creating_headrace(address, store, use)
 
 
 async def _run_current(hr: Headrace, handle: ProjectionHandle, worker: int, workers: int) -> None:

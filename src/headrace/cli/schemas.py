@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.asking import Address, AsJson
+from headrace.cli.asking import Address, AsJson, command_settings, creating_settings
 from headrace.config import HeadraceSettings
-from headrace.errors import BadArgument, UnknownSubject
+from headrace.errors import BadArgument, NothingThere, UnknownSubject
 from headrace.log import open_log
 from headrace.serde import Level, Registry, Schema, Version, check_compatible, latest_version, open_registry, schema_of
 
@@ -82,7 +82,9 @@ def register(
 ) -> None:
     """Register a schema; refused if it breaks the subject's level."""
     schema = read_schema(source)
-    made = with_registry(registry, address, lambda opened: opened.register(subject, schema))
+    made = with_registry(
+        registry, address, lambda opened: opened.register(subject, schema), settings=creating_settings()
+    )
     typer.echo(json.dumps(_told(made)) if as_json else f"{subject} version {made.version} has id {made.schema_id}")
 
 
@@ -111,15 +113,26 @@ def check(
     typer.echo(f"compatible ({found}; {against})")
 
 
-def with_registry(registry: str | None, address: str | None, use: Callable[[Registry], Awaitable[T]]) -> T:
-    """Open the registry, and the log if it is in there; do something with it, and close both again."""
+def with_registry(
+    registry: str | None,
+    address: str | None,
+    use: Callable[[Registry], Awaitable[T]],
+    *,
+    settings: HeadraceSettings | None = None,
+) -> T:
+    """Open the registry, and the log if it is in there; do something with it, and close both again.
+
+    Without settings of its own it opens what is there, and raises NothingThere for an empty place.
+    """
+    chosen = settings or command_settings()
+    where = registry or chosen.registry.address
+    if settings is None:
+        _check_folder(where)
 
     async def run() -> T:
-        settings = HeadraceSettings.load()
-        where = registry or settings.registry.address
-        log = await open_log(address or settings.log.address, settings=settings.log) if where[:4] == "log:" else None
+        log = await open_log(address or chosen.log.address, settings=chosen.log) if where[:4] == "log:" else None
         try:
-            opened = await open_registry(where, log=log, settings=settings.registry)
+            opened = await open_registry(where, log=log, settings=chosen.registry)
             try:
                 return await use(opened)
             finally:
@@ -129,6 +142,13 @@ def with_registry(registry: str | None, address: str | None, use: Callable[[Regi
                 await log.close()
 
     return asyncio.run(run())
+
+
+def _check_folder(address: str) -> None:
+    scheme, _, folder = address.partition(":")
+    if scheme == "folder" and not Path(folder).exists():
+        command = f"headrace schema register SUBJECT FILE --registry {address}"
+        raise NothingThere("registry", address, str(Path(folder).absolute()), command)
 
 
 def read_schema(source: str) -> Schema:

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace
-from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.cli import records
+from headrace.cli.asking import Address, AsJson, StoreAddress, creating_headrace, with_headrace
 from headrace.errors import BadArgument
 from headrace.journal import grow_topic
 from headrace.journal.retention import (
@@ -28,6 +29,7 @@ from headrace.model import Cleanup, Topic, TopicConfig, TopicPartition
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
+records.add_commands(app)
 
 
 @app.command("list")
@@ -70,7 +72,7 @@ def create(
             await _store_terms(hr, topic, retention_ms, is_shared=is_shared)
         return made
 
-    made = with_headrace(address, store, make)
+    made = creating_headrace(address, store, make)
     typer.echo(f"created {made.name} with {made.partitions} partition{'s' if made.partitions != 1 else ''}")
 
 

@@ -43,6 +43,7 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 class EmbeddedLogSettings(Section):
     """The log in one folder of this machine."""
 
+    create_folder: bool = Field(default=True, description="Make the folder, and the log in it, when there is none.")
     fsync: bool = Field(
         default=True, description="Wait for the disk at each commit; without it a power cut may lose the last."
     )
@@ -108,6 +109,7 @@ class LogSettings(Section):
 class EmbeddedStoreSettings(Section):
     """The eventual store in one folder of this machine."""
 
+    create_folder: bool = Field(default=True, description="Make the folder, and the store in it, when there is none.")
     fsync: bool = Field(
         default=True, description="Wait for the disk at each commit; without it a power cut may lose the last."
     )

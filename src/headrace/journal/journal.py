@@ -8,7 +8,7 @@ from time import perf_counter
 
 import msgspec
 
-from headrace.errors import BadArgument, Forbidden, UnknownTopic, VoidAppend, WrongSeqNr
+from headrace.errors import BadArgument, ReadOnlyHandle, UnknownTopic, VoidAppend, WrongSeqNr
 from headrace.journal.actions import Delete, Mark, Purge
 from headrace.journal.appends import AppendOptions, new_append
 from headrace.journal.attempts import AppendAttempt
@@ -295,7 +295,7 @@ class Journal:
 
     def _check_writable(self, operation: str) -> None:
         if self._is_read_only:
-            raise Forbidden(f"{operation} in topic {self.topic!r}", "the journal was opened read-only")
+            raise ReadOnlyHandle(f"{operation} in topic {self.topic!r}", "the journal")
 
 
 def _numbered(payloads: Sequence[Payload], tags: Sequence[str], first: int) -> tuple[Event, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import UnknownTopic, VoidAppend
+from headrace.errors import NoStateYet, UnknownTopic
 from headrace.journal.folding import exists, pointer_of
 from headrace.journal.journal_state import View
 from headrace.journal.limits import MAX_VALUE_BYTES, check_id, check_seq_nr, check_size, check_timestamp
@@ -52,8 +52,7 @@ class JournalSnapshots:
         view = await self._reader.view(id_)
         meta = view.meta
         if meta is None or not exists(meta) or meta.record_id is None or not 1 <= seq_nr <= pointer_of(meta):
-            reason = f"the journal is at {pointer_of(meta)}, there is no state as of {seq_nr}"
-            raise VoidAppend(id_, reason)
+            raise NoStateYet(id_, seq_nr, pointer_of(meta))
         # All up to the barrier is covered. The journal's own place would not do: what was deleted in a slot at a place
         # stays deleted there, and nothing could be saved again until the next event.
         place = max(meta.place, view.barrier)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 
-from headrace.errors import BadArgument, Unreachable
+from headrace.errors import BadArgument, PortUnusable
 
 __all__ = ["LATENCY_BUCKETS_S", "counter", "gauge", "histogram", "render", "serve", "timed"]
 
@@ -102,7 +102,7 @@ def serve(port: int, *, host: str = "127.0.0.1", registry: CollectorRegistry = R
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise Unreachable(f"{host}:{port}", f"metrics can't be served there ({error.strerror})") from error
+        raise PortUnusable(host, port, str(error.strerror)) from error
     try:
         yield server.server_port
     finally:

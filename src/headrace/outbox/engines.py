@@ -11,7 +11,7 @@ from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from headrace.errors import BadArgument, MissingExtra, OperationFailed, Unreachable
+from headrace.errors import BadArgument, FileUnusable, MissingExtra, OperationFailed, Unreachable
 from headrace.outbox.dialects import speech_of
 from headrace.outbox.driver_urls import blocking_url
 from headrace.outbox.sessions import prepare, session_options
@@ -42,14 +42,14 @@ def url_of(database: DatabaseAddress) -> URL:
 
 @contextmanager
 def named_errors(database: DatabaseAddress, operation: str) -> Iterator[None]:
-    """Give the drivers' errors names: Unreachable, or OperationFailed for what the database refused."""
+    """Give the drivers' errors names: Unreachable, FileUnusable, or OperationFailed for what the database refused."""
     try:
         yield
     except DBAPIError as error:
         given = database.url if isinstance(database, Engine | AsyncEngine) else _parsed(database)
         reason, shown = str(error.orig).strip(), given.render_as_string(hide_password=True)
         if isinstance(error, OperationalError | InterfaceError) and not _is_about_sql(error.orig):
-            raise Unreachable(shown, reason) from error
+            raise (FileUnusable if given.get_backend_name() == "sqlite" else Unreachable)(shown, reason) from error
         raise OperationFailed(f"{operation} {shown}", reason) from error
 
 

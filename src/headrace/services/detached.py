@@ -66,6 +66,8 @@ class Detached:
 
     def down(self, name: str) -> bool:
         """Stop the service and keep its data; False if nothing ran."""
+        if not self.find(name):  # nothing to wait for, and no folder to make for the lock
+            return False
         with self._locked(name):
             running = self.find(name)
             if not running or not running.pids:
@@ -75,6 +77,8 @@ class Detached:
 
     def purge(self, name: str) -> bool:
         """Stop the service and throw its data away; False if there was none. Files of others stay."""
+        if not self.find(name):
+            return False
         with self._locked(name):
             running = self.find(name)
             if not running:

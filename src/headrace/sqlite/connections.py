@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from headrace.errors import Closed, HeadraceError, IncompatibleData, TimedOut, Unreachable
+from headrace.errors import Closed, FileUnusable, HeadraceError, IncompatibleData, OperationFailed, TimedOut
 
 __all__ = ["Readers", "begin_immediate", "connect", "explain"]
 
@@ -20,6 +20,9 @@ T = TypeVar("T")
 _RETRY_S = 0.0003
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _UNREADABLE = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
+_UNUSABLE = frozenset(
+    {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
+)
 
 
 def connect(path: Path, *, fsync: bool = True, busy_timeout_s: float = 30.0) -> sqlite3.Connection:
@@ -66,7 +69,9 @@ def explain(
         return TimedOut(f"{operation} in {path} (another process holds the write lock)", timeout_s, outcome_known)
     if primary in _UNREADABLE:
         return IncompatibleData(str(path), f"unreadable ({error})", "SQLite 3 files")
-    return Unreachable(str(path), f"{operation}: {error}", outcome_known)
+    if primary in _UNUSABLE:
+        return FileUnusable(str(path), f"{operation}: {error}", outcome_known)
+    return OperationFailed(f"{operation} in {path}", str(error), outcome_known)
 
 
 class Readers:

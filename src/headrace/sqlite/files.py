@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.errors import IncompatibleData, Unreachable
+from headrace.errors import FolderUnusable, IncompatibleData
 from headrace.sqlite.connections import connect
 
 __all__ = ["prepare_file"]
@@ -23,7 +23,7 @@ def prepare_file(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Unreachable(str(path.parent), f"the folder can't be made: {error.strerror}") from error
+        raise FolderUnusable(str(path.parent), str(error.strerror)) from error
     db = connect(path, fsync=fsync)
     try:
         _prepare(db, path, tables, file_format, upgrades or {})

@@ -35,8 +35,6 @@ class FolderRegistry:
         self._folder = folder
         self._schemas: dict[int, Schema] = {}
         self.levels = FolderLevels(folder / "levels", level)
-        for part in ("schemas", "subjects", "levels"):
-            (folder / part).mkdir(parents=True, exist_ok=True)
 
     async def register(self, subject: str, schema: Schema) -> Version:
         """Find the schema's version, or make its files."""
@@ -152,7 +150,6 @@ def _read(place: Path) -> Any:  # noqa: ANN401
 
 def _create(place: Path, text: str) -> bool:
     """Make the file, whole or not at all; False if somebody else made it first."""
-    place.parent.mkdir(parents=True, exist_ok=True)
     draft = _draft(place, text)
     try:
         os.link(draft, place)
@@ -170,6 +167,7 @@ def _replace(place: Path, text: str) -> None:
 
 
 def _draft(place: Path, text: str) -> Path:
+    place.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=place.parent, prefix=".draft-")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)

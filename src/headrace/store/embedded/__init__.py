@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace.config import StoreSettings
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, NothingThere
 from headrace.runtime import SYSTEM_CLOCK, Clock
-from headrace.store.embedded.store import EmbeddedStore
+from headrace.store.embedded.store import FILE_NAME, EmbeddedStore
 
 __all__ = ["EmbeddedStore", "open_store"]
 
@@ -17,4 +17,12 @@ async def open_store(address: str, settings: StoreSettings, *, clock: Clock = SY
     folder = address.removeprefix("embedded:")
     if not folder:
         raise BadArgument("address", address, "an embedded store needs a folder, as in embedded:./data")
+    if not settings.embedded.create_folder and not _is_anything_in(Path(folder)):
+        command = f"headrace topic create NAME --journal --store {address}"
+        raise NothingThere("store", address, str((Path(folder) / FILE_NAME).absolute()), command)
     return await EmbeddedStore.open(Path(folder), settings, clock)
+
+
+def _is_anything_in(folder: Path) -> bool:
+    """Return True if the folder has a store, or a log that was never used with one: that log's store is empty."""
+    return (folder / FILE_NAME).exists() or (folder / "log.db").exists()

@@ -8,9 +8,9 @@ import pytest
 
 from headrace.errors import (
     BadArgument,
-    Forbidden,
     JournalHeld,
     ReadAgain,
+    ReadOnlyHandle,
     RecordTooLarge,
     Refused,
     TimedOut,
@@ -281,7 +281,7 @@ class Rivals(JournalSetting):
             reader.purge("k"),
             reader.mark("k", "x"),
         ):
-            with pytest.raises(Forbidden):
+            with pytest.raises(ReadOnlyHandle, match="open it without read_only"):
                 await writing
 
     @pytest.mark.parametrize("ends", ["commit", "abort"])
