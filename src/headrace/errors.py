@@ -754,12 +754,22 @@ class IncompatibleData(Misconfigured):
     )
 
 
+def _migrate(database: str, table_prefix: str) -> str:
+    return f"HEADRACE__OUTBOX__TABLE_PREFIX={table_prefix} headrace outbox migrate --database '{database}'"
+
+
 @dataclass(eq=False)
 class MissingTables(Misconfigured):
     """The outbox's tables were never made in that database."""
 
     database: str
-    says: ClassVar[str] = "there is no outbox in {database}; run: headrace outbox migrate --database '{database}'"
+    table_prefix: str = "kafka_"
+
+    def __str__(self) -> str:
+        return (
+            f"there is no outbox with tables {self.table_prefix}… in {self.database}; "
+            f"run: {_migrate(self.database, self.table_prefix)}"
+        )
 
 
 @dataclass(eq=False)
@@ -769,10 +779,13 @@ class OutdatedTables(Misconfigured):
     database: str
     version: str
     needed: str
-    says: ClassVar[str] = (
-        "the outbox in {database} is at version {version}, this relay needs {needed}; "
-        "run: headrace outbox migrate --database '{database}'"
-    )
+    table_prefix: str = "kafka_"
+
+    def __str__(self) -> str:
+        return (
+            f"the outbox with tables {self.table_prefix}… in {self.database} is at version {self.version}, "
+            f"this relay needs {self.needed}; run: {_migrate(self.database, self.table_prefix)}"
+        )
 
 
 @dataclass(eq=False)

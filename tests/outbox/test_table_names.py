@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy import URL, Engine, create_engine, inspect, text
@@ -11,7 +13,7 @@ from tests.outbox.setting import Ground, count, numbered
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.errors import BadArgument, OperationFailed
+from headrace.errors import BadArgument, MissingTables, OperationFailed
 from headrace.model import TopicConfig
 from headrace.outbox import (
     Inbox,
@@ -147,3 +149,17 @@ def test_only_our_tables_are_renamed() -> None:
     """Not what merely contains such a name."""
     sql = "SELECT kafka_messages.id FROM kafka_messages JOIN my_kafka_messages ON kafka_messages_x = 1"
     assert renamed(sql, "a_") == "SELECT a_messages.id FROM a_messages JOIN my_kafka_messages ON kafka_messages_x = 1"
+
+
+def test_the_advice_for_missing_tables_names_the_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L4: the command of the message makes the tables that were missed, not those of the default prefix."""
+    url = f"sqlite:///{tmp_path / 'app.db'}"
+    monkeypatch.setenv("HEADRACE__OUTBOX__TABLE_PREFIX", PREFIX)
+    missed = CliRunner().invoke(app, ["outbox", "status", "--database", url]).exception
+    assert isinstance(missed, MissingTables)
+    monkeypatch.delenv("HEADRACE__OUTBOX__TABLE_PREFIX")
+    variable, _, command = str(missed).rpartition("run: ")[2].partition(" headrace ")
+    monkeypatch.setenv(*variable.split("="))
+    assert CliRunner().invoke(app, shlex.split(command)).exit_code == 0
+    assert CliRunner().invoke(app, ["outbox", "status", "--database", url]).exit_code == 0
+    assert schema_version(url, table_prefix=PREFIX) is not None

@@ -116,11 +116,27 @@ def test_the_command_shows_and_changes(engine: Engine, headrace: Run) -> None:
     assert (refused.exit_code, "say which" in str(refused.exception)) == (1, True)
     assert json.loads(headrace("dead", "replay", str(ids[0]), "--json").stdout) == {"replayed": 1}
     assert json.loads(headrace("dead", "purge", str(ids[1]), "--yes", "--json").stdout) == {"purged": 1}
-    assert "1 messages will be sent again" in headrace("dead", "replay", "--all").stdout
+    assert "1 message will be sent again" in headrace("dead", "replay", "--all").stdout
     assert [row["id"] for row in rows(engine)] == [ids[0], *ids[2:]]
     assert count(engine, "kafka_dead_messages") == 0
     assert "no message is dead" in headrace("dead", "list").stdout
     assert json.loads(headrace("migrate", "--json").stdout) == {"version": "0002"}
+
+
+@pytest.mark.parametrize("change", [("replay",), ("purge", "--yes")], ids=" ".join)
+def test_a_dead_message_that_is_not_there_is_an_error(engine: Engine, headrace: Run, change: tuple[str, ...]) -> None:
+    """M2: an id that no dead message has is named, with exit code 1, and the others stay as they are."""
+    publish(engine, "orders", numbered(1, 3))
+    ids = [row["id"] for row in rows(engine)]
+    bury(engine, ids[:2])
+    absent = max(ids) + 999
+    refused = headrace("dead", *change, str(ids[0]), str(absent))
+    assert refused.exit_code == 1
+    assert f"id is {absent}, but no dead message has it, and nothing was changed" in str(refused.exception)
+    elsewhere = headrace("dead", *change, str(ids[0]), "--topic", "invoices")
+    assert f"id is {ids[0]}, but no dead message of topic 'invoices' has it" in str(elsewhere.exception)
+    assert count(engine, "kafka_dead_messages") == 2
+    assert headrace("dead", *change, str(ids[0])).exit_code == 0
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Any) -> None:

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -20,6 +20,8 @@ from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument, MissingExtra
 
 if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
     from headrace.outbox.dead import DeadMessage
     from headrace.outbox.sent import SentMessage
     from headrace.outbox.stats import PlaceStatus
@@ -146,11 +148,8 @@ def replay_dead(
 ) -> None:
     """Put dead messages back among those to send, at their old place in the order."""
     _check_choice(ids, topic, everything)
-    operating = _operating()
-    count = operating.change(
-        _url(database), lambda db: operating.replay(db, topic=topic, ids=ids or None), table_prefix=_prefix()
-    )
-    typer.echo(json.dumps({"replayed": count}) if as_json else f"{count} messages will be sent again")
+    count = _change_dead(database, ids, topic, "replay")
+    typer.echo(json.dumps({"replayed": count}) if as_json else f"{count} message{'s' if count != 1 else ''} will be sent again")
 
 
 @dead.command("purge")
@@ -166,11 +165,24 @@ def purge_dead(
     _check_choice(ids, topic, everything)
     if not yes:
         typer.confirm("throw these messages away for good?", abort=True)
+    count = _change_dead(database, ids, topic, "purge")
+    typer.echo(json.dumps({"purged": count}) if as_json else f"{count} message{'s' if count != 1 else ''} gone")
+
+
+def _change_dead(
+    database: str | None, ids: list[int] | None, topic: str | None, change: Literal["replay", "purge"]
+) -> int:
+    """Replay or purge dead messages, all that are named or none. Raises BadArgument for an id that is not there."""
     operating = _operating()
-    count = operating.change(
-        _url(database), lambda db: operating.purge(db, topic=topic, ids=ids or None), table_prefix=_prefix()
-    )
-    typer.echo(json.dumps({"purged": count}) if as_json else f"{count} messages are gone")
+
+    def work(db: Connection) -> int:
+        if ids and (missing := operating.missing_ids(db, ids, topic=topic)):
+            of_topic = f" of topic {topic!r}" if topic is not None else ""
+            rule = f"no dead message{of_topic} has it, and nothing was changed; see: headrace outbox dead list"
+            raise BadArgument("id", missing if len(missing) > 1 else missing[0], rule)
+        return int(getattr(operating, change)(db, topic=topic, ids=ids or None))
+
+    return int(operating.change(_url(database), work, table_prefix=_prefix()))
 
 
 def _check_choice(ids: list[int] | None, topic: str | None, everything: bool) -> None:

@@ -11,7 +11,7 @@ from headrace.outbox.databases import execute
 from headrace.outbox.dialects import speech_of
 from headrace.outbox.rows import message_columns
 
-__all__ = ["DeadMessage", "dead_messages", "purge", "replay"]
+__all__ = ["DeadMessage", "dead_messages", "missing_ids", "purge", "replay"]
 
 
 class DeadMessage(NamedTuple):
@@ -40,6 +40,13 @@ def dead_messages(db: Connection, *, topic: str | None = None, limit: int = 1000
         {**asked, "most": limit},
     )
     return [DeadMessage._make(row) for row in rows]
+
+
+def missing_ids(db: Connection, ids: Sequence[int], *, topic: str | None = None) -> list[int]:
+    """Return those of the ids that no dead message has, or none of the topic."""
+    where, asked = _chosen(db, topic, ids)
+    rows = execute(db, f"SELECT id FROM kafka_dead_messages WHERE {where}", asked)  # noqa: S608
+    return sorted(set(ids) - {found for (found,) in rows})
 
 
 def replay(db: Connection, *, topic: str | None = None, ids: Sequence[int] | None = None) -> int:

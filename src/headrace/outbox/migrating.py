@@ -59,12 +59,12 @@ def schema_version(database: DatabaseAddress, *, table_prefix: str = DEFAULT_PRE
         engine.dispose()
 
 
-def need_newest(database: DatabaseAddress, version: str | None) -> None:
+def need_newest(database: DatabaseAddress, version: str | None, *, table_prefix: str = DEFAULT_PREFIX) -> None:
     """Raise MissingTables or OutdatedTables, each with what to run, unless the version is what a relay needs."""
     if version is None:
-        raise MissingTables(_shown(database))
+        raise MissingTables(_shown(database), table_prefix)
     if version < NEWEST:
-        raise OutdatedTables(_shown(database), version, NEWEST)
+        raise OutdatedTables(_shown(database), version, NEWEST, table_prefix)
 
 
 def _shown(database: DatabaseAddress) -> str:

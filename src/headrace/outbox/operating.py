@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 from headrace.config import HeadraceSettings
 from headrace.observe import serve
 from headrace.outbox.databases import Database
-from headrace.outbox.dead import dead_messages, purge, replay
+from headrace.outbox.dead import dead_messages, missing_ids, purge, replay
 from headrace.outbox.engines import named_errors
 from headrace.outbox.migrating import migrate, need_newest, schema_version
 from headrace.outbox.relay import checked_threads
@@ -29,6 +29,7 @@ __all__ = [
     "check",
     "dead_messages",
     "make_tables",
+    "missing_ids",
     "need_tables",
     "purge",
     "relay_until_told",
@@ -62,7 +63,7 @@ def change(url: str, do: Callable[[Connection], T], *, table_prefix: str = DEFAU
 
 def need_tables(url: str, *, table_prefix: str = DEFAULT_PREFIX) -> None:
     """Raise MissingTables or OutdatedTables, with what to run, unless the tables are there and new enough."""
-    need_newest(url, schema_version(url, table_prefix=table_prefix))
+    need_newest(url, schema_version(url, table_prefix=table_prefix), table_prefix=table_prefix)
 
 
 async def relay_until_told(

@@ -178,7 +178,7 @@ class Relay:
         """Raise what to run unless the tables are new enough; those an application made itself have no version."""
         version = await self._database.read(partial(version_in, table_prefix=self.settings.table_prefix))
         if version is not None or not only_if_known:
-            need_newest(self._url, version)
+            need_newest(self._url, version, table_prefix=self.settings.table_prefix)
 
     async def _forget_sent(self) -> None:
         while True:
