@@ -755,7 +755,8 @@ class IncompatibleData(Misconfigured):
 
 
 def _migrate(database: str, table_prefix: str) -> str:
-    return f"HEADRACE__OUTBOX__TABLE_PREFIX={table_prefix} headrace outbox migrate --database '{database}'"
+    variable = "" if table_prefix == "kafka_" else f"HEADRACE__OUTBOX__TABLE_PREFIX={table_prefix} "
+    return f"{variable}headrace outbox migrate --database '{database}'"
 
 
 @dataclass(eq=False)
