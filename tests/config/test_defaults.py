@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from importlib import resources
 from pathlib import Path
 
+import pytest
+
 from headrace.config import HeadraceSettings, reference
 from headrace.config.layers import leaves
+from headrace.errors import InvalidSettings
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -49,3 +53,54 @@ def test_the_packaged_defaults_have_no_duplicate_paths() -> None:
     in_file = {".".join(path) for path, _ in leaves(tomllib.loads(packaged()))}
     shown = {each.key for each in HeadraceSettings().describe() if each.value is not None}
     assert in_file - {"services"} == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("HEADRACE_LOG__ADDRESS", "did you mean HEADRACE__LOG__ADDRESS?"),
+        ("HEADRACE_LOG_ADDRESS", "did you mean HEADRACE__LOG__ADDRESS?"),
+        ("HEADRACE_STORE__CASSANDRA__USER_NAME", "did you mean HEADRACE__STORE__CASSANDRA__USERNAME?"),
+        ("headrace_log_address", "did you mean HEADRACE__LOG__ADDRESS?"),
+        ("HEADRACE_CONFIGS", "did you mean HEADRACE_CONFIG?"),
+        ("HEADRACE_OBSERVE_METRICS_PORT", "did you mean HEADRACE__OBSERVE__METRICS_PORT?"),
+        ("HEADRACE_X", "settings are set as HEADRACE__SECTION__NAME"),
+    ],
+)
+def test_a_variable_that_matches_no_setting_is_a_mistake(name: str, hint: str) -> None:
+    """A variable that begins with HEADRACE_ and sets nothing is reported, with the name that was meant."""
+    with pytest.raises(InvalidSettings) as refused:
+        HeadraceSettings.load(environ={name: "9100", "HEADRACE__TAGS__BUCKET": "WEEK"})
+    problem, other = sorted(refused.value.problems, key=lambda each: each.key, reverse=True)
+    assert (problem.source, problem.problem) == (f"environment {name}", f"matches no setting; {hint}")
+    assert other.key == "tags.bucket"
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    """Variables that are no settings, those that Kubernetes sets for a service, and other prefixes."""
+    environ = {
+        "HEADRACE_SERVICES_DIR": "x",
+        "HEADRACE_CACHE": "x",
+        "HEADRACE_SERVICE_HOST": "10.0.0.1",
+        "HEADRACE_GATEWAY_SERVICE_PORT_HTTP": "80",
+        "HEADRACE_PORT": "tcp://10.0.0.1:80",
+        "HEADRACE_PORT_80_TCP_ADDR": "10.0.0.1",
+        "HEADRACER": "x",
+    }
+    HeadraceSettings.load(environ=environ)
+
+
+def test_every_variable_that_is_read_is_known() -> None:
+    """What the code reads from the environment beside the settings is listed with them."""
+    source = Path(__file__).parents[2] / "src" / "headrace"
+    read = {name for file in source.rglob("*.py") for name in re.findall(r"\bHEADRACE_[A-Z]+\w*", file.read_text())}
+    assert read == HeadraceSettings.other_variables
+
+
+def test_an_application_may_use_its_own_prefix_for_other_things() -> None:
+    """Only HEADRACE_ is reserved: SHOP_SECRET_KEY may be anything of the shop's."""
+
+    class ShopSettings(HeadraceSettings):
+        env_prefix = "SHOP"
+
+    ShopSettings.load(environ={"SHOP_SECRET_KEY": "x"})

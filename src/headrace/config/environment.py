@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,13 @@ from headrace.config.layers import KeyPath, Layer
 from headrace.config.schema import annotation_at, fields_of, is_optional, model_in, takes_structure, takes_text
 from headrace.errors import SettingsProblem
 
-__all__ = ["SEPARATOR", "deployment_files", "read_environment", "variable_for"]
+__all__ = ["SEPARATOR", "deployment_files", "misspelt_variables", "read_environment", "variable_for"]
 
 SEPARATOR = "__"
+
+# Kubernetes sets these for every service, so also for one whose name begins with the prefix.
+_OF_KUBERNETES = re.compile(r".*_SERVICE_(HOST|PORT(_\w+)?)|.*_PORT_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?")
+_ADDRESS_OF_KUBERNETES = re.compile(r"(tcp|udp|sctp)://.*")
 
 
 def deployment_files(environ: Mapping[str, str], prefix: str) -> list[Path]:
@@ -39,6 +45,46 @@ def read_environment(
             yield SettingsProblem(source, ".".join(path), f"must be JSON, such as [1, 2]: {error.msg}")
         else:
             yield Layer(source, _nested(path, value))
+
+
+def misspelt_variables(
+    model: type[BaseModel], environ: Mapping[str, str], prefix: str, *, others: Collection[str]
+) -> Iterator[SettingsProblem]:
+    """Yield a problem for each variable that begins with PREFIX_ and is neither a setting nor one of the others."""
+    for name in sorted(environ):
+        if not name.upper().startswith(f"{prefix}_".upper()) or name in others:
+            continue
+        if name.upper().startswith(f"{prefix}{SEPARATOR}".upper()) or _is_of_kubernetes(name, environ[name]):
+            continue
+        near = _nearest(name, [*others, *_variables(model, (), prefix)], prefix)
+        hint = f"did you mean {near}?" if near else f"settings are set as {variable_for(('section', 'name'), prefix)}"
+        yield SettingsProblem(f"environment {name}", "variable", f"matches no setting; {hint}")
+
+
+def _is_of_kubernetes(name: str, value: str) -> bool:
+    if _OF_KUBERNETES.fullmatch(name):
+        return True
+    return name.endswith("_PORT") and _ADDRESS_OF_KUBERNETES.fullmatch(value) is not None
+
+
+def _variables(section: type[BaseModel], above: KeyPath, prefix: str) -> Iterator[str]:
+    for name, field in fields_of(section).items():
+        inner = model_in(field.annotation)
+        if inner is None:
+            yield variable_for((*above, name), prefix)
+        else:
+            yield from _variables(inner, (*above, name), prefix)
+
+
+def _nearest(name: str, known: Collection[str], prefix: str) -> str | None:
+    """Return the known name that differs least; how many underscores stand together counts for nothing."""
+    flat = {_flat(each, prefix): each for each in known}
+    near = difflib.get_close_matches(_flat(name.upper(), prefix), flat, n=1, cutoff=0.7)
+    return flat[near[0]] if near else None
+
+
+def _flat(name: str, prefix: str) -> str:
+    return re.sub("_+", "_", name[len(prefix) :])
 
 
 def variable_for(path: KeyPath, prefix: str) -> str:

@@ -377,6 +377,17 @@ class HeadraceSettings(Settings):
     """All settings of Headrace. An application may derive from it, or use it as a section of its own."""
 
     packaged_defaults: ClassVar[tuple[str, str] | None] = ("headrace.config", "defaults.toml")
+    other_variables: ClassVar[frozenset[str]] = frozenset(
+        {
+            "HEADRACE_CACHE",
+            "HEADRACE_CONFIG",
+            "HEADRACE_CRASH_AT",
+            "HEADRACE_CRASH_FILE",
+            "HEADRACE_MAVEN_REPOSITORY",
+            "HEADRACE_PYTHON",
+            "HEADRACE_SERVICES_DIR",
+        }
+    )
 
     log: LogSettings = LogSettings()
     store: StoreSettings = StoreSettings()

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from headrace.config.checks import check
-from headrace.config.environment import deployment_files, read_environment
+from headrace.config.environment import deployment_files, misspelt_variables, read_environment
 from headrace.config.layers import DEFAULTS, KeyPath, Layer, leaves, read_toml, read_toml_file
 from headrace.config.schema import is_secret
 from headrace.config.secrets import HIDDEN, redact
@@ -51,6 +51,9 @@ class Settings(Section):
     packaged_defaults: ClassVar[tuple[str, str] | None] = None
     """The package and file name of a TOML file with defaults, shipped inside the package."""
 
+    other_variables: ClassVar[frozenset[str]] = frozenset()
+    """Variables that begin with the prefix and are no settings. Where there are any, all further ones are mistakes."""
+
     _origins: Mapping[KeyPath, str] = PrivateAttr(default_factory=dict)
 
     @classmethod
@@ -86,6 +89,9 @@ class Settings(Section):
         for file in (*files, *deployment_files(environ, prefix)):
             yield read_toml_file(file)
         yield from read_environment(cls, environ, prefix)
+        # An application may use its own prefix for other things; ours is ours alone.
+        if any(name.startswith(f"{prefix}_") for name in cls.other_variables):
+            yield from misspelt_variables(cls, environ, prefix, others=cls.other_variables)
 
     def _describe(self, section: BaseModel, above: KeyPath) -> Iterator[EffectiveValue]:
         for name, field in type(section).model_fields.items():
