@@ -1,7 +1,7 @@
 """Expiry: journals whose time is up are purged, unless somebody appends meanwhile.
 
-The job reads what the store says of each journal and writes a Purge that names the last append it saw. The fold makes
-that void when an append came after it, so a client that renews a journal at the same time wins, and so does one that
+The job finds what is past its time in the store, looks whether the log has it still so, and writes a Purge that names
+the last append it saw. The fold makes that void when an append came after it, so a client that renews a journal at the same time wins, and so does one that
 began the next incarnation before a second run. Days on which the job did not run are made good by the next.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["ExpirySummary", "purge_expired"]
 
 @dataclass(frozen=True, slots=True)
 class ExpirySummary:
-    """What a run did: journals looked at, and how many of them were past their time."""
+    """What a run did: journals looked at, and how many of them it purged. A purge that changed nothing is not counted."""
 
     journals: int
     purged: int

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.journal import Topology
+from headrace.errors import JournalHeld
+from headrace.journal import HeadCache, Topology
 from headrace.journal.actions import Purge
-from headrace.journal.folding import exists
+from headrace.journal.barriers import WatermarkBarrier
+from headrace.journal.folding import Effect, exists, step
 from headrace.journal.headers import encode_action
+from headrace.journal.journal_state import View
+from headrace.journal.partition_batch import entry_of
+from headrace.journal.reading import JournalReader
+from headrace.journal.windows import Windows
 from headrace.log import Log
-from headrace.model import NewRecord, TopicPartition
+from headrace.model import NewRecord, Position, TopicPartition
 from headrace.pipeline.jobs.job_reports import ExpiryReport, report_batch
 from headrace.pipeline.spark.errors_told import told
 from headrace.pipeline.spark.opened import log_of, run, store_of
 from headrace.pipeline.spark.places import Places
-from headrace.store import JournalMeta
+from headrace.store import JournalMeta, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from headrace.pipeline.jobs.partition_jobs import Arguments
 
-__all__ = ["is_expired", "purge_partition"]
+__all__ = ["is_expired", "purge_expired_of", "purge_partition"]
 
 ORIGIN = "headrace-purge-expired"
+_READ_TIMEOUT_S = 70.0
 
 
 def is_expired(meta: JournalMeta, now_ms: int) -> bool:
@@ -53,28 +60,78 @@ def purge_partition(places: Places, at: TopicPartition, arguments: Arguments) ->
 
 
 async def _purge(places: Places, at: TopicPartition, now_ms: int) -> ExpiryReport:
-    log, store = await log_of(places), await store_of(places)
+    return await purge_expired_of(await log_of(places), await store_of(places), at, now_ms)
+
+
+async def purge_expired_of(log: Log, store: Store, at: TopicPartition, now_ms: int) -> ExpiryReport:
+    """Purge what is expired of one partition, and count the purges that took effect."""
     topology = Topology(log, store.settings, at.topic)
+    cache = HeadCache(log, store.reader)
+    reader = JournalReader(
+        topology, store.reader, Windows(log, cache, timeout_s=_READ_TIMEOUT_S), WatermarkBarrier(log), cache
+    )
     journals = purged = 0
-    async for page in store.reader.metas(at.topic, partition=at.partition):
-        journals += sum(exists(meta) for meta in page)
-        expired = [meta for meta in page if is_expired(meta, now_ms)]
-        await _write(log, topology, expired)
-        purged += len(expired)
+    try:
+        async for page in store.reader.metas(at.topic, partition=at.partition):
+            journals += sum(exists(meta) for meta in page)
+            expired = [meta for meta in page if is_expired(meta, now_ms)]
+            purged += await _purge_all(log, topology, reader, expired)
+    finally:
+        await cache.close()
     return ExpiryReport(topic=at.topic, partition=at.partition, journals=journals, purged=purged)
 
 
-async def _write(log: Log, topology: Topology, expired: Sequence[JournalMeta]) -> None:
+async def _purge_all(log: Log, topology: Topology, reader: JournalReader, expired: Sequence[JournalMeta]) -> int:
     """Write the purges of a page; those that fell behind the boundary of a growth are written again."""
+    count = 0
     while expired:
-        routed = [await topology.find_route(meta.id) for meta in expired]
-        records = [_record(meta, routed.route.at) for meta, routed in zip(expired, routed, strict=True)]
-        positions = await log.append(records)
-        expired = [
-            meta
-            for meta, routed, position in zip(expired, routed, positions, strict=True)
-            if await topology.is_stray(meta.id, routed, position.offset)
-        ]
+        due = {meta.id: view for meta in expired if (view := await _due(reader, meta)) is not None}
+        expired = [meta for meta in expired if meta.id in due]
+        routes = {id_: await topology.find_route(id_) for id_ in due}
+        records = [_record(meta, routes[meta.id].route.at) for meta in expired]
+        positions = dict(zip(due, await log.append(records), strict=True)) if records else {}
+        strays = {id_ for id_, at in positions.items() if await topology.is_stray(id_, routes[id_], at.offset)}
+        count += await _count_effective(log, due, {id_: at for id_, at in positions.items() if id_ not in strays})
+        expired = [meta for meta in expired if meta.id in strays]
+    return count
+
+
+async def _due(reader: JournalReader, expired: JournalMeta) -> View | None:
+    """Return the journal as the log has it; None if it was appended to, purged or held since it was replicated.
+
+    Only the store knows when a journal expires: what an append that it lacks says about that is in no header.
+    """
+    try:
+        view = await reader.view(expired.id)
+    except JournalHeld:
+        return None
+    meta = view.meta
+    return view if meta is not None and exists(meta) and meta.last_append == expired.last_append else None
+
+
+async def _count_effective(log: Log, due: Mapping[str, View], written: Mapping[str, Position]) -> int:
+    """Count the purges that changed something: an append or a purge may have come between a look and the purge."""
+    effective = 0
+    for at in {view.windows[-1].at for view in due.values()}:
+        # A journal that a growth moved in this very moment is left out: it is counted as one too few, never too many.
+        here = {id_: p for id_, p in written.items() if due[id_].windows[-1].at == at and p.partition == at.partition}
+        if not here:
+            continue
+        metas = {id_: due[id_].meta for id_ in here}
+        first = min(due[id_].barrier.offset for id_ in here) + 1
+        last = max(position.offset for position in here.values())
+        async for batch in log.read(at, first, last + 1, headers_only=True, timeout_s=_READ_TIMEOUT_S):
+            for record in batch.records:
+                id_ = (record.key or b"").decode(errors="replace")
+                if id_ not in here or not due[id_].barrier.offset < record.offset <= here[id_].offset:
+                    continue
+                if (entry := entry_of(record, due[id_].barrier.generation)) is None:
+                    continue
+                done = step(metas[id_], entry)
+                is_ours = record.offset == here[id_].offset
+                effective += is_ours and done.effect is Effect.PURGED and exists(metas[id_])
+                metas[id_] = done.meta
+    return effective
 
 
 def _record(meta: JournalMeta, at: TopicPartition) -> NewRecord:
