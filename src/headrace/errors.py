@@ -17,6 +17,7 @@
     │   ├── WrongSeqNr              the journal is not where the append expects it
     │   ├── VoidAppend              the append is in the log and counts for nothing
     │   ├── AppendIdReused          the append id belongs to other events
+    │   ├── TargetDiffers           the target of a copy has events that the source lacks
     │   ├── NoSchemaFor             a class that Avro can't describe
     │   ├── BadSchema               no valid Avro schema
     │   ├── IncompatibleSchema      a schema that would break readers or writers of another version
@@ -146,6 +147,7 @@ __all__ = [
     "TagsDisabled",
     "TagsInUse",
     "TagsIncomplete",
+    "TargetDiffers",
     "TimedOut",
     "TimestampTooFarAhead",
     "TopicExists",
@@ -385,6 +387,20 @@ class AppendIdReused(Refused):
     says: ClassVar[str] = (
         "append id {append_id!r} was used for other events of {key!r}; "
         "give every append an id of its own, and repeat it only with the same events"
+    )
+
+
+@dataclass(eq=False)
+class TargetDiffers(Refused):
+    """Journals can't be copied onto others: the target has an event that is not the source's."""
+
+    topic: str
+    key: str
+    seq_nr: int
+    reason: str
+    says: ClassVar[str] = (
+        "cannot copy onto journal {key!r} of topic {topic!r}: the target has event {seq_nr}, and {reason}; "
+        "copy into an empty place, or, if the target's journal may go, run there: headrace journal purge {topic} {key}"
     )
 
 

@@ -4,6 +4,7 @@ Promises: one setting chooses the tier, the program stays the same; leaving the 
 """
 
 from headrace.app.connecting import Headrace, connect
+from headrace.app.copying import CopyReport, copy_journals
 from headrace.app.projecting import ProjectionHandle, ProjectionStatus
 
-__all__ = ["Headrace", "ProjectionHandle", "ProjectionStatus", "connect"]
+__all__ = ["CopyReport", "Headrace", "ProjectionHandle", "ProjectionStatus", "connect", "copy_journals"]

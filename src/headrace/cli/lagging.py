@@ -7,17 +7,11 @@ from collections.abc import Iterable
 import typer
 
 from headrace.app import Headrace
+from headrace.app.copying import journal_topics
 from headrace.errors import UnknownTopic
-from headrace.journal.topology import layout_key
 from headrace.model import TopicPartition
 
 __all__ = ["journal_topics", "tell_unreplicated"]
-
-
-async def journal_topics(hr: Headrace) -> list[str]:
-    """Return the topics that journals use."""
-    prefix = layout_key("")
-    return [key.removeprefix(prefix) for key in await hr.store.settings.all(prefix)]
 
 
 async def tell_unreplicated(hr: Headrace, topics: Iterable[str]) -> None:

@@ -43,6 +43,7 @@ _PARTS = {
     "outbox": _Part("outboxes", "The outbox: its tables, its relay, what waits and what is dead."),
     "pipeline": _Part("pipeline_group", "Jobs on Spark: replication and what goes with it."),
     "sql": _Part("sql", "Ask journals and topics by SQL."),
+    "copy": _Part("copies", "Copy journals from one tier to the other."),
     "services": _Part("services", "Real servers from packages, for development and tests."),
     "config": _Part("settings", "Settings and where they come from."),
     "demo": _Part("demo", "See it work, in a folder that is thrown away."),
