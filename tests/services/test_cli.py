@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from headrace.cli import main
+from headrace.services import RunningService
 
 HEADRACE = [sys.executable, "-c", "from headrace.cli import main; main()", "services"]
 
@@ -35,8 +37,7 @@ def services(tmp_path: Path) -> Iterator[Any]:
 
 
 def rows(services: Any) -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = json.loads(services("status", "--json").stdout)
-    return listed
+    return [json.loads(line) for line in services("status", "--json").stdout.splitlines()]
 
 
 @pytest.mark.servers
@@ -209,3 +210,50 @@ def test_a_service_found_again_can_be_restarted(services: Any, tmp_path: Path) -
 
     assert found.is_ready
     assert found.pids != pids
+
+
+@pytest.mark.servers
+@pytest.mark.timeout(180)
+def test_a_folder_given_to_up_finds_its_servers_again(services: Any, tmp_path: Path) -> None:
+    """`status`, `logs`, `env` and `down` take the --data of `up`, wherever they are called from."""
+    data = ("--data", str(tmp_path / "kept"))
+    came_up = services("up", "zookeeper", *data)
+    assert f"headrace services down --data {tmp_path / 'kept'}" in came_up.stderr
+    services.environment["HEADRACE_SERVICES_DIR"] = str(tmp_path / "elsewhere")
+    try:
+        assert "nothing was started from here" in services("status").stdout
+        row = json.loads(services("status", *data, "--json").stdout)
+        assert (row["state"], row["data"].startswith(data[1])) == ("up", True)
+        assert services("logs", "zookeeper", *data).returncode == 0
+        assert services("env", "zookeeper", *data).returncode == 0
+        assert not (tmp_path / "elsewhere").exists()
+    finally:
+        ended = services("down", "--purge", *data)
+    assert "zookeeper is down, its data is gone" in ended.stdout
+    assert "nothing was started from here" in services("status", *data).stdout
+
+
+@pytest.mark.servers
+@pytest.mark.timeout(300)
+def test_the_variables_move_a_program_to_the_servers(
+    services: Any, kafka: RunningService, cassandra: RunningService, tmp_path: Path
+) -> None:
+    """After `eval "$(headrace services env)"` a command appends and reads on Kafka and Cassandra, not in a folder."""
+    known = Path(services.environment["HEADRACE_SERVICES_DIR"])
+    known.mkdir(parents=True)
+    for service in (kafka, cassandra):
+        (known / f"{service.name}.json").write_text(json.dumps({"folder": str(service.folder)}))
+    topic = f"env-{uuid.uuid4().hex[:8]}"
+    headrace = f"{sys.executable} -m headrace"
+    script = (
+        f'set -e; eval "$({headrace} services env kafka cassandra --keyspace moved)"\n'
+        f"{headrace} journal append {topic} a 1; {headrace} journal read {topic} a --json; {headrace} topic list"
+    )
+    done = subprocess.run(
+        ["bash", "-c", script], env=services.environment, cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    for service in (kafka, cassandra):
+        (known / f"{service.name}.json").unlink()  # they are the whole run's: nobody stops them here
+    assert done.returncode == 0, done.stderr
+    assert topic in done.stdout.splitlines()
+    assert not (tmp_path / "data").exists()

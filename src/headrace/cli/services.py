@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -13,14 +13,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from headrace.cli.asking import AsJson, print_json
 from headrace.errors import BadArgument
 from headrace.services import (
     NAMES,
+    VARIABLES,
     Detached,
     Node,
     RunningService,
     Terminal,
     Wishes,
+    environment_of,
     follow,
     hold,
     start_with,
@@ -31,9 +34,13 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
 
+_NOTHING = "nothing was started from here"
+
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help=f"Which ones: {', '.join(NAMES)}.")]
 Purge = Annotated[bool, typer.Option("--purge", help="Throw the data away too.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Data = Annotated[
+    Path | None, typer.Option("--data", help="The folder that `up --data` was given; else those started from here.")
+]
 
 
 @app.command()
@@ -52,6 +59,8 @@ def up(
 
     They stay until `down`, and their data until `down --purge`. With --foreground they die with this command,
     and their data too unless --data names a folder for it.
+
+    Example: headrace services up kafka cassandra
     """
     wanted = _checked(names)
     counts = {"kafka": brokers, "cassandra": nodes, "zookeeper": ensemble}
@@ -65,12 +74,15 @@ def up(
 
 
 @app.command()
-def down(names: Names = None, purge: Purge = False) -> None:
-    """Stop servers; all that were started from here if none is named."""
-    here = Detached()
+def down(names: Names = None, purge: Purge = False, data: Data = None) -> None:
+    """Stop servers; all that were started from here if none is named.
+
+    Example: headrace services down kafka --purge
+    """
+    here = Detached(data)
     wanted = _checked(names) if names else tuple(service.name for service in here.known())
     if not wanted:
-        typer.echo("nothing was started from here")
+        typer.echo(_NOTHING)
     for name in wanted:
         if purge:
             typer.echo(f"{name} is down, its data is gone" if here.purge(name) else f"{name} was never started here")
@@ -79,16 +91,52 @@ def down(names: Names = None, purge: Purge = False) -> None:
 
 
 @app.command()
-def status(names: Names = None, as_json: AsJson = False) -> None:
-    """Show the servers that were started from here."""
+def status(names: Names = None, data: Data = None, as_json: AsJson = False) -> None:
+    """Show the servers that were started from here, with --json one line for each.
+
+    Example: headrace services status --json
+    """
     wanted = _checked(names)
-    rows = [_row(service, node) for service in Detached().known() if service.name in wanted for node in service.nodes]
+    known = Detached(data).known()
+    rows = [_row(service, node) for service in known if service.name in wanted for node in service.nodes]
     if as_json:
-        typer.echo(json.dumps(rows))
+        for row in rows:
+            print_json(row)
     elif not rows:
-        typer.echo("nothing was started from here; run: headrace services up kafka")
+        typer.echo(f"{_NOTHING}; run: headrace services up kafka")
     else:
         _show(rows)
+
+
+@app.command()
+def env(
+    names: Names = None,
+    keyspace: Annotated[str, typer.Option(help="The keyspace of the journals in Cassandra.")] = "headrace",
+    is_unset: Annotated[bool, typer.Option("--unset", help="Go back: print what unsets the variables.")] = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the variables by which other commands, and your programs, use the servers that are up.
+
+    Example: eval "$(headrace services env)"
+    """
+    if is_unset:
+        typer.echo(f"unset {' '.join(VARIABLES)}")
+        return
+    wanted = _checked(names)
+    up = [service for service in Detached(data).known() if service.name in wanted and service.is_ready]
+    missing = [name for name in names or () if name not in {service.name for service in up}]
+    if missing or not up:
+        shown = missing or list(wanted)
+        raise BadArgument("service", ", ".join(shown), f"it is not up; run: headrace services up {' '.join(shown)}")
+    variables = environment_of(up, keyspace=keyspace)
+    if as_json:
+        print_json(variables)
+        return
+    for name, value in variables.items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
+    if {service.name for service in up} & {"kafka", "cassandra"} == {"kafka"}:
+        typer.echo("journals on Kafka need a store too; run: headrace services up cassandra", err=True)
 
 
 @app.command()
@@ -96,9 +144,13 @@ def logs(
     name: Annotated[str, typer.Argument(help="A service, or one of its nodes such as kafka-2.")],
     lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 50,
     keep_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more is printed.")] = False,
+    data: Data = None,
 ) -> None:
-    """Show the last lines a server printed."""
-    nodes = _nodes_named(name)
+    """Show the last lines a server printed.
+
+    Example: headrace services logs kafka -n 100 -f
+    """
+    nodes = _nodes_named(name, data)
     for node in nodes:
         mark = f"{node.name}: " if len(nodes) > 1 else ""
         for line in node.log_tail(lines).splitlines():
@@ -115,10 +167,13 @@ def _up_detached(wishes: Mapping[str, Wishes], data: Path | None, *, fresh: bool
             here.purge(name)
         started = here.up(name, wish, data_dir=data / name if data else None, watcher=watcher)
         running = started or here.find(name)
-        remark = "was up already" if wish == Wishes() else "was up already, so the options were not applied"
+        is_plain = wish == Wishes() and (not data or not running or running.folder == (data / name).resolve())
+        remark = "was up already" if is_plain else "was up already, so the options were not applied"
         if running:
             _tell(running, "" if started else f" ({remark})")
-    typer.echo("they stay until: headrace services down", err=True)
+    where = f" --data {shlex.quote(str(data))}" if data else ""
+    typer.echo(f"they stay until: headrace services down{where}", err=True)
+    typer.echo(f'other commands use them after: eval "$(headrace services env{where})"', err=True)
 
 
 def _up_foreground(wishes: Mapping[str, Wishes], data: Path | None) -> None:
@@ -183,8 +238,8 @@ def _properties(options: Sequence[str]) -> dict[str, dict[str, str]]:
     return properties
 
 
-def _nodes_named(name: str) -> list[Node]:
-    known = Detached().known()
+def _nodes_named(name: str, data: Path | None) -> list[Node]:
+    known = Detached(data).known()
     nodes = [node for service in known for node in service.nodes if name in (service.name, node.name)]
     if nodes:
         return nodes

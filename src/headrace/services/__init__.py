@@ -7,6 +7,7 @@ Does not promise: anything a production deployment needs, such as safety of the 
 
 from headrace.services.catalog import NAMES
 from headrace.services.detached import Detached
+from headrace.services.environment import VARIABLES, environment_of
 from headrace.services.foreground import hold, told_to_end
 from headrace.services.java import find_java
 from headrace.services.layouts import Wishes
@@ -19,6 +20,7 @@ from headrace.services.watcher import Quiet, Terminal, Watcher
 
 __all__ = [
     "NAMES",
+    "VARIABLES",
     "Detached",
     "Node",
     "Quiet",
@@ -26,6 +28,7 @@ __all__ = [
     "Terminal",
     "Watcher",
     "Wishes",
+    "environment_of",
     "find_java",
     "follow",
     "hold",

@@ -1,7 +1,8 @@
 """Services that outlive the command that started them, found again through a folder.
 
 The folder is HEADRACE_SERVICES_DIR, or `.headrace/services` under the current one. It has a file per service
-that says where the service's own folder is, so that `--data` may put it anywhere.
+that says where the service's own folder is, so that `--data` may put it anywhere; what lies in the folder itself is found
+without one, so that `--data` finds it again from anywhere.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Detached:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or services_folder()
+        self.folder = folder.expanduser().resolve() if folder else services_folder()
 
     def up(self, name: str, wishes: Wishes, *, data_dir: Path | None, watcher: Watcher) -> RunningService | None:
         """Start the service; None if it was up. Nodes that are down are started again with the others' data."""
@@ -56,7 +57,7 @@ class Detached:
         try:
             folder = Path(json.loads(self._path(name).read_text())["folder"])
         except FileNotFoundError:
-            return None
+            folder = self.folder / name
         layout = kept_layout(service, folder)
         return RunningService(service, layout, (), folder) if layout else None
 
@@ -89,7 +90,7 @@ class Detached:
             (running.folder / LAYOUT).unlink(missing_ok=True)
             if not any(running.folder.iterdir()):
                 running.folder.rmdir()
-            self._path(name).unlink()
+            self._path(name).unlink(missing_ok=True)
             return True
 
     def _path(self, name: str) -> Path:

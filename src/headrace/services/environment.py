@@ -1,0 +1,34 @@
+"""The environment variables by which a program uses services that run, in place of its own folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.config.environment import variable_for
+from headrace.services.running import RunningService
+
+__all__ = ["VARIABLES", "environment_of"]
+
+_LOG = variable_for(("log", "address"), "HEADRACE")
+_STORE = variable_for(("store", "address"), "HEADRACE")
+_CREATE_KEYSPACE = variable_for(("store", "cassandra", "create_keyspace"), "HEADRACE")
+_REGISTRY = variable_for(("registry", "address"), "HEADRACE")
+_DATABASE = variable_for(("outbox", "database"), "HEADRACE")
+
+VARIABLES = (_LOG, _STORE, _CREATE_KEYSPACE, _REGISTRY, _DATABASE)
+
+
+def environment_of(services: Iterable[RunningService], *, keyspace: str) -> dict[str, str]:
+    """Return the variables that name the services. The first database that is among them is the outbox's."""
+    variables: dict[str, str] = {}
+    for service in services:
+        if service.name == "kafka":
+            variables[_LOG] = f"kafka://{service.address}"
+        elif service.name == "cassandra":
+            variables[_STORE] = f"cassandra://{service.address}/{keyspace}"
+            variables[_CREATE_KEYSPACE] = "true"  # a command makes none unless it is told to
+        elif service.name == "registry":
+            variables[_REGISTRY] = service.url
+        elif service.name in ("postgres", "mariadb"):
+            variables.setdefault(_DATABASE, service.url)
+    return variables
