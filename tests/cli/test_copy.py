@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,7 +83,7 @@ async def state_of(journal: Journal, ids: Sequence[str]) -> dict[str, Any]:
     for id_ in ids:
         events = [event async for event in journal.read(id_)]
         places = [(event.partition, event.offset) for event in events]
-        together = [place == before for before, place in zip(places, places[1:], strict=False)]
+        together = [place == before for before, place in pairwise(places)]
         snapshot = await journal.snapshots.load(id_)
         older = await journal.snapshots.load(id_, max_seq_nr=snapshot.seq_nr - 1) if snapshot else None
         found[id_] = (await journal.pointer(id_), [shown(event) for event in events], together, snapshot, older)
@@ -200,7 +201,7 @@ async def test_a_target_with_other_events_is_refused(pair: Pair, rival: dict[str
 
 async def test_a_copy_expires_when_the_original_would_have(pair: Pair) -> None:
     """The time that has passed counts: an hour's rest of a day is an hour in the copy too."""
-    source, target = pair.journals()
+    source, _ = pair.journals()
     await source.append("k", [Event(1, 1)], expire_after="2 days")
     await pair.copy()
     for hr in (pair.source, pair.target):

@@ -16,7 +16,9 @@ ROOMS = {"headrace.app", "headrace.config", "headrace.errors", "headrace.journal
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_the_root_imports_no_command(option: str) -> None:
     """Help and version are there at once: no room and no driver is imported for them."""
-    program = "import sys, headrace.__main__ as m\ntry: m.main()\nfinally: print('\\n'.join(sys.modules), file=sys.stderr)"
+    program = (
+        "import sys, headrace.__main__ as m\ntry: m.main()\nfinally: print('\\n'.join(sys.modules), file=sys.stderr)"
+    )
     done = subprocess.run([sys.executable, "-c", program, option], capture_output=True, text=True, check=True)
     assert done.stdout
     imported = set(done.stderr.splitlines())

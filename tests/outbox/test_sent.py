@@ -68,7 +68,10 @@ async def test_the_command_lists_sent_messages(ground: Ground, monkeypatch: pyte
     await ground.relayed(keep_sent_topics=["*"])
 
     assert "keep_sent_topics" in empty
-    assert [each["topic"] for each in json.loads(await command("--topic", topic, "--json"))] == [topic, topic]
+    assert [json.loads(line)["topic"] for line in (await command("--topic", topic, "--json")).splitlines()] == [
+        topic,
+        topic,
+    ]
     assert "k1" in await command()
 
 

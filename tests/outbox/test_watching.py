@@ -106,10 +106,10 @@ def test_the_command_shows_and_changes(engine: Engine, headrace: Run) -> None:
     ids = [row["id"] for row in rows(engine)]
     bury(engine, ids[:3])
 
-    (place,) = json.loads(headrace("status", "--json").stdout)
+    place = json.loads(headrace("status", "--json").stdout)
     assert (place["topic"], place["pending"], place["dead"]) == ("orders", 2, 3)
     assert "orders" in headrace("status").stdout
-    listed = json.loads(headrace("dead", "list", "--json").stdout)
+    listed = [json.loads(line) for line in headrace("dead", "list", "--json").stdout.splitlines()]
     assert [(each["id"], each["error"]) for each in listed] == [(id_, "too large") for id_ in ids[:3]]
     assert "too large" in headrace("dead", "list", "--topic", "orders").stdout
     refused = headrace("dead", "purge", "--yes")

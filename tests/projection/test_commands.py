@@ -97,7 +97,7 @@ def test_offsets_are_shown_set_skipped_and_cleared(folder: Path, headrace: Calla
     failed = headrace("run", "bank:strict", "--current")
     assert "event 2 of 'a'" in str(failed.exception)
     assert headrace("offset", "skip", "bank:strict", say="n\n").exit_code == 1
-    assert "passed event 2 of 'a'" in headrace("offset", "skip", "bank:strict", "--id", "a", "--yes").stdout
+    assert "skipped event 2 of 'a'" in headrace("offset", "skip", "bank:strict", "--id", "a", "--yes").stdout
     assert "events handled: 1" in headrace("run", "bank:strict", "--current").stdout
     assert "has handled all" in headrace("offset", "skip", "bank:strict").stdout
     offsets = json.loads(headrace("offset", "show", "bank:strict", "--json").stdout)

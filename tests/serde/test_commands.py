@@ -82,7 +82,7 @@ def test_schemas_from_the_command_line(headrace: Run, tmp_path: Path) -> None:
     )
     made = json.loads(headrace("schema", "register", "a-value", "shop_of_test:Account", "--json").stdout)
     assert made == {"subject": "a-value", "version": 2, "id": 2, "type": "Account"}
-    (listed,) = json.loads(headrace("schema", "list", "--json").stdout)
+    listed = json.loads(headrace("schema", "list", "--json").stdout)
     assert listed == {**made, "level": "FULL_TRANSITIVE"}
     shown = headrace("schema", "show", "a-value", "--version", "1").stdout
     assert json.loads(shown) == json.loads(record(id="string").text)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import Closed, TimedOut, OperationFailed
+from headrace.errors import Closed, OperationFailed, TimedOut
 from headrace.sqlite import ChangeWatch, GroupCommit, Lease, Leases, connect
 from headrace.sqlite.changes import next_interval_s
 from headrace.sqlite.leases import SCHEMA

@@ -61,7 +61,7 @@ def test_a_list_says_what_it_can_not_show_yet(headrace: Callable[..., Result], c
     assert "accounts" not in shown.stdout
     assert "records of the log are not replicated yet" in shown.stderr
     assert "headrace pipeline replicate" in shown.stderr
-    assert headrace(*command, "--json").stdout in ("[]\n", "")
+    assert headrace(*command, "--json").stdout == ""
 
 
 def test_views_by_tag_are_given_up(headrace: Callable[..., Result]) -> None:
@@ -90,7 +90,7 @@ def test_a_tag_is_followed(headrace: Callable[..., Result]) -> None:
 def test_tags_are_listed_and_repaired(headrace: Callable[..., Result]) -> None:
     """X6: nothing before replication; a repair must be told what to repair, and a deletion brings replication along."""
     assert "no tags yet" in headrace("tags", "list").stdout
-    assert headrace("tags", "list", "--topic", "accounts", "--id", "a", "--json").stdout.strip() == "{}"
+    assert headrace("tags", "list", "--topic", "accounts", "--id", "a", "--json").stdout == ""
     refused = headrace("tags", "rebuild", "vip")
     assert "--all" in str(refused.exception)
     assert "rows written: 0" in headrace("tags", "rebuild", "--all").stdout

@@ -17,6 +17,7 @@ __all__ = [
     "Address",
     "AsJson",
     "StoreAddress",
+    "answer",
     "command_settings",
     "creating_headrace",
     "creating_settings",
@@ -28,10 +29,14 @@ T = TypeVar("T")
 S = TypeVar("S", bound=Section)
 
 Address: TypeAlias = Annotated[
-    str | None, typer.Option("--log", help="embedded:FOLDER or kafka://HOST:PORT; else the settings say.")
+    str | None,
+    typer.Option("--log", help="The log: embedded:FOLDER or kafka://HOST:PORT. Default: the setting log.address."),
 ]
 StoreAddress: TypeAlias = Annotated[
-    str | None, typer.Option("--store", help="cassandra://HOST/KEYSPACE; the embedded log brings its own.")
+    str | None,
+    typer.Option(
+        "--store", help="The store of a log on Kafka: cassandra://HOST/KEYSPACE. An embedded log has its own."
+    ),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON: one object, or one a line.")]
 
@@ -72,6 +77,14 @@ def creating_headrace(address: str | None, store: str | None, use: Callable[[Hea
 def print_json(value: object) -> None:
     """Print one object, or one row of many, on a line of its own."""
     typer.echo(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def answer(text: str, *, as_json: bool, **facts: object) -> None:
+    """Print what a command did: a sentence for people, or the facts in it as one JSON object."""
+    if as_json:
+        print_json(facts)
+    else:
+        typer.echo(text)
 
 
 def _unless_set(settings: HeadraceSettings, section: S, key: str) -> S:

@@ -20,9 +20,7 @@ def copy(
     source: Annotated[
         str, typer.Argument(metavar="FROM", help="The log to copy from: embedded:FOLDER or kafka://HOST:PORT.")
     ],
-    target: Annotated[
-        str, typer.Argument(metavar="TO", help="The log to copy to; a folder is made if there is none.")
-    ],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The log to copy to; a folder is made if there is none.")],
     source_store: Annotated[
         str | None, typer.Option("--from-store", help="The store of FROM, as in cassandra://HOST/KEYSPACE.")
     ] = None,
@@ -72,6 +70,4 @@ def _print(report: CopyReport, *, as_json: bool) -> None:
     more = f"{report.snapshots_copied:,} snapshots copied, {report.deletes:,} deletes carried out"
     typer.echo(f"{report.topic}: {report.journals:,} journals, {events}, {more}")
     for id_ in report.held:
-        typer.echo(
-            f"{report.topic}: {id_} was left out: it is held; see: headrace pipeline quarantine list", err=True
-        )
+        typer.echo(f"{report.topic}: {id_} was left out: it is held; see: headrace pipeline quarantine list", err=True)

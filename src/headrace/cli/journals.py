@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace
-from headrace.cli.asking import Address, AsJson, StoreAddress, creating_headrace, with_headrace
+from headrace.cli.asking import Address, AsJson, StoreAddress, answer, creating_headrace, print_json, with_headrace
 from headrace.cli.lagging import tell_unreplicated
 from headrace.errors import BadArgument
 from headrace.journal import UNCHECKED, Expected, Moment
@@ -35,15 +35,22 @@ def append(
     id_: Id,
     payloads: Annotated[list[str] | None, typer.Argument(help="One event each, as JSON; with --text as text.")] = None,
     is_text: Annotated[bool, typer.Option("--text", help="The payloads are plain text, stored as they are.")] = False,
-    seq_nr: Annotated[int | None, typer.Option(help="Number of the first event; else the next one.")] = None,
+    seq_nr: Annotated[int | None, typer.Option(help="The seq_nr of the first event. Default: the next one.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="A tag for the events; may be given again.")] = None,
-    expected: Annotated[int | None, typer.Option(help="Only if the journal is at this number.")] = None,
-    expire_after: Annotated[str | None, typer.Option(help="As in '1 day'.")] = None,
+    expected: Annotated[
+        int | None, typer.Option(help="Append only if the pointer is this seq_nr; 0: only if there is no journal.")
+    ] = None,
+    expire_after: Annotated[
+        str | None, typer.Option(help="When the journal expires unless it is appended to, as in '1 day'.")
+    ] = None,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Append events to a journal; without payloads they are read from stdin, one a line."""
+    """Append events to a journal. Without payloads they are read from stdin, one a line.
+
+    Example: headrace journal append accounts acc-1 '{"opened": 100}' --tag vip
+    """
     given = payloads_of(payloads, is_text=is_text) if payloads else payloads_of_lines(sys.stdin, is_text=is_text)
     if not given:
         raise BadArgument("payloads", given, "there must be one at least, as an argument or as a line of stdin")
@@ -63,7 +70,7 @@ def append(
 
     position, first, last = creating_headrace(address, store, run)
     if as_json:
-        _print_json({"first": first, "last": last, "partition": position.partition, "offset": position.offset})
+        print_json({"first": first, "last": last, "partition": position.partition, "offset": position.offset})
         return
     events = f"event {first}" if first == last else f"events {first} to {last}"
     typer.echo(f"appended {events} to {id_} at partition {position.partition}, offset {position.offset}")
@@ -73,13 +80,16 @@ def append(
 def read(
     topic: Topic,
     id_: Id,
-    from_seq_nr: Annotated[int, typer.Option("--from", help="The first number to show.")] = 1,
-    to_seq_nr: Annotated[int | None, typer.Option("--to", help="The last number to show.")] = None,
+    from_seq_nr: Annotated[int, typer.Option("--from", help="The first seq_nr to print.")] = 1,
+    to_seq_nr: Annotated[int | None, typer.Option("--to", help="The last seq_nr to print.")] = None,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a journal's events, one a line."""
+    """Print a journal's events, one a line.
+
+    Example: headrace journal read accounts acc-1 --from 10 --json
+    """
 
     async def run(hr: Headrace) -> int:
         count = 0
@@ -96,10 +106,13 @@ def read(
 def pointer(
     topic: Topic, id_: Id, address: Address = None, store: StoreAddress = None, as_json: AsJson = False
 ) -> None:
-    """Print a journal's last number."""
+    """Print a journal's pointer: the seq_nr of its last event.
+
+    Example: headrace journal pointer accounts acc-1
+    """
     found = with_headrace(address, store, lambda hr: hr.journal(topic, read_only=True).pointer(id_))
     if as_json:
-        _print_json({"id": id_, "pointer": found})
+        print_json({"id": id_, "pointer": found})
     else:
         typer.echo(str(found) if found is not None else f"there is no journal {id_} in {topic}")
 
@@ -108,43 +121,53 @@ def pointer(
 def delete(
     topic: Topic,
     id_: Id,
-    to: Annotated[int | None, typer.Option(help="The last number to delete.")] = None,
+    to: Annotated[int | None, typer.Option(help="The last seq_nr to delete.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Delete all events there are.")] = False,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Delete a journal's events up to a number, or all of them; the journal stays."""
+    """Delete a journal's events up to a seq_nr, or all of them. The journal and its pointer stay.
+
+    Example: headrace journal delete accounts acc-1 --to 10
+    """
     if (to is None) != everything:
-        raise BadArgument("--to", to, "give the last number to delete, or --all; one of the two")
+        raise BadArgument("--to", to, "give the last seq_nr to delete, or --all; one of the two")
     last = MAX_SEQ_NR if to is None else to
     done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").delete(id_, to=last))
-    typer.echo(
-        f"deleted, at offset {done.offset}" if done else f"there is no journal {id_} in {topic}; nothing written"
-    )
+    told = f"deleted, at offset {done.offset}" if done else f"there is no journal {id_} in {topic}; nothing written"
+    answer(told, as_json=as_json, deleted=done is not None, offset=done.offset if done else None)
 
 
 @app.command("purge")
 def purge(
     topic: Topic,
     id_: Id,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Remove a whole journal; the next append begins a new one."""
+    """Remove a whole journal. The next append begins a new one.
+
+    Example: headrace journal purge accounts acc-1 --yes
+    """
     if not yes:
         typer.confirm(f"remove journal {id_} of {topic} for good?", abort=True)
     done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").purge(id_))
-    typer.echo(f"purged, at offset {done.offset}")
+    answer(f"purged, at offset {done.offset}", as_json=as_json, purged=True, offset=done.offset)
 
 
 @app.command("ids")
 def ids(topic: Topic, address: Address = None, store: StoreAddress = None, as_json: AsJson = False) -> None:
-    """List the journals that replication has reached."""
+    """List the ids of the journals that replication has reached.
+
+    Example: headrace journal ids accounts
+    """
 
     async def run(hr: Headrace) -> None:
         async for found in hr.journal(topic, read_only=True).ids():
-            typer.echo(json.dumps(found) if as_json else found)
+            answer(found, as_json=as_json, id=found)
         await tell_unreplicated(hr, [topic])
 
     with_headrace(address, store, run)
@@ -154,12 +177,15 @@ def ids(topic: Topic, address: Address = None, store: StoreAddress = None, as_js
 def history(
     topic: Topic,
     id_: Id,
-    marks: Annotated[bool, typer.Option("--marks", help="Show marks too.")] = False,
+    marks: Annotated[bool, typer.Option("--marks", help="Show Marks too; they change nothing.")] = False,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a journal's timeline: every action, what it did, and why some did nothing."""
+    """Show a journal's timeline: every action, what it did, and why some did nothing.
+
+    Example: headrace journal history accounts acc-1
+    """
 
     async def run(hr: Headrace) -> list[Moment]:
         return [m async for m in hr.journal(topic, read_only=True).history(id_, with_marks=marks)]
@@ -168,7 +194,7 @@ def history(
     if as_json:
         for m in moments:
             time = {"offset": m.offset, "timestamp_ms": m.timestamp_ms}
-            _print_json({**time, "what": m.what, "effect": m.effect, "reason": m.reason})
+            print_json({**time, "what": m.what, "effect": m.effect, "reason": m.reason})
         return
     table = Table("offset", "time (UTC)", "action", "effect", box=None)
     for m in moments:
@@ -179,10 +205,14 @@ def history(
 
 @app.command("stats")
 def stats(topic: Topic, address: Address = None, store: StoreAddress = None, as_json: AsJson = False) -> None:
-    """Show what the log holds and how far replication has come."""
+    """Show what each partition of the log holds and how far replication has come.
+
+    Example: headrace journal stats accounts
+    """
     found = with_headrace(address, store, lambda hr: hr.journal(topic, read_only=True).stats())
     if as_json:
-        _print_json([{**partition._asdict(), "lag": partition.lag} for partition in found])
+        for partition in found:
+            print_json({**partition._asdict(), "lag": partition.lag})
         return
     table = Table("partition", "start", "end", "replicated to", "behind", box=None)
     for partition in found:
@@ -229,15 +259,11 @@ def _print_event(event: StoredEvent, as_json: bool) -> None:
         payload = {"base64": base64.b64encode(payload).decode()}
     if as_json:
         place = {"partition": event.partition, "offset": event.offset, "timestamp_ms": event.timestamp_ms}
-        _print_json({"seq_nr": event.seq_nr, "payload": payload, "tags": event.tags, **place})
+        print_json({"seq_nr": event.seq_nr, "payload": payload, "tags": event.tags, **place})
         return
     tags = f"  [{', '.join(event.tags)}]" if event.tags else ""
     shown = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False)
     typer.echo(f"{event.seq_nr:>6}  {_time(event.timestamp_ms)}  {shown}{tags}")
-
-
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False))
 
 
 def _time(timestamp_ms: int | None) -> str:

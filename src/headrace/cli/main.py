@@ -128,7 +128,10 @@ def configure_logging(
 
 @app.command("version")
 def show_version() -> None:
-    """Print the version."""
+    """Print the version.
+
+    Example: headrace version
+    """
     typer.echo(__version__)
 
 

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.asking import Address, AsJson
+from headrace.cli.asking import Address, AsJson, print_json
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument, MissingExtra
 
@@ -33,10 +33,15 @@ dead = typer.Typer(no_args_is_help=True)
 app.add_typer(dead, name="dead", help="Messages that could not be sent.")
 
 DatabaseUrl = Annotated[
-    str | None, typer.Option("--database", help="postgresql://…, mysql://… or sqlite:///file; else the settings say.")
+    str | None,
+    typer.Option(
+        "--database", help="postgresql://…, mysql://… or sqlite:///file. Default: the setting outbox.database."
+    ),
 ]
 TopicName = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
-Ids = Annotated[list[int] | None, typer.Argument(help="Only these messages.")]
+Ids = Annotated[
+    list[int] | None, typer.Argument(metavar="[ID]...", help="The ids of the messages, as `list` shows them.")
+]
 
 
 @app.command("migrate")
@@ -45,7 +50,10 @@ def migrate_tables(
     to: Annotated[str, typer.Option(help="A version; 'base' removes the tables.")] = "head",
     as_json: AsJson = False,
 ) -> None:
-    """Make the tables, or bring them to the newest version."""
+    """Create the outbox's tables, or migrate them to the newest version.
+
+    Example: headrace outbox migrate --database postgresql://localhost/shop
+    """
     version = _operating().make_tables(_url(database), to=to, table_prefix=_prefix())
     typer.echo(json.dumps({"version": version}) if as_json else f"the outbox's tables are at version {version}")
 
@@ -54,11 +62,14 @@ def migrate_tables(
 def run_relay(
     database: DatabaseUrl = None,
     address: Address = None,
-    threads: Annotated[int | None, typer.Option(help="How many workers.")] = None,
+    threads: Annotated[int | None, typer.Option(help="The number of workers.")] = None,
     delivery: Annotated[str | None, typer.Option(help="at_least_once or exactly_once.")] = None,
     source: Annotated[str | None, typer.Option(help="This database's name among all outboxes of the log.")] = None,
 ) -> None:
-    """Send messages until told to stop; SIGTERM and Ctrl-C finish what is in hand, a second one does not wait."""
+    """Send messages until stopped. SIGTERM and Ctrl-C finish the current batch; a second one does not wait.
+
+    Example: headrace outbox relay --database postgresql://localhost/shop --log kafka://localhost:9092
+    """
     settings = HeadraceSettings.load()
     given = {"threads": threads, "delivery": delivery, "source": source}
     changed = {name: value for name, value in given.items() if value is not None}
@@ -78,11 +89,15 @@ async def _relay(url: str, address: str, settings: HeadraceSettings) -> None:
 
 @app.command("status")
 def show_status(database: DatabaseUrl = None, as_json: AsJson = False) -> None:
-    """Show what waits, for how long, who sends it and what went wrong."""
+    """Show for each topic what waits, for how long, which relay sends it, and the last error.
+
+    Example: headrace outbox status --database postgresql://localhost/shop
+    """
     operating = _operating()
     found = operating.ask(_url(database), operating.status, table_prefix=_prefix())
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(place) for place in found]))
+        for place in found:
+            print_json(dataclasses.asdict(place))
         return
     table = Table("topic", "bucket", "pending", "oldest", "dead", "held by", "retries", "error", box=None)
     for place in found:
@@ -98,7 +113,10 @@ def list_sent(
     limit: Annotated[int, typer.Option(min=1, help="Most messages shown.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List messages that were sent, the last ones first; kept are those of outbox.keep_sent_topics."""
+    """List messages that were sent, the last ones first. Only topics of outbox.keep_sent_topics keep them.
+
+    Example: headrace outbox sent --topic orders --limit 10
+    """
     operating = _operating()
     found = operating.ask(
         _url(database),
@@ -106,7 +124,8 @@ def list_sent(
         table_prefix=_prefix(),
     )
     if as_json:
-        typer.echo(json.dumps([_message_as_json(message) for message in found]))
+        for message in found:
+            print_json(_message_as_json(message))
         return
     table = Table("id", "topic", "key", "bytes", "event id", "sent", box=None)
     for message in found:
@@ -123,13 +142,17 @@ def list_dead(
     limit: Annotated[int, typer.Option(min=1, help="Most messages shown.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List the messages that could not be sent, and why."""
+    """List the messages that could not be sent, and why.
+
+    Example: headrace outbox dead list --topic orders
+    """
     operating = _operating()
     found = operating.ask(
         _url(database), lambda db: operating.dead_messages(db, topic=topic, limit=limit), table_prefix=_prefix()
     )
     if as_json:
-        typer.echo(json.dumps([_message_as_json(message) for message in found]))
+        for message in found:
+            print_json(_message_as_json(message))
         return
     table = Table("id", "topic", "key", "bytes", "error", box=None)
     for message in found:
@@ -146,10 +169,15 @@ def replay_dead(
     database: DatabaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put dead messages back among those to send, at their old place in the order."""
+    """Send dead messages again, at their old place in the order.
+
+    Example: headrace outbox dead replay 17 18
+    """
     _check_choice(ids, topic, everything)
     count = _change_dead(database, ids, topic, "replay")
-    typer.echo(json.dumps({"replayed": count}) if as_json else f"{count} message{'s' if count != 1 else ''} will be sent again")
+    typer.echo(
+        json.dumps({"replayed": count}) if as_json else f"{count} message{'s' if count != 1 else ''} will be sent again"
+    )
 
 
 @dead.command("purge")
@@ -157,11 +185,14 @@ def purge_dead(
     ids: Ids = None,
     topic: TopicName = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     database: DatabaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Throw dead messages away, and let go what they hold back."""
+    """Remove dead messages, and send what they hold back.
+
+    Example: headrace outbox dead purge --topic orders --yes
+    """
     _check_choice(ids, topic, everything)
     if not yes:
         typer.confirm("throw these messages away for good?", abort=True)

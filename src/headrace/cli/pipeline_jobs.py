@@ -38,12 +38,15 @@ def add_jobs(app: typer.Typer) -> None:
 def _purge_expired(
     topics: Topics = None,
     prefix: Prefix = None,
-    now: Annotated[str | None, typer.Option(help="As if it were then: a time in ISO 8601, else UTC now.")] = None,
+    now: Annotated[str | None, typer.Option(help="The time that counts as now, in ISO 8601. Default: now.")] = None,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Purge the journals whose time is up. A journal that is appended to meanwhile stays."""
+    """Purge the journals that have expired. A journal that is appended to meanwhile stays.
+
+    Example: headrace pipeline purge-expired --topics accounts
+    """
     settings = command_settings()
     places, selection = Places.of(address, store=store, settings=settings), selection_of(topics, prefix)
     at = _time("--now", now)
@@ -66,7 +69,10 @@ def _backfill(
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Apply a range of the log to the store again: what is right stays, what is missing comes back."""
+    """Apply a range of the log to the store again. What is right stays, what is missing is restored.
+
+    Example: headrace pipeline backfill --topics accounts --since 2026-01-31T12:00Z
+    """
     settings = command_settings()
     places, selection = Places.of(address, store=store, settings=settings), selection_of(topics, prefix)
     times = {"since_ms": _milliseconds("--since", since), "until_ms": _milliseconds("--until", until)}
@@ -83,13 +89,16 @@ def _backfill(
 def _audit(
     topics: Topics = None,
     prefix: Prefix = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Put right what is wrong.")] = False,
-    shown: Annotated[int, typer.Option(help="Print at most so many findings.")] = 100,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair what is wrong.")] = False,
+    shown: Annotated[int, typer.Option(help="The most findings to print.")] = 100,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the store with the log; ends with 1 if something is wrong and was not mended."""
+    """Compare the store with the log. The exit code is 1 if something is wrong and was not repaired.
+
+    Example: headrace pipeline audit --topics accounts --repair
+    """
     settings = command_settings()
     places, selection = Places.of(address, store=store, settings=settings), selection_of(topics, prefix)
     with spark_for(places, settings) as spark:

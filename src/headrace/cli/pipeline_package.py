@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from headrace.cli.asking import AsJson, answer
 from headrace.pipeline import package
 from headrace.services import Terminal
 
@@ -25,8 +26,12 @@ def _package(
         list[str] | None,
         typer.Option("--with", help="A package of your own, with all it requires; may be given again."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Put modules and jars into a folder, for spark-submit. See docs/cluster.md."""
+    """Write the modules and jars that spark-submit needs into a folder. See docs/cluster.md.
+
+    Example: headrace pipeline package ./submit --with shop
+    """
     package(folder, own=own or (), watcher=Terminal(Console(stderr=True)))
-    typer.echo(f"cd {folder}")
-    typer.echo("spark-submit --master MASTER --properties-file spark.conf main.py pipeline replicate")
+    command = "spark-submit --master MASTER --properties-file spark.conf main.py pipeline replicate"
+    answer(f"cd {folder}\n{command}", as_json=as_json, folder=str(folder), command=command)

@@ -27,15 +27,15 @@ app = typer.Typer(no_args_is_help=True)
 app.add_typer(quarantines.app, name="quarantine", help="Journals with a record that can't be decoded.")
 
 Topics: TypeAlias = Annotated[
-    str | None, typer.Option("--topics", help="Topics, joined by commas; else all journals the store knows of.")
+    str | None, typer.Option("--topics", help="Topics, joined by commas. Default: all that hold journals.")
 ]
-Prefix: TypeAlias = Annotated[str | None, typer.Option("--prefix", help="All topics whose names begin so.")]
+Prefix: TypeAlias = Annotated[str | None, typer.Option("--prefix", help="All topics whose names have this prefix.")]
 
 
 def selection_of(topics: str | None, prefix: str | None) -> Selection:
     """Return what the options select."""
     if topics is not None and prefix is not None:
-        raise BadArgument("--prefix", prefix, "topics are named, or begin with a prefix; not both")
+        raise BadArgument("--prefix", prefix, "give --topics or --prefix, not both")
     return Selection(tuple(name.strip() for name in (topics or "").split(",") if name.strip()), prefix)
 
 
@@ -44,17 +44,20 @@ def replicate(
     topics: Topics = None,
     prefix: Prefix = None,
     once: Annotated[
-        bool, typer.Option("--once/--continuous", help="End when all that is in the log now is replicated.")
+        bool, typer.Option("--once/--continuous", help="End when everything that is in the log now is replicated.")
     ] = False,
     accept: Annotated[
         list[str] | None,
-        typer.Option("--accept-loss", metavar="TOPIC:PARTITION:LAST", help="Go on behind records that are lost."),
+        typer.Option("--accept-loss", metavar="TOPIC:PARTITION:LAST", help="Continue behind records that are lost."),
     ] = None,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Carry journals from the log into the store. Ends cleanly at SIGTERM or Ctrl-C."""
+    """Replicate journals from the log into the store. SIGTERM and Ctrl-C end it cleanly.
+
+    Example: headrace pipeline replicate --topics accounts,orders --once
+    """
     settings = command_settings() if once else creating_settings()
     places = Places.of(address, store=store, settings=settings)
     selection = selection_of(topics, prefix)

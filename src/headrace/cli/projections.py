@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace, ProjectionHandle, ProjectionStatus
-from headrace.cli.asking import Address, AsJson, StoreAddress, creating_headrace, with_headrace
+from headrace.cli.asking import Address, AsJson, StoreAddress, answer, creating_headrace, with_headrace
 from headrace.cli.tag_loading import load
 from headrace.cli.tags import after_of_text
 from headrace.errors import BadArgument
@@ -36,7 +36,7 @@ T = TypeVar("T")
 Work = Callable[[Headrace, ProjectionHandle], Awaitable[T]]
 
 Where = Annotated[str, typer.Argument(help="Where the projection is, as in shop.projections:orders.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 _GOES_OUT_AGAIN = (
     "What its handler sends to others, such as mails and messages, goes out again for each event, unless the handler "
@@ -48,21 +48,27 @@ _HAS_NO_RESET = "The projection has no reset: what its handler made so far stays
 @app.command("run")
 def run(
     where: Where,
-    worker: Annotated[int | None, typer.Option(help="Which of a fixed number of workers this is, from 0.")] = None,
+    worker: Annotated[int | None, typer.Option(help="With --workers: which of them this one is, from 0.")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="How many workers there are; else they share by themselves.")
+        int | None, typer.Option(help="The fixed number of workers. Default: running workers share the slots.")
     ] = None,
-    current: Annotated[bool, typer.Option("--current", help="Stop after what is there now.")] = False,
+    current: Annotated[bool, typer.Option("--current", help="Stop after the events that are there now.")] = False,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Feed a projection's handler, from where it is, until stopped; failures are tried again."""
+    """Run a worker of a projection until it is stopped. Failures are retried.
+
+    Example: headrace projection run shop.projections:orders
+    """
     projection = load_projection(where)
 
     async def use(hr: Headrace) -> None:
         if current:
             async with hr.projection(projection) as handle:
-                await _run_current(hr, handle, worker or 0, 1 if workers is None else workers)
+                count = await _run_current(hr, handle, worker or 0, 1 if workers is None else workers)
+                told = f"{projection.name}: events handled: {count}"
+                answer(told, as_json=as_json, projection=projection.name, events_handled=count)
             return
         async with shutdown_on_signals() as stopping, hr.project(projection, worker=worker, workers=workers):
             await stopping.wait()
@@ -70,25 +76,29 @@ def run(
     creating_headrace(address, store, use)
 
 
-async def _run_current(hr: Headrace, handle: ProjectionHandle, worker: int, workers: int) -> None:
+async def _run_current(hr: Headrace, handle: ProjectionHandle, worker: int, workers: int) -> int:
     name = handle.projection.name
     if (pause := await handle.control.paused()) is not None:
         typer.echo(f"{name} is paused since {_time(pause.since_ms)}; run: headrace projection resume", err=True)
         raise typer.Exit(1)
     runner = ProjectionRunner(handle.projection, hr.tags, handle.target, worker=worker, workers=workers)
-    typer.echo(f"{name}: events handled: {await runner.catch_up()}")
+    return await runner.catch_up()
 
 
 @app.command("rebuild")
 def rebuild_projection(
     where: Where,
-    start: Annotated[str | None, typer.Option("--from", help="Only what follows this offset, or this time.")] = None,
+    start: Annotated[str | None, typer.Option("--from", help="Handle only events after this offset or time.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the events.")] = False,
     yes: Yes = False,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Reset a projection's work and handle its events again; workers may run meanwhile."""
+    """Reset a projection's work and handle its events again. Workers may run meanwhile.
+
+    Example: headrace projection rebuild shop.projections:orders --dry-run
+    """
     if not dry_run:
         projection = load_projection(where)
         warning = _GOES_OUT_AGAIN if projection.reset is not None else f"{_HAS_NO_RESET} {_GOES_OUT_AGAIN}"
@@ -99,7 +109,9 @@ def rebuild_projection(
         done = await rebuild(projection, hr.tags, handle.target, start=after, dry_run=dry_run, progress=progress_on())
         word = "would be handled" if dry_run else "handled"
         rest = f", and {done.by_workers} by running workers" if done.by_workers else ""
-        typer.echo(f"{projection.name}: {done.events} events {word}{rest}, {done.events_per_s:,.0f} events/s")
+        told = f"{projection.name}: {done.events} events {word}{rest}, {done.events_per_s:,.0f} events/s"
+        facts = {"events": done.events, "events_by_workers": done.by_workers, "dry_run": dry_run}
+        answer(told, as_json=as_json, projection=projection.name, **facts)
 
     _with_projection(where, address, store, work)
 
@@ -112,7 +124,10 @@ def status(
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far a projection is, what it fails at, and who runs it."""
+    """Show a projection's offset and lag, its errors and its workers.
+
+    Example: headrace projection status shop.projections:orders
+    """
     found = _with_projection(where, address, store, lambda _, handle: handle.status(count_up_to=limit))
     if as_json:
         typer.echo(json.dumps(_status_json(found)))
@@ -133,12 +148,17 @@ def status(
 @app.command("wait")
 def wait(
     where: Where,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Give up after so many seconds.")] = 30.0,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Give up after this number of seconds.")] = 30.0,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Wait until all that was written by now is handled by the workers that run."""
+    """Wait until the running workers have handled everything that was written by now.
+
+    Example: headrace projection wait shop.projections:orders --timeout 60
+    """
     _with_projection(where, address, store, lambda _, handle: handle.caught_up(timeout_s=timeout_s))
+    answer("all that was written is handled", as_json=as_json, handled=True)
 
 
 @app.command("pause")
@@ -147,22 +167,33 @@ def pause(
     reason: Annotated[str, typer.Option("--reason", help="Shown by status.")] = "",
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Let all workers stand still, those that start later too, until `resume`."""
+    """Pause all workers, including those that start later, until `resume`.
+
+    Example: headrace projection pause shop.projections:orders --reason maintenance
+    """
     is_new = _with_projection(where, address, store, lambda _, handle: handle.pause(reason))
-    typer.echo("paused; workers notice within a second" if is_new else "it was paused before")
+    told = "paused; workers notice within a second" if is_new else "it was paused before"
+    answer(told, as_json=as_json, paused=True, changed=is_new)
 
 
 @app.command("resume")
-def resume(where: Where, address: Address = None, store: StoreAddress = None) -> None:
-    """End a pause."""
+def resume(where: Where, address: Address = None, store: StoreAddress = None, as_json: AsJson = False) -> None:
+    """Let paused workers continue.
+
+    Example: headrace projection resume shop.projections:orders
+    """
     was_paused = _with_projection(where, address, store, lambda _, handle: handle.resume())
-    typer.echo("resumed" if was_paused else "it was not paused")
+    answer("resumed" if was_paused else "it was not paused", as_json=as_json, paused=False, changed=was_paused)
 
 
 @offset_app.command("show")
 def show_offsets(where: Where, address: Address = None, store: StoreAddress = None, as_json: AsJson = False) -> None:
-    """Print the offset of each slot."""
+    """Print the offset of each slot.
+
+    Example: headrace projection offset show shop.projections:orders
+    """
     offsets = _with_projection(where, address, store, lambda _, handle: handle.target.load())
     if as_json:
         typer.echo(json.dumps({slot: _text(place) for slot, place in offsets.items()}))
@@ -182,9 +213,13 @@ def set_offsets(
     yes: Yes = False,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Go on from another place, without resetting what the handler made."""
-    _put(where, after_of(after_of_text(place)), slot, address, store, is_sure=yes)
+    """Continue from another offset or time, without resetting what the handler has made.
+
+    Example: headrace projection offset set shop.projections:orders 2026-01-31T12:00Z
+    """
+    _put(where, after_of(after_of_text(place)), slot, address, store, is_sure=yes, as_json=as_json)
 
 
 @offset_app.command("clear")
@@ -194,9 +229,13 @@ def clear_offsets(
     yes: Yes = False,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Go on from the start of time, without resetting what the handler made."""
-    _put(where, None, slot, address, store, is_sure=yes)
+    """Continue from the first event, without resetting what the handler has made.
+
+    Example: headrace projection offset clear shop.projections:orders
+    """
+    _put(where, None, slot, address, store, is_sure=yes, as_json=as_json)
 
 
 @offset_app.command("skip")
@@ -207,25 +246,33 @@ def skip(
     yes: Yes = False,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Pass the next event that is not handled, of all journals or of one: it will have no effect."""
+    """Skip the next event that is not handled yet, of all journals or of one. It will have no effect.
+
+    Example: headrace projection offset skip shop.projections:orders --topic accounts --id acc-1
+    """
 
     async def work(hr: Headrace, handle: ProjectionHandle) -> None:
         projection, offsets = handle.projection, await handle.target.load()
         event = await next_event(projection, hr.tags, offsets, topic=topic, id_=id_)
         if event is None:
-            typer.echo(f"{projection.name} has handled all events there are")
+            answer(f"{projection.name} has handled all events there are", as_json=as_json, skipped=None)
             return
-        _ask(f"Pass {_shown(event)} without handling it?", is_sure=yes)
+        _ask(f"Skip {_shown(event)} without handling it?", is_sure=yes)
         await skip_event(projection, hr.tags, handle.target, event, offsets)
-        typer.echo(f"passed {_shown(event)}")
+        skipped = {"topic": event.topic, "id": event.id, "seq_nr": event.seq_nr, "offset": str(event.tag_offset)}
+        answer(f"skipped {_shown(event)}", as_json=as_json, skipped=skipped)
 
     _with_projection(where, address, store, work)
 
 
 @letters_app.command("list")
 def list_letters(where: Where, address: Address = None, store: StoreAddress = None, as_json: AsJson = False) -> None:
-    """List the events that were set aside, with their errors."""
+    """List the events that were set aside, with their errors.
+
+    Example: headrace projection dead-letters list shop.projections:orders
+    """
     letters = _with_projection(where, address, store, lambda _, handle: handle.target.letters.all())
     if as_json:
         for letter in letters:
@@ -243,15 +290,20 @@ def replay(
     offset: Annotated[str | None, typer.Option("--offset", help="Only the letter of this offset.")] = None,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Handle the events that were set aside; those that fail again stay."""
+    """Handle the events that were set aside. Those that fail again stay.
+
+    Example: headrace projection dead-letters replay shop.projections:orders
+    """
 
     async def work(hr: Headrace, handle: ProjectionHandle) -> int:
         letters = _chosen(await handle.target.letters.all(), offset)
         done = await replay_letters(handle.projection, hr.tags, handle.target, letters)
         for failure in done.failed:
             typer.echo(str(failure), err=True)
-        typer.echo(f"handled: {done.handled}, failed again: {len(done.failed)}")
+        told = f"handled: {done.handled}, failed again: {len(done.failed)}"
+        answer(told, as_json=as_json, handled=done.handled, failed=len(done.failed))
         return len(done.failed)
 
     if _with_projection(where, address, store, work):
@@ -265,15 +317,20 @@ def purge(
     yes: Yes = False,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Forget events that were set aside: they will have no effect."""
+    """Drop events that were set aside. They will have no effect.
+
+    Example: headrace projection dead-letters purge shop.projections:orders --yes
+    """
 
     async def work(_: Headrace, handle: ProjectionHandle) -> int:
         letters = _chosen(await handle.target.letters.all(), offset)
         _ask(f"Forget {len(letters)} dead letters of {handle.projection.name}?", is_sure=yes)
         return await handle.target.letters.remove(letters)
 
-    typer.echo(f"dead letters removed: {_with_projection(where, address, store, work)}")
+    count = _with_projection(where, address, store, work)
+    answer(f"dead letters removed: {count}", as_json=as_json, removed=count)
 
 
 def load_projection(where: str) -> Projection:
@@ -293,6 +350,7 @@ def _put(
     store: str | None,
     *,
     is_sure: bool,
+    as_json: bool,
 ) -> None:
     async def work(_: Headrace, handle: ProjectionHandle) -> int:
         projection = handle.projection
@@ -306,7 +364,8 @@ def _put(
         await handle.target.put(dict.fromkeys(chosen, place))
         return len(chosen)
 
-    typer.echo(f"slots put: {_with_projection(where, address, store, work)}")
+    count = _with_projection(where, address, store, work)
+    answer(f"slots put: {count}", as_json=as_json, slots_put=count, offset=_text(place))
 
 
 def _with_projection(where: str, address: str | None, store: str | None, work: Work[T]) -> T:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace
-from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.cli.asking import Address, AsJson, StoreAddress, answer, with_headrace
 from headrace.errors import BadArgument
 from headrace.journal import Held, held_journals, pass_verdict
 from headrace.pipeline import Selection, topics_of
@@ -27,12 +27,15 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="The journal's id.")]
 
 @app.command("list")
 def show(
-    topic: Annotated[str | None, typer.Argument(help="The topic; else all journals the store knows of.")] = None,
+    topic: Annotated[str | None, typer.Argument(help="The topic. Default: all that hold journals.")] = None,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the journals that are held, since when, and why."""
+    """List the journals that are held, since when, and why.
+
+    Example: headrace pipeline quarantine list accounts
+    """
 
     async def find(hr: Headrace) -> list[Held]:
         topics = [topic] if topic is not None else await topics_of(hr.log, hr.store, Selection())
@@ -55,9 +58,14 @@ def show(
 
 
 @app.command("release")
-def release(topic: Topic, id_: Id, address: Address = None, store: StoreAddress = None) -> None:
-    """Try the held records again, in this version; the verdict is a record in the log."""
-    _pass(topic, id_, address, store, skip=False)
+def release(
+    topic: Topic, id_: Id, address: Address = None, store: StoreAddress = None, as_json: AsJson = False
+) -> None:
+    """Decode the held records again with this version. The decision is a record in the log.
+
+    Example: headrace pipeline quarantine release accounts acc-1
+    """
+    _pass(topic, id_, address, store, skip=False, as_json=as_json)
 
 
 @app.command("skip")
@@ -65,18 +73,22 @@ def skip(
     topic: Topic,
     id_: Id,
     offset: Annotated[
-        int | None, typer.Option(help="Of the record to pass over, as `list` shows it; needed with --yes.")
+        int | None, typer.Option(help="The offset of the record to skip, as `list` shows it; needed with --yes.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Pass over the record that can't be decoded, for good, and go on behind it."""
+    """Skip the record that can't be decoded, forever, and continue behind it.
+
+    Example: headrace pipeline quarantine skip accounts acc-1 --offset 17 --yes
+    """
     if yes and offset is None:
-        raise BadArgument("--offset", offset, "it must name the record to pass over; see: quarantine list")
+        raise BadArgument("--offset", offset, "it must name the record to skip; see: headrace pipeline quarantine list")
     if not yes:
         offset = _confirmed(topic, id_, offset, address, store)
-    _pass(topic, id_, address, store, skip=True, offset=offset)
+    _pass(topic, id_, address, store, skip=True, offset=offset, as_json=as_json)
 
 
 def _confirmed(topic: str, id_: str, offset: int | None, address: str | None, store: str | None) -> int | None:
@@ -93,10 +105,18 @@ def _confirmed(topic: str, id_: str, offset: int | None, address: str | None, st
 
 
 def _pass(
-    topic: str, id_: str, address: str | None, store: str | None, *, skip: bool, offset: int | None = None
+    topic: str,
+    id_: str,
+    address: str | None,
+    store: str | None,
+    *,
+    skip: bool,
+    as_json: bool,
+    offset: int | None = None,
 ) -> None:
     written = with_headrace(
         address, store, lambda hr: pass_verdict(hr.log, hr.store, topic, id_, skip=skip, offset=offset)
     )
     about = f"skip of offset {offset} " if skip else "release "
-    typer.echo(f"{about}written at partition {written.partition}, offset {written.offset}; replication carries it out")
+    told = f"{about}written at partition {written.partition}, offset {written.offset}; replication carries it out"
+    answer(told, as_json=as_json, partition=written.partition, offset=written.offset)

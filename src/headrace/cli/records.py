@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.app import Headrace
-from headrace.cli.asking import Address, with_headrace
+from headrace.cli.asking import Address, AsJson, answer, with_headrace
 from headrace.cli.schemas import RegistryAddress, read_schema
 from headrace.errors import BadArgument
 from headrace.log import Log
@@ -21,19 +21,23 @@ from headrace.serde import GenericCodec, Registry, Serde, Shower, latest_version
 
 __all__ = ["add_commands"]
 
+TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The name of the topic.")]
 Partition = Annotated[int | None, typer.Option(help="Only this partition.")]
-Limit = Annotated[int | None, typer.Option("--limit", "-n", help="Stop after so many records.")]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", help="Stop after this number of records.")]
 
 
 def cat(
-    topic: str,
+    topic: TopicName,
     partition: Partition = None,
-    start: Annotated[int | None, typer.Option("--from", help="The first offset; else all there are.")] = None,
+    start: Annotated[int | None, typer.Option("--from", help="The first offset. Default: the first there is.")] = None,
     limit: Limit = None,
     registry: RegistryAddress = None,
     address: Address = None,
 ) -> None:
-    """Print what a topic holds now, one JSON object a line, partition by partition."""
+    """Print the records that a topic holds now, one JSON object a line, partition by partition.
+
+    Example: headrace topic cat accounts --partition 0 --limit 10
+    """
 
     async def run(hr: Headrace) -> None:
         left = limit
@@ -49,14 +53,19 @@ def cat(
 
 
 def tail(
-    topic: str,
+    topic: TopicName,
     partition: Partition = None,
-    last: Annotated[int, typer.Option("--last", help="Begin with so many of each partition's last offsets.")] = 10,
+    last: Annotated[
+        int, typer.Option("--last", help="Begin this number of offsets before the end of each partition.")
+    ] = 10,
     limit: Limit = None,
     registry: RegistryAddress = None,
     address: Address = None,
 ) -> None:
-    """Print the end of a topic and what comes, until interrupted."""
+    """Print the last records of a topic and new ones as they come, one JSON object a line, until interrupted.
+
+    Example: headrace topic tail accounts --last 5
+    """
 
     async def run(hr: Headrace) -> None:
         queue: asyncio.Queue[Batch] = asyncio.Queue(maxsize=16)
@@ -71,14 +80,18 @@ def tail(
 
 
 def put(
-    topic: str,
+    topic: TopicName,
     schema: Annotated[str | None, typer.Option(help="Register this first: a file, or package.module:Class.")] = None,
-    subject: Annotated[str | None, typer.Option(help="The subject of the values; else TOPIC-value.")] = None,
+    subject: Annotated[str | None, typer.Option(help="The subject of the values. Default: TOPIC-value.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Values go out as they are: text, or JSON, no Avro.")] = False,
     registry: RegistryAddress = None,
     address: Address = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Write records from stdin, one JSON object a line: {"key": …, "value": …, "headers": {…}, "partition": …}."""
+    """Write records from stdin, one JSON object a line: {"key": …, "value": …, "headers": {…}, "partition": …}.
+
+    Example: headrace topic put accounts --text < records.jsonl
+    """
     lines = [(nr, line) for nr, line in enumerate(sys.stdin, 1) if line.strip()]
 
     async def run(hr: Headrace) -> int:
@@ -88,7 +101,7 @@ def put(
         return len(await hr.log.append(records)) if records else 0
 
     count = with_headrace(address, None, run)
-    typer.echo(f"wrote {count} record{'s' if count != 1 else ''} to {topic}")
+    answer(f"wrote {count} record{'s' if count != 1 else ''} to {topic}", as_json=as_json, topic=topic, records=count)
 
 
 def add_commands(app: typer.Typer) -> None:

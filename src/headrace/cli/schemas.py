@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.asking import Address, AsJson, command_settings, creating_settings
+from headrace.cli.asking import Address, AsJson, answer, command_settings, creating_settings, print_json
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument, NothingThere, UnknownSubject
 from headrace.log import open_log
@@ -27,7 +27,10 @@ T = TypeVar("T")
 app = typer.Typer(no_args_is_help=True)
 
 RegistryAddress: TypeAlias = Annotated[
-    str | None, typer.Option("--registry", help="log:TOPIC, folder:PATH or http(s)://HOST:PORT; else the settings say.")
+    str | None,
+    typer.Option(
+        "--registry", help="log:TOPIC, folder:PATH or http(s)://HOST:PORT. Default: the setting registry.address."
+    ),
 ]
 Subject = Annotated[str, typer.Argument(help="The subject, as in orders-value.")]
 Source = Annotated[str, typer.Argument(help="A file with the schema, package.module:Class, or - for stdin.")]
@@ -35,7 +38,10 @@ Source = Annotated[str, typer.Argument(help="A file with the schema, package.mod
 
 @app.command("list")
 def list_subjects(registry: RegistryAddress = None, address: Address = None, as_json: AsJson = False) -> None:
-    """List the subjects, each with its last version."""
+    """List the subjects, each with its last version.
+
+    Example: headrace schema list
+    """
 
     async def run(opened: Registry) -> list[tuple[Version, Level]]:
         subjects = await opened.subjects()
@@ -43,7 +49,8 @@ def list_subjects(registry: RegistryAddress = None, address: Address = None, as_
 
     found = with_registry(registry, address, run)
     if as_json:
-        typer.echo(json.dumps([{**_told(version), "level": level} for version, level in found], ensure_ascii=False))
+        for version, level in found:
+            print_json({**_told(version), "level": level})
         return
     table = Table("subject", "version", "id", "type", "level", box=None)
     for version, level in found:
@@ -54,12 +61,16 @@ def list_subjects(registry: RegistryAddress = None, address: Address = None, as_
 @app.command("show")
 def show(
     subject: Annotated[str | None, typer.Argument(help="The subject; or give --id.")] = None,
-    version: Annotated[int | None, typer.Option(help="Which version; else the last.")] = None,
+    version: Annotated[int | None, typer.Option(help="Which version. Default: the last.")] = None,
     schema_id: Annotated[int | None, typer.Option("--id", help="The schema with this id.")] = None,
     registry: RegistryAddress = None,
     address: Address = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a schema."""
+    """Print a schema of the registry.
+
+    Example: headrace schema show orders-value --version 2
+    """
     if (subject is None) == (schema_id is None):
         raise BadArgument("subject", subject, "give a subject, or --id")
 
@@ -69,7 +80,7 @@ def show(
         return (await _version_of(opened, subject, version)).schema
 
     schema = with_registry(registry, address, run)
-    typer.echo(json.dumps(json.loads(schema.text), indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(json.loads(schema.text), indent=None if as_json else 2, ensure_ascii=False))
 
 
 @app.command("register")
@@ -80,7 +91,10 @@ def register(
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Register a schema; refused if it breaks the subject's level."""
+    """Register a schema. It is refused if it breaks the subject's compatibility level.
+
+    Example: headrace schema register orders-value order.avsc
+    """
     schema = read_schema(source)
     made = with_registry(
         registry, address, lambda opened: opened.register(subject, schema), settings=creating_settings()
@@ -92,11 +106,15 @@ def register(
 def check(
     subject: Subject,
     source: Source,
-    level: Annotated[Level | None, typer.Option(help="Check at this level; else the subject's own.")] = None,
+    level: Annotated[Level | None, typer.Option(help="Check at this level. Default: the level of the subject.")] = None,
     registry: RegistryAddress = None,
     address: Address = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Say whether a schema could be registered; writes nothing."""
+    """Check whether a schema could be registered. Nothing is written.
+
+    Example: headrace schema check orders-value shop.events:Order
+    """
     schema = read_schema(source)
 
     async def run(opened: Registry) -> tuple[Level, int]:
@@ -110,7 +128,7 @@ def check(
 
     found, count = with_registry(registry, address, run)
     against = f"{count} version{'s' if count != 1 else ''} of {subject}" if count else f"{subject} is new"
-    typer.echo(f"compatible ({found}; {against})")
+    answer(f"compatible ({found}; {against})", as_json=as_json, compatible=True, level=found, versions=count)
 
 
 def with_registry(

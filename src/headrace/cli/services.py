@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.asking import AsJson, print_json
+from headrace.cli.asking import AsJson, answer, print_json
 from headrace.errors import BadArgument
 from headrace.services import (
     NAMES,
@@ -36,8 +36,8 @@ app = typer.Typer(no_args_is_help=True)
 
 _NOTHING = "nothing was started from here"
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help=f"Which ones: {', '.join(NAMES)}.")]
-Purge = Annotated[bool, typer.Option("--purge", help="Throw the data away too.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help=f"The services: {', '.join(NAMES)}.")]
+Purge = Annotated[bool, typer.Option("--purge", help="Remove the data too.")]
 Data = Annotated[
     Path | None, typer.Option("--data", help="The folder that `up --data` was given; else those started from here.")
 ]
@@ -46,14 +46,17 @@ Data = Annotated[
 @app.command()
 def up(
     names: Names = None,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and stop them at Ctrl-C.")] = False,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and stop the servers at Ctrl-C.")] = False,
     port: Annotated[list[str] | None, typer.Option(help="NAME[.ROLE]=PORT, such as kafka=9092.")] = None,
-    brokers: Annotated[int | None, typer.Option(help="How many brokers Kafka gets.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="How many nodes Cassandra gets.")] = None,
-    ensemble: Annotated[int | None, typer.Option(help="How many servers ZooKeeper gets.")] = None,
-    properties: Annotated[list[str] | None, typer.Option("--set", help="NAME.KEY=VALUE of a server's own.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Keep the data in that folder.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Throw away data kept from before.")] = False,
+    brokers: Annotated[int | None, typer.Option(help="The number of brokers of Kafka.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="The number of nodes of Cassandra.")] = None,
+    ensemble: Annotated[int | None, typer.Option(help="The number of servers of ZooKeeper.")] = None,
+    properties: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME.KEY=VALUE, a property of the server's own.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Keep the data in this folder.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Remove data kept from before.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Start servers and wait until they answer; all of them if none is named.
 
@@ -68,26 +71,29 @@ def up(
     _refuse_unwanted(wanted, [*ports, *settings, *(name for name, count in counts.items() if count)])
     wishes = {name: Wishes(counts.get(name), ports.get(name, {}), settings.get(name, {})) for name in wanted}
     if foreground:
-        _up_foreground(wishes, data)
+        _up_foreground(wishes, data, as_json=as_json)
     else:
-        _up_detached(wishes, data, fresh=fresh)
+        _up_detached(wishes, data, fresh=fresh, as_json=as_json)
 
 
 @app.command()
-def down(names: Names = None, purge: Purge = False, data: Data = None) -> None:
+def down(names: Names = None, purge: Purge = False, data: Data = None, as_json: AsJson = False) -> None:
     """Stop servers; all that were started from here if none is named.
 
     Example: headrace services down kafka --purge
     """
     here = Detached(data)
     wanted = _checked(names) if names else tuple(service.name for service in here.known())
-    if not wanted:
+    if not wanted and not as_json:
         typer.echo(_NOTHING)
     for name in wanted:
         if purge:
-            typer.echo(f"{name} is down, its data is gone" if here.purge(name) else f"{name} was never started here")
+            is_changed = here.purge(name)
+            told = f"{name} is down, its data is gone" if is_changed else f"{name} was never started here"
         else:
-            typer.echo(f"{name} is down, its data is kept" if here.down(name) else f"{name} was not up")
+            is_changed = here.down(name)
+            told = f"{name} is down, its data is kept" if is_changed else f"{name} was not up"
+        answer(told, as_json=as_json, service=name, changed=is_changed, purged=purge and is_changed)
 
 
 @app.command()
@@ -142,8 +148,8 @@ def env(
 @app.command()
 def logs(
     name: Annotated[str, typer.Argument(help="A service, or one of its nodes such as kafka-2.")],
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 50,
-    keep_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more is printed.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="The number of last lines.")] = 50,
+    keep_on: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new lines.")] = False,
     data: Data = None,
 ) -> None:
     """Show the last lines a server printed.
@@ -160,7 +166,7 @@ def logs(
             typer.echo(f"{node.name}: {line}" if len(nodes) > 1 else line)
 
 
-def _up_detached(wishes: Mapping[str, Wishes], data: Path | None, *, fresh: bool) -> None:
+def _up_detached(wishes: Mapping[str, Wishes], data: Path | None, *, fresh: bool, as_json: bool) -> None:
     here, watcher = Detached(), Terminal(Console(stderr=True))
     for name, wish in wishes.items():
         if fresh:
@@ -170,13 +176,13 @@ def _up_detached(wishes: Mapping[str, Wishes], data: Path | None, *, fresh: bool
         is_plain = wish == Wishes() and (not data or not running or running.folder == (data / name).resolve())
         remark = "was up already" if is_plain else "was up already, so the options were not applied"
         if running:
-            _tell(running, "" if started else f" ({remark})")
+            _tell(running, "" if started else f" ({remark})", as_json=as_json)
     where = f" --data {shlex.quote(str(data))}" if data else ""
     typer.echo(f"they stay until: headrace services down{where}", err=True)
     typer.echo(f'other commands use them after: eval "$(headrace services env{where})"', err=True)
 
 
-def _up_foreground(wishes: Mapping[str, Wishes], data: Path | None) -> None:
+def _up_foreground(wishes: Mapping[str, Wishes], data: Path | None, *, as_json: bool) -> None:
     watcher = Terminal(Console(stderr=True))
     with ExitStack() as stopped_at_end:
         services = []
@@ -184,15 +190,16 @@ def _up_foreground(wishes: Mapping[str, Wishes], data: Path | None) -> None:
             folder = data / name if data else None
             service = start_with(name, wish, attached=True, data_dir=folder, watcher=watcher)
             services.append(stopped_at_end.enter_context(service))
-            _tell(service, "")
+            _tell(service, "", as_json=as_json)
         with told_to_end() as told:
             typer.echo("Ctrl-C stops them", err=True)
             hold(services, told)
         typer.echo("stopping", err=True)
 
 
-def _tell(service: RunningService, remark: str) -> None:
-    typer.echo(f"{service.name} {service.address}{remark}")
+def _tell(service: RunningService, remark: str, *, as_json: bool) -> None:
+    facts = {"service": service.name, "address": service.address, "url": service.url, "was_up": bool(remark)}
+    answer(f"{service.name} {service.address}{remark}", as_json=as_json, **facts)
     if service.url.partition("://")[2] != service.address:
         typer.echo(f"  {service.url}", err=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,21 +9,28 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from headrace.cli.asking import AsJson, answer, print_json
 from headrace.config import HeadraceSettings
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
 
-Files = Annotated[list[Path] | None, typer.Argument(help="TOML files, later ones win; else HEADRACE_CONFIG says.")]
+Files = Annotated[
+    list[Path] | None, typer.Argument(help="TOML files; later ones win. Those of HEADRACE_CONFIG are always read.")
+]
 
 
 @app.command("show")
-def show(files: Files = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show every setting's value and the layer it came from."""
+def show(files: Files = None, as_json: AsJson = False) -> None:
+    """Show the value of every setting and the layer that it came from.
+
+    Example: headrace config show production.toml
+    """
     values = HeadraceSettings.load(files=files or []).describe()
     if as_json:
-        typer.echo(json.dumps([{"key": v.key, "value": v.value, "source": v.source} for v in values], default=str))
+        for v in values:
+            print_json({"key": v.key, "value": v.value, "source": v.source})
         return
     table = Table("setting", "value", "from", box=None)
     for value in values:
@@ -33,7 +39,10 @@ def show(files: Files = None, as_json: Annotated[bool, typer.Option("--json", he
 
 
 @app.command("check")
-def check(files: Files = None) -> None:
-    """Load the settings and report all mistakes at once."""
+def check(files: Files = None, as_json: AsJson = False) -> None:
+    """Load the settings and report all mistakes at once.
+
+    Example: headrace config check production.toml
+    """
     HeadraceSettings.load(files=files or [])
-    typer.echo("the settings are valid")
+    answer("the settings are valid", as_json=as_json, valid=True)

@@ -35,13 +35,11 @@ _WIDE = 60
 
 
 def sql(
-    statement: Annotated[
-        str, typer.Argument(help="As in: select key, count(*) from journal group by key. See docs/spark.md.")
-    ],
+    statement: Annotated[str, typer.Argument(help="One SELECT statement. See docs/spark.md.")],
     topics: Annotated[
         list[str] | None, typer.Option("--topics", help="Only these journals; may be given again.")
     ] = None,
-    prefix: Annotated[str | None, typer.Option(help="Only journals whose topic begins so.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Only journals whose topic has this prefix.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the rows to FILE.parquet or FILE.csv.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Most rows to print.")] = _SHOWN,
     skip_held: Annotated[bool, typer.Option("--skip-held", help="Leave quarantined journals out.")] = False,
@@ -50,9 +48,12 @@ def sql(
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask journals, heads, offsets and topics by SQL; tables: journal, meta, pointers, topic_NAME, compact_NAME.
+    """Query journals and topics by SQL, on Spark.
 
-    What the registry has schemas for has typed columns.
+    The tables are journal, meta, pointers, topic_NAME and compact_NAME. Topics that the registry has schemas for have
+    typed columns.
+
+    Example: headrace sql "select key, count(*) from journal group by key"
     """
     if out is not None and out.suffix.lstrip(".") not in _FORMATS:
         raise BadArgument("--out", str(out), "the file's name must end with .parquet or .csv")

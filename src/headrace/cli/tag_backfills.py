@@ -23,7 +23,7 @@ def backfill(
     tag: Annotated[str, typer.Argument(help="The tag.")],
     where: Annotated[str, typer.Argument(help="What chooses its events, as in shop.tags:is_big: a function of one.")],
     again: Annotated[
-        bool, typer.Option("--again", help="Fill the tag anew, also one whose back-fill was killed.")
+        bool, typer.Option("--again", help="Fill the tag again, also one whose back-fill was killed.")
     ] = False,
     address: Address = None,
     store: StoreAddress = None,
@@ -31,7 +31,9 @@ def backfill(
 ) -> None:
     """Give a tag to all events that a function chooses, while writing goes on.
 
-    Let writers give the tag to their events first: what comes after the job is not asked about.
+    Let writers give the tag to their events first: the job does not look at events that come after it.
+
+    Example: headrace tags backfill big shop.tags:is_big
     """
     from headrace.cli.spark_sessions import spark_for
     from headrace.pipeline import Places, backfill_tag
@@ -45,7 +47,7 @@ def backfill(
     elif done.is_new:
         typer.echo(f"{tag}: {done.tagged:,} of {done.events:,} events have it now; writers give it to later ones")
     else:
-        typer.echo(f"{tag} is filled by {where} already; --again fills it anew")
+        typer.echo(f"{tag} is filled by {where} already; --again fills it again")
 
 
 def load_chooser(where: str) -> Chooser:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from headrace.app import Headrace
-from headrace.cli.asking import Address, AsJson, StoreAddress, with_headrace
+from headrace.cli.asking import Address, AsJson, StoreAddress, answer, with_headrace
 from headrace.cli.lagging import journal_topics, tell_unreplicated
 from headrace.cli.tag_backfills import backfill
 from headrace.errors import BadArgument
@@ -32,7 +32,10 @@ Id = Annotated[str | None, typer.Option("--id", help="The journal's id.")]
 def list_tags(
     topic: Topic = None, id_: Id = None, address: Address = None, store: StoreAddress = None, as_json: AsJson = False
 ) -> None:
-    """List all tags that replication has met; or, with --topic and --id, those of one journal and their counts."""
+    """List the tags that replication has seen; with --topic and --id those of one journal, and their counts.
+
+    Example: headrace tags list --topic accounts --id acc-1
+    """
     if (topic is None) != (id_ is None):
         raise BadArgument("--topic and --id", (topic, id_), "both are needed to list the tags of one journal")
 
@@ -41,11 +44,14 @@ def list_tags(
         return await (hr.tags.tags() if topic is None or id_ is None else hr.tags.tags_of(topic, id_))
 
     found = with_headrace(address, store, run)
-    if as_json:
-        typer.echo(json.dumps(found, ensure_ascii=False))
-        return
-    lines = [f"{tag}  {count}" for tag, count in found.items()] if isinstance(found, dict) else found
-    typer.echo("\n".join(lines) or "no tags yet")
+    counts: dict[str, int | None] = dict(found) if isinstance(found, dict) else dict.fromkeys(found)
+    for tag, count in counts.items():
+        if count is None:
+            answer(tag, as_json=as_json, tag=tag)
+        else:
+            answer(f"{tag}  {count}", as_json=as_json, tag=tag, count=count)
+    if not counts and not as_json:
+        typer.echo("no tags yet")
 
 
 @app.command("follow")
@@ -54,14 +60,19 @@ def follow(
     after: Annotated[
         str | None, typer.Option(help="An offset as printed by --json, or a time: 2026-01-31T12:00Z.")
     ] = None,
-    current: Annotated[bool, typer.Option("--current", help="Stop after what is there now.")] = False,
-    limit: Annotated[int | None, typer.Option(help="Stop after so many events.")] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Write no Marks; events may have to wait.")] = False,
+    current: Annotated[bool, typer.Option("--current", help="Stop after the events that are there now.")] = False,
+    limit: Annotated[int | None, typer.Option(help="Stop after this number of events.")] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Write nothing to the log; events may come later.")
+    ] = False,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a tag's events, one a line, and go on with those that come, until interrupted."""
+    """Print a tag's events, one a line, and continue with new ones until interrupted.
+
+    Example: headrace tags follow vip --after 2026-01-31T12:00Z
+    """
 
     async def run(hr: Headrace) -> None:
         count = 0
@@ -84,8 +95,12 @@ def rebuild(
     everything: Annotated[bool, typer.Option("--all", help="All tags of all journals.")] = False,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Write views by tag again from the journals: those of one journal under one tag, or all."""
+    """Rebuild views by tag from the journals: the view of one journal under one tag, or all of them.
+
+    Example: headrace tags rebuild vip --topic accounts --id acc-1
+    """
 
     async def run(hr: Headrace) -> int:
         repair = TagRepair(hr.log, hr.store, hr.settings.tags)
@@ -95,7 +110,8 @@ def rebuild(
             raise BadArgument("what to rebuild", (tag, topic, id_), "name a tag, --topic and --id, or say --all")
         return await repair.rebuild(topic, id_, tag)
 
-    typer.echo(f"rows written: {with_headrace(address, store, run)}")
+    count = with_headrace(address, store, run)
+    answer(f"rows written: {count}", as_json=as_json, rows_written=count)
 
 
 @app.command("delete")
@@ -103,27 +119,36 @@ def delete(
     tag: Tag,
     topic: Annotated[str, typer.Option("--topic", help="The topic of the journal.")],
     id_: Annotated[str, typer.Option("--id", help="The journal's id.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Remove a journal's rows under a tag; its numbers go on, and `rebuild` brings back what the journal still has."""
+    """Remove a journal's rows under a tag. Its numbers go on, and `rebuild` restores what the journal still has.
+
+    Example: headrace tags delete vip --topic accounts --id acc-1
+    """
     if not yes:
         typer.confirm(f"remove the rows of {id_} in {topic} under {tag}?", abort=True)
 
     async def run(hr: Headrace) -> int:
         return await TagRepair(hr.log, hr.store, hr.settings.tags).delete(topic, id_, tag)
 
-    typer.echo(f"rows removed: {with_headrace(address, store, run)}")
+    count = with_headrace(address, store, run)
+    answer(f"rows removed: {count}", as_json=as_json, rows_removed=count)
 
 
 @app.command("off")
 def switch_off(
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Keep no views by tag any more. Only `rebuild --all` brings them back, from what the journals still have then."""
+    """Stop keeping views by tag. Only `rebuild --all` restores them, from what the journals have by then.
+
+    Example: headrace tags off
+    """
     if not yes:
         typer.confirm("give up the views by tag of this store?", abort=True)
 
@@ -131,7 +156,8 @@ def switch_off(
         return await TagRepair(hr.log, hr.store, hr.settings.tags).give_up()
 
     is_changed = with_headrace(address, store, run)
-    typer.echo("views by tag are off; set tags.enabled = false" if is_changed else "there are no views by tag here")
+    told = "views by tag are off; set tags.enabled = false" if is_changed else "there are no views by tag here"
+    answer(told, as_json=as_json, changed=is_changed)
 
 
 def after_of_text(text: str | None) -> After:

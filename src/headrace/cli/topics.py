@@ -12,7 +12,7 @@ from rich.table import Table
 
 from headrace.app import Headrace
 from headrace.cli import records
-from headrace.cli.asking import Address, AsJson, StoreAddress, creating_headrace, with_headrace
+from headrace.cli.asking import Address, AsJson, StoreAddress, answer, creating_headrace, with_headrace
 from headrace.errors import BadArgument
 from headrace.journal import grow_topic
 from headrace.journal.retention import (
@@ -34,11 +34,18 @@ records.add_commands(app)
 
 @app.command("list")
 def list_topics(address: Address = None, as_json: AsJson = False) -> None:
-    """List the topics."""
+    """List the topics of the log.
+
+    Example: headrace topic list --json
+    """
     names = with_headrace(address, None, lambda hr: hr.log.admin.topics())
-    typer.echo(json.dumps(list(names)) if as_json else "\n".join(names) or "no topics yet")
+    for name in names:
+        answer(name, as_json=as_json, topic=name)
+    if not names and not as_json:
+        typer.echo("no topics yet")
 
 
+TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The name of the topic.")]
 IsJournal = Annotated[
     bool,
     typer.Option("--journal", help="For journals: records stay until they are replicated, then for the retention."),
@@ -50,16 +57,20 @@ IsShared = Annotated[
 
 @app.command("create")
 def create(
-    topic: str,
-    partitions: Annotated[int, typer.Option(help="How many partitions.")] = 1,
-    cleanup: Annotated[Cleanup, typer.Option(help="What happens to old records.")] = Cleanup.DELETE,
-    retention_ms: Annotated[int, typer.Option(help="Keep records that long; 0: for ever.")] = RETENTION_MS,
+    topic: TopicName,
+    partitions: Annotated[int, typer.Option(help="The number of partitions.")] = 1,
+    cleanup: Annotated[Cleanup, typer.Option(help="What is done with old records.")] = Cleanup.DELETE,
+    retention_ms: Annotated[int, typer.Option(help="How long records are kept; 0: forever.")] = RETENTION_MS,
     is_journal: IsJournal = False,
     is_shared: IsShared = False,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Make a topic."""
+    """Create a topic.
+
+    Example: headrace topic create accounts --journal --partitions 8
+    """
     config = TopicConfig(cleanup=cleanup, retention_ms=retention_ms or None)
 
     async def make(hr: Headrace) -> Topic:
@@ -73,21 +84,26 @@ def create(
         return made
 
     made = creating_headrace(address, store, make)
-    typer.echo(f"created {made.name} with {made.partitions} partition{'s' if made.partitions != 1 else ''}")
+    told = f"created {made.name} with {made.partitions} partition{'s' if made.partitions != 1 else ''}"
+    answer(told, as_json=as_json, topic=made.name, partitions=made.partitions)
 
 
 @app.command("configure")
 def configure(
-    topic: str,
+    topic: TopicName,
     retention_ms: Annotated[
-        int | None, typer.Option(help="Keep records that long; unset: as long as now, or 7 days.")
+        int | None, typer.Option(help="How long records are kept. Default: as long as now, or 7 days.")
     ] = None,
     is_journal: IsJournal = False,
     is_shared: IsShared = False,
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Change how long a topic keeps its records; with --journal nothing goes before it is replicated."""
+    """Change how long a topic keeps its records. With --journal none is removed before it is replicated.
+
+    Example: headrace topic configure accounts --journal --retention-ms 86400000
+    """
 
     async def change(hr: Headrace) -> tuple[Topic, int]:
         known = (await hr.log.admin.describe(topic)).config
@@ -101,10 +117,10 @@ def configure(
     if is_journal and is_shared:
         raise BadArgument("--shared", topic, "a topic is a journal's own, or shared; give one of the two")
     changed, kept_ms = with_headrace(address, store, change)
-    if why_records_expire(changed.config) is None and is_journal:
-        typer.echo(f"{topic} keeps its records until they are replicated, and for {kept_ms} ms")
-    else:
-        typer.echo(f"{topic} keeps its records for {kept_ms} ms")
+    is_kept = why_records_expire(changed.config) is None and is_journal
+    until = "until they are replicated, and " if is_kept else ""
+    facts = {"retention_ms": kept_ms, "until_replicated": is_kept}
+    answer(f"{topic} keeps its records {until}for {kept_ms} ms", as_json=as_json, topic=topic, **facts)
 
 
 def _check_terms(hr: Headrace, topic: str, retention_ms: int, *, is_shared: bool) -> None:
@@ -122,8 +138,11 @@ async def _store_terms(hr: Headrace, topic: str, retention_ms: int, *, is_shared
 
 
 @app.command("describe")
-def describe(topic: str, address: Address = None, as_json: AsJson = False) -> None:
-    """Show a topic's configuration and what its partitions hold."""
+def describe(topic: TopicName, address: Address = None, as_json: AsJson = False) -> None:
+    """Show a topic's configuration and the offsets that its partitions hold.
+
+    Example: headrace topic describe accounts
+    """
     found, bounds = with_headrace(address, None, lambda hr: _describe(hr.log, topic))
     if as_json:
         partitions = [{"partition": n, "start": b[0], "end": b[1]} for n, b in enumerate(bounds)]
@@ -140,25 +159,33 @@ def describe(topic: str, address: Address = None, as_json: AsJson = False) -> No
 
 @app.command("delete")
 def delete(
-    topic: str,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    topic: TopicName,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     address: Address = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Remove a topic with all it holds."""
+    """Remove a topic and all its records.
+
+    Example: headrace topic delete accounts --yes
+    """
     if not yes:
         typer.confirm(f"remove topic {topic} and all its records?", abort=True)
     with_headrace(address, None, lambda hr: hr.log.admin.delete(topic))
-    typer.echo(f"removed {topic}")
+    answer(f"removed {topic}", as_json=as_json, topic=topic, removed=True)
 
 
 @app.command("grow")
 def grow(
-    topic: str,
-    partitions: Annotated[int, typer.Option(help="How many partitions it shall have.")],
+    topic: TopicName,
+    partitions: Annotated[int, typer.Option(help="The new number of partitions.")],
     address: Address = None,
     store: StoreAddress = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Give a journal topic more partitions without losing the order of any key. Writers wait meanwhile."""
+    """Give a journal topic more partitions; every journal keeps its order. Writers wait meanwhile.
+
+    Example: headrace topic grow accounts --partitions 16
+    """
     grown = with_headrace(
         address,
         store,
@@ -166,7 +193,8 @@ def grow(
             hr.log, hr.store.settings, topic, partitions=partitions, lease_s=hr.settings.journal.lease_s
         ),
     )
-    typer.echo(f"{topic} has {grown.partitions} partitions, in generation {grown.generation}")
+    told = f"{topic} has {grown.partitions} partitions, in generation {grown.generation}"
+    answer(told, as_json=as_json, topic=topic, partitions=grown.partitions, generation=grown.generation)
 
 
 async def _describe(log: Log, topic: str) -> tuple[Topic, list[tuple[int, int]]]:

@@ -1,8 +1,8 @@
 """Services that outlive the command that started them, found again through a folder.
 
 The folder is HEADRACE_SERVICES_DIR, or `.headrace/services` under the current one. It has a file per service
-that says where the service's own folder is, so that `--data` may put it anywhere; what lies in the folder itself is found
-without one, so that `--data` finds it again from anywhere.
+that says where the service's own folder is, so that `--data` may put it anywhere; what lies in the folder itself is
+found without one, so that `--data` finds it again from anywhere.
 """
 
 from __future__ import annotations

@@ -20,7 +20,10 @@ def demo(
     store: Annotated[str | None, typer.Option("--store", help="The store of a log that is not embedded.")] = None,
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Show the pipeline too; it starts Spark.")] = True,
 ) -> None:
-    """See log, journals, tags, outbox and pipeline at work, with live readers and a process that is killed."""
+    """See log, journals, tags, outbox and pipeline at work, with live readers and a process that is killed.
+
+    Example: headrace demo --no-spark
+    """
     # The scenes import every room, and other commands have no need to wait for that.
     from headrace.cli.demo.pipeline_part import show_pipeline
     from headrace.cli.demo.telling import console

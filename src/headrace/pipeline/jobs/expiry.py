@@ -1,8 +1,9 @@
 """Expiry: journals whose time is up are purged, unless somebody appends meanwhile.
 
-The job finds what is past its time in the store, looks whether the log has it still so, and writes a Purge that names
-the last append it saw. The fold makes that void when an append came after it, so a client that renews a journal at the same time wins, and so does one that
-began the next incarnation before a second run. Days on which the job did not run are made good by the next.
+The job finds in the store what is past its time, looks whether the log still has it so, and writes a Purge that names
+the last append it saw. The fold makes that void when an append came after it, so a client that renews a journal at the
+same time wins, and so does one that began the next incarnation before a second run. Days on which the job did not run
+are made good by the next.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["ExpirySummary", "purge_expired"]
 
 @dataclass(frozen=True, slots=True)
 class ExpirySummary:
-    """What a run did: journals looked at, and how many of them it purged. A purge that changed nothing is not counted."""
+    """What a run did: journals looked at, and how many of them it purged. Purges without effect don't count."""
 
     journals: int
     purged: int
