@@ -11,10 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.cli.conftest import Command
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.errors import MissingExtra
+from headrace.errors import BadArgument, MissingExtra
 
 BIN = Path(sys.executable).parent
 SPARK_COMMANDS = (["sql", "select 1"], ["pipeline", "replicate", "--once"], ["pipeline", "audit"])
@@ -85,3 +86,70 @@ def test_an_interrupt_while_spark_starts_leaves_nothing_behind(tmp_path: Path) -
     assert "Traceback" not in told
     _, alive = psutil.wait_procs(children, timeout=30)
     assert alive == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("journal", "append", "t", "a", "1", "--log", "embedded:./file"),
+            "the folder file can't be made: File exists",
+        ),
+        (("services", "up", "kafka", "--data", "file/x"), "file/x/kafka can't be made: Not a directory"),
+        (("pipeline", "package", "file/x"), "cannot use "),
+    ],
+    ids=["folder", "data", "package"],
+)
+def test_a_folder_that_can_not_be_made_is_one_sentence(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    """The message names the folder and the system's reason, and does not ask whether a server is up."""
+    (tmp_path / "file").touch()
+    done = subprocess.run([str(BIN / "headrace"), *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "server" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_question_that_nobody_can_answer_names_the_option(command: Command) -> None:
+    """Without a terminal a command that asks says that --yes is needed, and changes nothing."""
+    command("journal", "append", "t", "a", "1")
+    refused = command("journal", "purge", "t", "a")
+    assert isinstance(refused.exception, BadArgument)
+    assert "there is no terminal to ask at; give --yes" in str(refused.exception)
+    assert command("journal", "purge", "t", "a", stdin="n\n").exit_code == 1
+    assert command("journal", "pointer", "t", "a").stdout == "1\n"
+
+
+def test_output_that_is_cut_off_is_no_traceback(tmp_path: Path) -> None:
+    """A reader that ends first, as `head -1` does, ends the command without a word."""
+    lines = "".join(f"{n}\n" for n in range(8_000))
+    headrace, log = str(BIN / "headrace"), ("--log", f"embedded:{tmp_path}")
+    subprocess.run([headrace, "journal", "append", "t", "a", *log], input=lines, text=True, check=True)
+    with (tmp_path / "told").open("w") as told:
+        reading = subprocess.Popen([headrace, "journal", "read", "t", "a", *log], stdout=subprocess.PIPE, stderr=told)
+        assert reading.stdout is not None
+        assert reading.stdout.readline()
+        reading.stdout.close()
+        assert reading.wait(60) == 1
+    assert (tmp_path / "told").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"key": 1', "expecting ',' delimiter at column 10"),
+        ("[1]", "a line is a JSON object"),
+        ('{"keys": 1}', "unknown: keys"),
+        ('{"key": "a", "headers": ["b"]}', "headers are an object too"),
+    ],
+)
+def test_a_line_that_is_no_record_is_named(command: Command, line: str, message: str) -> None:
+    """`topic put` names the line and what is wrong with it, and writes none of the lines."""
+    command("topic", "create", "t")
+    refused = command("topic", "put", "t", "--text", stdin=f'{{"key": "k"}}\n{line}\n')
+    assert isinstance(refused.exception, BadArgument)
+    assert refused.exception.name == "line 2"
+    assert message in str(refused.exception)
+    assert command("topic", "cat", "t").stdout == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeAlias, TypeVar
 
@@ -12,6 +13,7 @@ import typer
 from headrace.app import Headrace, connect
 from headrace.config import HeadraceSettings, Section
 from headrace.config.layers import DEFAULTS
+from headrace.errors import BadArgument
 
 __all__ = [
     "Address",
@@ -19,6 +21,7 @@ __all__ = [
     "StoreAddress",
     "answer",
     "command_settings",
+    "confirm",
     "creating_headrace",
     "creating_settings",
     "print_json",
@@ -77,6 +80,20 @@ def creating_headrace(address: str | None, store: str | None, use: Callable[[Hea
 def print_json(value: object) -> None:
     """Print one object, or one row of many, on a line of its own."""
     typer.echo(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def confirm(question: str, *, is_sure: bool) -> None:
+    """Ask before something is lost, unless --yes was given. Raises BadArgument where nobody can answer."""
+    if is_sure:
+        return
+    try:
+        is_wanted = typer.confirm(question)
+    except typer.Abort as error:
+        if sys.stdin.isatty():  # Ctrl-C, or Ctrl-D
+            raise
+        raise BadArgument("--yes", is_sure, "there is no terminal to ask at; give --yes to go on") from error
+    if not is_wanted:
+        raise typer.Abort
 
 
 def answer(text: str, *, as_json: bool, **facts: object) -> None:

@@ -15,7 +15,16 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace
-from headrace.cli.asking import Address, AsJson, StoreAddress, answer, creating_headrace, print_json, with_headrace
+from headrace.cli.asking import (
+    Address,
+    AsJson,
+    StoreAddress,
+    answer,
+    confirm,
+    creating_headrace,
+    print_json,
+    with_headrace,
+)
 from headrace.cli.lagging import tell_unreplicated
 from headrace.errors import BadArgument
 from headrace.journal import UNCHECKED, Expected, Moment
@@ -152,8 +161,7 @@ def purge(
 
     Example: headrace journal purge accounts acc-1 --yes
     """
-    if not yes:
-        typer.confirm(f"remove journal {id_} of {topic} for good?", abort=True)
+    confirm(f"remove journal {id_} of {topic} for good?", is_sure=yes)
     done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").purge(id_))
     answer(f"purged, at offset {done.offset}", as_json=as_json, purged=True, offset=done.offset)
 

@@ -144,8 +144,10 @@ def main() -> None:
     except Exception as error:
         from headrace.errors import HeadraceError  # ninety classes, which `--help` need not wait for
 
-        if not isinstance(error, HeadraceError):
+        # A file that the system refuses, and names, is nothing that a traceback would explain.
+        is_about_a_file = isinstance(error, OSError) and error.filename is not None
+        if not isinstance(error, HeadraceError) and not is_about_a_file:
             raise
         typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
-        typer.echo(str(error), err=True)
+        typer.echo(f"cannot use {error.filename}: {error.strerror}" if isinstance(error, OSError) else error, err=True)
         sys.exit(1)

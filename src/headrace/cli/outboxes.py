@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.asking import Address, AsJson, print_json
+from headrace.cli.asking import Address, AsJson, confirm, print_json
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument, MissingExtra
 
@@ -194,8 +194,7 @@ def purge_dead(
     Example: headrace outbox dead purge --topic orders --yes
     """
     _check_choice(ids, topic, everything)
-    if not yes:
-        typer.confirm("throw these messages away for good?", abort=True)
+    confirm("throw these messages away for good?", is_sure=yes)
     count = _change_dead(database, ids, topic, "purge")
     typer.echo(json.dumps({"purged": count}) if as_json else f"{count} message{'s' if count != 1 else ''} gone")
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace, ProjectionHandle, ProjectionStatus
-from headrace.cli.asking import Address, AsJson, StoreAddress, answer, creating_headrace, with_headrace
+from headrace.cli.asking import Address, AsJson, StoreAddress, answer, confirm, creating_headrace, with_headrace
 from headrace.cli.tag_loading import load
 from headrace.cli.tags import after_of_text
 from headrace.errors import BadArgument
@@ -102,7 +102,7 @@ def rebuild_projection(
     if not dry_run:
         projection = load_projection(where)
         warning = _GOES_OUT_AGAIN if projection.reset is not None else f"{_HAS_NO_RESET} {_GOES_OUT_AGAIN}"
-        _ask(f"{warning}\nReset {projection.name} and handle its events again?", is_sure=yes)
+        confirm(f"{warning}\nReset {projection.name} and handle its events again?", is_sure=yes)
 
     async def work(hr: Headrace, handle: ProjectionHandle) -> None:
         projection, after = handle.projection, after_of_text(start)
@@ -259,7 +259,7 @@ def skip(
         if event is None:
             answer(f"{projection.name} has handled all events there are", as_json=as_json, skipped=None)
             return
-        _ask(f"Skip {_shown(event)} without handling it?", is_sure=yes)
+        confirm(f"Skip {_shown(event)} without handling it?", is_sure=yes)
         await skip_event(projection, hr.tags, handle.target, event, offsets)
         skipped = {"topic": event.topic, "id": event.id, "seq_nr": event.seq_nr, "offset": str(event.tag_offset)}
         answer(f"skipped {_shown(event)}", as_json=as_json, skipped=skipped)
@@ -326,7 +326,7 @@ def purge(
 
     async def work(_: Headrace, handle: ProjectionHandle) -> int:
         letters = _chosen(await handle.target.letters.all(), offset)
-        _ask(f"Forget {len(letters)} dead letters of {handle.projection.name}?", is_sure=yes)
+        confirm(f"Forget {len(letters)} dead letters of {handle.projection.name}?", is_sure=yes)
         return await handle.target.letters.remove(letters)
 
     count = _with_projection(where, address, store, work)
@@ -360,7 +360,7 @@ def _put(
         check_not_ahead(projection.name, {0: place}, SYSTEM_CLOCK.now_ms())
         to = f"offset {place}" if place is not None else "the start of time"
         question = f"Put {len(chosen)} of {projection.slots} slots of {projection.name} to {to}, without a reset?"
-        _ask(f"{_GOES_OUT_AGAIN}\n{question}", is_sure=is_sure)
+        confirm(f"{_GOES_OUT_AGAIN}\n{question}", is_sure=is_sure)
         await handle.target.put(dict.fromkeys(chosen, place))
         return len(chosen)
 
@@ -376,11 +376,6 @@ def _with_projection(where: str, address: str | None, store: str | None, work: W
             return await work(hr, handle)
 
     return with_headrace(address, store, use)
-
-
-def _ask(question: str, *, is_sure: bool) -> None:
-    if not is_sure:
-        typer.confirm(question, abort=True)
 
 
 def _chosen(letters: Sequence[DeadLetter], offset: str | None) -> list[DeadLetter]:

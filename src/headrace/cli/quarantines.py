@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace
-from headrace.cli.asking import Address, AsJson, StoreAddress, answer, with_headrace
+from headrace.cli.asking import Address, AsJson, StoreAddress, answer, confirm, with_headrace
 from headrace.errors import BadArgument
 from headrace.journal import Held, held_journals, pass_verdict
 from headrace.pipeline import Selection, topics_of
@@ -100,7 +100,7 @@ def _confirmed(topic: str, id_: str, offset: int | None, address: str | None, st
     for held in with_headrace(address, store, find):
         offset = held.offset if offset is None else offset
         where = f"the record at offset {offset} of {topic}[{held.partition}]"
-        typer.confirm(f"What {where} holds of {id_} is lost to all readers. Skip it?", abort=True)
+        confirm(f"What {where} holds of {id_} is lost to all readers. Skip it?", is_sure=False)
     return offset
 
 

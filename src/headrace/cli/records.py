@@ -176,11 +176,16 @@ async def _record(topic: str, nr: int, line: str, serde: tuple[GenericCodec, Ser
 def _line(nr: int, line: str) -> dict[str, Any]:
     rule = 'a line is a JSON object: {"key": …, "value": …}'
     try:
-        given = json.loads(line)
-    except ValueError as error:
-        raise BadArgument(f"line {nr}", line.strip(), rule) from error
-    if not isinstance(given, dict) or not given.keys() <= _KNOWN:
+        given = json.loads(line.strip())
+    except json.JSONDecodeError as error:
+        why = f"{error.msg[:1].lower()}{error.msg[1:]} at column {error.colno}"
+        raise BadArgument(f"line {nr}", line.strip(), f"{rule} ({why})") from error
+    if not isinstance(given, dict):
         raise BadArgument(f"line {nr}", line.strip(), rule)
+    if unknown := sorted(given.keys() - _KNOWN):
+        raise BadArgument(f"line {nr}", line.strip(), f"{rule} (unknown: {', '.join(unknown)})")
+    if not isinstance(given.get("headers") or {}, dict):
+        raise BadArgument(f"line {nr}", line.strip(), f'{rule} (headers are an object too: {{"name": "text"}})')
     return given
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from headrace.app import Headrace
-from headrace.cli.asking import Address, AsJson, StoreAddress, answer, with_headrace
+from headrace.cli.asking import Address, AsJson, StoreAddress, answer, confirm, with_headrace
 from headrace.cli.lagging import journal_topics, tell_unreplicated
 from headrace.cli.tag_backfills import backfill
 from headrace.errors import BadArgument
@@ -128,8 +128,7 @@ def delete(
 
     Example: headrace tags delete vip --topic accounts --id acc-1
     """
-    if not yes:
-        typer.confirm(f"remove the rows of {id_} in {topic} under {tag}?", abort=True)
+    confirm(f"remove the rows of {id_} in {topic} under {tag}?", is_sure=yes)
 
     async def run(hr: Headrace) -> int:
         return await TagRepair(hr.log, hr.store, hr.settings.tags).delete(topic, id_, tag)
@@ -149,8 +148,7 @@ def switch_off(
 
     Example: headrace tags off
     """
-    if not yes:
-        typer.confirm("give up the views by tag of this store?", abort=True)
+    confirm("give up the views by tag of this store?", is_sure=yes)
 
     async def run(hr: Headrace) -> bool:
         return await TagRepair(hr.log, hr.store, hr.settings.tags).give_up()

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from headrace.app import Headrace
 from headrace.cli import records
-from headrace.cli.asking import Address, AsJson, StoreAddress, answer, creating_headrace, with_headrace
+from headrace.cli.asking import Address, AsJson, StoreAddress, answer, confirm, creating_headrace, with_headrace
 from headrace.errors import BadArgument
 from headrace.journal import grow_topic
 from headrace.journal.retention import (
@@ -168,8 +168,7 @@ def delete(
 
     Example: headrace topic delete accounts --yes
     """
-    if not yes:
-        typer.confirm(f"remove topic {topic} and all its records?", abort=True)
+    confirm(f"remove topic {topic} and all its records?", is_sure=yes)
     with_headrace(address, None, lambda hr: hr.log.admin.delete(topic))
     answer(f"removed {topic}", as_json=as_json, topic=topic, removed=True)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.errors import MissingExtra
+from headrace.errors import FolderUnusable, MissingExtra
 from headrace.services.catalog import NAMES, service_named
 from headrace.services.layouts import LAYOUT, Wishes, kept_layout
 from headrace.services.running import RunningService
@@ -122,6 +122,9 @@ class Detached:
             from filelock import FileLock
         except ImportError as error:
             raise MissingExtra("filelock", "services") from error
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FolderUnusable(str(self.folder), str(error.strerror)) from error
         with FileLock(self.folder / f".{name}.lock"):
             yield

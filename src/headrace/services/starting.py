@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.errors import ServiceFailed
+from headrace.errors import FolderUnusable, ServiceFailed
 from headrace.services.cache import Cache
 from headrace.services.catalog import service_named
 from headrace.services.layouts import Wishes, lay_out
@@ -74,7 +74,10 @@ def _folder(name: str, data_dir: Path | None) -> tuple[Path, bool]:
     if data_dir is None:
         return Path(tempfile.mkdtemp(prefix=f"headrace-{name}-")), True
     folder = data_dir.expanduser().resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FolderUnusable(str(folder), str(error.strerror)) from error
     return folder, False
 
 

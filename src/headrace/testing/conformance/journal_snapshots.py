@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, NoStateYet
 from headrace.journal import Journal
 from headrace.log import Log
 from headrace.model import Event
@@ -51,6 +51,13 @@ class SnapshotRing(JournalSetting):
         assert await numbers(journal, "k") == ([] if is_deleted else [1, 2, 3, 4, 5])
         await journal.append("k", [Event(6)])
         assert await numbers(journal, "k", newest.seq_nr + 1) == [6]
+
+    async def test_no_state_beyond_the_pointer_can_be_saved(self, journal: Journal) -> None:
+        """R22: a snapshot ahead of its journal, or of none, is refused in words about snapshots."""
+        await journal.append("k", [Event(1), Event(2)])
+        for id_, pointer in (("k", 2), ("none", 0)):
+            with pytest.raises(NoStateYet, match=f"snapshot of '{id_}' as of seq_nr 3: the journal is at {pointer}"):
+                await journal.snapshots.save(id_, 3, "ahead")
 
     async def test_a_purge_removes_them(self, log: Log, store: Store, journal: Journal, topic: str) -> None:
         """R22: the next incarnation never sees them, before and after replication."""
