@@ -34,7 +34,7 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
 
-Topic = Annotated[str, typer.Argument(help="The topic of the journals.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic of the journals.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The journal's id.")]
 
 
@@ -42,7 +42,9 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="The journal's id.")]
 def append(
     topic: Topic,
     id_: Id,
-    payloads: Annotated[list[str] | None, typer.Argument(help="One event each, as JSON; with --text as text.")] = None,
+    payloads: Annotated[
+        list[str] | None, typer.Argument(metavar="PAYLOAD", help="One event each: JSON, or text with --text.")
+    ] = None,
     is_text: Annotated[bool, typer.Option("--text", help="The payloads are plain text, stored as they are.")] = False,
     seq_nr: Annotated[int | None, typer.Option(help="The seq_nr of the first event. Default: the next one.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="A tag for the events; may be given again.")] = None,

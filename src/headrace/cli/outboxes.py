@@ -39,9 +39,7 @@ DatabaseUrl = Annotated[
     ),
 ]
 TopicName = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
-Ids = Annotated[
-    list[int] | None, typer.Argument(metavar="[ID]...", help="The ids of the messages, as `list` shows them.")
-]
+Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="The ids of the messages, as `list` shows them.")]
 
 
 @app.command("migrate")

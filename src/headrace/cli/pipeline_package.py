@@ -21,7 +21,7 @@ def add_package(app: typer.Typer) -> None:
 
 
 def _package(
-    folder: Annotated[Path, typer.Argument(help="A folder that is not there yet.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that is not there yet.")],
     own: Annotated[
         list[str] | None,
         typer.Option("--with", help="A package of your own, with all it requires; may be given again."),

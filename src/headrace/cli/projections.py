@@ -35,7 +35,9 @@ app.add_typer(letters_app, name="dead-letters", help="Events that a projection h
 T = TypeVar("T")
 Work = Callable[[Headrace, ProjectionHandle], Awaitable[T]]
 
-Where = Annotated[str, typer.Argument(help="Where the projection is, as in shop.projections:orders.")]
+Where = Annotated[
+    str, typer.Argument(metavar="MODULE:NAME", help="Where the projection is, as in shop.projections:orders.")
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 _GOES_OUT_AGAIN = (
@@ -208,7 +210,9 @@ def show_offsets(where: Where, address: Address = None, store: StoreAddress = No
 @offset_app.command("set")
 def set_offsets(
     where: Where,
-    place: Annotated[str, typer.Argument(help="An offset, or a time; what follows it will be handled.")],
+    place: Annotated[
+        str, typer.Argument(metavar="OFFSET", help="An offset, or a time; what follows it will be handled.")
+    ],
     slot: Annotated[list[int] | None, typer.Option("--slot", help="Only this slot; may be given again.")] = None,
     yes: Yes = False,
     address: Address = None,

@@ -21,13 +21,15 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
 
-Topic = Annotated[str, typer.Argument(help="The topic of the journals.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic of the journals.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The journal's id.")]
 
 
 @app.command("list")
 def show(
-    topic: Annotated[str | None, typer.Argument(help="The topic. Default: all that hold journals.")] = None,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="The topic. Default: all that hold journals.")
+    ] = None,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,

@@ -32,8 +32,10 @@ RegistryAddress: TypeAlias = Annotated[
         "--registry", help="log:TOPIC, folder:PATH or http(s)://HOST:PORT. Default: the setting registry.address."
     ),
 ]
-Subject = Annotated[str, typer.Argument(help="The subject, as in orders-value.")]
-Source = Annotated[str, typer.Argument(help="A file with the schema, package.module:Class, or - for stdin.")]
+Subject = Annotated[str, typer.Argument(metavar="SUBJECT", help="The subject, as in orders-value.")]
+Source = Annotated[
+    str, typer.Argument(metavar="FILE", help="A file with the schema, package.module:Class, or - for stdin.")
+]
 
 
 @app.command("list")
@@ -60,7 +62,7 @@ def list_subjects(registry: RegistryAddress = None, address: Address = None, as_
 
 @app.command("show")
 def show(
-    subject: Annotated[str | None, typer.Argument(help="The subject; or give --id.")] = None,
+    subject: Annotated[str | None, typer.Argument(metavar="SUBJECT", help="The subject; or give --id.")] = None,
     version: Annotated[int | None, typer.Option(help="Which version. Default: the last.")] = None,
     schema_id: Annotated[int | None, typer.Option("--id", help="The schema with this id.")] = None,
     registry: RegistryAddress = None,

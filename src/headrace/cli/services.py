@@ -36,7 +36,7 @@ app = typer.Typer(no_args_is_help=True)
 
 _NOTHING = "nothing was started from here"
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help=f"The services: {', '.join(NAMES)}.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help=f"The services: {', '.join(NAMES)}.")]
 Purge = Annotated[bool, typer.Option("--purge", help="Remove the data too.")]
 Data = Annotated[
     Path | None, typer.Option("--data", help="The folder that `up --data` was given; else those started from here.")
@@ -147,7 +147,7 @@ def env(
 
 @app.command()
 def logs(
-    name: Annotated[str, typer.Argument(help="A service, or one of its nodes such as kafka-2.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A service, or one of its nodes such as kafka-2.")],
     lines: Annotated[int, typer.Option("--lines", "-n", help="The number of last lines.")] = 50,
     keep_on: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new lines.")] = False,
     data: Data = None,

@@ -17,7 +17,8 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True)
 
 Files = Annotated[
-    list[Path] | None, typer.Argument(help="TOML files; later ones win. Those of HEADRACE_CONFIG are always read.")
+    list[Path] | None,
+    typer.Argument(metavar="FILE", help="TOML files; later ones win. Those of HEADRACE_CONFIG are always read."),
 ]
 
 

@@ -35,7 +35,7 @@ _WIDE = 60
 
 
 def sql(
-    statement: Annotated[str, typer.Argument(help="One SELECT statement. See docs/spark.md.")],
+    statement: Annotated[str, typer.Argument(metavar="STATEMENT", help="One SELECT statement. See docs/spark.md.")],
     topics: Annotated[
         list[str] | None, typer.Option("--topics", help="Only these journals; may be given again.")
     ] = None,

@@ -20,8 +20,10 @@ _RULE = "it must name a function of one event, as in shop.tags:is_big"
 
 
 def backfill(
-    tag: Annotated[str, typer.Argument(help="The tag.")],
-    where: Annotated[str, typer.Argument(help="What chooses its events, as in shop.tags:is_big: a function of one.")],
+    tag: Annotated[str, typer.Argument(metavar="TAG", help="The tag.")],
+    where: Annotated[
+        str, typer.Argument(metavar="MODULE:NAME", help="A function of one event that chooses, as in shop.tags:is_big.")
+    ],
     again: Annotated[
         bool, typer.Option("--again", help="Fill the tag again, also one whose back-fill was killed.")
     ] = False,

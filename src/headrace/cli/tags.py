@@ -23,7 +23,7 @@ __all__ = ["after_of_text", "app"]
 app = typer.Typer(no_args_is_help=True)
 app.command("backfill")(backfill)
 
-Tag = Annotated[str, typer.Argument(help="The tag.")]
+Tag = Annotated[str, typer.Argument(metavar="TAG", help="The tag.")]
 Topic = Annotated[str | None, typer.Option("--topic", help="The topic of the journal.")]
 Id = Annotated[str | None, typer.Option("--id", help="The journal's id.")]
 
@@ -89,7 +89,7 @@ def follow(
 
 @app.command("rebuild")
 def rebuild(
-    tag: Annotated[str | None, typer.Argument(help="The tag; with --topic and --id.")] = None,
+    tag: Annotated[str | None, typer.Argument(metavar="TAG", help="The tag; with --topic and --id.")] = None,
     topic: Topic = None,
     id_: Id = None,
     everything: Annotated[bool, typer.Option("--all", help="All tags of all journals.")] = False,
