@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace.errors import BadArgument, RecordTooLarge, TimestampTooFarAhead
+from headrace.errors import BadArgument, RecordTooLarge, TimestampTooFarAhead, TransactionFailed
 from headrace.outbox.messages import PendingMessage
 from headrace.outbox.ports import PoisonPolicy
 
-__all__ = ["is_about_a_record", "not_behind"]
+__all__ = ["is_about_a_record", "not_behind", "refused_by_broker"]
 
 # What a log says to one record and not to the batch. Everything else may pass by itself or by an operator's hand:
 # a broker that is away, a topic that is missing, a permission that was taken.
@@ -18,6 +18,12 @@ _ABOUT_A_RECORD = (BadArgument, RecordTooLarge, TimestampTooFarAhead)
 def is_about_a_record(error: Exception) -> bool:
     """Say whether one of the records is at fault, whatever the state of the log."""
     return isinstance(error, _ABOUT_A_RECORD)
+
+
+def refused_by_broker(error: Exception) -> Exception | None:
+    """Return what a broker said to one of a transaction's records, where the transaction failed by it."""
+    reason = error.__cause__ if isinstance(error, TransactionFailed) else error
+    return reason if isinstance(reason, Exception) and is_about_a_record(reason) else None
 
 
 def not_behind(

@@ -103,6 +103,18 @@ class Rows:
         asked = {"topic": place.topic, "bucket": place.bucket, **parameters}
         return await self._database.read(lambda db: [PendingMessage._make(row) for row in execute(db, sql, asked)])
 
+    async def still_there(self, event_ids: Mapping[int, str]) -> dict[int, str]:
+        """Return those of the messages, by id and event id, that the table has."""
+        return await self._database.read(lambda db: self._still_there(db, event_ids)) if event_ids else {}
+
+    def _still_there(self, db: Connection, event_ids: Mapping[int, str]) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for chosen in parts_of(event_ids):
+            condition, parameters = self._speech.with_messages(chosen)
+            rows = execute(db, f"SELECT id, event_id FROM kafka_messages WHERE {condition}", parameters)  # noqa: S608
+            found.update((id_, event_id) for id_, event_id in rows if chosen[id_] == event_id)
+        return found
+
     async def settle(self, lease: Lease, settled: Settled) -> int:
         """Delete what was sent and bury what was refused, if the lease is still ours. Raises LeaseLost.
 
