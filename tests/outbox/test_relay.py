@@ -15,7 +15,7 @@ from tests.outbox.conftest import GROUNDS
 from tests.outbox.setting import Ground, count, numbered, publish, rows
 from tests.outbox.watched import WatchedLog
 
-from headrace.errors import BadArgument, TimedOut, Unreachable
+from headrace.errors import BadArgument, TimedOut, TimestampTooFarAhead, Unreachable
 from headrace.model import TopicConfig, partition_of
 from headrace.outbox import Inbox, Message, Outbox, OutboxSettings, Relay, event_id_of, migrate
 from headrace.outbox.databases import Database
@@ -25,6 +25,7 @@ from headrace.outbox.leases import LeaseLost, Leases
 from headrace.outbox.messages import Place
 from headrace.outbox.metrics import LEASES_LOST, PROCESSED, SEND_ERRORS
 from headrace.outbox.places import Places
+from headrace.outbox.poison import is_about_a_record
 from headrace.testing.conformance.log_setting import eventually
 
 INFO = ("kafka_topic_info", "topic, bucket")
@@ -215,6 +216,46 @@ async def test_a_lease_nobody_renews_becomes_free(ground: Ground) -> None:
     assert await ground.values(topic) == [b"1", b"2", b"3"]
 
 
+@pytest.mark.parametrize(
+    "left",
+    [
+        {"locked_by": "dead", "locked_at": 3_600_000, "retry_at": None},
+        {"locked_by": None, "locked_at": None, "retry_at": 3_600_000},
+    ],
+)
+async def test_a_clock_that_is_set_back_holds_nothing_up(ground: Ground, left: dict[str, Any]) -> None:
+    """L8, L24: what a dead relay, or an error, wrote when the database's clock was an hour ahead counts for nothing."""
+    topic = await ground.topic()
+    publish(ground.engine, topic, numbered(1, 3))
+    database, then = Database(ground.url), now_ms(ground)
+    await Places(database).waiting()
+    await database.close()
+    written = {name: then + value if isinstance(value, int) else value for name, value in left.items()}
+    sql = "UPDATE kafka_topic_info SET locked_by = :locked_by, locked_at = :locked_at, retry_at = :retry_at"
+    change(ground.engine, f"{sql} WHERE topic = :t", t=topic, **written)
+
+    await ground.relayed(lease_s=10.0, max_retry_s=60.0)
+
+    assert await ground.values(topic) == [b"1", b"2", b"3"]
+
+
+async def test_a_lease_of_the_near_future_is_respected(ground: Ground) -> None:
+    """L8: relays share the database's clock, but it may step back by less than a lease; its holder is alive then."""
+    topic = await ground.topic()
+    publish(ground.engine, topic, numbered(1, 3))
+    database = Database(ground.url)
+    await Places(database).waiting()
+    leases = Leases(database, lease_s=10)
+    held_by = await leases.acquire(Place(topic, 0), "alive")
+    ahead = now_ms(ground) + 5_000
+    change(ground.engine, "UPDATE kafka_topic_info SET locked_at = :at WHERE topic = :t", at=ahead, t=topic)
+
+    assert await leases.acquire(Place(topic, 0), "other") is None
+    assert held_by is not None
+    await leases.renew(held_by)
+    await database.close()
+
+
 async def test_an_error_holds_the_topic_back_and_success_resets_it(ground: Ground) -> None:
     """L9: unlocked, error and retries recorded, the wait doubles; success clears it; nothing is dead."""
     topic = await ground.topic()
@@ -318,6 +359,22 @@ async def test_poison_goes_to_the_dead_letters_alone(ground: Ground, delivery: s
     assert [row["id"] for row in dead] == poison
     assert all("does not fit topic" in row["error"] and row["attempts"] == 1 for row in dead)
     assert count(ground.engine) == 0
+
+
+@pytest.mark.parametrize("ground", ["sqlite-embedded"], indirect=True)
+async def test_a_clock_that_is_ahead_of_the_brokers_kills_no_message(ground: Ground) -> None:
+    """L12, L24: a time of just now that is refused is the machine's fault; the topic is held back, and goes on."""
+    topic = await ground.topic()
+    publish(ground.engine, topic, numbered(1, 3))
+    log = WatchedLog(ground.log)
+    log.failures = [TimestampTooFarAhead(topic, now_ms(ground), 3_600_000)]
+
+    async with Relay(ground.url, log, settings=OutboxSettings(first_retry_s=0.01)) as relay:
+        await relay.drain()
+
+    assert await ground.values(topic) == [b"1", b"2", b"3"]
+    assert len(log.appends) == 2
+    assert is_about_a_record(TimestampTooFarAhead(topic, now_ms(ground) - 3 * 3_600_000, 3_600_000))
 
 
 async def test_poison_can_block_its_key(ground: Ground) -> None:
