@@ -1,0 +1,1 @@
+"""Migrations of the Django app: each brings the tables to the newest version."""
