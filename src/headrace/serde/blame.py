@@ -67,7 +67,7 @@ def _value(shape: RecordShape, name: str, value: Any) -> Any:  # noqa: ANN401
     return value.get(name, _MISSING) if _has_keys(shape) else getattr(value, name, _MISSING)
 
 
-def _class_of(shape: RecordShape) -> type:
+def _class_of(shape: RecordShape) -> type[Any]:
     return Mapping if shape.bound is None else instance_class(shape.bound)
 
 

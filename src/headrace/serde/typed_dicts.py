@@ -23,7 +23,7 @@ def absent_keys(cls: type[Any], hints: Mapping[str, Any]) -> frozenset[str]:
 
     The class's own answer is wrong for hints that were text when it was made, as they are in many modules.
     """
-    optional = getattr(cls, "__optional_keys__", frozenset())
+    optional: frozenset[str] = getattr(cls, "__optional_keys__", frozenset())
     return frozenset(
         name for name, hint in hints.items() if _is_absent(_qualifiers(hint), is_optional=name in optional)
     )

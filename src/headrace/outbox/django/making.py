@@ -45,6 +45,8 @@ def _is_in_memory(connection: Any) -> bool:  # noqa: ANN401
 
 def _statements() -> list[str]:
     dialect = sqlite.dialect()
-    tables = [CreateTable(table) for table in metadata.sorted_tables]
-    indexes = [CreateIndex(index) for table in metadata.sorted_tables for index in table.indexes]
-    return [str(each.compile(dialect=dialect)) for each in (*tables, *indexes)]
+    tables = [str(CreateTable(table).compile(dialect=dialect)) for table in metadata.sorted_tables]
+    indexes = [
+        str(CreateIndex(index).compile(dialect=dialect)) for table in metadata.sorted_tables for index in table.indexes
+    ]
+    return [*tables, *indexes]
