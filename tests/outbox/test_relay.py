@@ -17,7 +17,17 @@ from tests.outbox.watched import WatchedLog
 
 from headrace.errors import BadArgument, TimedOut, TimestampTooFarAhead, Unreachable
 from headrace.model import TopicConfig, partition_of
-from headrace.outbox import Inbox, Message, Outbox, OutboxSettings, Relay, event_id_of, migrate
+from headrace.outbox import (
+    Inbox,
+    Message,
+    Outbox,
+    OutboxSettings,
+    Relay,
+    dead_messages,
+    event_id_of,
+    migrate,
+    replay,
+)
 from headrace.outbox.databases import Database
 from headrace.outbox.dialects import speech_of
 from headrace.outbox.engines import engine_for
@@ -390,14 +400,39 @@ async def test_poison_can_block_its_key(ground: Ground) -> None:
         assert await ground.values(topic) == [b"a1", b"b1", b"b2"]
 
         await ground.log.admin.configure(topic, TopicConfig(max_record_bytes=10_000))
-        from headrace.outbox import replay
-
         with ground.engine.begin() as db:
             assert replay(db, topic=topic) == 1
         await relay.drain()
 
     sent = [value[:2] for value in await ground.values(topic) if value]
     assert sent == [b"a1", b"b1", b"b2", b"AA", b"a3", b"a4"]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+async def test_a_table_that_counts_anew_does_not_stumble_over_old_dead_messages(ground: Ground, delivery: str) -> None:
+    """L12: it was emptied, or made again; a poison message has the id of one that is dead since long ago."""
+    topic = await ground.topic(config=TopicConfig(max_record_bytes=2000))
+    publish(ground.engine, topic, [Message(b"A" * 5000, "k")])
+    (old,) = rows(ground.engine)
+    await ground.relayed(delivery=delivery, source=topic)
+    publish(ground.engine, topic, [Message(b"B" * 5000, "k"), Message(b"1", "k")])
+    first = min(row["id"] for row in rows(ground.engine))
+    change(ground.engine, "UPDATE kafka_messages SET id = :old WHERE id = :first", old=old["id"], first=first)
+
+    await ground.relayed(delivery=delivery, source=topic)
+    publish(ground.engine, topic, [Message(b"2", "k")])
+    waiting = max(row["id"] for row in rows(ground.engine))
+    change(ground.engine, "UPDATE kafka_messages SET id = :old WHERE id = :last", old=old["id"], last=waiting)
+    await ground.log.admin.configure(topic, TopicConfig(max_record_bytes=10_000))
+    with ground.engine.begin() as db:
+        assert [row.message[:1] for row in dead_messages(db)] == [b"A", b"B"]
+        assert replay(db, topic=topic) == 2
+        assert dead_messages(db) == []
+    await ground.relayed(delivery=delivery, source=topic)
+
+    values = [(value or b"")[:1] for value in await ground.values(topic)]
+    assert (values[0], sorted(values[1:])) == (b"1", [b"2", b"A", b"B"])
+    assert count(ground.engine) == 0
 
 
 async def test_poison_can_block_its_topic(ground: Ground) -> None:
