@@ -8,6 +8,8 @@ from django.db import migrations
 
 from headrace.outbox.django.making import drop_tables, make_tables
 
+__all__ = ["Migration"]
+
 
 class Migration(migrations.Migration):
     """Not atomic: the tables are made over a connection of their own, which must not wait for Django's."""
