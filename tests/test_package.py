@@ -20,6 +20,8 @@ def test_a_module_says_what_it_is_and_what_is_public(name: str) -> None:
     """A docstring, and an `__all__` whose names are there, sorted or grouped but never doubled."""
     if name.endswith("__main__"):
         return
+    if name.startswith("headrace.outbox.django"):
+        pytest.importorskip("django", reason="needs the extra django")
     module = importlib.import_module(name)
     assert module.__doc__, f"{name} has no docstring"
     assert hasattr(module, "__all__"), f"{name} has no __all__"

@@ -22,7 +22,7 @@ from headrace.model import NewRecord, TopicPartition
 from headrace.outbox import OutboxSettings, Relay, migrate, notes, schema_version, sessions, unheard
 from headrace.outbox.engines import engine_for
 from headrace.outbox.messages import Message, Place
-from headrace.outbox.migrating import need_newest
+from headrace.outbox.migrating import NEWEST, need_newest
 from headrace.outbox.notes import Notes
 from headrace.services import RunningService
 from headrace.testing import ChildProcess, running, running_function
@@ -260,7 +260,7 @@ async def test_tables_of_an_earlier_version_are_named(ground: Ground, tmp_path: 
     topic = await ground.topic()
     engine = engine_for(url)
     publish(engine, topic, numbered(1, 2))
-    with pytest.raises(OutdatedTables, match=r"version 0001.*needs 0002; run: headrace outbox migrate"):
+    with pytest.raises(OutdatedTables, match=rf"version 0001.*needs {NEWEST}; run: headrace outbox migrate"):
         need_newest(url, schema_version(url))
     async with Relay(url, ground.log) as relay:
         await eventually(lambda: _is_down(relay))

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import asyncpg
+import psycopg
+import pymysql
 import pytest
-from sqlalchemy import URL, Engine, text
-from sqlalchemy.exc import OperationalError
+import pytest_asyncio
+from sqlalchemy import URL, Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
-from tests.outbox.setting import count
+from tests.outbox.setting import count, rows
 from tests.outbox.test_publishing import ASYNC_DRIVERS
 
 from headrace.errors import BadArgument
 from headrace.model import Record
 from headrace.outbox import Handling, Inbox
+from headrace.outbox.database_faults import is_transient
 
 EVENT = Record("t", 2, 7, 1_700_000_000_000, b"k", b"\x00v", (("headrace.event-id", b"e-1"), ("raw", b"\xff")))
 
@@ -120,8 +126,163 @@ def test_a_database_that_is_away_is_no_fault_of_the_event(engine: Engine) -> Non
     with pytest.raises(OperationalError):
         Inbox("billing", max_attempts=1).handle(engine, EVENT, lose_the_database)
 
-    assert count(engine, "kafka_inbox_failures") == 0
+    assert failures_of(engine) == [(0, 1, False)]
     assert Inbox("billing").handle(engine, EVENT, failing(0)) == Handling("handled")
+    assert failures_of(engine) == []
+
+
+def failures_of(engine: Engine) -> list[tuple[int, int, bool]]:
+    """Return attempts, interruptions and whether it was given up, for each event."""
+    found = rows(engine, "kafka_inbox_failures", "event_id")
+    return [(row["attempts"], row["interruptions"], bool(row["is_poison"])) for row in found]
+
+
+class TestFaultsOfTheDatabase:
+    """L12: whatever the driver calls it, a fault of the database is no failure of the event, and a mistake is one."""
+
+    async def test_a_deadlock_is_raised_and_costs_no_attempt(self, engine: Engine, any_driver: Handle) -> None:
+        """The same rule for blocking and async drivers, though asyncpg calls a deadlock by another class."""
+        if engine.dialect.name == "sqlite":
+            pytest.skip("SQLite has one writer, and so no deadlocks")
+        inbox = Inbox("billing", max_attempts=1)
+
+        with pytest.raises(DBAPIError):
+            await any_driver(inbox, DEADLOCK[engine.dialect.name])
+
+        assert failures_of(engine) == [(0, 1, False)]
+        assert (await any_driver(inbox, "SELECT 1")).outcome == "handled"
+
+    async def test_a_lock_that_is_not_given_costs_no_attempt(self, engine: Engine, any_driver: Handle) -> None:
+        """Somebody else has the row for longer than the handler may wait."""
+        inbox = Inbox("billing", max_attempts=1)
+        with engine.begin() as db:
+            db.execute(text("INSERT INTO kafka_topic_info (topic, bucket) VALUES ('busy', 0)"))
+
+        with engine.begin() as db:
+            db.execute(text("UPDATE kafka_topic_info SET retries = 1 WHERE topic = 'busy'"))
+            with pytest.raises(DBAPIError):
+                await any_driver(inbox, *WAITING[engine.dialect.name])
+
+        # SQLite's one writer is in the way of the inbox itself: the handler was not called, and nothing is counted.
+        assert failures_of(engine) == ([] if engine.dialect.name == "sqlite" else [(0, 1, False)])
+
+    async def test_a_statement_that_can_never_succeed_makes_its_event_poison(
+        self, engine: Engine, any_driver: Handle
+    ) -> None:
+        """PyMySQL and sqlite3 call an unknown column an OperationalError, as they do a lost connection."""
+        inbox = Inbox("billing", max_attempts=2)
+
+        outcomes = [(await any_driver(inbox, "UPDATE kafka_inbox SET nosuch = 1")).outcome for _ in range(3)]
+
+        assert outcomes == ["failed", "poison", "known"]
+
+    async def test_an_event_that_always_makes_the_database_fail_is_given_up(
+        self, engine: Engine, any_driver: Handle
+    ) -> None:
+        """A packet that is too large looks like a lost connection each time; the consumer goes on at last."""
+        inbox = Inbox("billing", max_attempts=1, max_interruptions=3)
+        for _ in range(2):
+            with pytest.raises(OperationalError):
+                await any_driver(inbox, LOST)
+
+        assert (await any_driver(inbox, LOST)).outcome == "poison"
+        with engine.begin() as db:
+            (poison,) = inbox.poison(db)
+        assert (poison.attempts, poison.interruptions, poison.record) == (0, 3, EVENT)
+
+    def test_what_fails_before_the_handler_is_no_attempt(self, engine: Engine) -> None:
+        """Tables that are missing, or a pool that is empty, are nobody's failure but the operator's."""
+        inbox = Inbox("billing", max_attempts=1, table_prefix="nosuch_")
+
+        with pytest.raises(DBAPIError):
+            inbox.handle(engine, EVENT, failing(0))
+
+        assert failures_of(engine) == []
+
+
+Handle = Callable[..., Awaitable[Handling]]
+LOST = "lost"
+DEADLOCK = {
+    "postgresql": "DO $$ BEGIN RAISE EXCEPTION 'deadlock' USING ERRCODE = '40P01'; END $$",
+    "mysql": "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213",
+}
+DEADLOCK["mariadb"] = DEADLOCK["mysql"]
+TAKE_IT = "UPDATE kafka_topic_info SET retries = 2 WHERE topic = 'busy'"
+WAITING = {
+    "postgresql": ("SET LOCAL lock_timeout = '10ms'", TAKE_IT),
+    "mysql": ("SET innodb_lock_wait_timeout = 1", TAKE_IT),
+    "sqlite": (TAKE_IT,),
+}
+WAITING["mariadb"] = WAITING["mysql"]
+
+
+@pytest_asyncio.fixture(params=["blocking", "async"])
+async def any_driver(request: pytest.FixtureRequest, engine: Engine, database: URL) -> AsyncIterator[Handle]:
+    """Have an inbox handle EVENT with a handler that runs statements, on the blocking or the async driver."""
+    backend = "mariadb" if database.get_backend_name() in ("mysql", "mariadb") else database.get_backend_name()
+    impatient = {"connect_args": {"timeout": 0.05}} if backend == "sqlite" else {}
+    if request.param == "blocking":
+        made = create_engine(database, **impatient)
+
+        async def handle(inbox: Inbox, *statements: str) -> Handling:
+            return inbox.handle(made, EVENT, lambda db, _: [_run(db, each) for each in statements])
+
+        yield handle
+        made.dispose()
+        return
+    made_async = create_async_engine(database.set(drivername=ASYNC_DRIVERS[backend]), **impatient)
+
+    async def handle_async(inbox: Inbox, *statements: str) -> Handling:
+        async def run(db: Any, _record: Record) -> None:
+            for each in statements:
+                await db.run_sync(_run, each)
+
+        return await inbox.handle_async(made_async, EVENT, run)
+
+    yield handle_async
+    await made_async.dispose()
+
+
+def _run(db: Any, statement: str) -> None:
+    if statement == LOST:
+        raise OperationalError("INSERT", {}, ConnectionResetError("gone away"), connection_invalidated=True)
+    db.execute(text(statement))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_passing"),
+    [
+        (psycopg.errors.DeadlockDetected(), True),
+        (psycopg.errors.SerializationFailure(), True),
+        (psycopg.errors.LockNotAvailable(), True),
+        (psycopg.errors.AdminShutdown(), True),
+        (psycopg.errors.DiskFull(), True),
+        (psycopg.errors.ReadOnlySqlTransaction(), True),
+        (psycopg.errors.TransactionIntegrityConstraintViolation(), False),
+        (psycopg.errors.UniqueViolation(), False),
+        (psycopg.errors.UndefinedColumn(), False),
+        (asyncpg.DeadlockDetectedError(), True),
+        (asyncpg.ConnectionDoesNotExistError(), True),
+        (asyncpg.DataError("a number is wanted"), False),
+        (pymysql.err.OperationalError(1213, "Deadlock found"), True),
+        (pymysql.err.OperationalError(2006, "gone away"), True),
+        (pymysql.err.OperationalError(1054, "Unknown column"), False),
+        (pymysql.err.DataError(1406, "Data too long"), False),
+        (OperationalError("", {}, psycopg.OperationalError("connection failed")), True),
+        (OperationalError("", {}, pymysql.err.OperationalError(1054, "Unknown column")), False),
+        (InterfaceError("", {}, asyncpg.DataError("a number is wanted")), False),
+        (PoolTimeout("QueuePool limit reached"), True),
+        (ConnectionError("another service is away"), False),
+        (ValueError(1213), False),
+    ],
+    ids=repr,
+)
+def test_the_code_decides_whose_fault_it_is(error: Exception, is_passing: bool) -> None:
+    """L12: and an application's own error that was raised from it is judged alike."""
+    assert is_transient(error) is is_passing
+    wrapped = RuntimeError("charging failed")
+    wrapped.__cause__ = error
+    assert is_transient(wrapped) is is_passing
 
 
 @pytest.mark.parametrize("kind", ["engine", "sessions"])
@@ -150,3 +311,5 @@ def test_attempts_are_counted_in_whole_numbers(bad: Any) -> None:
     """The front door checks it."""
     with pytest.raises(BadArgument, match="max_attempts"):
         Inbox("billing", max_attempts=bad)
+    with pytest.raises(BadArgument, match="max_interruptions"):
+        Inbox("billing", max_interruptions=bad)

@@ -39,8 +39,8 @@ def test_several_may_migrate_at_once_and_again(database: URL) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert versions == ["0002"] * 4
-    assert schema_version(database) == "0002"
+    assert versions == [NEWEST] * 4
+    assert schema_version(database) == NEWEST
 
 
 def test_an_application_migrates_in_a_transaction_of_its_own(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_an_application_migrates_in_a_transaction_of_its_own(tmp_path: Path) -> 
     engine = engine_for(f"sqlite:///{tmp_path / 'app.db'}")
     with engine.begin() as db:
         db.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32))"))
-        assert migrate(db) == "0002"
+        assert migrate(db) == NEWEST
     with engine.connect() as db:
         assert db.execute(text("SELECT COUNT(*) FROM alembic_version")).scalar_one() == 0
     engine.dispose()
@@ -104,7 +104,7 @@ def test_what_an_earlier_version_stored_is_kept(database: URL) -> None:
     engine.dispose()
 
 
-@pytest.mark.parametrize("start", ["base", "0001"])
+@pytest.mark.parametrize("start", ["base", "0001", "0002"])
 def test_a_migration_that_was_interrupted_can_be_run_again(database: URL, start: str) -> None:
     """Wherever it ended: not every database takes tables back that were made in a transaction."""
     prefix = "again_"
@@ -123,7 +123,7 @@ def test_a_migration_that_was_interrupted_can_be_run_again(database: URL, start:
             event.remove(Engine, "before_cursor_execute", stop)
         assert migrate(database, table_prefix=prefix) == NEWEST, f"stopped after {most}"
     assert migrate(database, to="base", table_prefix=prefix) is None
-    assert most > 5
+    assert most > (1 if start == "0002" else 5)
 
 
 def _stopping_after(most: int) -> Callable[..., None]:

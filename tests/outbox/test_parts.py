@@ -16,12 +16,14 @@ from headrace.outbox.compacting import compact, keep_all
 from headrace.outbox.engines import url_of
 from headrace.outbox.headers import EVENT_ID, as_headers, dump_headers, event_id_of, load_headers, with_event_id
 from headrace.outbox.keys import bucket_of, encode_key
+from headrace.outbox.lease_times import LeaseTimes
 from headrace.outbox.messages import PendingMessage, Place, event_time_ms, record_of
 from headrace.outbox.places import WaitingPlace, free_places, soonest_s
 from headrace.outbox.poison import is_about_a_record, not_behind
 from headrace.outbox.sessions import session_options
 
 MINUTE_MS = 60_000
+TIMES = LeaseTimes.of(60, 10)
 
 
 def pending(id_: int, key: bytes | None = None, partition_key: bytes | None = None) -> PendingMessage:
@@ -127,13 +129,18 @@ def test_compaction_loses_and_reorders_nothing(keys: list[bytes | None]) -> None
 
 def test_a_row_with_an_error_and_no_lock_can_be_taken() -> None:
     """L10: so can one whose lock has no time, one whose lease is over, one whose retry is due; others can't."""
-    assert waiting().is_free(MINUTE_MS)
-    assert waiting(locked_by="a", locked_at=None).is_free(MINUTE_MS)
-    assert waiting(locked_by="a", locked_at=1_000_000 - MINUTE_MS - 1).is_free(MINUTE_MS)
-    assert waiting(retry_at=1_000_000).is_free(MINUTE_MS)
-    assert not waiting(retry_at=1_000_001).is_free(MINUTE_MS)
-    assert not waiting(locked_by="a", locked_at=1_000_000 - MINUTE_MS).is_free(MINUTE_MS)
-    assert free_places([waiting(), waiting(retry_at=2_000_000)], MINUTE_MS) == [Place("t", 0)]
+    assert waiting().is_free(TIMES)
+    assert waiting(locked_by="a", locked_at=None).is_free(TIMES)
+    assert waiting(locked_by="a", locked_at=1_000_000 - MINUTE_MS - 1).is_free(TIMES)
+    assert waiting(retry_at=1_000_000).is_free(TIMES)
+    assert not waiting(retry_at=1_000_001).is_free(TIMES)
+    assert not waiting(locked_by="a", locked_at=1_000_000 - MINUTE_MS).is_free(TIMES)
+    assert not waiting(locked_by="a", locked_at=1_000_000 + MINUTE_MS).is_free(TIMES)
+    assert not waiting(retry_at=1_011_000).is_free(TIMES)
+    # The clock was set back.
+    assert waiting(locked_by="a", locked_at=1_000_001 + MINUTE_MS).is_free(TIMES)
+    assert waiting(retry_at=1_011_001).is_free(TIMES)
+    assert free_places([waiting(), waiting(retry_at=1_010_000)], TIMES) == [Place("t", 0)]
 
 
 def test_the_next_look_comes_when_the_first_hold_ends() -> None:

@@ -15,9 +15,19 @@ from tests.outbox.conftest import GROUNDS
 from tests.outbox.setting import Ground, count, numbered, publish, rows
 from tests.outbox.watched import WatchedLog
 
-from headrace.errors import BadArgument, TimedOut, Unreachable
+from headrace.errors import BadArgument, TimedOut, TimestampTooFarAhead, Unreachable
 from headrace.model import TopicConfig, partition_of
-from headrace.outbox import Inbox, Message, Outbox, OutboxSettings, Relay, event_id_of, migrate
+from headrace.outbox import (
+    Inbox,
+    Message,
+    Outbox,
+    OutboxSettings,
+    Relay,
+    dead_messages,
+    event_id_of,
+    migrate,
+    replay,
+)
 from headrace.outbox.databases import Database
 from headrace.outbox.dialects import speech_of
 from headrace.outbox.engines import engine_for
@@ -25,6 +35,7 @@ from headrace.outbox.leases import LeaseLost, Leases
 from headrace.outbox.messages import Place
 from headrace.outbox.metrics import LEASES_LOST, PROCESSED, SEND_ERRORS
 from headrace.outbox.places import Places
+from headrace.outbox.poison import is_about_a_record
 from headrace.testing.conformance.log_setting import eventually
 
 INFO = ("kafka_topic_info", "topic, bucket")
@@ -215,6 +226,46 @@ async def test_a_lease_nobody_renews_becomes_free(ground: Ground) -> None:
     assert await ground.values(topic) == [b"1", b"2", b"3"]
 
 
+@pytest.mark.parametrize(
+    "left",
+    [
+        {"locked_by": "dead", "locked_at": 3_600_000, "retry_at": None},
+        {"locked_by": None, "locked_at": None, "retry_at": 3_600_000},
+    ],
+)
+async def test_a_clock_that_is_set_back_holds_nothing_up(ground: Ground, left: dict[str, Any]) -> None:
+    """L8, L24: what a dead relay, or an error, wrote when the database's clock was an hour ahead counts for nothing."""
+    topic = await ground.topic()
+    publish(ground.engine, topic, numbered(1, 3))
+    database, then = Database(ground.url), now_ms(ground)
+    await Places(database).waiting()
+    await database.close()
+    written = {name: then + value if isinstance(value, int) else value for name, value in left.items()}
+    sql = "UPDATE kafka_topic_info SET locked_by = :locked_by, locked_at = :locked_at, retry_at = :retry_at"
+    change(ground.engine, f"{sql} WHERE topic = :t", t=topic, **written)
+
+    await ground.relayed(lease_s=10.0, max_retry_s=60.0)
+
+    assert await ground.values(topic) == [b"1", b"2", b"3"]
+
+
+async def test_a_lease_of_the_near_future_is_respected(ground: Ground) -> None:
+    """L8: relays share the database's clock, but it may step back by less than a lease; its holder is alive then."""
+    topic = await ground.topic()
+    publish(ground.engine, topic, numbered(1, 3))
+    database = Database(ground.url)
+    await Places(database).waiting()
+    leases = Leases(database, lease_s=10)
+    held_by = await leases.acquire(Place(topic, 0), "alive")
+    ahead = now_ms(ground) + 5_000
+    change(ground.engine, "UPDATE kafka_topic_info SET locked_at = :at WHERE topic = :t", at=ahead, t=topic)
+
+    assert await leases.acquire(Place(topic, 0), "other") is None
+    assert held_by is not None
+    await leases.renew(held_by)
+    await database.close()
+
+
 async def test_an_error_holds_the_topic_back_and_success_resets_it(ground: Ground) -> None:
     """L9: unlocked, error and retries recorded, the wait doubles; success clears it; nothing is dead."""
     topic = await ground.topic()
@@ -320,6 +371,22 @@ async def test_poison_goes_to_the_dead_letters_alone(ground: Ground, delivery: s
     assert count(ground.engine) == 0
 
 
+@pytest.mark.parametrize("ground", ["sqlite-embedded"], indirect=True)
+async def test_a_clock_that_is_ahead_of_the_brokers_kills_no_message(ground: Ground) -> None:
+    """L12, L24: a time of just now that is refused is the machine's fault; the topic is held back, and goes on."""
+    topic = await ground.topic()
+    publish(ground.engine, topic, numbered(1, 3))
+    log = WatchedLog(ground.log)
+    log.failures = [TimestampTooFarAhead(topic, now_ms(ground), 3_600_000)]
+
+    async with Relay(ground.url, log, settings=OutboxSettings(first_retry_s=0.01)) as relay:
+        await relay.drain()
+
+    assert await ground.values(topic) == [b"1", b"2", b"3"]
+    assert len(log.appends) == 2
+    assert is_about_a_record(TimestampTooFarAhead(topic, now_ms(ground) - 3 * 3_600_000, 3_600_000))
+
+
 async def test_poison_can_block_its_key(ground: Ground) -> None:
     """L12: what comes behind it in its key waits, other keys go on; once replayed it is first again."""
     topic = await ground.topic(config=TopicConfig(max_record_bytes=2000))
@@ -333,14 +400,39 @@ async def test_poison_can_block_its_key(ground: Ground) -> None:
         assert await ground.values(topic) == [b"a1", b"b1", b"b2"]
 
         await ground.log.admin.configure(topic, TopicConfig(max_record_bytes=10_000))
-        from headrace.outbox import replay
-
         with ground.engine.begin() as db:
             assert replay(db, topic=topic) == 1
         await relay.drain()
 
     sent = [value[:2] for value in await ground.values(topic) if value]
     assert sent == [b"a1", b"b1", b"b2", b"AA", b"a3", b"a4"]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+async def test_a_table_that_counts_anew_does_not_stumble_over_old_dead_messages(ground: Ground, delivery: str) -> None:
+    """L12: it was emptied, or made again; a poison message has the id of one that is dead since long ago."""
+    topic = await ground.topic(config=TopicConfig(max_record_bytes=2000))
+    publish(ground.engine, topic, [Message(b"A" * 5000, "k")])
+    (old,) = rows(ground.engine)
+    await ground.relayed(delivery=delivery, source=topic)
+    publish(ground.engine, topic, [Message(b"B" * 5000, "k"), Message(b"1", "k")])
+    first = min(row["id"] for row in rows(ground.engine))
+    change(ground.engine, "UPDATE kafka_messages SET id = :old WHERE id = :first", old=old["id"], first=first)
+
+    await ground.relayed(delivery=delivery, source=topic)
+    publish(ground.engine, topic, [Message(b"2", "k")])
+    waiting = max(row["id"] for row in rows(ground.engine))
+    change(ground.engine, "UPDATE kafka_messages SET id = :old WHERE id = :last", old=old["id"], last=waiting)
+    await ground.log.admin.configure(topic, TopicConfig(max_record_bytes=10_000))
+    with ground.engine.begin() as db:
+        assert [row.message[:1] for row in dead_messages(db)] == [b"A", b"B"]
+        assert replay(db, topic=topic) == 2
+        assert dead_messages(db) == []
+    await ground.relayed(delivery=delivery, source=topic)
+
+    values = [(value or b"")[:1] for value in await ground.values(topic)]
+    assert (values[0], sorted(values[1:])) == (b"1", [b"2", b"A", b"B"])
+    assert count(ground.engine) == 0
 
 
 async def test_poison_can_block_its_topic(ground: Ground) -> None:

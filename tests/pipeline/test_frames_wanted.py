@@ -6,6 +6,7 @@ import getpass
 import operator
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from pyspark.sql.datasource import (
 )
 
 from headrace.errors import BadArgument
-from headrace.pipeline.tables.frame_scans import asked_by_all_scans
+from headrace.pipeline.tables.frame_scans import MOST_BYTES, asked_by_all_scans
 from headrace.pipeline.tables.wanted import EVERYTHING, Span, Wanted, wanted_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -148,3 +149,57 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytes
 
     with pytest.raises(BadArgument, match="set TMPDIR"):
         asked_by_all_scans("frame", Wanted())
+
+
+def size_of_scans(folder: Path) -> int:
+    """Return how many bytes are kept of all frames."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_same_lookups_take_no_more_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FP6: a frame that is asked again and again keeps what it was asked once, and counts as used."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lookups = [Wanted(keys=frozenset({f"k{n}"}), seq_nr=Span(n, None)) for n in range(5)]
+    for wanted in lookups:
+        asked_by_all_scans("frame", wanted)
+    (path,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    size_bytes = size_of_scans(tmp_path)
+    os.utime(path, (0, 0))
+    for wanted in lookups * 20:
+        together = asked_by_all_scans("frame", wanted)
+
+    assert together == Wanted(keys=frozenset({f"k{n}" for n in range(5)}), seq_nr=Span(0, None))
+    assert size_of_scans(tmp_path) == size_bytes
+    assert path.stat().st_mtime > 0
+
+
+def test_many_lookups_take_bounded_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FP6: a frame of very many or very long keys wants all keys at last, and never one too few."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    asked: set[str] = set()
+    for n in range(12):
+        new = {f"{n}-{m}-{'x' * 5000}" for m in range(10)}
+        asked |= new
+        together = asked_by_all_scans("frame", Wanted(topics=frozenset({"t"}), keys=frozenset(new)))
+        assert together.topics == {"t"}
+        assert together.keys is None or together.keys == asked
+        assert size_of_scans(tmp_path) <= MOST_BYTES
+    assert together.keys is None
+    topics = frozenset(f"t{n}-{'x' * 200}" for n in range(2000))
+    assert asked_by_all_scans("frame", Wanted(topics=topics)) == EVERYTHING
+    assert size_of_scans(tmp_path) < 1000
+
+
+def test_scans_that_are_planned_at_once_are_all_read_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FP6: two plannings at the same time do not undo each other's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def plan(nr: int) -> None:
+        for each in range(20):
+            asked_by_all_scans("frame", Wanted(keys=frozenset({f"{nr}-{each}"})))
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(plan, range(8)))
+
+    everything = {f"{nr}-{each}" for nr in range(8) for each in range(20)}
+    assert asked_by_all_scans("frame", Wanted(keys=frozenset())).keys == everything

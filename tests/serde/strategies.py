@@ -14,6 +14,7 @@ from typing import Any, Literal
 import attrs
 import msgspec
 import pydantic
+import typing_extensions
 from hypothesis import strategies as st
 
 from headrace.serde import GenericRecord, Symbol, avro
@@ -110,6 +111,10 @@ def _record(inner: list[Hinted], kind: str, is_namesake: bool) -> Hinted:
         cls = dataclasses.make_dataclass(name, list(fields.items()), slots=True, frozen=True)
     elif kind == "tuple":
         cls = typing.NamedTuple(name, list(fields.items()))
+    elif kind == "dict":
+        cls = typing_extensions.TypedDict(name, fields)  # type: ignore[operator]
+    elif kind == "partial":
+        return _partial(inner, name, unique if is_namesake else "")
     elif kind == "attrs":
         cls = attrs.make_class(name, {field: attrs.field(type=hint) for field, hint in fields.items()})
     elif kind == "struct":
@@ -120,6 +125,17 @@ def _record(inner: list[Hinted], kind: str, is_namesake: bool) -> Hinted:
     if is_namesake:
         avro(namespace=unique)(cls)
     return cls, st.builds(cls, **{f"f{n}": values for n, (_, values) in enumerate(inner)})
+
+
+def _partial(inner: list[Hinted], name: str, namespace: str) -> Hinted:
+    """Return a TypedDict whose keys may be absent, but for those that may be None."""
+    hints = {f"f{n}": hint if "None" in str(hint) else typing.NotRequired[hint] for n, (hint, _) in enumerate(inner)}
+    cls: type = typing_extensions.TypedDict(name, hints)  # type: ignore[operator]
+    if namespace:
+        avro(namespace=namespace)(cls)
+    values = {f"f{n}": each for n, (_, each) in enumerate(inner)}
+    optional = {key: values.pop(key) for key in list(values) if typing.get_origin(hints[key]) is typing.NotRequired}
+    return cls, st.fixed_dictionaries(values, optional=optional)
 
 
 def _union(first: Hinted, second: Hinted) -> Hinted:
@@ -133,10 +149,15 @@ def _is_plain(hinted: Hinted) -> bool:
     return "None" not in str(hinted[0])
 
 
-def records(children: st.SearchStrategy[Hinted]) -> st.SearchStrategy[Hinted]:
+KINDS = ("dataclass", "slots", "struct", "model", "tuple", "attrs")
+
+
+def records(
+    children: st.SearchStrategy[Hinted], kinds: tuple[str, ...] = (*KINDS, "dict", "partial")
+) -> st.SearchStrategy[Hinted]:
     """Return classes of any kind with such fields."""
-    kinds = st.sampled_from(["dataclass", "slots", "struct", "model", "tuple", "attrs"])
-    return st.builds(_record, st.lists(children, min_size=1, max_size=4), kinds, st.booleans())
+    fields = st.lists(children, min_size=1, max_size=4)
+    return st.builds(_record, fields, st.sampled_from(kinds), st.booleans())
 
 
 def _deeper(children: st.SearchStrategy[Hinted]) -> st.SearchStrategy[Hinted]:
@@ -146,7 +167,7 @@ def _deeper(children: st.SearchStrategy[Hinted]) -> st.SearchStrategy[Hinted]:
         children.map(_tuple),
         children.map(_map),
         records(children),
-        st.builds(_union, records(children), records(children)),
+        st.builds(_union, records(children), records(children, KINDS)),  # one of them a dict at most
     )
 
 

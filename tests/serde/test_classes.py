@@ -604,6 +604,128 @@ def test_named_tuples_and_attrs_classes_are_told_alike() -> None:
         schema_of(collections.namedtuple("Bare", "x y"))
 
 
+class Trip(typing.TypedDict):
+    """Where to."""
+
+    to: Point
+    by: typing.Annotated[str, AvroField(aliases=("mode",), doc="what takes us")]
+    stops: typing.NotRequired[list[str]]
+    note: typing.NotRequired[typing.Annotated[str, AvroField(doc="whatever")]]
+    price: Decimal | None
+
+
+class Voyage(Trip, total=False):
+    ship: str
+    captain: typing.Required[str]
+
+
+class TestTypedDicts:
+    """V2: a TypedDict is a record; what is written comes back as an equal plain dict."""
+
+    def test_fields_docs_and_aliases_are_told_like_those_of_other_classes(self) -> None:
+        """A key that may be absent is null for readers that know no absence."""
+        assert json.loads(schema_of(Trip).text)["doc"] == "Where to."
+        assert list(fields(Trip)) == ["to", "by", "stops", "note", "price"]
+        assert fields(Trip)["by"] == {"name": "by", "type": "string", "aliases": ["mode"], "doc": "what takes us"}
+        assert fields(Trip)["note"] == {"name": "note", "type": ["null", "string"], "default": None, "doc": "whatever"}
+        assert [name for name, field in fields(Voyage).items() if "default" in field] == ["stops", "note", "ship"]
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            {"to": Point(1), "by": "foot", "price": None},
+            {"to": Point(1, 2), "by": "foot", "price": Decimal("1.5"), "stops": [], "note": ""},
+        ],
+    )
+    def test_absent_keys_stay_absent(self, value: Trip) -> None:
+        """And those that are there stay there, empty or None."""
+        codec = Codec(Trip)
+        assert codec.decode(codec.encode(value)) == value
+        assert codec.from_json(json.loads(json.dumps(codec.to_json(value)))) == value
+        assert type(codec.decode(codec.encode(value))) is dict
+        assert codec.decode(codec.encode(collections.OrderedDict(value))) == value  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("change", "path", "story"),
+        [
+            ({"by": 5}, "by", "must be string"),
+            ({"to": Point("x")}, r"to\.x", "a whole number is wanted"),  # type: ignore[arg-type]
+            ({"nosuch": 1}, "Trip", "there is no field 'nosuch'"),
+            ({"stops": None}, "stops", "can't be None"),
+        ],
+    )
+    def test_what_does_not_fit_is_named(self, change: dict[str, Any], path: str, story: str) -> None:
+        """Nothing is dropped or filled in without a word."""
+        value: Any = {"to": Point(1), "by": "foot", "price": None, **change}
+        with pytest.raises(NotEncodable, match=f"{path}.*{story}"):
+            Codec(Trip).encode(value)
+
+    def test_a_required_key_that_is_missing_is_named(self) -> None:
+        """Also one of a class whose other keys may be absent."""
+        value: Any = {"to": Point(1), "by": "foot", "price": None, "ship": "Ann"}
+        with pytest.raises(NotEncodable, match=r"captain.*missing"):
+            Codec(Voyage).encode(value)
+
+    def test_a_dict_can_be_of_one_side_of_a_union_only(self) -> None:
+        """What a value is of is told by its class, never by trying."""
+        codec: Codec[Any] = Codec(list[Trip | Point | str | None])
+        value = [Point(1), "x", None, {"to": Point(2), "by": "car", "price": None}]
+        assert codec.decode(codec.encode(value)) == value
+        for hint in (Trip | Voyage, Trip | dict[str, int]):
+            with pytest.raises(NoSchemaFor, match="two sides that are dicts"):
+                schema_of(hint)
+
+    def test_absent_and_none_are_told_apart_or_refused(self) -> None:
+        """Where the class is defined, naming the field."""
+        with pytest.raises(NoSchemaFor, match=r"'why' of .*Vague: it may be absent"):
+
+            @avro
+            class Vague(typing.TypedDict):
+                why: typing.NotRequired[int | None]
+
+        with pytest.raises(NoSchemaFor, match=r"'what' of .*Loose"):
+
+            @avro
+            class Loose(typing.TypedDict):
+                what: typing.Any
+
+    def test_data_of_an_earlier_version_lacks_the_key(self) -> None:
+        """A key that was added later, and may be absent, is absent."""
+
+        @avro(name="Trip")
+        class Old(typing.TypedDict):
+            to: Point
+            mode: str
+            price: Decimal | None
+
+        old: Any = {"to": Point(3), "mode": "train", "price": None}
+        found = Codec(Trip).decode(Codec(Old).encode(old), written_as=schema_of(Old))
+        assert found == {"to": Point(3), "by": "train", "price": None}
+
+
+def test_what_can_not_be_inferred_of_any_kind_fails_where_it_is_defined() -> None:
+    """V2: NamedTuple, attrs class, TypedDict or Literal: the error names class and field."""
+    with pytest.raises(NoSchemaFor, match=r"'second' of .*Pair"):
+
+        @avro
+        class Pair(typing.NamedTuple):
+            first: int
+            second: object
+
+    with pytest.raises(NoSchemaFor, match=r"'load' of .*Crate"):
+
+        @avro
+        @attrs.define
+        class Crate:
+            load: list
+
+    with pytest.raises(NoSchemaFor, match=r"'either' of .*Mixed"):
+
+        @avro
+        class Mixed(typing.TypedDict):
+            either: typing.Literal["a", 1]
+
+
 def test_literals_are_their_type_and_are_checked() -> None:
     """V2: the schema has the type that all choices have; another value is refused when written and when read."""
 

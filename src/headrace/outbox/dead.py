@@ -52,21 +52,32 @@ def missing_ids(db: Connection, ids: Sequence[int], *, topic: str | None = None)
 def replay(db: Connection, *, topic: str | None = None, ids: Sequence[int] | None = None) -> int:
     """Put dead messages back among those to send, in one transaction; returns how many.
 
-    They keep their ids, so that what was held back behind them stays behind them.
+    They keep their ids, so that what was held back behind them stays behind them. Where the table was emptied and
+    counts anew, another message may have an id: then the dead one gets a new one, behind all others.
     """
-    speech = speech_of(db.dialect.name)
     where, asked = _chosen(db, topic, ids)
     places = _lock_places(db, where, asked)
-    columns = ", ".join(message_columns(speech))
-    execute(
-        db,
-        f"INSERT INTO kafka_messages ({columns}) SELECT {columns} FROM kafka_dead_messages WHERE {where} "  # noqa: S608
-        "ORDER BY id",
-        asked,
-    )
+    condition, parameters = _taken(db, where, asked)
+    names = message_columns(speech_of(db.dialect.name))
+    for columns, rows in ((names, f"NOT ({condition})"), (names[1:], condition)):
+        listed = ", ".join(columns)
+        execute(
+            db,
+            f"INSERT INTO kafka_messages ({listed}) SELECT {listed} FROM kafka_dead_messages "  # noqa: S608
+            f"WHERE {where} AND {rows} ORDER BY id",
+            {**asked, **parameters},
+        )
     count = execute(db, f"DELETE FROM kafka_dead_messages WHERE {where}", asked).rowcount  # noqa: S608
     _let_try_now(db, places)
     return count
+
+
+def _taken(db: Connection, where: str, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the condition of those that were chosen whose ids other messages have."""
+    chosen = f"SELECT id FROM kafka_dead_messages WHERE {where}"  # noqa: S608
+    found = execute(db, f"SELECT m.id FROM kafka_messages m WHERE m.id IN ({chosen})", asked)  # noqa: S608
+    condition, parameters = speech_of(db.dialect.name).with_ids([id_ for (id_,) in found] or [-1])
+    return condition.replace(":ids", ":taken"), {"taken": parameters["ids"]} if parameters else {}
 
 
 def purge(db: Connection, *, topic: str | None = None, ids: Sequence[int] | None = None) -> int:

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 
+from headrace.outbox.lease_times import LeaseTimes
 from headrace.outbox.messages import Place
 from headrace.outbox.places import Places, free_places, soonest_s
 
@@ -22,11 +23,13 @@ class Dispatcher:
     table is looked at once per `poll_interval_s`, however many workers there are.
     """
 
-    def __init__(self, places: Places, *, poll_interval_s: float, lease_s: float, owners: Iterable[str] = ()) -> None:
+    def __init__(
+        self, places: Places, *, poll_interval_s: float, times: LeaseTimes, owners: Iterable[str] = ()
+    ) -> None:
         self._places = places
         self._owners = frozenset(owners)
         self._poll_interval_s = poll_interval_s
-        self._lease_ms = int(lease_s * 1000)
+        self._times = times
         self._queue: deque[Place] = deque()
         self._in_hand: set[Place] = set()
         self._something_new = asyncio.Event()
@@ -43,7 +46,7 @@ class Dispatcher:
         while True:
             self._something_new.clear()
             waiting = await self._places.waiting()
-            found = await self._hand_out(free_places(waiting, self._lease_ms, self._owners))
+            found = await self._hand_out(free_places(waiting, self._times, self._owners))
             delay_s = _FIRST_LOOK_S if found else min(delay_s * 2, self._poll_interval_s)
             if await self._wait(soonest_s(waiting, delay_s)):
                 delay_s = _FIRST_LOOK_S

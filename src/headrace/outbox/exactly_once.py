@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from headrace.errors import HeadraceError
 from headrace.log import Log, TransactionalProducer
@@ -12,14 +13,16 @@ from headrace.model import NewRecord
 from headrace.outbox.compacting import Compacted
 from headrace.outbox.leases import NOTE_FORMAT, Lease, LeaseLost
 from headrace.outbox.messages import PendingMessage, Place
-from headrace.outbox.notes import Notes
+from headrace.outbox.notes import PROGRESS_TOPIC, Notes
 from headrace.outbox.placing import Placing
-from headrace.outbox.poison import is_about_a_record, not_behind
+from headrace.outbox.poison import is_about_a_record, not_behind, refused_by_broker
 from headrace.outbox.ports import PoisonPolicy
 from headrace.outbox.rows import Rows
 from headrace.outbox.sending import Sent
 
 __all__ = ["ExactlyOnce"]
+
+Pairs: TypeAlias = Sequence[tuple[PendingMessage, NewRecord]]
 
 _TRANSACTION_S = 30.0
 
@@ -53,11 +56,57 @@ class ExactlyOnce:
         self._owned: dict[Place, _Owned] = {}
 
     async def recover(self, lease: Lease) -> Sent:
-        """Take the id, unless nobody else had the place since our last turn, and read the notes."""
+        """Take the id, unless nobody else had the place since our last turn, and read the notes.
+
+        What is noted and not in the table any more was settled; to settle it again would clear the place's error.
+        """
         owned = self._owned.get(lease.place)
         if owned is not None and owned.is_followed_by(lease):
             owned.epoch = lease.epoch
             return Sent()
+        event_ids = await self._rows.still_there(await self._take(lease))
+        return Sent(list(event_ids), event_ids=event_ids)
+
+    async def send(self, lease: Lease, batch: Compacted, policy: PoisonPolicy) -> Sent:
+        """Commit the batch with its notes; on any error the id is dropped, and `recover` will find out."""
+        records = await self._placing.records(lease.place.topic, batch.kept)
+        owned = self._owned.get(lease.place)
+        if owned is None or owned.epoch != lease.epoch or owned.database_id != lease.database_id:
+            raise LeaseLost(lease.place)
+        try:
+            return await self._send(lease, batch, list(zip(batch.kept, records, strict=True)), policy)
+        except BaseException:
+            await self._drop(lease.place)
+            raise
+
+    async def close(self) -> None:
+        """Let go of all ids."""
+        for place in list(self._owned):
+            await self._drop(place)
+
+    async def _send(self, lease: Lease, batch: Compacted, pairs: Pairs, policy: PoisonPolicy) -> Sent:
+        """Commit the batch, or as much of its beginning as the brokers take.
+
+        A broker refuses a record when the transaction is half done, and does not say which one it was. So the batch is
+        tried again, because the log knows more about the topic now, and then by halves, until the culprit stands alone.
+        """
+        size, refusals = len(pairs), 0
+        while True:
+            try:
+                return await self._commit(self._owned[lease.place].producer, lease, batch, pairs[:size], policy)
+            except HeadraceError as error:
+                reason = refused_by_broker(error)
+                if reason is None or getattr(reason, "topic", None) == PROGRESS_TOPIC:
+                    raise
+            await self._take_again(lease, batch)
+            refusals += 1
+            if refusals > 1 and size == 1:
+                row = pairs[0][0]
+                return Sent(refused={row.id: str(reason)}, event_ids={row.id: row.event_id})
+            size = size if refusals == 1 else max(1, size // 2)
+
+    async def _take(self, lease: Lease) -> dict[int, str]:
+        """Take the id, which ends what its earlier owner left open, and return what is noted."""
         await self._drop(lease.place)
         taken = self._notes.transactional_id(lease.place)
         producer = await self._log.transactional(taken, timeout_s=_TRANSACTION_S)
@@ -69,35 +118,19 @@ class ExactlyOnce:
             await producer.close()
             raise
         self._owned[lease.place] = _Owned(producer, lease.epoch, lease.database_id)
-        return Sent(list(event_ids), event_ids=event_ids)
+        return event_ids
 
-    async def send(self, lease: Lease, batch: Compacted, policy: PoisonPolicy) -> Sent:
-        """Commit the batch with its notes; on any error the id is dropped, and `recover` will find out."""
-        records = await self._placing.records(lease.place.topic, batch.kept)
-        owned = self._owned.get(lease.place)
-        if owned is None or owned.epoch != lease.epoch or owned.database_id != lease.database_id:
+    async def _take_again(self, lease: Lease, batch: Compacted) -> None:
+        """Take the id for another try. Raises LeaseLost if somebody else sent messages of the batch meanwhile."""
+        noted = set((await self._take(lease)).values())
+        if any(row.event_id in noted for row in batch.rows):
             raise LeaseLost(lease.place)
-        try:
-            return await self._commit(owned.producer, lease, batch, records, policy)
-        except BaseException:
-            await self._drop(lease.place)
-            raise
-
-    async def close(self) -> None:
-        """Let go of all ids."""
-        for place in list(self._owned):
-            await self._drop(place)
 
     async def _commit(
-        self,
-        producer: TransactionalProducer,
-        lease: Lease,
-        batch: Compacted,
-        records: Sequence[NewRecord],
-        policy: PoisonPolicy,
+        self, producer: TransactionalProducer, lease: Lease, batch: Compacted, pairs: Pairs, policy: PoisonPolicy
     ) -> Sent:
         await producer.begin()
-        acknowledged, sent = await self._fill(producer, list(zip(batch.kept, records, strict=True)), policy)
+        acknowledged, sent = await self._fill(producer, pairs, policy)
         sent.add(batch, acknowledged)
         if not sent.ids:
             await producer.abort()
@@ -108,9 +141,9 @@ class ExactlyOnce:
         return sent
 
     async def _fill(
-        self, producer: TransactionalProducer, batch: list[tuple[PendingMessage, NewRecord]], policy: PoisonPolicy
+        self, producer: TransactionalProducer, batch: Pairs, policy: PoisonPolicy
     ) -> tuple[list[int], Sent]:
-        """Put all records in; if one is refused, nothing is in yet, and they go in one by one."""
+        """Put all records in; if the log itself refuses one, nothing is in yet, and they go in one by one."""
         try:
             await producer.append([record for _, record in batch])
             return [row.id for row, _ in batch], Sent()

@@ -8,16 +8,16 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import Engine, text
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 from headrace.errors import BadArgument
 from headrace.model import Record
+from headrace.outbox.database_faults import is_transient
 from headrace.outbox.databases import execute
 from headrace.outbox.dialects import speech_of
 from headrace.outbox.headers import event_id_of
-from headrace.outbox.inbox_failures import Failures, Handling, PoisonEvent
+from headrace.outbox.inbox_failures import FailureKind, Failures, Handling, Limits, PoisonEvent
 from headrace.outbox.table_names import DEFAULT_PREFIX, checked_prefix, renamed
 
 __all__ = ["Inbox"]
@@ -36,11 +36,18 @@ class Inbox:
     The consumer handles the event in the same transaction, and skips it when `accept` says False.
     """
 
-    def __init__(self, consumer: str, *, max_attempts: int = 5, table_prefix: str = DEFAULT_PREFIX) -> None:
-        if isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or max_attempts < 1:
-            raise BadArgument("max_attempts", max_attempts, "an event is tried once at least")
+    def __init__(
+        self,
+        consumer: str,
+        *,
+        max_attempts: int = 5,
+        max_interruptions: int = 100,
+        table_prefix: str = DEFAULT_PREFIX,
+    ) -> None:
         self.consumer = _checked_consumer(consumer)
-        self._max_attempts = max_attempts
+        self._limits = Limits(
+            _checked_limit("max_attempts", max_attempts), _checked_limit("max_interruptions", max_interruptions)
+        )
         self._table_prefix = checked_prefix(table_prefix)
         self._failures = Failures(self.consumer, table_prefix=self._table_prefix)
 
@@ -60,41 +67,47 @@ class Inbox:
 
         `where` is an Engine or a sessionmaker; the handler gets its Connection or Session, and the record. After
         `max_attempts` failures the event is poison: it is set aside, whole, and counts as known from then on. What
-        the database raises because it is away is no fault of the event, and is raised.
+        the database raises through its own fault (see `is_transient`) is raised, and is no failure of the event; but
+        after `max_interruptions` of them, by a database that is there to count them, the event is poison too. Whatever
+        happens before the handler is called is raised and not counted.
         """
-        event_id = self._row(record)["event_id"]
+        tried = _Try()
         try:
             with where.begin() as db:
                 if not self.accept(db, record):
                     return Handling("known")
+                tried.has_begun = True
                 handler(db, record)
-                self._failures.forget(_connection(db), event_id)
+                self._failures.forget(_connection(db), self._event_id(record))
             return Handling("handled")
-        except (OperationalError, InterfaceError):
-            raise
         except Exception as error:
-            story = f"{type(error).__name__}: {error}"
-        with where.begin() as db:
-            return self._failed(_connection(db), record, story)
+            tried.failed(error)
+            with where.begin() as db:
+                handling = self._failed(_connection(db), record, tried)
+            if handling is None:
+                raise
+        return handling
 
     async def handle_async(
         self, where: AsyncWhere, record: Record, handler: Callable[[Any, Record], Awaitable[object]]
     ) -> Handling:
         """The same for coroutines: `where` is an AsyncEngine or an async_sessionmaker."""
-        event_id = self._row(record)["event_id"]
+        tried = _Try()
         try:
             async with where.begin() as db:
                 if not await self.accept_async(db, record):
                     return Handling("known")
+                tried.has_begun = True
                 await handler(db, record)
-                await db.run_sync(lambda blocking: self._failures.forget(_connection(blocking), event_id))
+                await db.run_sync(lambda own: self._failures.forget(_connection(own), self._event_id(record)))
             return Handling("handled")
-        except (OperationalError, InterfaceError):
-            raise
         except Exception as error:
-            story = f"{type(error).__name__}: {error}"
-        async with where.begin() as db:
-            return await db.run_sync(lambda blocking: self._failed(_connection(blocking), record, story))
+            tried.failed(error)
+            async with where.begin() as db:
+                handling = await db.run_sync(lambda own: self._failed(_connection(own), record, tried))
+            if handling is None:
+                raise
+        return handling
 
     def poison(self, where: Session | Connection, *, limit: int = 1000) -> list[PoisonEvent]:
         """Return the events that were given up, the oldest first."""
@@ -109,15 +122,16 @@ class Inbox:
         execute(db, sql, {"consumer": self.consumer, "id": event_id})
         return True
 
-    def _failed(self, db: Connection, record: Record, error: str) -> Handling:
-        event_id = self._row(record)["event_id"]
-        attempts = self._failures.note(db, event_id, record, error, max_attempts=self._max_attempts)
-        if attempts < self._max_attempts:
-            return Handling("failed", attempts, error)
+    def _failed(self, db: Connection, record: Record, tried: _Try) -> Handling | None:
+        """Count the failure, and give the event up if it was the last that is allowed; None for an interruption."""
+        event_id = self._event_id(record)
+        failures = self._failures.note(db, event_id, record, tried.story, limits=self._limits, kind=tried.kind)
+        if not self._limits.are_reached_by(failures):
+            return Handling("failed", failures.attempts, tried.story) if tried.kind == "attempts" else None
         if not self.accept(db, record):  # it was handled meanwhile, where it was delivered again
             self._failures.forget(db, event_id)
             return Handling("known")
-        return Handling("poison", attempts, error)
+        return Handling("poison", failures.attempts, tried.story)
 
     def forget(self, db: Connection, *, older_than_s: float) -> int:
         """Forget events that came longer ago than any duplicate could take; returns how many."""
@@ -130,10 +144,34 @@ class Inbox:
         sql = speech_of(dialect).insert_ignoring("kafka_inbox", ("consumer", "event_id"))
         return renamed(sql, self._table_prefix)
 
+    def _event_id(self, record: Record) -> str:
+        return self._row(record)["event_id"]
+
     def _row(self, record: Record) -> dict[str, str]:
         """An event from elsewhere has no id; its place in the log is as good, though not across a re-send."""
         place = f"{record.topic}[{record.partition}]@{record.offset}"
         return {"consumer": self.consumer, "event_id": _storable(event_id_of(record.headers) or place)}
+
+
+class _Try:
+    """One try of a handler: whether it came to be called, and how it failed."""
+
+    has_begun = False
+    kind: FailureKind = "attempts"
+    story = ""
+
+    def failed(self, error: Exception) -> None:
+        """Tell whose fault it was. Raises the error if the handler was not even called."""
+        if not self.has_begun:
+            raise error
+        self.kind = "interruptions" if is_transient(error) else "attempts"
+        self.story = f"{type(error).__name__}: {error}"
+
+
+def _checked_limit(name: str, limit: object) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise BadArgument(name, limit, "an event is tried once at least")
+    return limit
 
 
 def _connection(where: Session | Connection) -> Connection:

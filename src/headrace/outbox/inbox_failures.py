@@ -14,9 +14,12 @@ from headrace.outbox.headers import dump_headers, load_headers
 from headrace.outbox.stories import storable
 from headrace.outbox.table_names import renamed
 
-__all__ = ["Failures", "Handling", "Outcome", "PoisonEvent"]
+__all__ = ["FailureCounts", "FailureKind", "Failures", "Handling", "Limits", "Outcome", "PoisonEvent"]
 
 Outcome: TypeAlias = Literal["handled", "known", "failed", "poison"]
+
+FailureKind: TypeAlias = Literal["attempts", "interruptions"]
+"""Tries that failed through the event or its handler, and tries that the database cut off."""
 
 _OF_EVENT = "consumer = :consumer AND event_id = :event_id"
 
@@ -37,6 +40,25 @@ class PoisonEvent(NamedTuple):
     attempts: int
     last_error: str
     failed_at: int
+    interruptions: int = 0
+
+
+class FailureCounts(NamedTuple):
+    """How many tries of an event failed, and how many more the database cut off."""
+
+    attempts: int
+    interruptions: int
+
+
+class Limits(NamedTuple):
+    """How many failures of each kind make an event poison."""
+
+    attempts: int
+    interruptions: int
+
+    def are_reached_by(self, failures: FailureCounts) -> bool:
+        """Return True if the event is to be given up."""
+        return failures.attempts >= self.attempts or failures.interruptions >= self.interruptions
 
 
 class Failures:
@@ -46,20 +68,21 @@ class Failures:
         self._consumer = consumer
         self._table_prefix = table_prefix
 
-    def note(self, db: Connection, event_id: str, record: Record, error: str, *, max_attempts: int) -> int:
+    def note(
+        self, db: Connection, event_id: str, record: Record, error: str, *, limits: Limits, kind: FailureKind
+    ) -> FailureCounts:
         """Count a failure of the event; returns how many there are. The last that is allowed makes it poison."""
         now = speech_of(db.dialect.name).now_ms
         event = {"consumer": self._consumer, "event_id": event_id}
         told = {**event, "last_error": storable(error)}
         self._execute(db, self._insert(db), {**told, **_columns(record)})
-        counted = f"attempts = attempts + 1, last_error = :last_error, failed_at = {now}"
+        counted = f"{kind} = {kind} + 1, last_error = :last_error, failed_at = {now}"
         self._execute(db, f"UPDATE kafka_inbox_failures SET {counted} WHERE {_OF_EVENT}", told)  # noqa: S608
-        attempts = int(
-            self._execute(db, f"SELECT attempts FROM kafka_inbox_failures WHERE {_OF_EVENT}", event).scalar_one()  # noqa: S608
-        )
-        if attempts >= max_attempts:
+        asked = f"SELECT attempts, interruptions FROM kafka_inbox_failures WHERE {_OF_EVENT}"  # noqa: S608
+        counts = FailureCounts._make(self._execute(db, asked, event).one())
+        if limits.are_reached_by(counts):
             self._execute(db, f"UPDATE kafka_inbox_failures SET is_poison = TRUE WHERE {_OF_EVENT}", event)  # noqa: S608
-        return attempts
+        return counts
 
     def forget(self, db: Connection, event_id: str) -> bool:
         """Forget the failures of an event; returns whether there were any."""
@@ -72,7 +95,7 @@ class Failures:
         columns = f"event_id, topic, partition_nr, offset_nr, timestamp_ms, {key}, message, headers"
         rows = self._execute(
             db,
-            f"SELECT {columns}, attempts, last_error, failed_at FROM kafka_inbox_failures "  # noqa: S608
+            f"SELECT {columns}, attempts, last_error, failed_at, interruptions FROM kafka_inbox_failures "  # noqa: S608
             "WHERE consumer = :consumer AND is_poison = TRUE ORDER BY failed_at, event_id LIMIT :most",
             {"consumer": self._consumer, "most": limit},
         )
@@ -99,6 +122,6 @@ def _columns(record: Record) -> dict[str, Any]:
 
 
 def _poison(row: Any) -> PoisonEvent:  # noqa: ANN401 - a row
-    event_id, topic, partition, offset, timestamp_ms, key, message, headers, attempts, last_error, failed_at = row
+    event_id, topic, partition, offset, timestamp_ms, key, message, headers, *failures = row
     record = Record(topic, partition, offset, timestamp_ms, key, message, load_headers(headers))
-    return PoisonEvent(event_id, record, attempts, last_error, failed_at)
+    return PoisonEvent(event_id, record, *failures)

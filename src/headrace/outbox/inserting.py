@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, count, repeat
 
-from sqlalchemy.engine import Connection, Dialect
+from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headrace.outbox.autocommit import need_transaction
@@ -16,7 +16,7 @@ from headrace.outbox.messages import EncodedMessage
 from headrace.outbox.metrics import INSERTED
 from headrace.outbox.table_names import DEFAULT_PREFIX, renamed
 
-__all__ = ["MOST_ROWS", "insert", "insert_async"]
+__all__ = ["MOST_ROWS", "count_inserted", "insert", "insert_async", "statements"]
 
 MOST_ROWS = 500
 """Most rows of one statement."""
@@ -30,9 +30,11 @@ _BINARY = frozenset({"message", "key", "partition_key"})
 def insert(connection: Connection, messages: Sequence[EncodedMessage], table_prefix: str = DEFAULT_PREFIX) -> None:
     """Insert the messages in their order, in the connection's transaction."""
     need_transaction(_begun(connection))
-    for sql, values in _statements(connection.dialect, messages):
+    dialect = connection.dialect
+    as_hex = dialect.driver == "aiomysql"
+    for sql, values in statements(speech_of(dialect.name), dialect.paramstyle, messages, as_hex=as_hex):
         connection.exec_driver_sql(renamed(sql, table_prefix), values)
-    _count(messages)
+    count_inserted(messages)
 
 
 async def insert_async(
@@ -49,12 +51,14 @@ def _begun(connection: Connection) -> Connection:
     return connection
 
 
-def _statements(dialect: Dialect, messages: Sequence[EncodedMessage]) -> Iterator[tuple[str, tuple[object, ...]]]:
+def statements(
+    speech: Speech, paramstyle: str, messages: Sequence[EncodedMessage], *, as_hex: bool = False
+) -> Iterator[tuple[str, tuple[object, ...]]]:
+    """Yield inserts with their values, as a driver of that parameter style takes them."""
     # By hand: SQLAlchemy would compile each statement of many rows anew, which costs more than running it.
-    speech, as_hex = speech_of(dialect.name), dialect.driver == "aiomysql"
     for part in _parts(messages):
         values = chain.from_iterable(map(_hexed, part) if as_hex else part)
-        yield _sql(speech, dialect.paramstyle, len(part), as_hex=as_hex), tuple(values)
+        yield _sql(speech, paramstyle, len(part), as_hex=as_hex), tuple(values)
 
 
 def _parts(messages: Sequence[EncodedMessage]) -> Iterator[Sequence[EncodedMessage]]:
@@ -101,6 +105,7 @@ def _placeholders(paramstyle: str) -> Iterator[str]:
     return repeat("?" if paramstyle == "qmark" else "%s")
 
 
-def _count(messages: Sequence[EncodedMessage]) -> None:
+def count_inserted(messages: Sequence[EncodedMessage]) -> None:
+    """Count the messages by topic."""
     for topic, inserted in Counter(message.topic for message in messages).items():
         INSERTED.labels(topic).inc(inserted)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from sqlalchemy.engine import Connection
 
 from headrace.outbox.databases import Database, execute
 from headrace.outbox.dialects import Speech
+from headrace.outbox.lease_times import LeaseTimes
 from headrace.outbox.messages import Place
 from headrace.outbox.stories import storable
 
@@ -53,14 +54,22 @@ class Leases:
     """Takes, renews and gives back leases.
 
     Promises: a place has one holder whose writes count. Time is the database's. A row that nobody holds, whatever
-    else it says, can be taken once its retry time has passed.
+    else it says, can be taken once its retry time has passed; times that a clock which was set back left ahead of
+    it count for nothing.
     """
 
-    def __init__(self, database: Database, *, lease_s: float, owners: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        lease_s: float,
+        owners: Sequence[str] = (),
+        times: LeaseTimes | None = None,
+    ) -> None:
         self._database = database
         self._owners = {f"owner_{n}": owner for n, owner in enumerate(owners)}
         self._speech = database.speech
-        self._lease_ms = int(lease_s * 1000)
+        self._times = times or LeaseTimes.of(lease_s)
 
     async def acquire(self, place: Place, owner: str) -> Lease | None:
         """Take the place if it is free; what one of our own `owners` left behind when it crashed is free to us."""
@@ -97,15 +106,16 @@ class Leases:
 
     def _acquire(self, db: Connection, place: Place, owner: str) -> Lease | None:
         confirmed_s = time.monotonic()
-        asked = {"topic": place.topic, "bucket": place.bucket, "owner": owner, "lease_ms": self._lease_ms}
+        asked = {"topic": place.topic, "bucket": place.bucket, "owner": owner, **asdict(self._times)}
         now = self._speech.now_ms
         ours = ", ".join([":owner", *(f":{name}" for name in self._owners)])
         taken = execute(
             db,
             f"UPDATE kafka_topic_info SET locked_by = :owner, locked_at = {now}, epoch = epoch + 1 "  # noqa: S608
-            f"WHERE topic = :topic AND bucket = :bucket AND (retry_at IS NULL OR retry_at <= {now}) "
+            f"WHERE topic = :topic AND bucket = :bucket "
+            f"AND (retry_at IS NULL OR retry_at <= {now} OR retry_at > {now} + :hold_ms) "
             f"AND (locked_by IS NULL OR locked_by IN ({ours}) OR locked_at IS NULL "
-            f"OR locked_at < {now} - :lease_ms)",
+            f"OR locked_at < {now} - :lease_ms OR locked_at > {now} + :lease_ms)",
             {**asked, **self._owners},
         )
         if taken.rowcount != 1:

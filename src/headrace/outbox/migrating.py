@@ -15,7 +15,7 @@ from headrace.outbox.table_names import DEFAULT_PREFIX, checked_prefix, version_
 
 __all__ = ["NEWEST", "VERSION_TABLE", "migrate", "need_newest", "schema_version", "version_in"]
 
-NEWEST = "0002"
+NEWEST = "0003"
 """The version that a relay needs."""
 
 VERSION_TABLE = version_table(DEFAULT_PREFIX)

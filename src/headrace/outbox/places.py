@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy.engine import Connection
 
 from headrace.outbox.databases import Database, execute
+from headrace.outbox.lease_times import LeaseTimes
 from headrace.outbox.messages import Place
 
 __all__ = ["Places", "WaitingPlace", "free_places", "soonest_s"]
@@ -24,23 +25,26 @@ class WaitingPlace:
     retry_at: int | None
     now: int
 
-    def is_free(self, lease_ms: int, ours: frozenset[str] = frozenset()) -> bool:
+    def is_free(self, times: LeaseTimes, ours: frozenset[str] = frozenset()) -> bool:
         """Say whether one of us could take it now."""
-        return self.is_retry_due and (self.locked_by in ours or not self.is_held(lease_ms))
+        return self.is_retry_due(times) and (self.locked_by in ours or not self.is_held(times))
 
-    @property
-    def is_retry_due(self) -> bool:
+    def is_retry_due(self, times: LeaseTimes) -> bool:
         """Say whether no error holds it back any more."""
-        return self.retry_at is None or self.retry_at <= self.now
+        return self.retry_at is None or not self.now < self.retry_at <= self.now + times.hold_ms
 
-    def is_held(self, lease_ms: int) -> bool:
+    def is_held(self, times: LeaseTimes) -> bool:
         """Say whether its lease is somebody's, and alive."""
-        return self.locked_by is not None and self.locked_at is not None and self.locked_at >= self.now - lease_ms
+        return (
+            self.locked_by is not None
+            and self.locked_at is not None
+            and self.now - times.lease_ms <= self.locked_at <= self.now + times.lease_ms
+        )
 
 
-def free_places(waiting: Sequence[WaitingPlace], lease_ms: int, ours: frozenset[str] = frozenset()) -> list[Place]:
+def free_places(waiting: Sequence[WaitingPlace], times: LeaseTimes, ours: frozenset[str] = frozenset()) -> list[Place]:
     """Return what could be taken now, leases of our own crashed workers included."""
-    return [each.place for each in waiting if each.is_free(lease_ms, ours)]
+    return [each.place for each in waiting if each.is_free(times, ours)]
 
 
 def soonest_s(waiting: Sequence[WaitingPlace], limit_s: float) -> float:

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace.errors import BadArgument, RecordTooLarge, TimestampTooFarAhead
+from headrace.errors import BadArgument, RecordTooLarge, TimestampTooFarAhead, TransactionFailed
 from headrace.outbox.messages import PendingMessage
 from headrace.outbox.ports import PoisonPolicy
+from headrace.runtime import SYSTEM_CLOCK, Clock
 
-__all__ = ["is_about_a_record", "not_behind"]
+__all__ = ["is_about_a_record", "not_behind", "refused_by_broker"]
+
+# A time that is refused and is older than this may be too old for its topic.
+_OF_LATE_MS = 3_600_000
 
 # What a log says to one record and not to the batch. Everything else may pass by itself or by an operator's hand:
 # a broker that is away, a topic that is missing, a permission that was taken.
 _ABOUT_A_RECORD = (BadArgument, RecordTooLarge, TimestampTooFarAhead)
 
 
-def is_about_a_record(error: Exception) -> bool:
-    """Say whether one of the records is at fault, whatever the state of the log."""
+def is_about_a_record(error: Exception, *, clock: Clock = SYSTEM_CLOCK) -> bool:
+    """Say whether one of the records is at fault, whatever the state of the log.
+
+    No record is stamped later than this machine's clock. So one that was stamped of late and is refused for its time
+    shows that the clocks are apart, and all others would be refused as well.
+    """
+    if isinstance(error, TimestampTooFarAhead) and (error.timestamp_ms or 0) > clock.now_ms() - _OF_LATE_MS:
+        return False
     return isinstance(error, _ABOUT_A_RECORD)
+
+
+def refused_by_broker(error: Exception) -> Exception | None:
+    """Return what a broker said to one of a transaction's records, where the transaction failed by it."""
+    reason = error.__cause__ if isinstance(error, TransactionFailed) else error
+    return reason if isinstance(reason, Exception) and is_about_a_record(reason) else None
 
 
 def not_behind(

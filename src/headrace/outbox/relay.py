@@ -16,6 +16,7 @@ from headrace.outbox.databases import Database
 from headrace.outbox.dispatching import Dispatcher
 from headrace.outbox.engines import DatabaseAddress, url_of
 from headrace.outbox.exactly_once import ExactlyOnce
+from headrace.outbox.lease_times import LeaseTimes
 from headrace.outbox.leases import Leases
 from headrace.outbox.listening import listen
 from headrace.outbox.migrating import need_newest, version_in
@@ -69,6 +70,7 @@ class Relay:
         )
         self._is_stopping = False
         self.workers = tuple(str(uuid.uuid4()) for _ in range(self._threads))
+        times = LeaseTimes.of(settings.lease_s, max(settings.first_retry_s, settings.max_retry_s))
         rows = Rows(
             self._database,
             batch_size=settings.batch_size,
@@ -76,7 +78,7 @@ class Relay:
             keeps_sent=settings.keeps_sent,
         )
         self._parts = Parts(
-            Leases(self._database, lease_s=settings.lease_s, owners=self.workers),
+            Leases(self._database, lease_s=settings.lease_s, owners=self.workers, times=times),
             rows,
             _sender(log, rows, settings),
             settings,
@@ -86,7 +88,7 @@ class Relay:
         self._dispatcher = Dispatcher(
             Places(self._database),
             poll_interval_s=settings.poll_interval_s,
-            lease_s=settings.lease_s,
+            times=times,
             owners=self.workers,
         )
         self.health = health or Health("outbox")

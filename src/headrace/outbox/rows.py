@@ -103,6 +103,18 @@ class Rows:
         asked = {"topic": place.topic, "bucket": place.bucket, **parameters}
         return await self._database.read(lambda db: [PendingMessage._make(row) for row in execute(db, sql, asked)])
 
+    async def still_there(self, event_ids: Mapping[int, str]) -> dict[int, str]:
+        """Return those of the messages, by id and event id, that the table has."""
+        return await self._database.read(lambda db: self._still_there(db, event_ids)) if event_ids else {}
+
+    def _still_there(self, db: Connection, event_ids: Mapping[int, str]) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for chosen in parts_of(event_ids):
+            condition, parameters = self._speech.with_messages(chosen)
+            rows = execute(db, f"SELECT id, event_id FROM kafka_messages WHERE {condition}", parameters)  # noqa: S608
+            found.update((id_, event_id) for id_, event_id in rows if chosen[id_] == event_id)
+        return found
+
     async def settle(self, lease: Lease, settled: Settled) -> int:
         """Delete what was sent and bury what was refused, if the lease is still ours. Raises LeaseLost.
 
@@ -138,14 +150,18 @@ class Rows:
             )
 
     def _bury(self, db: Connection, id_: int, event_id: str, reason: str) -> None:
-        columns = (
-            f"id, topic, message, {self._speech.key}, partition_key, headers, event_id, bucket, event_time, created_at"
-        )
+        """Copy a message to the dead ones, under its id unless a dead message of an earlier table has that."""
+        taken_by = execute(db, "SELECT event_id FROM kafka_dead_messages WHERE id = :id", {"id": id_}).scalar()
+        if taken_by == event_id:
+            return
+        dead_id = id_ if taken_by is None else _next_dead_id(db)
+        columns = message_columns(self._speech)[1:]
         execute(
             db,
-            f"INSERT INTO kafka_dead_messages ({columns}, error, attempts) "  # noqa: S608
-            f"SELECT {columns}, :reason, 1 FROM kafka_messages WHERE id = :id AND event_id = :event_id",
-            {"id": id_, "event_id": event_id, "reason": storable(reason)},
+            f"INSERT INTO kafka_dead_messages (id, {', '.join(columns)}, error, attempts) "  # noqa: S608
+            f"SELECT :dead_id, {', '.join(columns)}, :reason, 1 FROM kafka_messages "
+            "WHERE id = :id AND event_id = :event_id",
+            {"id": id_, "event_id": event_id, "reason": storable(reason), "dead_id": dead_id},
         )
 
     def _select(self, policy: PoisonPolicy, without: str) -> str:
@@ -171,6 +187,10 @@ class Rows:
         fetched = cast("Any", execute(db, sql, asked)).cursor.fetchall()
         rows = [PendingMessage._make(row[:-1]) for row in fetched]
         return RowBatch(rows, bool(rows) and (len(rows) == self._batch_size or len(rows) < fetched[0][-1]))
+
+
+def _next_dead_id(db: Connection) -> int:
+    return int(execute(db, "SELECT MAX(id) + 1 FROM kafka_dead_messages").scalar_one())
 
 
 def parts_of(event_ids: Mapping[int, str]) -> Iterator[dict[int, str]]:

@@ -205,6 +205,7 @@ kafka_inbox_failures = Table(
     Column("is_poison", Boolean, nullable=False, server_default=expression.false()),
     Column("last_error", _text(), nullable=False),
     Column("failed_at", BigInteger, nullable=False, server_default=now_ms()),
+    Column("interruptions", Integer, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("consumer", "event_id"),
     mysql_engine="InnoDB",
 )

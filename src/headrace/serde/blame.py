@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.serde.avro_library import prepared, writer
 from headrace.serde.branches import chosen_branch
+from headrace.serde.classes import instance_class
 from headrace.serde.encoding import encoder_of
 from headrace.serde.rendering import json_of_shape
 from headrace.serde.shapes import NO_DEFAULT, ArrayShape, MapShape, RecordShape, Shape, UnionShape, branch_name
@@ -37,9 +38,9 @@ def _problem(shape: Shape, value: Any) -> Exception | None:  # noqa: ANN401
 
 def _parts(shape: Shape, value: Any) -> Iterator[tuple[str, Shape, Any]]:  # noqa: ANN401
     match shape:
-        case RecordShape() if value is not _MISSING and isinstance(value, shape.bound or Mapping):
+        case RecordShape() if value is not _MISSING and isinstance(value, _class_of(shape)):
             for field in shape.fields:
-                if shape.bound is not None or field.name in value or field.default is NO_DEFAULT:
+                if not _has_keys(shape) or field.name in value or field.default is NO_DEFAULT:
                     yield field.name, field.shape, _value(shape, field.name, value)
         case ArrayShape() if isinstance(value, list | tuple | set | frozenset):
             for index, each in enumerate(value):
@@ -63,6 +64,12 @@ _MISSING = object()
 
 
 def _value(shape: RecordShape, name: str, value: Any) -> Any:  # noqa: ANN401
-    if shape.bound is not None:
-        return getattr(value, name, _MISSING)
-    return value.get(name, _MISSING)
+    return value.get(name, _MISSING) if _has_keys(shape) else getattr(value, name, _MISSING)
+
+
+def _class_of(shape: RecordShape) -> type[Any]:
+    return Mapping if shape.bound is None else instance_class(shape.bound)
+
+
+def _has_keys(shape: RecordShape) -> bool:
+    return _class_of(shape) in (Mapping, dict)

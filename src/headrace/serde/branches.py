@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.serde.classes import instance_class
 from headrace.serde.generic import GenericRecord, Symbol
 from headrace.serde.logical import python_type
 from headrace.serde.shapes import (
@@ -55,5 +56,5 @@ def classes_of(shape: Shape) -> tuple[type, ...]:
         case MapShape():
             return (dict,)
         case RecordShape():
-            return (shape.bound,) if shape.bound else (GenericRecord, dict)
+            return (instance_class(shape.bound),) if shape.bound else (GenericRecord, dict)
     return ()

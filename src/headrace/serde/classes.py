@@ -1,4 +1,4 @@
-"""The fields of dataclasses, NamedTuples, attrs classes, msgspec Structs and pydantic models, told alike."""
+"""The fields of dataclasses, NamedTuples, TypedDicts, attrs classes, Structs and pydantic models, told alike."""
 
 from __future__ import annotations
 
@@ -12,11 +12,22 @@ import msgspec
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+from typing_extensions import is_typeddict  # that of typing does not know the TypedDicts of typing_extensions
 
 from headrace.errors import NoSchemaFor
 from headrace.serde.options import options_of
+from headrace.serde.typed_dicts import absent_keys, typed_dict_hints, typed_dict_values, without_absent
 
-__all__ = ["ClassField", "constructor", "doc_of", "fields_of", "has_extras", "is_record_class", "values_of"]
+__all__ = [
+    "ClassField",
+    "constructor",
+    "doc_of",
+    "fields_of",
+    "has_extras",
+    "instance_class",
+    "is_record_class",
+    "values_of",
+]
 
 Values: TypeAlias = Callable[[Any], dict[str, Any]]
 
@@ -39,12 +50,24 @@ def is_record_class(hint: object) -> bool:
         or issubclass(hint, BaseModel)
         or _is_named_tuple(hint)
         or _is_attrs(hint)
+        or is_typeddict(hint)
     )
+
+
+def instance_class(cls: type[Any]) -> type[Any]:
+    """Return the class that instances have: those of a TypedDict are plain dicts."""
+    return dict if is_typeddict(cls) else cls
 
 
 def fields_of(cls: type[Any]) -> list[ClassField]:
     """Return the fields that make up the class's record, in order."""
     hints = _hints(cls)
+    if is_typeddict(cls):
+        absent = absent_keys(cls, hints)
+        return [
+            ClassField(name, hint, _constant(None) if name in absent else None)
+            for name, hint in typed_dict_hints(cls, hints).items()
+        ]
     if issubclass(cls, BaseModel):
         return [
             ClassField(name, hints[name], _pydantic_default(field), field.description)
@@ -66,7 +89,9 @@ def fields_of(cls: type[Any]) -> list[ClassField]:
 
 
 def values_of(cls: type[Any], names: tuple[str, ...]) -> Values:
-    """Return a function that gives an instance's fields as a new dict."""
+    """Return a function that gives an instance's fields as a new dict. It raises TypeError for one that has others."""
+    if is_typeddict(cls):
+        return typed_dict_values(names, absent_keys(cls, _hints(cls)))
     if issubclass(cls, msgspec.Struct):
         return msgspec.structs.asdict
     if _has_dict(cls) and not _is_named_tuple(cls):
@@ -84,6 +109,8 @@ def constructor(cls: type[Any], order: tuple[str, ...]) -> Callable[[dict[str, A
 
     It takes the dict over.
     """
+    if is_typeddict(cls):
+        return without_absent(absent_keys(cls, _hints(cls)))
     if issubclass(cls, BaseModel):
         # What model_validate calls after a look at its options, for two thirds of the price; some have their own.
         is_changed = cls.model_validate.__func__ is not BaseModel.model_validate.__func__  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from headrace.serde.branches import chosen_branch, classes_of
 from headrace.serde.checks import CHECKS, UNTOUCHED
-from headrace.serde.classes import fields_of, has_extras, values_of
+from headrace.serde.classes import fields_of, has_extras, instance_class, values_of
 from headrace.serde.generic import GenericRecord, Symbol
 from headrace.serde.shapes import (
     ArrayShape,
@@ -102,13 +102,13 @@ class _Encoders:
         names = tuple(field.name for field in shape.fields)
         conversions = [(f.name, _untouched(f.shape), convert) for f in shape.fields if (convert := self.of(f.shape))]
         values = _fields_of_generic(shape) if shape.bound is None else values_of(shape.bound, names)
-        bound = shape.bound or Mapping
+        bound = Mapping if shape.bound is None else instance_class(shape.bound)
         whole = {bound}  # the classes whose instances have no more than the record's fields
         may_have_extras = has_extras(bound)
 
         def encode(value: Any) -> Any:  # noqa: ANN401
             if type(value) not in whole and shape.bound is not None:
-                _check_subclass(shape, type(value), names)
+                _check_subclass(shape, bound, type(value), names)
                 whole.add(type(value))
             elif not isinstance(value, bound):
                 raise TypeError(f"{shape.name} is wanted, not {type(value).__name__}")
@@ -124,10 +124,12 @@ class _Encoders:
         return encode
 
 
-def _check_subclass(shape: RecordShape, cls: type, names: tuple[str, ...]) -> None:
+def _check_subclass(shape: RecordShape, bound: type, cls: type, names: tuple[str, ...]) -> None:
     """Refuse instances of a subclass that has more fields: they would be lost without a word."""
-    if not issubclass(cls, shape.bound or object):
+    if not issubclass(cls, bound):
         raise TypeError(f"{shape.name} is wanted, not {cls.__name__}")
+    if bound is dict:
+        return  # the keys of each dict are looked at
     more = [field.name for field in fields_of(cls) if field.name not in names]
     if more:
         raise TypeError(

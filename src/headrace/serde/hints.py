@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 
 from headrace.errors import NoSchemaFor
+from headrace.serde.branches import classes_of
 from headrace.serde.class_defaults import with_default
 from headrace.serde.classes import ClassField, doc_of, fields_of, is_record_class
 from headrace.serde.logical import PYTHON_TYPES
@@ -151,6 +152,8 @@ class _Inference:
         names = [branch_name(branch) for branch in ordered]
         if len(set(names)) < len(names):
             raise place.refuse(f"{_shown(hint)} has two sides that are {_twice(names)} in Avro; wrap one in a class")
+        if sum(dict in classes_of(branch) for branch in ordered) > 1:
+            raise place.refuse(f"{_shown(hint)} has two sides that are dicts to Python; make one a dataclass")
         return UnionShape(tuple(ordered))
 
     def _enum(self, cls: type[enum.Enum], place: _Place) -> EnumShape:

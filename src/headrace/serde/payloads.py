@@ -9,6 +9,7 @@ import msgspec
 
 from headrace.errors import BadArgument
 from headrace.model import Event, StoredEvent
+from headrace.serde.classes import instance_class
 from headrace.serde.framed import Decoder, Encoder, Serde
 from headrace.serde.framing import is_framed
 from headrace.serde.ports import Registry
@@ -32,7 +33,7 @@ class Payloads:
     """
 
     def __init__(self, registry: Registry, topic: str, types: Sequence[type], *, auto_register: bool = True) -> None:
-        self._serdes = {kind: _serde(registry, topic, kind, auto_register) for kind in types}
+        self._serdes = {cls: _serde(registry, topic, kind, auto_register) for cls, kind in _by_class(types).items()}
         self._encoders: dict[type, Encoder[Any]] = {}
         self._decoder: Decoder[Any] = Decoder(registry, types)
 
@@ -64,6 +65,17 @@ class Payloads:
             raise BadArgument("event", kind.__name__, f"the payloads are of {known}; add its class to them")
         self._encoders[kind] = await self._serdes[kind].encoder()
         return self._encoders[kind]
+
+
+def _by_class(types: Sequence[type]) -> dict[type, type]:
+    """Return the types by the class of their events; dicts can be of one TypedDict only."""
+    found: dict[type, type] = {}
+    for kind in types:
+        other = found.setdefault(instance_class(kind), kind)
+        if other is not kind:
+            rule = f"its events are dicts, as those of {other.__name__} are; make one of them a dataclass"
+            raise BadArgument("types", kind.__name__, rule)
+    return found
 
 
 def _serde(registry: Registry, topic: str, kind: type, auto_register: bool) -> Serde[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError
@@ -65,6 +65,11 @@ class Placing:
         if len(topics) == 1:
             return topics, _place_all(records, topics[records[0].topic])
         return topics, [(record, place(record, topics[record.topic])) for record in records]
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """Ask again what these topics take: a broker refused what they were thought to take."""
+        for topic in topics:
+            self._catalogue.forget(topic)
 
 
 def _place_all(records: Sequence[NewRecord], topic: Topic) -> list[Placed]:

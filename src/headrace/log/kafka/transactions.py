@@ -141,7 +141,8 @@ class KafkaTransactional:
         try:
             await enlist(self._producer, self._threads, self._attempt, placed, flush_s=timeout_s)
         except FATAL_TOLD as failure:
-            raise self._named(error_in(failure), "append") from failure
+            failed = self._named(error_in(failure), "append")
+            raise failed from failed.__cause__ or failure
 
     async def _commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
         self._standing.expect("commit_offsets", State.OPEN)
@@ -181,6 +182,7 @@ class KafkaTransactional:
         # before it renews its epoch; that one ends here too, with nothing done.
         await self._abort_quietly()
         count_outcome("failed")
+        self._placing.forget(attempt.topics)  # re-configured by somebody else, perhaps
         if attempt.refusal is not None:
             raise attempt.refusal
         late = f"{left} records were not delivered within {self._cluster.request_timeout_s:g} s"
@@ -293,9 +295,11 @@ class KafkaTransactional:
         if self._standing.state is State.READY:
             what = f"{operation} transactional id {self.transactional_id!r}"
             return self._cluster.faults.of(error, what, timeout_s=self._cluster.request_timeout_s)
-        if self._attempt.refusal is not None:
-            return self._attempt.refusal
-        return TransactionFailed(self.transactional_id, f"{operation}: {error.str()}")
+        failed = TransactionFailed(self.transactional_id, f"{operation}: {error.str()}")
+        # Not raised itself: it is about a record that came before, not about those of this call.
+        failed.__cause__ = self._attempt.refusal
+        self._placing.forget(self._attempt.topics)
+        return failed
 
     def _die(self, outcome: str, reason: str, *, fenced: bool = False) -> None:
         self._stop_timer()

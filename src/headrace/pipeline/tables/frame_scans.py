@@ -3,39 +3,77 @@
 Spark 4.2 keeps one reader for each frame, and the scan that is planned last replaces it: two uses of a frame in one
 statement would both read with the last filter. So each planning reads for every scan of its frame that was planned
 before it, too; Spark applies the filters of each scan to its rows again. Scans are planned in processes that come and
-go, so what was asked is kept in a file on the driver's machine.
+go, so what was asked is kept in a file on the driver's machine: one for each frame, of what its scans want together.
+Nobody knows which of them are still in use, so nothing is taken out of it; what would take too much room is everything.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import tempfile
 import time
-from functools import reduce
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from headrace.errors import BadArgument
-from headrace.pipeline.tables.wanted import Wanted
+from headrace.pipeline.tables.wanted import EVERYTHING, Wanted
 
-__all__ = ["asked_by_all_scans"]
+__all__ = ["MOST_BYTES", "asked_by_all_scans"]
+
+MOST_BYTES = 256 * 1024
+"""Room for what one frame's scans want: some ten thousand keys. Beyond it all keys are wanted."""
 
 _KEPT_S = 7 * 24 * 3600.0
+_NEW = ".new"
 
 
 def asked_by_all_scans(frame: str, wanted: Wanted) -> Wanted:
     """Add what one more scan of the frame wants, and return what all its scans want."""
-    path = _folder() / frame
-    if not path.exists():
-        _remove_old(path.parent)
-    line = msgspec.json.encode(wanted) + b"\n"
-    # One write to the end of a file: two plannings at the same time do not tear each other's lines.
-    with path.open("ab", buffering=0) as file:
-        file.write(line)
-    lines = path.read_bytes().splitlines()
-    return reduce(Wanted.or_, (msgspec.json.decode(each, type=Wanted) for each in lines))
+    folder = _folder()
+    with _one_at_a_time(folder):
+        path = folder / frame
+        if path.exists():
+            known = msgspec.json.decode(path.read_bytes(), type=Wanted)
+            together = _bounded(known.or_(wanted))
+        else:
+            _remove_old(folder)
+            known, together = None, _bounded(wanted)
+        if together == known:
+            os.utime(path)  # it is in use
+        else:
+            _write(path, together)
+    return together
+
+
+def _bounded(wanted: Wanted) -> Wanted:
+    """Return the same, or more if it is too large to be kept."""
+    if len(msgspec.json.encode(wanted)) <= MOST_BYTES:
+        return wanted
+    without_keys = replace(wanted, keys=None)
+    return without_keys if len(msgspec.json.encode(without_keys)) <= MOST_BYTES else EVERYTHING
+
+
+def _write(path: Path, wanted: Wanted) -> None:
+    """Replace the file as a whole: a process that is killed here leaves the old one."""
+    new = path.with_name(path.name + _NEW)
+    new.write_bytes(msgspec.json.encode(wanted))
+    new.replace(path)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Keep other plannings out; a process that dies lets go."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _folder() -> Path:

@@ -78,10 +78,16 @@ def told_by_spark(error: Exception) -> HeadraceError:
 
 
 def _copy_of(spark: SparkSession) -> SparkSession:
-    """Return a session that begins with all that this one has, and shares nothing that is made later."""
+    """Return a session that begins with all that this one has, and shares nothing that is made later.
+
+    It takes statements as they are written. Spark would put the value of a setting for each `${name}`, also inside of
+    text, and nothing where there is no such setting: a journal with such an id would not be found.
+    """
     from pyspark.sql import SparkSession
 
-    return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - no public way
+    copied = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - no public way
+    copied.conf.set("spark.sql.variable.substitute", "false")
+    return copied
 
 
 async def _topics(places: Places) -> Sequence[str]:
