@@ -25,6 +25,7 @@ from headrace.testing.conformance.tags_filling import TagFillConformance
 from headrace.testing.conformance.tags_following import TagFollowingConformance
 from headrace.testing.conformance.tags_queries import TagQueryConformance
 from headrace.testing.conformance.tags_setting import Scene, TagSetting, numbers_of
+from headrace.testing.conformance.tags_several import SeveralTagsConformance
 from headrace.testing.conformance.tags_simulation import TagSimulation
 from headrace.testing.conformance.tags_views import (
     TABLES,
@@ -50,6 +51,10 @@ class Embedded:
 
 class TestEmbeddedQueries(Embedded, TagQueryConformance):
     """All that queries promise."""
+
+
+class TestEmbeddedSeveralTags(Embedded, SeveralTagsConformance):
+    """Queries over several tags."""
 
 
 class TestEmbeddedFollowing(Embedded, TagFollowingConformance):

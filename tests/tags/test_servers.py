@@ -21,6 +21,7 @@ from headrace.testing.conformance.journal_setting import replicate
 from headrace.testing.conformance.tags_filling import TagFillConformance
 from headrace.testing.conformance.tags_following import TagFollowingConformance
 from headrace.testing.conformance.tags_queries import TagQueryConformance
+from headrace.testing.conformance.tags_several import SeveralTagsConformance
 from headrace.testing.conformance.tags_simulation import TagSimulation
 from headrace.testing.conformance.tags_views import (
     TABLES,
@@ -65,6 +66,10 @@ class Servers:
 
 class TestServedQueries(Servers, TagQueryConformance):
     """All that queries promise."""
+
+
+class TestServedSeveralTags(Servers, SeveralTagsConformance):
+    """Queries over several tags."""
 
 
 class TestServedFollowing(Servers, TagFollowingConformance):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from headrace.app.projecting import ProjectionHandle, opened_projection, running_projection, share_of_arguments
@@ -74,10 +74,11 @@ class Headrace:
         return self._tags
 
     def events_by_tag(
-        self, tag: str, *, after: After = None, live: bool = False, read_only: bool = False
+        self, tag: str | Sequence[str], *, after: After = None, live: bool = False, read_only: bool = False
     ) -> AsyncGenerator[TaggedEvent, None]:
         """Yield a tag's events of all journals, each once, in one order: those there are, or with `live` for ever.
 
+        Of several tags, all their events; one that has more than one of the tags comes once.
         Goes on after `after`: an event's `tag_offset`, the text of one, or a time. With `read_only` nothing is written
         to the log, and events may wait for partitions where nothing happens.
         """

@@ -69,7 +69,7 @@ class ProjectionHandle:
         offsets = await self.target.load()
         return ProjectionStatus(
             self.projection.name,
-            self.projection.tag,
+            self.projection.source,
             len(offsets),
             sum(place is not None for place in offsets.values()),
             earliest(offsets),

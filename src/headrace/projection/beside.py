@@ -65,7 +65,7 @@ class BesideTarget:
     def __init__(self, settings: Settings, projection: Projection) -> None:
         self._projection = projection
         self._worker = uuid.uuid4().hex
-        empty = _Stored(projection.tag, (None,) * projection.slots)
+        empty = _Stored(projection.source, (None,) * projection.slots)
         self._stored = SharedValue(settings, setting_of(projection.name), empty)
         self._letters = SharedValue(settings, f"projection-dead-letters/{projection.name}", _Letters())
         self._replay_to: Offsets = {}
@@ -136,7 +136,7 @@ class BesideTarget:
             taken = self._taken(stored)
             texts = {slot: _text(place) for slot, place in places.items()}
             offsets = tuple(texts.get(slot, text) for slot, text in enumerate(stored.offsets))
-            tag = self._projection.tag if len(places) == self._projection.slots else stored.tag
+            tag = self._projection.source if len(places) == self._projection.slots else stored.tag
             return _Stored(tag, offsets, taken.replay_to, stored.claims)
 
         await self._stored.change(edit)
@@ -155,7 +155,7 @@ class BesideTarget:
         """
         async with self._claiming:  # a worker and a replay of the same process have one name
             await self._acquire(known, {*known, *slots})
-            held = _HeldClaim(self._stored, self._worker, known, self._projection.name)
+            held = _HeldClaim(self._stored, self._worker, known, self._projection)
             beating = asyncio.create_task(held.beat_on(self._projection.lease_s / _BEATS_PER_LEASE))
             try:
                 yield held
@@ -201,7 +201,7 @@ class BesideTarget:
             def edit(stored: _Stored) -> _Stored:
                 nonlocal is_free
                 if known:
-                    _check_known(stored, known, self._projection.name)
+                    _check_known(stored, known, self._projection)
                 else:
                     self._check(stored)
                 others = {worker: claim for worker, claim in stored.claims.items() if worker != self._worker}
@@ -223,7 +223,7 @@ class BesideTarget:
 
     async def _save(self, known: Offsets, to: TagOffset) -> None:
         moving = moves(known, to, (), self._projection.slots)
-        await self._stored.change(lambda stored: _moved(stored, moving, to, self._projection.name))
+        await self._stored.change(lambda stored: _moved(stored, moving, to, self._projection))
 
     def _taken(self, stored: _Stored) -> _Stored:
         """Take all slots from the workers, and remember how far they were: up to there events will be replays."""
@@ -233,7 +233,7 @@ class BesideTarget:
         return msgspec.structs.replace(stored, offsets=(REBUILDING,) * len(stored.offsets), replay_to=replay_to)
 
     def _put_all(self, stored: _Stored, *, at: TagOffset | None) -> _Stored:
-        return _Stored(self._projection.tag, (_text(at),) * self._projection.slots, stored.replay_to)
+        return _Stored(self._projection.source, (_text(at),) * self._projection.slots, stored.replay_to)
 
     def _check(self, stored: _Stored) -> None:
         name = self._projection.name
@@ -242,18 +242,19 @@ class BesideTarget:
         if len(stored.offsets) != self._projection.slots:
             rule = f"projection {name!r} has run with {len(stored.offsets)}; keep that, or rename it"
             raise BadArgument("slots", self._projection.slots, rule)
-        if stored.tag != self._projection.tag:
-            raise ProjectionChanged(name, stored.tag, self._projection.tag)
+        if stored.tag != self._projection.source:
+            raise ProjectionChanged(name, stored.tag, self._projection.source)
 
 
 class _HeldClaim:
     """A claim that a worker has, and how far it has come since the offsets were last stored."""
 
-    def __init__(self, stored: SharedValue[_Stored], worker: str, known: Offsets, name: str) -> None:
+    def __init__(self, stored: SharedValue[_Stored], worker: str, known: Offsets, projection: Projection) -> None:
         self._stored = stored
         self._worker = worker
         self._known = known
-        self._name = name
+        self._name = projection.name
+        self._projection = projection
         self.is_lost = False
         self.done_up_to: TagOffset | None = None
 
@@ -271,7 +272,7 @@ class _HeldClaim:
 
     async def move(self, to: TagOffset) -> None:
         """Store how far the worker has come. Raises SlotsMoved."""
-        await self._stored.change(lambda stored: _moved(stored, self._known, to, self._name))
+        await self._stored.change(lambda stored: _moved(stored, self._known, to, self._projection))
         self._known = moved(self._known, to)
         self.done_up_to = None
 
@@ -286,7 +287,7 @@ class _HeldClaim:
             lost = False
             try:
                 if self.done_up_to is not None:
-                    stored = _moved(stored, self._known, self.done_up_to, self._name)
+                    stored = _moved(stored, self._known, self.done_up_to, self._projection)
             except SlotsMoved:
                 lost = True
             claims = {worker: claim for worker, claim in stored.claims.items() if worker != self._worker}
@@ -300,7 +301,7 @@ class _HeldClaim:
         mine = stored.claims.get(self._worker)
         if mine is None:
             raise SlotsMoved(self._name)
-        self.is_lost = self.is_lost or not _are_known(stored, self._known)
+        self.is_lost = self.is_lost or not _are_known(stored, self._known, self._projection)
         return msgspec.structs.replace(stored, claims={**stored.claims, self._worker: Claim(mine.slots, mine.beat + 1)})
 
 
@@ -341,23 +342,24 @@ class BesideDeadLetters:
         return count
 
 
-def _moved(stored: _Stored, known: Offsets, to: TagOffset, name: str) -> _Stored:
+def _moved(stored: _Stored, known: Offsets, to: TagOffset, projection: Projection) -> _Stored:
     """Move slots that are still where a worker knows them. Raises SlotsMoved."""
-    _check_known(stored, known, name)
+    _check_known(stored, known, projection)
     offsets = list(stored.offsets)
     for slot, place in moved(known, to).items():
         offsets[slot] = _text(place)
     return msgspec.structs.replace(stored, offsets=tuple(offsets))
 
 
-def _check_known(stored: _Stored, known: Offsets, name: str) -> None:
-    if not _are_known(stored, known):
-        raise SlotsMoved(name)
+def _check_known(stored: _Stored, known: Offsets, projection: Projection) -> None:
+    if not _are_known(stored, known, projection):
+        raise SlotsMoved(projection.name)
 
 
-def _are_known(stored: _Stored, known: Offsets) -> bool:
+def _are_known(stored: _Stored, known: Offsets, projection: Projection) -> bool:
+    """Say whether slots are where a worker knows them, and still those of its tags."""
     offsets = stored.offsets
-    return all(slot < len(offsets) and offsets[slot] == _text(place) for slot, place in known.items())
+    return stored.tag == projection.source and all(slot < len(offsets) and offsets[slot] == _text(place) for slot, place in known.items())
 
 
 def _letters_up_to(letters: Sequence[DeadLetter], at: TagOffset | None) -> tuple[DeadLetter, ...]:

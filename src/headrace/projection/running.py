@@ -126,7 +126,7 @@ class ProjectionRunner:
         self._offsets = self._began = {slot: stored[slot] for slot in self._slots}
         self._passed = 0
         self._last = earliest(self._offsets) or TagOffset.at(0)
-        events = self._queries.events(self.projection.tag, after=earliest(self._offsets), live=live)
+        events = self._queries.events(self.projection.sources, after=earliest(self._offsets), live=live)
         count = 0
         async with aclosing(batches(events, size=self.projection.batch_size)) as found:
             async for batch in found:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 
 from headrace.config import TagSettings
 from headrace.errors import BadArgument, OffsetOutOfRange, TagBuilding, Unavailable, UnknownTopic
@@ -24,9 +25,11 @@ from headrace.tags.marking import Marker
 from headrace.tags.merging import Merge
 from headrace.tags.metrics import DELIVERED
 from headrace.tags.offsets import After, TagOffset, after_of
+from headrace.tags.place_watch import NOBODY, PlaceWatch
 from headrace.tags.registry import TagRegistry, ViewsBegunAnew
 from headrace.tags.seams import Seam, SeamReader
 from headrace.tags.sequences import Sequences
+from headrace.tags.several import check_names_event, merge_tags
 from headrace.tags.view_rows import ViewRows
 
 __all__ = ["TagQueries"]
@@ -57,9 +60,12 @@ class TagQueries:
         self._decoded = Decoded()
 
     def events(
-        self, tag: str, *, after: After = None, live: bool = False, read_only: bool = False
+        self, tag: str | Sequence[str], *, after: After = None, live: bool = False, read_only: bool = False
     ) -> AsyncGenerator[TaggedEvent, None]:
         """Yield a tag's events after an offset: those there are now, or with `live` all that come too.
+
+        Of several tags, all their events in one order, each once; `tag` and `number` of an event are those of the first
+        of its tags that was asked for.
 
         `after` is an event's `tag_offset`, its text, or a time (whose events are included); None: all. Nothing is
         fetched before it is asked for, apart from a page. With `read_only` no Marks are written, and events wait for
@@ -67,9 +73,18 @@ class TagQueries:
         away for any time.
         Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap, TagBuilding.
         """
-        check_tag(tag)
+        tags, start = _tags_of(tag), after_of(after)
+        if len(tags) == 1:
+            return self.watched(tags[0], start, NOBODY, live=live, read_only=read_only)
+        check_names_event(start)
+        return merge_tags(tags, start, partial(self.watched, live=live, read_only=read_only))
+
+    def watched(
+        self, tag: str, after: TagOffset | None, watch: PlaceWatch, *, live: bool, read_only: bool = False
+    ) -> AsyncGenerator[TaggedEvent, None]:
+        """Yield a tag's events for a query that merges them with others, and asks by the watch how far this one is."""
         marker = self._silent_marker if read_only else self._marker
-        return _Query(self, tag, after_of(after), marker, is_live=live).events()
+        return _Query(self, tag, after, marker, is_live=live, watch=watch).events()
 
     async def tags(self) -> list[str]:
         """List all tags that replication has met."""
@@ -87,8 +102,16 @@ class _Query:
     """One query: where it is, and what it has seen."""
 
     def __init__(
-        self, queries: TagQueries, tag: str, after: TagOffset | None, marker: Marker, *, is_live: bool
+        self,
+        queries: TagQueries,
+        tag: str,
+        after: TagOffset | None,
+        marker: Marker,
+        *,
+        is_live: bool,
+        watch: PlaceWatch = NOBODY,
     ) -> None:
+        self._watch = watch
         self._log = queries._log  # noqa: SLF001 - a part of it
         self._store = queries._store  # noqa: SLF001
         self._settings = queries._settings  # noqa: SLF001
@@ -153,7 +176,7 @@ class _Query:
                     count += len(batch)
                     DELIVERED.labels("views").inc(len(batch))
                     yield batch
-                if self._is_complete(seam) and await rows.peek() is None:
+                if not self._watch.keeps_query and self._is_complete(seam) and await rows.peek() is None:
                     return
                 if count <= self._settings.page_size:  # else the seam has moved on meanwhile
                     try:
@@ -262,4 +285,20 @@ class _Query:
         )
         context.after = self._after
         until = None if self._until is None else {known.at: self._until.get(known.at, 0) for known in seam.live}
-        return Merge(context, self._seams, seam, rows, until=until, patience_s=self._settings.gap_timeout_s)
+        return Merge(
+            context,
+            self._seams,
+            seam,
+            rows,
+            until=until,
+            patience_s=self._settings.gap_timeout_s,
+            watch=self._watch,
+        )
+
+
+def _tags_of(tag: str | Sequence[str]) -> list[str]:
+    """Return the tags that were asked for, each once. Raises BadArgument."""
+    tags = [tag] if isinstance(tag, str) or not isinstance(tag, Sequence) else list(tag)
+    if not tags:
+        raise BadArgument("tag", tag, "a query needs a tag, or several")
+    return list(dict.fromkeys(check_tag(each) for each in tags))
