@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from headrace.testing.conformance.journal_setting import replicate
 from headrace.testing.conformance.tags_filling import TagFillConformance
 from headrace.testing.conformance.tags_following import TagFollowingConformance
 from headrace.testing.conformance.tags_queries import TagQueryConformance
-from headrace.testing.conformance.tags_setting import Scene, TagSetting, numbers_of
+from headrace.testing.conformance.tags_setting import Scene, TagSetting, ids, numbers_of
 from headrace.testing.conformance.tags_several import SeveralTagsConformance
 from headrace.testing.conformance.tags_simulation import TagSimulation
+from headrace.testing.conformance.tags_trimming import Minutes, TagTrimConformance
 from headrace.testing.conformance.tags_views import (
     TABLES,
     TagLossConformance,
@@ -55,6 +57,21 @@ class TestEmbeddedQueries(Embedded, TagQueryConformance):
 
 class TestEmbeddedSeveralTags(Embedded, SeveralTagsConformance):
     """Queries over several tags."""
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestEmbeddedTrimming(Embedded, TagTrimConformance):
+    """Retention of the views."""
+
+    async def test_idle_partitions_are_told_that_time_has_passed(self, scene: Minutes) -> None:
+        """T34: where nothing happens in some partitions, trimming writes Marks there instead of waiting for years."""
+        for n in range(1, 6):
+            await scene.append("a", n, at_ms=scene.began_ms + n * 60_000)
+        await scene.replicate()
+        assert await scene.trim(4) == 3
+        assert ids(await scene.read(skip_trimmed=True)) == ["a4", "a5"]
+        assert await scene.trimmer().before(scene.tag, datetime.now(UTC)) == 2
+        assert await scene.read(skip_trimmed=True) == []
 
 
 class TestEmbeddedFollowing(Embedded, TagFollowingConformance):

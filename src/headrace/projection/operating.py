@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from headrace.errors import BadArgument, HandlerFailed, ProjectionRebuilding, TimedOut
+from headrace.errors import BadArgument, HandlerFailed, ProjectionRebuilding, TagTrimmed, TimedOut
 from headrace.projection.definitions import Projection
 from headrace.projection.delivery import EventFailed
 from headrace.projection.ports import Offsets, Target
@@ -31,10 +31,18 @@ class Lag:
         return f"{self.events} events behind" if self.is_all else f"more than {self.events} events behind"
 
 
-async def lag_of(projection: Projection, queries: TagQueries, offsets: Offsets, *, limit: int = 100_000) -> Lag:
-    """Count the events that wait, by reading them."""
+async def lag_of(
+    projection: Projection,
+    queries: TagQueries,
+    offsets: Offsets,
+    *,
+    limit: int = 100_000,
+    skip_trimmed: bool = False,
+) -> Lag:
+    """Count the events that wait, by reading them. Raises TagTrimmed, unless those that are left are to be counted."""
     count = 0
-    async with aclosing(queries.events(projection.sources, after=earliest(offsets))) as events:
+    found = queries.events(projection.sources, after=earliest(offsets), skip_trimmed=skip_trimmed)
+    async with aclosing(found) as events:
         async for event in events:
             count += len(fresh([event], offsets, projection.slots))
             if count >= limit:
@@ -142,7 +150,7 @@ async def replay_letters(
             handled += await target.letters.replay(letter, event)
         except EventFailed as failure:
             failed.append(_failure(projection, letter, failure.error))
-        except BadArgument as failure:  # its event is gone: no reason to keep the others waiting
+        except (BadArgument, TagTrimmed) as failure:  # its event is gone: no reason to keep the others waiting
             failed.append(_failure(projection, letter, failure))
     return Replayed(handled, tuple(failed))
 

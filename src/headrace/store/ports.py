@@ -159,6 +159,10 @@ class TagViews(Protocol):
         """Remove rows, at a place above theirs."""
         ...
 
+    async def drop(self, tag: str, bucket_ms: int) -> None:
+        """Remove a whole bucket, for good: it must not be written to any more."""
+        ...
+
 
 class TagNumbers(Protocol):
     """How far the numbering of each (pid, tag) has come; the highest place wins."""

@@ -118,6 +118,9 @@ def _begun(known: Registry, tag: str, fresh: TagFill, *, again: bool) -> Registr
         if found.is_ready and found.function == fresh.function:
             return known
         raise TagBuilding(tag, found.function)
+    if (trimmed := known.trimmed.get(tag)) is not None:
+        rule = f"its events up to offset {trimmed.last} were removed because of their age; give history another tag"
+        raise BadArgument("tag", tag, rule)
     return known.with_fill(tag, fresh)
 
 

@@ -30,6 +30,7 @@ from headrace.tags.registry import TagRegistry, ViewsBegunAnew
 from headrace.tags.seams import Seam, SeamReader
 from headrace.tags.sequences import Sequences
 from headrace.tags.several import check_names_event, merge_tags
+from headrace.tags.trimmed import check_not_trimmed
 from headrace.tags.view_rows import ViewRows
 
 __all__ = ["TagQueries"]
@@ -60,7 +61,13 @@ class TagQueries:
         self._decoded = Decoded()
 
     def events(
-        self, tag: str | Sequence[str], *, after: After = None, live: bool = False, read_only: bool = False
+        self,
+        tag: str | Sequence[str],
+        *,
+        after: After = None,
+        live: bool = False,
+        read_only: bool = False,
+        skip_trimmed: bool = False,
     ) -> AsyncGenerator[TaggedEvent, None]:
         """Yield a tag's events after an offset: those there are now, or with `live` all that come too.
 
@@ -69,22 +76,33 @@ class TagQueries:
 
         `after` is an event's `tag_offset`, its text, or a time (whose events are included); None: all. Nothing is
         fetched before it is asked for, apart from a page. With `read_only` no Marks are written, and events wait for
-        others to write into partitions where nothing happens. A live query goes on by itself after log or store were
+        others to write into partitions where nothing happens. With `skip_trimmed` it begins behind what was removed
+        because of its age, if it would have begun before that; else that is an error. A live query goes on by itself after log or store were
         away for any time.
-        Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap, TagBuilding.
+        Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap, TagBuilding, TagTrimmed.
         """
         tags, start = _tags_of(tag), after_of(after)
         if len(tags) == 1:
-            return self.watched(tags[0], start, NOBODY, live=live, read_only=read_only)
+            return self.watched(tags[0], start, NOBODY, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
         check_names_event(start)
-        return merge_tags(tags, start, partial(self.watched, live=live, read_only=read_only))
+        query = partial(self.watched, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
+        return merge_tags(tags, start, query)
 
     def watched(
-        self, tag: str, after: TagOffset | None, watch: PlaceWatch, *, live: bool, read_only: bool = False
+        self,
+        tag: str,
+        after: TagOffset | None,
+        watch: PlaceWatch,
+        *,
+        live: bool,
+        read_only: bool = False,
+        skip_trimmed: bool = False,
     ) -> AsyncGenerator[TaggedEvent, None]:
         """Yield a tag's events for a query that merges them with others, and asks by the watch how far this one is."""
         marker = self._silent_marker if read_only else self._marker
-        return _Query(self, tag, after, marker, is_live=live, watch=watch).events()
+        return _Query(
+            self, tag, after, marker, is_live=live, watch=watch, skips_trimmed=skip_trimmed
+        ).events()
 
     async def tags(self) -> list[str]:
         """List all tags that replication has met."""
@@ -110,8 +128,10 @@ class _Query:
         *,
         is_live: bool,
         watch: PlaceWatch = NOBODY,
+        skips_trimmed: bool = False,
     ) -> None:
         self._watch = watch
+        self._skips_trimmed = skips_trimmed
         self._log = queries._log  # noqa: SLF001 - a part of it
         self._store = queries._store  # noqa: SLF001
         self._settings = queries._settings  # noqa: SLF001
@@ -228,6 +248,7 @@ class _Query:
         if seam.registry.epoch != before.registry.epoch:
             self._sequences.begin_anew()
             await self._find_place(seam)
+        check_not_trimmed(seam.registry.trimmed, self._tag, self._after)
         return seam
 
     async def _find_place(self, seam: Seam) -> None:
@@ -246,6 +267,9 @@ class _Query:
         """Read the seam, and for a query that ends where it ends; scan if the offset is in the current bucket."""
         seam = await self._read_seam()
         await self._find_place(seam)
+        if self._skips_trimmed:
+            self._skip_trimmed(seam)
+        check_not_trimmed(seam.registry.trimmed, self._tag, self._after)
         if not self._is_live:
             self._until = {known.at: (await self._log.bounds(known.at)).end for known in seam.live}
         after, now_ms = self._after, seam.highest_ms
@@ -263,7 +287,19 @@ class _Query:
             after=self._after,
             until=self._until or {},
             page_size=self._settings.page_size,
+            check=self._check_trimmed,
         )
+
+    async def _check_trimmed(self, place: TagOffset | None) -> None:
+        """Raise TagTrimmed if events after a place, which was read from just now, had been removed by then."""
+        check_not_trimmed((await self._seams.announced()).trimmed, self._tag, place)
+
+    def _skip_trimmed(self, seam: Seam) -> None:
+        """Begin behind what was removed, if that was asked for; its numbers are not expected either."""
+        known = seam.registry.trimmed.get(self._tag)
+        if known is not None and (self._after is None or not self._after.covers(known.place)):
+            self._after = known.place
+            self._sequences.begin_anew()
 
     def _is_complete(self, seam: Seam) -> bool:
         """Say whether the views hold all that a query which ends should give."""

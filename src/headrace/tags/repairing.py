@@ -31,6 +31,7 @@ from headrace.tags.marking import MARK_KEY
 from headrace.tags.numbering import Numbering, number_of
 from headrace.tags.registry import NUMBERS_TABLE, TagRegistry, TagUse
 from headrace.tags.seams import SeamReader
+from headrace.tags.trimmed import is_trimmed
 
 __all__ = ["TagRepair", "highest_gone"]
 
@@ -211,7 +212,8 @@ class TagRepair:
             done = numbering.number(meta.id, events, last)
             last |= done.numbers
             # Older versions began to count anew after a removal: what comes before number 1 stays removed.
-            rows = [row for row in done.rows if row.number > 0 and (tag is None or row.tag == tag)]
+            wanted = [row for row in done.rows if row.number > 0 and (tag is None or row.tag == tag)]
+            rows = [row for row in wanted if not is_trimmed(registry.trimmed, row)]
             await self._write(rows, at)
             count += len(rows)
         fresh = [last[name] for name in before if name not in known or last[name].place > known[name].place]
