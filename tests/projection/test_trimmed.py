@@ -85,7 +85,7 @@ class TestTrimmed(Embedded, TagSetting):
         (event,) = await scene.read()
         slots = owned(silent, 2, 4)
         async with asyncio.timeout(20):
-            while {(await target.load())[slot] for slot in slots} != {event.tag_offset}:
+            while {(await target.load())[slot] for slot in slots} != {event.tag_offset}:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
@@ -94,7 +94,7 @@ class TestTrimmed(Embedded, TagSetting):
         """Its replay fails and says why; the letters of events that are still there are replayed."""
         failing, seen = {2, 5}, list[int]()
 
-        def handle(event: Any) -> None:  # noqa: ANN401
+        def handle(event: Any) -> None:
             if event.seq_nr in failing:
                 raise ValueError
             seen.append(event.seq_nr)

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.app import connect
 from headrace.config import HeadraceSettings, TagSettings
-from headrace.errors import BadArgument, TagsDisabled, TagsIncomplete, TagsInUse
+from headrace.errors import BadArgument, TagsDisabled, TagsIncomplete, TagsInUse, TagTrimmed
 from headrace.log import Log
 from headrace.model import Event
 from headrace.store import Store
@@ -61,7 +61,23 @@ class TestEmbeddedSeveralTags(Embedded, SeveralTagsConformance):
 
 @pytest.mark.asyncio(loop_scope="module")
 class TestEmbeddedTrimming(Embedded, TagTrimConformance):
-    """Retention of the views."""
+    """Retention of the views. Tests that write Marks of now are for stores of their own, which are cheap here."""
+
+    async def test_rebuilds_and_replays_bring_nothing_back(self, scene: Minutes) -> None:
+        """X6: a rebuild writes the rows that are kept, with their numbers; what was trimmed stays away."""
+        await scene.fill("a")
+        await scene.trim(4)
+        repair = TagRepair(scene.log, scene.store, scene.settings)
+        assert await repair.rebuild(scene.topic, "a", scene.tag) == 2
+        await repair.rebuild_all()
+        assert await scene.buckets() == [4, 5]
+        found = await scene.read(skip_trimmed=True)
+        assert [(event.seq_nr, event.number) for event in found] == [(4, 4), (5, 5)]
+        await scene.append("a", 6)
+        await scene.replicate()
+        assert [event.number for event in await scene.read(skip_trimmed=True)] == [4, 5, 6]
+        with pytest.raises(TagTrimmed):
+            await scene.read()
 
     async def test_idle_partitions_are_told_that_time_has_passed(self, scene: Minutes) -> None:
         """T34: where nothing happens in some partitions, trimming writes Marks there instead of waiting for years."""

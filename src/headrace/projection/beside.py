@@ -359,7 +359,9 @@ def _check_known(stored: _Stored, known: Offsets, projection: Projection) -> Non
 def _are_known(stored: _Stored, known: Offsets, projection: Projection) -> bool:
     """Say whether slots are where a worker knows them, and still those of its tags."""
     offsets = stored.offsets
-    return stored.tag == projection.source and all(slot < len(offsets) and offsets[slot] == _text(place) for slot, place in known.items())
+    return stored.tag == projection.source and all(
+        slot < len(offsets) and offsets[slot] == _text(place) for slot, place in known.items()
+    )
 
 
 def _letters_up_to(letters: Sequence[DeadLetter], at: TagOffset | None) -> tuple[DeadLetter, ...]:

@@ -213,9 +213,7 @@ class SyncHeadrace:
     ) -> Iterator[TaggedEvent]:
         """Yield a tag's events, as Headrace.events_by_tag does."""
         return self._loop.iterate(
-            self._opened.events_by_tag(
-                tag, after=after, live=live, read_only=read_only, skip_trimmed=skip_trimmed
-            )
+            self._opened.events_by_tag(tag, after=after, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
         )
 
     @contextlib.contextmanager

@@ -76,9 +76,10 @@ class TagQueries:
 
         `after` is an event's `tag_offset`, its text, or a time (whose events are included); None: all. Nothing is
         fetched before it is asked for, apart from a page. With `read_only` no Marks are written, and events wait for
-        others to write into partitions where nothing happens. With `skip_trimmed` it begins behind what was removed
-        because of its age, if it would have begun before that; else that is an error. A live query goes on by itself after log or store were
+        others to write into partitions where nothing happens. A live query goes on by itself after log or store were
         away for any time.
+        A query that would begin before events that were removed because of their age is refused; with `skip_trimmed`
+        it begins behind them.
         Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap, TagBuilding, TagTrimmed.
         """
         tags, start = _tags_of(tag), after_of(after)
@@ -100,9 +101,7 @@ class TagQueries:
     ) -> AsyncGenerator[TaggedEvent, None]:
         """Yield a tag's events for a query that merges them with others, and asks by the watch how far this one is."""
         marker = self._silent_marker if read_only else self._marker
-        return _Query(
-            self, tag, after, marker, is_live=live, watch=watch, skips_trimmed=skip_trimmed
-        ).events()
+        return _Query(self, tag, after, marker, is_live=live, watch=watch, skips_trimmed=skip_trimmed).events()
 
     async def tags(self) -> list[str]:
         """List all tags that replication has met."""

@@ -1,9 +1,9 @@
 """What all processes must agree on about tags, kept as one setting of the store and changed atomically.
 
 The size of the buckets, the epoch of the tables, a number for each topic, the log times that topics and generations
-begin at, the tags that history was given afterwards, those whose deleted events are redacted, and what was trimmed. What one process is
-told to redact, all redact: one that was not told must not bring back what another removed. Whether there are views at
-all is such a fact too: it is settled by the first that replicates, and changed by an operator.
+begin at, the tags that history was given afterwards, those whose deleted events are redacted, and what was trimmed.
+What one process is told to redact, all redact: one that was not told must not bring back what another removed. Whether
+there are views at all is such a fact too: it is settled by the first that replicates, and changed by an operator.
 """
 
 from __future__ import annotations

@@ -104,7 +104,11 @@ class TagLooks:
             async for page in views.read(tag, bucket_ms):
                 for row in page:
                     is_asked = row.pid in ids and self._is_ours(window, row)
-                    if not is_asked or is_trimmed(self.facts.trimmed, row) or window.of_key(row.pid).is_ahead(row.place):
+                    if (
+                        not is_asked
+                        or is_trimmed(self.facts.trimmed, row)
+                        or window.of_key(row.pid).is_ahead(row.place)
+                    ):
                         continue
                     if not sequences.follows(tagged_row(row)):
                         found.add(row.pid)

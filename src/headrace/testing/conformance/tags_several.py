@@ -88,7 +88,7 @@ class SeveralTagsConformance(TagSetting):
 
     async def test_a_query_that_ends_gives_what_comes_before_its_last_event(self, scene: Scene) -> None:
         """T34: a tag whose query has ended is asked again before an event of the other tag is given."""
-        events = {seq_nr: event for seq_nr, event in enumerate(await self._some_events(scene), 1)}
+        events = dict(enumerate(await self._some_events(scene), 1))
 
         async def query(tag: str, _: TagOffset | None, watch: PlaceWatch) -> AsyncGenerator[TaggedEvent, None]:
             if tag == "b":
@@ -200,7 +200,7 @@ class SeveralTagsConformance(TagSetting):
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
         async with asyncio.timeout(5):
-            while len(asyncio.all_tasks()) > before + 1:  # one that writes Marks may be at it
+            while len(asyncio.all_tasks()) > before + 1:  # noqa: ASYNC110 - one that writes Marks may be at it
                 await asyncio.sleep(0.01)
 
 
@@ -218,13 +218,11 @@ def _follow(scene: Scene, *tags: str) -> Follower:
 
 async def _until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not is_so():
+        while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
-async def _append_mixed(
-    scene: Scene, id_: str, events: Sequence[tuple[int, str]], *, at_ms: int | None = None
-) -> None:
+async def _append_mixed(scene: Scene, id_: str, events: Sequence[tuple[int, str]], *, at_ms: int | None = None) -> None:
     """Append one record whose events have tags of their own."""
     made = [Event(seq_nr, None, scene.tags(tuple(tags))) for seq_nr, tags in events]
     await scene.append_events(id_, made, at_ms=at_ms)
