@@ -25,6 +25,7 @@ from headrace.journal.headers import encode_action
 from headrace.model import NewRecord
 from headrace.projection import Projection, ProjectionRunner, Recovery, beside, current_delivery, open_target, rebuild
 from headrace.projection.attendance import Attendance
+from headrace.projection.beside import BesideTarget
 from headrace.projection.control import Control
 from headrace.projection.operating import replay_letters, wait_until_handled
 from headrace.projection.slots import slot_of
@@ -122,6 +123,27 @@ class TestWithoutADatabase(Embedded, TagSetting):
         projection = _projection(scene, handle, batch_size=2)
         await asyncio.gather(*(_persist(scene, projection) for _ in range(2)))
         assert seen == [1, 2, 3, 4, 5]
+
+    async def test_a_worker_that_stood_still_for_a_lease_handles_nothing_more(self, scene: Scene) -> None:
+        """A process that was stopped in the middle of a batch may have lost its slots: it stops after the event in
+        hand, before its next beat could tell; what it did is stored if nobody has taken over."""
+        for n in range(1, 5):
+            await scene.append("a", n)
+        seen: list[int] = []
+        clock = [100.0]
+
+        async def handle(event: TaggedEvent) -> None:
+            seen.append(event.seq_nr)
+            if event.seq_nr == 2:
+                clock[0] += 10.0
+
+        projection = Projection(scene.tag, scene.tag, handle, lease_s=10.0)
+        target = BesideTarget(scene.store.settings, projection, now_s=lambda: clock[0])
+        with pytest.raises(SlotsMoved):
+            await ProjectionRunner(projection, scene.queries, target).catch_up()
+        assert seen == [1, 2]
+        await ProjectionRunner(projection, scene.queries, target).catch_up()
+        assert seen == [1, 2, 3, 4]
 
     async def test_a_rebuild_waits_for_the_event_in_hand(self, scene: Scene) -> None:
         """FT4: a worker in the middle of a batch stops behind the event in hand before the work is reset."""

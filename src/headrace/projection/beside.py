@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
-from collections.abc import AsyncIterator, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Sequence, Set
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -62,8 +63,11 @@ class BesideTarget:
     same events beside it.
     """
 
-    def __init__(self, settings: Settings, projection: Projection) -> None:
+    def __init__(
+        self, settings: Settings, projection: Projection, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._projection = projection
+        self._now_s = now_s
         self._worker = uuid.uuid4().hex
         empty = _Stored(projection.source, (None,) * projection.slots)
         self._stored = SharedValue(settings, setting_of(projection.name), empty)
@@ -96,6 +100,7 @@ class BesideTarget:
         moving = moves(known, to, events, self._projection.slots)
         async with self.claim(moving) as claim:
             if self._projection.grouped:
+                claim.check()
                 await self._call(None, list(events), self._delivery(events[-1], attempt))
                 await claim.move(to)
             else:
@@ -154,8 +159,8 @@ class BesideTarget:
         Raises SlotsMoved if they are elsewhere.
         """
         async with self._claiming:  # a worker and a replay of the same process have one name
-            await self._acquire(known, {*known, *slots})
-            held = _HeldClaim(self._stored, self._worker, known, self._projection)
+            acquired_s = await self._acquire(known, {*known, *slots})
+            held = _HeldClaim(self._stored, self._worker, known, self._projection, acquired_s, self._now_s)
             beating = asyncio.create_task(held.beat_on(self._projection.lease_s / _BEATS_PER_LEASE))
             try:
                 yield held
@@ -169,8 +174,7 @@ class BesideTarget:
     async def _handle_each(self, claim: _HeldClaim, events: Sequence[TaggedEvent], to: TagOffset, attempt: int) -> None:
         every = self._projection.save_every or len(events)
         for index, event in enumerate(events):
-            if claim.is_lost:
-                raise SlotsMoved(self._projection.name)
+            claim.check()
             await self._call(index, event, self._delivery(event, attempt))
             claim.done_up_to = event.tag_offset
             crash_point("projection.beside.called")
@@ -193,10 +197,11 @@ class BesideTarget:
                 return
             await asyncio.sleep(_LOOK_AGAIN_S)
 
-    async def _acquire(self, known: Offsets, slots: Set[int]) -> None:
+    async def _acquire(self, known: Offsets, slots: Set[int]) -> float:
+        """Claim slots once nobody else works on them; returns the time from which on the claim counts."""
         watch, has_waited = ClaimWatch(self._projection.lease_s), False
         while True:
-            is_free = False
+            is_free, began_s = False, self._now_s()
 
             def edit(stored: _Stored) -> _Stored:
                 nonlocal is_free
@@ -214,7 +219,7 @@ class BesideTarget:
 
             await self._stored.change(edit)
             if is_free:
-                return
+                return began_s
             if not has_waited:
                 what = "a projection waits for a worker that has its slots, or for the lease of one that died"
                 _logger.info(what, projection=self._projection.name, lease_s=self._projection.lease_s)
@@ -249,7 +254,17 @@ class BesideTarget:
 class _HeldClaim:
     """A claim that a worker has, and how far it has come since the offsets were last stored."""
 
-    def __init__(self, stored: SharedValue[_Stored], worker: str, known: Offsets, projection: Projection) -> None:
+    def __init__(
+        self,
+        stored: SharedValue[_Stored],
+        worker: str,
+        known: Offsets,
+        projection: Projection,
+        seen_s: float,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._seen_s = seen_s
+        self._now_s = now_s
         self._stored = stored
         self._worker = worker
         self._known = known
@@ -258,12 +273,22 @@ class _HeldClaim:
         self.is_lost = False
         self.done_up_to: TagOffset | None = None
 
+    def check(self) -> None:
+        """Raise SlotsMoved if others may have the slots: before an event is handled, not after.
+
+        A process that stood still for a whole lease does not know by its next beat alone: that comes too late.
+        """
+        if self.is_lost or self._now_s() - self._seen_s >= self._projection.lease_s:
+            raise SlotsMoved(self._name)
+
     async def beat_on(self, every_s: float) -> None:
         """Show that the worker is alive, also when its slots are elsewhere: it is still at the event in hand."""
         while True:
             await asyncio.sleep(every_s)
+            began_s = self._now_s()
             try:
                 await self._stored.change(self._beaten)
+                self._seen_s = began_s
             except SlotsMoved:
                 self.is_lost = True
                 return
