@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -104,6 +105,30 @@ class TestWithoutADatabase(Embedded, TagSetting):
         await reached.wait()
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
+        await _catch_up(scene, projection)
+        assert seen == [1, 2, 3, 4, 5]
+
+    async def test_a_worker_that_is_stopped_counts_the_event_that_it_finishes(self, scene: Scene) -> None:
+        """A plain function can't be interrupted: it comes to its end while the worker stops, and is not repeated."""
+        await scene.append("a", range(1, 6))
+        seen: list[int] = []
+        reached, goes_on = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def handle(event: TaggedEvent) -> None:
+            if event.seq_nr == 3:
+                loop.call_soon_threadsafe(reached.set)
+                goes_on.wait(20)
+            seen.append(event.seq_nr)
+
+        projection = _projection(scene, handle)
+        working = asyncio.ensure_future(_catch_up(scene, projection))
+        await reached.wait()
+        working.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.gather(working, return_exceptions=True)
+        assert working.cancelled()
         await _catch_up(scene, projection)
         assert seen == [1, 2, 3, 4, 5]
 

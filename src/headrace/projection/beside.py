@@ -22,7 +22,7 @@ from headrace.errors import (
 from headrace.observe import get_logger
 from headrace.projection.claims import Claim, ClaimWatch
 from headrace.projection.definitions import Projection
-from headrace.projection.delivery import Delivery, call, delivering
+from headrace.projection.delivery import Delivery, StoppedAfter, call, delivering
 from headrace.projection.ports import REBUILDING, Offsets
 from headrace.projection.recovery import DeadLetter
 from headrace.projection.shared_value import SharedValue
@@ -101,7 +101,11 @@ class BesideTarget:
         async with self.claim(moving) as claim:
             if self._projection.grouped:
                 claim.check()
-                await self._call(None, list(events), self._delivery(events[-1], attempt))
+                try:
+                    await self._call(None, list(events), self._delivery(events[-1], attempt))
+                except StoppedAfter:
+                    claim.done_up_to = to
+                    raise
                 await claim.move(to)
             else:
                 await self._handle_each(claim, events, to, attempt)
@@ -175,7 +179,11 @@ class BesideTarget:
         every = self._projection.save_every or len(events)
         for index, event in enumerate(events):
             claim.check()
-            await self._call(index, event, self._delivery(event, attempt))
+            try:
+                await self._call(index, event, self._delivery(event, attempt))
+            except StoppedAfter:  # it was handled, and must not come again
+                claim.done_up_to = event.tag_offset
+                raise
             claim.done_up_to = event.tag_offset
             crash_point("projection.beside.called")
             if (index + 1) % every == 0 and index + 1 < len(events):
