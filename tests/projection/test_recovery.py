@@ -210,6 +210,39 @@ class TestWithoutADatabase(Embedded, TagSetting):
         assert handled.seen == [1, 2, 3]
         assert [is_replay for _, is_replay, _ in handled.deliveries[-3:]] == [True, True, True]
 
+    async def test_of_two_rebuilds_the_later_one_holds_the_offsets(self, scene: Scene) -> None:
+        """A rebuild that is still resetting must not find workers at work, because another one was quicker: what they
+        did would be wiped away, and if it died then, nobody would do it again."""
+        await scene.append("a", 1)
+        turns = [asyncio.Event(), asyncio.Event()]
+        reached = [asyncio.Event(), asyncio.Event()]
+        resets = iter(range(2))
+
+        async def reset() -> None:
+            number = next(resets)
+            reached[number].set()
+            await turns[number].wait()
+
+        handled = Handled()
+        projection = _projection(scene, handled, reset=reset)
+        targets = [open_target(projection, scene.store.settings) for _ in range(2)]
+        rebuilds = []
+        for target, is_there in zip(targets, reached, strict=True):
+            rebuilds.append(asyncio.ensure_future(target.begin_again(None)))
+            await is_there.wait()
+        turns[0].set()
+        with pytest.raises(ProjectionRebuilding):
+            await rebuilds[0]
+        with pytest.raises(ProjectionRebuilding):
+            await _catch_up(scene, projection)
+        with pytest.raises(ProjectionRebuilding):
+            await targets[0].put(dict.fromkeys(range(32)))
+        assert handled.seen == []
+        turns[1].set()
+        await rebuilds[1]
+        await _catch_up(scene, projection)
+        assert handled.seen == [1]
+
     async def test_handlers_know_a_replay(self, scene: Scene) -> None:
         """FN5: what was handled before a rebuild comes as a replay, what is new does not."""
         await scene.append("a", range(1, 4))

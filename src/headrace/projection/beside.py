@@ -45,6 +45,7 @@ class _Stored(msgspec.Struct, frozen=True):
     offsets: tuple[str | None, ...]
     replay_to: tuple[str | None, ...] = ()
     claims: dict[str, Claim] = {}
+    rebuild: str = ""
 
 
 class _Letters(msgspec.Struct, frozen=True):
@@ -124,15 +125,20 @@ class BesideTarget:
         await self._save(known, to)
 
     async def begin_again(self, at: TagOffset | None) -> None:
-        """Take the offsets, wait for workers in the middle of a batch, reset the handler's work, put the offsets."""
-        await self._stored.change(self._taken)
+        """Take the offsets, wait for workers in the middle of a batch, reset the handler's work, put the offsets.
+
+        Raises ProjectionRebuilding if another rebuild took them meanwhile: it resets the work after us, so that the
+        offsets are for it to put.
+        """
+        mine = uuid.uuid4().hex
+        await self._stored.change(lambda stored: msgspec.structs.replace(self._taken(stored), rebuild=mine))
         crash_point("projection.beside.taken")
         await self._wait_for_claims()
         if self._projection.reset is not None:
             await call(self._projection.reset)
         crash_point("projection.beside.reset")
         await self._letters.change(lambda stored: _Letters(_letters_up_to(stored.letters, at)))
-        await self._stored.change(partial(self._put_all, at=at))
+        await self._stored.change(partial(self._put_all, at=at, rebuild=mine))
 
     async def put(self, places: Offsets) -> None:
         """Put some slots to other places; a worker in the middle of a batch stops after the event in hand.
@@ -142,6 +148,8 @@ class BesideTarget:
         again = come_again((await self._letters.get()).letters, places, self._projection.slots)
 
         def edit(stored: _Stored) -> _Stored:
+            if REBUILDING in stored.offsets:
+                raise ProjectionRebuilding(self._projection.name)
             taken = self._taken(stored)
             texts = {slot: _text(place) for slot, place in places.items()}
             offsets = tuple(texts.get(slot, text) for slot, text in enumerate(stored.offsets))
@@ -245,7 +253,9 @@ class BesideTarget:
         replay_to = tuple(_text(furthest(handled[slot], before.get(slot))) for slot in sorted(handled))
         return msgspec.structs.replace(stored, offsets=(REBUILDING,) * len(stored.offsets), replay_to=replay_to)
 
-    def _put_all(self, stored: _Stored, *, at: TagOffset | None) -> _Stored:
+    def _put_all(self, stored: _Stored, *, at: TagOffset | None, rebuild: str) -> _Stored:
+        if stored.rebuild != rebuild:
+            raise ProjectionRebuilding(self._projection.name)
         return _Stored(self._projection.source, (_text(at),) * self._projection.slots, stored.replay_to)
 
     def _check(self, stored: _Stored) -> None:
