@@ -32,6 +32,7 @@ from headrace.projection.operating import replay_letters, wait_until_handled
 from headrace.projection.slots import slot_of
 from headrace.runtime import SYSTEM_CLOCK, Backoff
 from headrace.tags import TaggedEvent, TagRepair
+from headrace.testing.conformance.tags_following import make_again
 from headrace.testing.conformance.tags_setting import Scene, TagSetting
 from headrace.testing.conformance.tags_views import TABLES
 from headrace.testing.crashes import SimulatedCrash, crash_at
@@ -242,6 +243,36 @@ class TestWithoutADatabase(Embedded, TagSetting):
         await rebuilds[1]
         await _catch_up(scene, projection)
         assert handled.seen == [1]
+
+    @pytest.mark.parametrize("is_replicated", [True, False])
+    async def test_a_topic_that_is_made_again_goes_on(self, scene: Scene, is_replicated: bool) -> None:
+        """FT6: a topic is deleted and made again beneath a worker that follows two tags: each event of the old one that
+        was handled stays so, and those of the new one are handled once, also after a restart."""
+        other = await scene.new_topic(partitions=2)
+        seen: list[str] = []
+        tags = scene.tags(["x", "y"])
+        projection = Projection(scene.tag, tags=tags, handler=lambda event: seen.append(f"{event.id}{event.seq_nr}"))
+        working = asyncio.ensure_future(_runner(scene, projection).run_once())
+        await scene.append("old", 1, ["x"], topic=other)
+        await scene.append("a", 1, ["y"])
+        await _until(lambda: len(seen), 2)
+        if is_replicated:
+            await scene.replicate()
+        await scene.log.admin.delete(other)
+        await scene.append("a", 2, ["x", "y"])
+        await _until(lambda: len(seen), 3)
+        await make_again(scene.log, other)
+        assert (await scene.layout(other)).generation == 1
+        await scene.append("new", 1, ["y"], topic=other, at_ms=scene.now_ms - 50_000)
+        await _until(lambda: len(seen), 4)
+        await scene.append("a", 3, ["x"])
+        await _until(lambda: len(seen), 5)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await scene.append("new", 2, ["x"], topic=other)
+        assert await _catch_up(scene, projection) == 1
+        assert sorted(seen[:2]) == ["a1", "old1"]
+        assert seen[2:] == ["a2", "new1", "a3", "new2"]
 
     async def test_handlers_know_a_replay(self, scene: Scene) -> None:
         """FN5: what was handled before a rebuild comes as a replay, what is new does not."""
