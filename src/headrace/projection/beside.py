@@ -64,9 +64,7 @@ class BesideTarget:
     same events beside it.
     """
 
-    def __init__(
-        self, settings: Settings, projection: Projection, now_s: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, settings: Settings, projection: Projection, now_s: Callable[[], float] = time.monotonic) -> None:
         self._projection = projection
         self._now_s = now_s
         self._worker = uuid.uuid4().hex

@@ -141,7 +141,10 @@ class ProjectionTables:
         Dead letters of events that come again go.
         """
         self._lock(connection, range(self._projection.slots))
-        before = {slot: replay_to for slot, _, replay_to in self._places(connection)}
+        found = self._places(connection)
+        if any(at == REBUILDING for _, at, _ in found):
+            raise ProjectionRebuilding(self._projection.name)
+        before = {slot: replay_to for slot, _, replay_to in found}
         for slot, place in places.items():
             values = {"tag_offset": _text(place), "replay_to": before.get(slot), "updated_ms": _now_ms()}
             connection.execute(update(OFFSETS).where(self._mine & (OFFSETS.c.slot == slot)).values(values))

@@ -30,7 +30,7 @@ from headrace.tags.registry import TagRegistry, ViewsBegunAnew
 from headrace.tags.seams import Seam, SeamReader
 from headrace.tags.sequences import Sequences
 from headrace.tags.several import check_names_event, merge_tags
-from headrace.tags.trimmed import check_not_trimmed
+from headrace.tags.trimmed import check_not_trimmed, read_trimmed
 from headrace.tags.view_rows import ViewRows
 
 __all__ = ["TagQueries"]
@@ -247,7 +247,7 @@ class _Query:
         if seam.registry.epoch != before.registry.epoch:
             self._sequences.begin_anew()
             await self._find_place(seam)
-        check_not_trimmed(seam.registry.trimmed, self._tag, self._after)
+        await self._check_trimmed(self._after)
         return seam
 
     async def _find_place(self, seam: Seam) -> None:
@@ -267,8 +267,8 @@ class _Query:
         seam = await self._read_seam()
         await self._find_place(seam)
         if self._skips_trimmed:
-            self._skip_trimmed(seam)
-        check_not_trimmed(seam.registry.trimmed, self._tag, self._after)
+            await self._skip_trimmed()
+        await self._check_trimmed(self._after)
         if not self._is_live:
             self._until = {known.at: (await self._log.bounds(known.at)).end for known in seam.live}
         after, now_ms = self._after, seam.highest_ms
@@ -291,11 +291,11 @@ class _Query:
 
     async def _check_trimmed(self, place: TagOffset | None) -> None:
         """Raise TagTrimmed if events after a place, which was read from just now, had been removed by then."""
-        check_not_trimmed((await self._seams.announced()).trimmed, self._tag, place)
+        check_not_trimmed(await read_trimmed(self._store.settings, self._tag), self._tag, place)
 
-    def _skip_trimmed(self, seam: Seam) -> None:
+    async def _skip_trimmed(self) -> None:
         """Begin behind what was removed, if that was asked for; its numbers are not expected either."""
-        known = seam.registry.trimmed.get(self._tag)
+        known = await read_trimmed(self._store.settings, self._tag)
         if known is not None and (self._after is None or not self._after.covers(known.place)):
             self._after = known.place
             self._sequences.begin_anew()

@@ -1,9 +1,9 @@
 """What all processes must agree on about tags, kept as one setting of the store and changed atomically.
 
 The size of the buckets, the epoch of the tables, a number for each topic, the log times that topics and generations
-begin at, the tags that history was given afterwards, those whose deleted events are redacted, and what was trimmed.
-What one process is told to redact, all redact: one that was not told must not bring back what another removed. Whether
-there are views at all is such a fact too: it is settled by the first that replicates, and changed by an operator.
+begin at, the tags that history was given afterwards, and those whose deleted events are redacted. What one process is
+told to redact, all redact: one that was not told must not bring back what another removed. Whether there are views at
+all is such a fact too: it is settled by the first that replicates, and changed by an operator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from headrace.model import TopicPartition
 from headrace.store import Store
 from headrace.tags.buckets import Bucket
 from headrace.tags.fills import FillState, TagFill
-from headrace.tags.trimmed import Trimmed
 
 __all__ = ["NUMBERS_TABLE", "REGISTRY_KEY", "Registry", "TagRegistry", "TagUse", "TopicEntry", "ViewsBegunAnew",
            "check_epoch", "check_use", "decode_registry", "reopened"]  # fmt: skip
@@ -74,7 +73,6 @@ class Registry(msgspec.Struct, frozen=True):
     fills: Mapping[str, TagFill] = {}
     redact: tuple[str, ...] = ()
     use: TagUse = TagUse.ON
-    trimmed: Mapping[str, Trimmed] = {}
 
     def with_fill(self, tag: str, fill: TagFill) -> Registry:
         """Return the facts with a tag's fill changed."""

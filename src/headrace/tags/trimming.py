@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-import msgspec
-
 from headrace.config import TagSettings
 from headrace.log import Log
 from headrace.observe import SILENT, Progress
@@ -20,10 +18,10 @@ from headrace.store import Store, TagRow, tag_time_of
 from headrace.tags.floors import Floors
 from headrace.tags.metrics import TRIMMED
 from headrace.tags.offsets import TagOffset
-from headrace.tags.registry import Registry, TagRegistry
+from headrace.tags.registry import TagRegistry
 from headrace.tags.repairing import TagRepair
 from headrace.tags.seams import Known, SeamReader
-from headrace.tags.trimmed import Trimmed
+from headrace.tags.trimmed import Trimmed, note_trimmed
 
 __all__ = ["ALL_TAGS", "TagTrim", "kept_since_ms"]
 
@@ -55,13 +53,14 @@ class TagTrim:
         """
         if not self._retention_s:
             return {}
-        tags = await self._tags()
-        since_ms = {tag: ms for tag in tags if (ms := kept_since_ms(self._retention_s, tag, now_ms)) is not None}
-        horizon_ms = await self._horizon_ms(max(since_ms.values(), default=0))
+        due = await self._due(now_ms)
+        if not due:
+            return {}
+        horizon_ms = await self._horizon_ms(max(due.values()))
         removed = {}
         with progress.step("trimming views by tag", unit="tags") as step:
-            for tag, tag_since_ms in since_ms.items():
-                if count := await self._trim(tag, min(tag_since_ms, horizon_ms)):
+            for tag, since_ms in due.items():
+                if count := await self._trim(tag, min(since_ms, horizon_ms)):
                     removed[tag] = count
                 step.advance()
         return removed
@@ -71,9 +70,20 @@ class TagTrim:
         before_ms = TagOffset.at(moment).log_time_ms
         return await self._trim(tag, min(before_ms, await self._horizon_ms(before_ms)))
 
-    async def _tags(self) -> Sequence[str]:
+    async def _due(self, now_ms: int) -> dict[str, int]:
+        """Return the tags that have buckets beyond their retention, and the time that they are kept from."""
         await self._registry.open()
-        return await self._store.tags.views.tags()
+        views, due = self._store.tags.views, {}
+        for tag in await views.tags():
+            since_ms = kept_since_ms(self._retention_s, tag, now_ms)
+            cut_ms = -1 if since_ms is None else self._registry.bucket.start_of(since_ms)
+            if since_ms is None or self._done.get(tag, -1) >= cut_ms:
+                continue
+            if await views.buckets(tag, last_ms=cut_ms - 1):
+                due[tag] = since_ms
+            else:
+                self._done[tag] = cut_ms
+        return due
 
     async def _horizon_ms(self, wanted_ms: int) -> int:
         """Return the log time that nothing can be added below any more, after idle partitions were brought there."""
@@ -90,16 +100,15 @@ class TagTrim:
 
     async def _trim(self, tag: str, since_ms: int) -> int:
         cut_ms = self._registry.bucket.start_of(since_ms)
-        if self._done.get(tag, -1) >= cut_ms:
+        fill = (await self._registry.read()).fills.get(tag)
+        if fill is not None and not fill.is_ready:  # it is being given to history, and keeps what it has
             return 0
         views = self._store.tags.views
         buckets = await views.buckets(tag, last_ms=cut_ms - 1)
         last = await self._last_row(tag, buckets)
         if last is not None:
             note = Trimmed(cut_ms, str(TagOffset.of(tag_time_of(last.timestamp), last.number, last.seq_nr)))
-            registry = await self._registry.change(lambda known: _noted(known, tag, note))
-            if tag not in registry.trimmed:  # it is being given to history, and keeps what it has
-                return 0
+            await note_trimmed(self._store.settings, tag, note)
         crash_point("tags.trim.noted")
         for bucket_ms in buckets:
             await views.drop(tag, bucket_ms)
@@ -117,12 +126,3 @@ class TagTrim:
             if last is not None:
                 return last
         return None
-
-
-def _noted(registry: Registry, tag: str, note: Trimmed) -> Registry:
-    fill = registry.fills.get(tag)
-    if fill is not None and not fill.is_ready:
-        return registry
-    known = registry.trimmed.get(tag)
-    trimmed = {**registry.trimmed, tag: note if known is None else known.and_also(note)}
-    return msgspec.structs.replace(registry, trimmed=trimmed)
