@@ -31,6 +31,7 @@ from headrace.projection.control import Control
 from headrace.projection.operating import replay_letters, wait_until_handled
 from headrace.projection.slots import slot_of
 from headrace.runtime import SYSTEM_CLOCK, Backoff
+from headrace.store import Settings
 from headrace.tags import TaggedEvent, TagRepair
 from headrace.testing.conformance.tags_following import make_again
 from headrace.testing.conformance.tags_setting import Scene, TagSetting
@@ -38,6 +39,26 @@ from headrace.testing.conformance.tags_views import TABLES
 from headrace.testing.crashes import SimulatedCrash, crash_at
 
 AT_ONCE = Backoff(first_s=0.0, limit_s=0.0)
+
+
+class _HeldUp:
+    """Settings whose nth change is held up until it may go on."""
+
+    def __init__(self, settings: Settings, nth: int) -> None:
+        self._settings = settings
+        self._left = nth
+        self.get = settings.get
+        self.all = settings.all
+        self.reached = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    async def put(self, key: str, value: str, *, expected: str | None) -> bool:
+        """Set a value, later."""
+        self._left -= 1
+        if self._left == 0:
+            self.reached.set()
+            await self.goes_on.wait()
+        return await self._settings.put(key, value, expected=expected)
 
 
 class Handled:
@@ -131,6 +152,26 @@ class TestWithoutADatabase(Embedded, TagSetting):
         await asyncio.gather(working, return_exceptions=True)
         assert working.cancelled()
         await _catch_up(scene, projection)
+        assert seen == [1, 2, 3, 4, 5]
+
+    @pytest.mark.parametrize("nth", [1, 2, 3, 4])
+    async def test_a_worker_can_be_stopped_while_it_stores(self, scene: Scene, nth: int) -> None:
+        """Stopped while it claims its slots, stores an offset or lets go of the slots: the worker ends, what it did is
+        stored, and nobody has to wait for its lease."""
+        await scene.append("a", range(1, 6))
+        seen: list[int] = []
+        projection = _projection(scene, lambda event: seen.append(event.seq_nr), save_every=2, lease_s=1000.0)
+        settings = _HeldUp(scene.store.settings, nth)
+        runner = ProjectionRunner(projection, scene.again().queries, BesideTarget(settings, projection))
+        working = asyncio.ensure_future(runner.run_once())
+        async with asyncio.timeout(20):
+            await settings.reached.wait()
+            working.cancel()
+            await asyncio.sleep(0)
+            settings.goes_on.set()
+            await asyncio.wait([working])
+            assert working.cancelled()
+            await _catch_up(scene, projection)
         assert seen == [1, 2, 3, 4, 5]
 
     async def test_a_second_worker_waits_for_the_first(self, scene: Scene) -> None:

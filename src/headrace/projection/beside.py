@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence, Set
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from headrace.errors import (
     BadArgument,
     DeadLettersFull,
+    HeadraceError,
     ProjectionChanged,
     ProjectionRebuilding,
     SlotsMoved,
@@ -174,12 +176,23 @@ class BesideTarget:
             beating = asyncio.create_task(held.beat_on(self._projection.lease_s / _BEATS_PER_LEASE))
             try:
                 yield held
-            except (Exception, asyncio.CancelledError):
-                await asyncio.shield(held.release())  # what is done is stored, so that it does not come again
+            except asyncio.CancelledError:
+                await self._release_quietly(held)
+                raise
+            except Exception:
+                await _to_its_end(held.release())  # what is done is stored, so that it does not come again
                 raise
             finally:
                 await _stop(beating)
-            await held.release()
+            await _to_its_end(held.release())
+
+    async def _release_quietly(self, held: _HeldClaim) -> None:
+        """Store what is done before a worker stops. It stops whatever comes of that: an error must not keep it going."""
+        try:
+            await _to_its_end(held.release())
+        except HeadraceError as error:
+            what = "a projection's worker stopped and could not store how far it was"
+            _logger.warning(what, projection=self._projection.name, error=str(error))
 
     async def _handle_each(self, claim: _HeldClaim, events: Sequence[TaggedEvent], to: TagOffset, attempt: int) -> None:
         every = self._projection.save_every or len(events)
@@ -231,7 +244,12 @@ class BesideTarget:
                 kept = {worker: claim for worker, claim in others.items() if not slots & set(claim.slots)}
                 return msgspec.structs.replace(stored, claims={**kept, self._worker: Claim(tuple(sorted(slots)))})
 
-            await self._stored.change(edit)
+            try:
+                await _to_its_end(self._stored.change(edit))
+            except asyncio.CancelledError:
+                if is_free:
+                    await _to_its_end(self._stored.change(self._unclaimed))
+                raise
             if is_free:
                 return began_s
             if not has_waited:
@@ -239,6 +257,10 @@ class BesideTarget:
                 _logger.info(what, projection=self._projection.name, lease_s=self._projection.lease_s)
                 has_waited = True
             await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _unclaimed(self, stored: _Stored) -> _Stored:
+        claims = {worker: claim for worker, claim in stored.claims.items() if worker != self._worker}
+        return msgspec.structs.replace(stored, claims=claims)
 
     async def _save(self, known: Offsets, to: TagOffset) -> None:
         moving = moves(known, to, (), self._projection.slots)
@@ -313,6 +335,9 @@ class _HeldClaim:
 
     async def move(self, to: TagOffset) -> None:
         """Store how far the worker has come. Raises SlotsMoved."""
+        await _to_its_end(self._move(to))
+
+    async def _move(self, to: TagOffset) -> None:
         await self._stored.change(lambda stored: _moved(stored, self._known, to, self._projection))
         self._known = moved(self._known, to)
         self.done_up_to = None
@@ -415,6 +440,18 @@ def _parsed(texts: Sequence[str | None]) -> dict[int, TagOffset | None]:
 
 def _text(place: TagOffset | None) -> str | None:
     return str(place) if place is not None else None
+
+
+async def _to_its_end(work: Coroutine[Any, Any, object]) -> None:
+    """Wait for something to be stored. Who is cancelled waits too: half of it would leave claims, or events undone."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _logger.warning("a projection's worker stopped while it stored how far it was", error=str(error))
+        raise
 
 
 async def _stop(task: asyncio.Task[None]) -> None:
