@@ -187,7 +187,7 @@ class BesideTarget:
             await _to_its_end(held.release())
 
     async def _release_quietly(self, held: _HeldClaim) -> None:
-        """Store what is done before a worker stops. It stops whatever comes of that: an error must not keep it going."""
+        """Store what is done before a worker stops. It stops whatever comes of that: no error must keep it going."""
         try:
             await _to_its_end(held.release())
         except HeadraceError as error:
