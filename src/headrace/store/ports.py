@@ -159,10 +159,6 @@ class TagViews(Protocol):
         """Remove rows, at a place above theirs."""
         ...
 
-    async def drop(self, tag: str, bucket_ms: int) -> None:
-        """Remove a whole bucket, for good: it must not be written to any more."""
-        ...
-
 
 class TagNumbers(Protocol):
     """How far the numbering of each (pid, tag) has come; the highest place wins."""
@@ -207,6 +203,10 @@ class Tags(Protocol):
 
     async def put_epoch(self, epoch: str) -> None:
         """Write the epoch into every table."""
+        ...
+
+    async def drop_bucket(self, tag: str, bucket_ms: int) -> None:
+        """Remove a whole bucket of a tag, for good: it must not be written to any more."""
         ...
 
 

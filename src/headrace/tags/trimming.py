@@ -111,7 +111,7 @@ class TagTrim:
             await note_trimmed(self._store.settings, tag, note)
         crash_point("tags.trim.noted")
         for bucket_ms in buckets:
-            await views.drop(tag, bucket_ms)
+            await self._store.tags.drop_bucket(tag, bucket_ms)
             crash_point("tags.trim.dropped")
             TRIMMED.inc()
         self._done[tag] = cut_ms

@@ -287,6 +287,10 @@ class CassandraTags:
         bind = self._session.bind
         await all_of(self._session.write("write tag epoch", bind(q, (EPOCH_TAG, epoch))) for q in _PUT_EPOCHS)
 
+    async def drop_bucket(self, tag: str, bucket_ms: int) -> None:
+        """Remove a bucket."""
+        await self._views.drop(tag, bucket_ms)
+
     async def _are_there(self) -> bool:
         query = "SELECT table_name, column_name FROM system_schema.columns WHERE keyspace_name = %s"
         found = set(await self._session.ask_once(query, (self._session.address.keyspace,)))

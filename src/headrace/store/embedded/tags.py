@@ -143,10 +143,6 @@ class EmbeddedTagViews(_Written):
         values = [(written(at), *_key(row), written(at)) for row in rows]
         await self._change(lambda db: db.executemany(_DELETE, values))
 
-    async def drop(self, tag: str, bucket_ms: int) -> None:
-        """Remove a bucket."""
-        await self._change(lambda db: [db.execute(statement, (tag, bucket_ms)) for statement in _DROP_BUCKET])
-
 
 class EmbeddedTagNumbers(_Written):
     """The embedded store's TagNumbers."""
@@ -199,6 +195,10 @@ class EmbeddedTags(_Written):
     async def put_epoch(self, epoch: str) -> None:
         """Write the epoch into every table."""
         await self._change(lambda db: [db.execute(statement, (EPOCH_TAG, epoch)) for statement in _PUT_EPOCHS])
+
+    async def drop_bucket(self, tag: str, bucket_ms: int) -> None:
+        """Remove a bucket."""
+        await self._change(lambda db: [db.execute(statement, (tag, bucket_ms)) for statement in _DROP_BUCKET])
 
 
 def _make(db: sqlite3.Connection) -> None:

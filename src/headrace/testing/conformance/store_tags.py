@@ -102,13 +102,13 @@ class TaggedRows(StoreSetting):
         await views.write([tag_row(tag, n, bucket_ms=start + n * HOUR_MS) for n in (0, 1, 2)])
         await views.write([tag_row(f"{tag}-2", 1)])
         for _ in range(2):
-            await views.drop(tag, start)
+            await tagged.tags.drop_bucket(tag, start)
             assert list(await views.buckets(tag)) == [start + HOUR_MS, start + 2 * HOUR_MS]
             assert await read_bucket(tagged, tag, start) == []
         assert [row.number for row in await read_bucket(tagged, tag, start + HOUR_MS)] == [1]
         assert [row.number for row in await read_bucket(tagged, f"{tag}-2", start)] == [1]
         for n in (1, 2):
-            await views.drop(tag, start + n * HOUR_MS)
+            await tagged.tags.drop_bucket(tag, start + n * HOUR_MS)
         assert tag not in await views.tags()
 
     async def test_many_rows_of_many_buckets_are_taken_in_one_call(self, tagged: Store, tag: str) -> None:
