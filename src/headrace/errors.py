@@ -11,6 +11,7 @@
     │   ├── RecordTooLarge
     │   ├── TimestampTooFarAhead
     │   ├── Fenced                  somebody took over; this owner must stop
+    │   ├── TagTrimmed              events under a tag were removed because of their age
     │   ├── SlotsMoved              another worker, or a command, moved a projection's offsets
     │   ├── NotOwner                the group gave the partition to another member
     │   ├── TransactionMisused      begin, append, commit or abort out of order
@@ -86,6 +87,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 __all__ = [
@@ -143,6 +145,7 @@ __all__ = [
     "SlotsMoved",
     "TagBuilding",
     "TagGap",
+    "TagTrimmed",
     "TagViewsLost",
     "TagsDisabled",
     "TagsInUse",
@@ -326,6 +329,24 @@ class Fenced(Refused):
         return (
             f"transactional id {self.transactional_id!r} was taken over by a newer owner, or its transaction was open "
             f"for too long; this owner must stop: {ended}"
+        )
+
+
+@dataclass(eq=False)
+class TagTrimmed(Refused):
+    """Events that a query would have to give were removed from the tag's view because of their age."""
+
+    tag: str
+    asked_from: str
+    before_ms: int
+    last: str
+
+    def __str__(self) -> str:
+        time = datetime.fromtimestamp(self.before_ms / 1000, UTC).isoformat()
+        return (
+            f"the events of tag {self.tag!r} from before {time} were removed, up to offset {self.last}, and "
+            f"{self.asked_from} lies before that; to do without them, begin after {self.last} (queries: skip_trimmed; "
+            f"headrace projection offset set, or rebuild --from)"
         )
 
 

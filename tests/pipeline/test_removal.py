@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.pipeline.tier import Tier
 
+from headrace.config import HeadraceSettings
 from headrace.errors import RetentionTooLong
 from headrace.journal import JOURNAL_TOPIC, TopicTerms, Topology
 from headrace.journal.retention import change_terms
@@ -18,9 +19,10 @@ from headrace.pipeline import Places, Selection
 from headrace.pipeline.logs.planning import plan_of
 from headrace.pipeline.replicating.removal import check_plan, remove_old
 from headrace.pipeline.spark.opened import close_all, log_of, run, store_of
-from headrace.store import Store
+from headrace.store import Store, open_store
 from headrace.testing.conformance.journal_retention import DAY_MS, append_aged
 from headrace.testing.conformance.journal_setting import replicate
+from headrace.testing.conformance.tags_trimming import Minutes
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -85,3 +87,37 @@ def test_a_retention_beyond_what_the_store_remembers_is_refused(places: Places) 
 
     with pytest.raises(RetentionTooLong, match=r"raise store\.gc_grace_s above the retention"):
         run(scene())
+
+
+def test_old_buckets_of_views_by_tag_go_on_the_same_occasion(tmp_path: Path) -> None:
+    """T39: where the settings name a retention, replication trims; a failure is told, and does not stop it."""
+    tags = {"bucket": "MINUTE", "retention_s": {"*": 120.0}}
+    places = Places.of(f"embedded:{tmp_path}", settings=HeadraceSettings.model_validate({"tags": tags}))
+
+    async def scene() -> list[int]:
+        minutes = Minutes(await log_of(places), await store_of(places), bucket="MINUTE")
+        await minutes.new_topic()
+        await minutes.begin()
+        await minutes.fill("a")
+        now = minutes.began_ms + 6 * 60_000
+        assert await remove_old(places, [], now_ms=now) == []
+        assert await remove_old(places, [], now_ms=now) == []
+        await (await store_of(places)).close()
+        (told,) = await remove_old(places, [], now_ms=now + 600_000)
+        assert "old events stay in the views by tag" in told
+        return await minutes_of(tmp_path, minutes)
+
+    try:
+        assert run(scene()) == [4, 5]
+    finally:
+        close_all()
+
+
+async def minutes_of(folder: Path, minutes: Minutes) -> list[int]:
+    """Return the minutes that a view has, seen by another process."""
+    store = await open_store(f"embedded:{folder}")
+    try:
+        buckets = await store.tags.views.buckets(minutes.tag)
+    finally:
+        await store.close()
+    return [(ms - minutes.began_ms) // 60_000 for ms in buckets]

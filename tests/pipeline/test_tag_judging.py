@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from tests.pipeline.test_tag_audit import Named, rows_of
 
 from headrace.config import HeadraceSettings
 from headrace.errors import TagsInUse
-from headrace.journal import Journal, grow_topic
+from headrace.journal import JOURNAL_TOPIC, Journal, grow_topic
 from headrace.log import Log
 from headrace.model import Event, TopicPartition
 from headrace.pipeline import Finding, FindingKind, Places
@@ -22,7 +23,7 @@ from headrace.pipeline.jobs.audit_task import AuditTask
 from headrace.pipeline.jobs.job_reports import layout_of
 from headrace.pipeline.spark.opened import close_all, log_of, run, store_of, tag_writer_of
 from headrace.store import Store, TagRow
-from headrace.tags import TagRepair, TagWriter
+from headrace.tags import TagRepair, TagTrim, TagWriter
 from headrace.tags.registry import REGISTRY_KEY
 from headrace.testing.conformance.journal_setting import replicate
 from headrace.testing.conformance.tags_filling import Filling
@@ -121,6 +122,37 @@ def test_every_row_that_is_lost_or_changed_is_named_and_mended(scene: Scene) -> 
         assert await scene.audit() == []
 
     run(work())
+
+
+def test_rows_that_were_trimmed_are_not_missed(tmp_path: Path) -> None:
+    """K15: an audit misses nothing where old buckets were removed; above them a row that is lost is found and mended,
+    with the number it had."""
+    scene = Scene(tmp_path, bucket="MINUTE")
+
+    async def work() -> None:
+        log, store, _ = await scene.open()
+        past = TagScene(log, store, bucket="MINUTE")
+        past.topics.append(TOPIC)
+        await log.admin.create(TOPIC, partitions=4, config=JOURNAL_TOPIC)
+        for n in range(1, 7):
+            events = [Event(n, {"n": n}, ("a",))]
+            await past.append_events("k", events, at_ms=past.now_ms - (60 - n) * 60_000)
+        await scene.replicate()
+        rows = await scene.rows("a")
+        trim = TagTrim(log, store, scene.places.settings_of_tags())
+        assert await trim.before("a", datetime.fromtimestamp(rows[3].bucket_ms / 1000, UTC)) == 3
+        assert await scene.audit(repair=True) == []
+        assert await scene.rows("a") == rows[3:]
+        TagSql(scene).remove(rows[4])  # type: ignore[arg-type]
+        mended = await scene.audit(repair=True)
+        assert named(mended) == {("k", FindingKind.TAG_ROW_MISSING, 5, "a")}
+        assert all(found.mended for found in mended)
+        assert [row.number for row in await scene.rows("a")] == [4, 5, 6]
+        await store.tags.views.write(rows[:1])  # a late writer
+        assert await scene.audit() == []
+
+    run(work())
+    close_all()
 
 
 def test_a_log_that_was_cut_tells_enough(scene: Scene) -> None:

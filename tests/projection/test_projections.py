@@ -142,6 +142,7 @@ def test_impossible_workers_are_refused(worker: int, workers: int) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"name": ""}, {"name": "a "}, {"name": None}, {"tag": ""}, {"tag": ("a", "b")}, {"handler": None}, {"slots": 0},
+     {"tags": ("a", "b")}, {"tag": "", "tags": "ab"}, {"tag": "", "tags": ("a", "")}, {"tag": "", "tags": {"a", "b"}},
      {"slots": True}, {"batch_size": 0}, {"batch_size": 1.5}, {"save_every": 0}, {"lease_s": 0}],
 )  # fmt: skip
 def test_impossible_projections_are_refused(wrong: dict[str, Any]) -> None:

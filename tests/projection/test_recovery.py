@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -25,16 +26,39 @@ from headrace.journal.headers import encode_action
 from headrace.model import NewRecord
 from headrace.projection import Projection, ProjectionRunner, Recovery, beside, current_delivery, open_target, rebuild
 from headrace.projection.attendance import Attendance
+from headrace.projection.beside import BesideTarget
 from headrace.projection.control import Control
 from headrace.projection.operating import replay_letters, wait_until_handled
 from headrace.projection.slots import slot_of
 from headrace.runtime import SYSTEM_CLOCK, Backoff
+from headrace.store import Settings
 from headrace.tags import TaggedEvent, TagRepair
+from headrace.testing.conformance.tags_following import make_again
 from headrace.testing.conformance.tags_setting import Scene, TagSetting
 from headrace.testing.conformance.tags_views import TABLES
 from headrace.testing.crashes import SimulatedCrash, crash_at
 
 AT_ONCE = Backoff(first_s=0.0, limit_s=0.0)
+
+
+class _HeldUp:
+    """Settings whose nth change is held up until it may go on."""
+
+    def __init__(self, settings: Settings, nth: int) -> None:
+        self._settings = settings
+        self._left = nth
+        self.get = settings.get
+        self.all = settings.all
+        self.reached = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    async def put(self, key: str, value: str, *, expected: str | None) -> bool:
+        """Set a value, later."""
+        self._left -= 1
+        if self._left == 0:
+            self.reached.set()
+            await self.goes_on.wait()
+        return await self._settings.put(key, value, expected=expected)
 
 
 class Handled:
@@ -106,6 +130,50 @@ class TestWithoutADatabase(Embedded, TagSetting):
         await _catch_up(scene, projection)
         assert seen == [1, 2, 3, 4, 5]
 
+    async def test_a_worker_that_is_stopped_counts_the_event_that_it_finishes(self, scene: Scene) -> None:
+        """A plain function can't be interrupted: it comes to its end while the worker stops, and is not repeated."""
+        await scene.append("a", range(1, 6))
+        seen: list[int] = []
+        reached, goes_on = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def handle(event: TaggedEvent) -> None:
+            if event.seq_nr == 3:
+                loop.call_soon_threadsafe(reached.set)
+                goes_on.wait(20)
+            seen.append(event.seq_nr)
+
+        projection = _projection(scene, handle)
+        working = asyncio.ensure_future(_catch_up(scene, projection))
+        await reached.wait()
+        working.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.gather(working, return_exceptions=True)
+        assert working.cancelled()
+        await _catch_up(scene, projection)
+        assert seen == [1, 2, 3, 4, 5]
+
+    @pytest.mark.parametrize("nth", [1, 2, 3, 4])
+    async def test_a_worker_can_be_stopped_while_it_stores(self, scene: Scene, nth: int) -> None:
+        """Stopped while it claims its slots, stores an offset or lets go of the slots: the worker ends, what it did is
+        stored, and nobody has to wait for its lease."""
+        await scene.append("a", range(1, 6))
+        seen: list[int] = []
+        projection = _projection(scene, lambda event: seen.append(event.seq_nr), save_every=2, lease_s=1000.0)
+        settings = _HeldUp(scene.store.settings, nth)
+        runner = ProjectionRunner(projection, scene.again().queries, BesideTarget(settings, projection))
+        working = asyncio.ensure_future(runner.run_once())
+        async with asyncio.timeout(20):
+            await settings.reached.wait()
+            working.cancel()
+            await asyncio.sleep(0)
+            settings.goes_on.set()
+            await asyncio.wait([working])
+            assert working.cancelled()
+            await _catch_up(scene, projection)
+        assert seen == [1, 2, 3, 4, 5]
+
     async def test_a_second_worker_waits_for_the_first(self, scene: Scene) -> None:
         """FT3: two workers with the same slots don't handle an event at the same time, nor twice."""
         await scene.append("a", range(1, 6))
@@ -122,6 +190,27 @@ class TestWithoutADatabase(Embedded, TagSetting):
         projection = _projection(scene, handle, batch_size=2)
         await asyncio.gather(*(_persist(scene, projection) for _ in range(2)))
         assert seen == [1, 2, 3, 4, 5]
+
+    async def test_a_worker_that_stood_still_for_a_lease_handles_nothing_more(self, scene: Scene) -> None:
+        """A process that was stopped in the middle of a batch may have lost its slots: it stops after the event in
+        hand, before its next beat could tell; what it did is stored if nobody has taken over."""
+        for n in range(1, 5):
+            await scene.append("a", n)
+        seen: list[int] = []
+        clock = [100.0]
+
+        async def handle(event: TaggedEvent) -> None:
+            seen.append(event.seq_nr)
+            if event.seq_nr == 2:
+                clock[0] += 10.0
+
+        projection = Projection(scene.tag, scene.tag, handle, lease_s=10.0)
+        target = BesideTarget(scene.store.settings, projection, now_s=lambda: clock[0])
+        with pytest.raises(SlotsMoved):
+            await ProjectionRunner(projection, scene.queries, target).catch_up()
+        assert seen == [1, 2]
+        await ProjectionRunner(projection, scene.queries, target).catch_up()
+        assert seen == [1, 2, 3, 4]
 
     async def test_a_rebuild_waits_for_the_event_in_hand(self, scene: Scene) -> None:
         """FT4: a worker in the middle of a batch stops behind the event in hand before the work is reset."""
@@ -162,6 +251,69 @@ class TestWithoutADatabase(Embedded, TagSetting):
         assert (await rebuild(projection, scene.queries, target)).events == 3
         assert handled.seen == [1, 2, 3]
         assert [is_replay for _, is_replay, _ in handled.deliveries[-3:]] == [True, True, True]
+
+    async def test_of_two_rebuilds_the_later_one_holds_the_offsets(self, scene: Scene) -> None:
+        """A rebuild that is still resetting must not find workers at work, because another one was quicker: what they
+        did would be wiped away, and if it died then, nobody would do it again."""
+        await scene.append("a", 1)
+        turns = [asyncio.Event(), asyncio.Event()]
+        reached = [asyncio.Event(), asyncio.Event()]
+        resets = iter(range(2))
+
+        async def reset() -> None:
+            number = next(resets)
+            reached[number].set()
+            await turns[number].wait()
+
+        handled = Handled()
+        projection = _projection(scene, handled, reset=reset)
+        targets = [open_target(projection, scene.store.settings) for _ in range(2)]
+        rebuilds = []
+        for target, is_there in zip(targets, reached, strict=True):
+            rebuilds.append(asyncio.ensure_future(target.begin_again(None)))
+            await is_there.wait()
+        turns[0].set()
+        with pytest.raises(ProjectionRebuilding):
+            await rebuilds[0]
+        with pytest.raises(ProjectionRebuilding):
+            await _catch_up(scene, projection)
+        with pytest.raises(ProjectionRebuilding):
+            await targets[0].put(dict.fromkeys(range(32)))
+        assert handled.seen == []
+        turns[1].set()
+        await rebuilds[1]
+        await _catch_up(scene, projection)
+        assert handled.seen == [1]
+
+    @pytest.mark.parametrize("is_replicated", [True, False])
+    async def test_a_topic_that_is_made_again_goes_on(self, scene: Scene, is_replicated: bool) -> None:
+        """FT6: a topic is deleted and made again beneath a worker that follows two tags: each event of the old one that
+        was handled stays so, and those of the new one are handled once, also after a restart."""
+        other = await scene.new_topic(partitions=2)
+        seen: list[str] = []
+        tags = scene.tags(["x", "y"])
+        projection = Projection(scene.tag, tags=tags, handler=lambda event: seen.append(f"{event.id}{event.seq_nr}"))
+        working = asyncio.ensure_future(_runner(scene, projection).run_once())
+        await scene.append("old", 1, ["x"], topic=other)
+        await scene.append("a", 1, ["y"])
+        await _until(lambda: len(seen), 2)
+        if is_replicated:
+            await scene.replicate()
+        await scene.log.admin.delete(other)
+        await scene.append("a", 2, ["x", "y"])
+        await _until(lambda: len(seen), 3)
+        await make_again(scene.log, other)
+        assert (await scene.layout(other)).generation == 1
+        await scene.append("new", 1, ["y"], topic=other, at_ms=scene.now_ms - 50_000)
+        await _until(lambda: len(seen), 4)
+        await scene.append("a", 3, ["x"])
+        await _until(lambda: len(seen), 5)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await scene.append("new", 2, ["x"], topic=other)
+        assert await _catch_up(scene, projection) == 1
+        assert sorted(seen[:2]) == ["a1", "old1"]
+        assert seen[2:] == ["a2", "new1", "a3", "new2"]
 
     async def test_handlers_know_a_replay(self, scene: Scene) -> None:
         """FN5: what was handled before a rebuild comes as a replay, what is new does not."""

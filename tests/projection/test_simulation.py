@@ -70,7 +70,8 @@ class World:
         for _ in range(many):
             id_ = self.dice.choice(IDS)
             self.appended[id_] += 1
-            await self.scene.append(id_, self.appended[id_])
+            tags = self.dice.choice(["x", "y", "xy"]) if self.projection.tags else None
+            await self.scene.append(id_, self.appended[id_], tags)
 
     async def _work(self, worker: int, workers: int) -> None:
         target = open_target(self.projection, self.scene.store.settings)
@@ -146,6 +147,11 @@ class Flaky:
             raise ValueError("not this time")
 
 
+def fed_from(scene: Scene, seed: int) -> dict[str, Any]:
+    """Return one tag, or with an odd seed two: journals have events under one of them, or under both."""
+    return {"tags": scene.tags(["x", "y"])} if seed % 2 else {"tag": scene.tag}
+
+
 class OnADatabase(Embedded, TagSetting):
     """Each event has exactly one effect."""
 
@@ -174,9 +180,8 @@ class OnADatabase(Embedded, TagSetting):
             flaky.pause(0.05)
 
         recovery = Recovery("fail", retries=dice.randint(0, 3), backoff=AT_ONCE)
-        projection = Projection(
-            scene.tag, scene.tag, handle, database=engine, reset=reset, slots=SLOTS, batch_size=4, recovery=recovery
-        )
+        options: dict[str, Any] = {"database": engine, "reset": reset, "slots": SLOTS, "recovery": recovery}
+        projection = Projection(scene.tag, handler=handle, batch_size=4, **fed_from(scene, seed), **options)
         world = World(scene, dice, projection)
         await world.run(rounds=size(12, 100))
         with engine.connect() as connection:
@@ -256,7 +261,9 @@ class IntoTheLog(TagSetting):
         save_every = dice.choice([1, 3, None])
         recovery = Recovery("fail", retries=1, backoff=AT_ONCE)
         options: dict[str, Any] = {"slots": SLOTS, "batch_size": 4, "save_every": save_every, "lease_s": lease_s}
-        projection = Projection(scene.tag, scene.tag, handle, reset=reset, recovery=recovery, **options)
+        projection = Projection(
+            scene.tag, handler=handle, reset=reset, recovery=recovery, **fed_from(scene, seed), **options
+        )
         world = World(scene, dice, projection)
         await world.run(rounds=rounds)
         assert _in_order(await _read(scene.log, output)) == world.appended

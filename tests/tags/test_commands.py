@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -12,9 +13,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.errors import BadArgument
+from headrace.errors import BadArgument, TagTrimmed
+from headrace.log import open_log
 from headrace.model import Event
+from headrace.store import open_store
 from headrace.sync import connect
+from headrace.testing.conformance.tags_trimming import Minutes
 
 DEFINITION = """
 from sqlalchemy import text
@@ -85,6 +89,45 @@ def test_a_tag_is_followed(headrace: Callable[..., Result]) -> None:
     assert headrace("tags", "follow", "vip", "--current", "--after", "2100-01-01T00:00Z").stdout == ""
     refused = headrace("tags", "follow", "vip", "--after", "yesterday")
     assert "neither an offset nor a time" in str(refused.exception)
+
+
+def test_several_tags_are_followed(headrace: Callable[..., Result]) -> None:
+    """T34: in one order, an event with both tags once; an offset goes on with both."""
+    lines = headrace("tags", "follow", "new", "vip", "--current", "--json").stdout.splitlines()
+    events = [json.loads(line) for line in lines]
+    assert sorted((event["id"], event["seq_nr"]) for event in events) == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+    rest = headrace("tags", "follow", "vip", "new", "--json", "--limit", "1", "--after", events[2]["offset"])
+    shown = json.loads(rest.stdout)
+    assert (shown["id"], shown["seq_nr"]) == (events[3]["id"], events[3]["seq_nr"])
+
+
+def test_old_events_are_trimmed(headrace: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6: after a question, by a time or by the settings; a query from the start then says how to go on."""
+    tag, third = asyncio.run(_fill_minutes("embedded:./minutes"))
+    monkeypatch.setenv("HEADRACE__LOG__ADDRESS", "embedded:./minutes")
+    monkeypatch.setenv("HEADRACE__TAGS__BUCKET", "MINUTE")
+    assert "no retention is set" in str(headrace("tags", "trim", "--yes").exception)
+    assert "it is no time" in str(headrace("tags", "trim", "--before", "long ago", "--yes").exception)
+    assert headrace("tags", "trim", "--before", third).exit_code == 1  # nobody says yes
+    assert headrace("tags", "trim", "--before", third, "--yes").stdout == f"{tag}  buckets removed: 2\n"
+    assert "nothing is that old" in headrace("tags", "trim", "--before", third, "--yes").stdout
+    refused = headrace("tags", "follow", tag, "--current")
+    assert isinstance(refused.exception, TagTrimmed)
+    assert headrace("tags", "follow", tag, "--current", "--skip-trimmed").stdout.count("#") == 3
+    monkeypatch.setenv("HEADRACE__TAGS__RETENTION_S", '{"*": 60}')
+    assert json.loads(headrace("tags", "trim", tag, "--yes", "--json").stdout) == {tag: 3}
+
+
+async def _fill_minutes(address: str) -> tuple[str, str]:
+    """Write an event a minute, a day ago; returns the tag, and when the third minute begins."""
+    log, store = await open_log(address), await open_store(address)
+    scene = Minutes(log, store, bucket="MINUTE")
+    await scene.new_topic()
+    await scene.begin()
+    await scene.fill("a")
+    await store.close()
+    await log.close()
+    return scene.tag, scene.minute(3).isoformat()
 
 
 def test_tags_are_listed_and_repaired(headrace: Callable[..., Result]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from headrace.app import connect
 from headrace.config import HeadraceSettings, TagSettings
-from headrace.errors import BadArgument, TagsDisabled, TagsIncomplete, TagsInUse
+from headrace.errors import BadArgument, TagsDisabled, TagsIncomplete, TagsInUse, TagTrimmed
 from headrace.log import Log
 from headrace.model import Event
 from headrace.store import Store
@@ -24,8 +25,10 @@ from headrace.testing.conformance.journal_setting import replicate
 from headrace.testing.conformance.tags_filling import TagFillConformance
 from headrace.testing.conformance.tags_following import TagFollowingConformance
 from headrace.testing.conformance.tags_queries import TagQueryConformance
-from headrace.testing.conformance.tags_setting import Scene, TagSetting, numbers_of
+from headrace.testing.conformance.tags_setting import Scene, TagSetting, ids, numbers_of
+from headrace.testing.conformance.tags_several import SeveralTagsConformance
 from headrace.testing.conformance.tags_simulation import TagSimulation
+from headrace.testing.conformance.tags_trimming import Minutes, TagTrimConformance
 from headrace.testing.conformance.tags_views import (
     TABLES,
     TagLossConformance,
@@ -50,6 +53,41 @@ class Embedded:
 
 class TestEmbeddedQueries(Embedded, TagQueryConformance):
     """All that queries promise."""
+
+
+class TestEmbeddedSeveralTags(Embedded, SeveralTagsConformance):
+    """Queries over several tags."""
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestEmbeddedTrimming(Embedded, TagTrimConformance):
+    """Retention of the views. Tests that write Marks of now are for stores of their own, which are cheap here."""
+
+    async def test_rebuilds_and_replays_bring_nothing_back(self, scene: Minutes) -> None:
+        """X6: a rebuild writes the rows that are kept, with their numbers; what was trimmed stays away."""
+        await scene.fill("a")
+        await scene.trim(4)
+        repair = TagRepair(scene.log, scene.store, scene.settings)
+        assert await repair.rebuild(scene.topic, "a", scene.tag) == 2
+        await repair.rebuild_all()
+        assert await scene.buckets() == [4, 5]
+        found = await scene.read(skip_trimmed=True)
+        assert [(event.seq_nr, event.number) for event in found] == [(4, 4), (5, 5)]
+        await scene.append("a", 6)
+        await scene.replicate()
+        assert [event.number for event in await scene.read(skip_trimmed=True)] == [4, 5, 6]
+        with pytest.raises(TagTrimmed):
+            await scene.read()
+
+    async def test_idle_partitions_are_told_that_time_has_passed(self, scene: Minutes) -> None:
+        """T34: where nothing happens in some partitions, trimming writes Marks there instead of waiting for years."""
+        for n in range(1, 6):
+            await scene.append("a", n, at_ms=scene.began_ms + n * 60_000)
+        await scene.replicate()
+        assert await scene.trim(4) == 3
+        assert ids(await scene.read(skip_trimmed=True)) == ["a4", "a5"]
+        assert await scene.trimmer().before(scene.tag, datetime.now(UTC)) == 2
+        assert await scene.read(skip_trimmed=True) == []
 
 
 class TestEmbeddedFollowing(Embedded, TagFollowingConformance):

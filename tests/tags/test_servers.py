@@ -21,7 +21,9 @@ from headrace.testing.conformance.journal_setting import replicate
 from headrace.testing.conformance.tags_filling import TagFillConformance
 from headrace.testing.conformance.tags_following import TagFollowingConformance
 from headrace.testing.conformance.tags_queries import TagQueryConformance
+from headrace.testing.conformance.tags_several import SeveralTagsConformance
 from headrace.testing.conformance.tags_simulation import TagSimulation
+from headrace.testing.conformance.tags_trimming import TagTrimConformance
 from headrace.testing.conformance.tags_views import (
     TABLES,
     TagLossConformance,
@@ -49,6 +51,14 @@ async def shared_store(cassandra: RunningService) -> AsyncIterator[Store]:
     await store.close()
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def minutes_store(cassandra: RunningService) -> AsyncIterator[Store]:
+    """Open a store that is nobody else's."""
+    store = await open_store(f"cassandra://{cassandra.address}/tag_trim_tests")
+    yield store
+    await store.close()
+
+
 class Servers:
     """One broker, one node, one keyspace; every test has topics and a tag of its own."""
 
@@ -65,6 +75,19 @@ class Servers:
 
 class TestServedQueries(Servers, TagQueryConformance):
     """All that queries promise."""
+
+
+class TestServedSeveralTags(Servers, SeveralTagsConformance):
+    """Queries over several tags."""
+
+
+class TestServedTrimming(Servers, TagTrimConformance):
+    """Retention of the views, in a keyspace of its own: it has buckets of a minute, and times of the day before."""
+
+    @pytest.fixture
+    def store(self, minutes_store: Store) -> Store:
+        """Return the keyspace."""
+        return minutes_store
 
 
 class TestServedFollowing(Servers, TagFollowingConformance):

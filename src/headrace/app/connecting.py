@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from headrace.app.projecting import ProjectionHandle, opened_projection, running_projection, share_of_arguments
@@ -74,14 +74,22 @@ class Headrace:
         return self._tags
 
     def events_by_tag(
-        self, tag: str, *, after: After = None, live: bool = False, read_only: bool = False
+        self,
+        tag: str | Sequence[str],
+        *,
+        after: After = None,
+        live: bool = False,
+        read_only: bool = False,
+        skip_trimmed: bool = False,
     ) -> AsyncGenerator[TaggedEvent, None]:
         """Yield a tag's events of all journals, each once, in one order: those there are, or with `live` for ever.
 
+        Of several tags, all their events; one that has more than one of the tags comes once.
         Goes on after `after`: an event's `tag_offset`, the text of one, or a time. With `read_only` nothing is written
-        to the log, and events may wait for partitions where nothing happens.
+        to the log, and events may wait for partitions where nothing happens. With `skip_trimmed` it begins behind
+        events that were removed because of their age, where it would begin before them; else it raises TagTrimmed.
         """
-        return self.tags.events(tag, after=after, live=live, read_only=read_only)
+        return self.tags.events(tag, after=after, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
 
     def project(
         self, projection: Projection, *, worker: int | None = None, workers: int | None = None

@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from headrace.errors import Unavailable
+from headrace.errors import TagTrimmed, Unavailable
 from headrace.observe import Health
 from headrace.projection import Lag, Projection, ProjectionRunner, lag_of, open_target, wait_until_handled
 from headrace.projection.attendance import Attendance, Share
 from headrace.projection.control import Control, Pause, WorkerReport
-from headrace.projection.ports import Target
+from headrace.projection.ports import Offsets, Target
 from headrace.projection.slots import check_not_ahead, earliest
 from headrace.runtime import SYSTEM_CLOCK
 from headrace.store import Store
@@ -23,7 +23,10 @@ __all__ = ["ProjectionHandle", "ProjectionStatus", "opened_projection", "running
 
 @dataclass(frozen=True)
 class ProjectionStatus:
-    """How a projection is: its lag, the offset of the slot that is furthest behind, its workers and dead letters."""
+    """How a projection is: its lag, the offset of the slot that is furthest behind, its workers and dead letters.
+
+    `missed` says that events were removed from the views before they were handled: the lag lacks those.
+    """
 
     name: str
     tag: str
@@ -34,6 +37,7 @@ class ProjectionStatus:
     pause: Pause | None
     dead_letters: int
     workers: dict[str, WorkerReport] = field(default_factory=dict)
+    missed: str | None = None
 
 
 class ProjectionHandle:
@@ -67,17 +71,26 @@ class ProjectionHandle:
     async def status(self, *, count_up_to: int = 100_000) -> ProjectionStatus:
         """Return how the projection is; the lag is counted by reading the events that wait."""
         offsets = await self.target.load()
+        lag, missed = await self._lag(offsets, count_up_to)
         return ProjectionStatus(
             self.projection.name,
-            self.projection.tag,
+            self.projection.source,
             len(offsets),
             sum(place is not None for place in offsets.values()),
             earliest(offsets),
-            await lag_of(self.projection, self._queries, offsets, limit=count_up_to),
+            lag,
             await self.control.paused(),
             len(await self.target.letters.all()),
             dict(await self.control.workers()),
+            missed,
         )
+
+    async def _lag(self, offsets: Offsets, limit: int) -> tuple[Lag, str | None]:
+        try:
+            return await lag_of(self.projection, self._queries, offsets, limit=limit), None
+        except TagTrimmed as error:
+            left = await lag_of(self.projection, self._queries, offsets, limit=limit, skip_trimmed=True)
+            return left, str(error)
 
 
 async def _check(handle: ProjectionHandle) -> None:

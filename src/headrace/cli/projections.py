@@ -136,6 +136,8 @@ def status(
         return
     at = f"at {_time(found.offset.log_time_ms)} (offset {found.offset})" if found.offset else "not all slots have begun"
     typer.echo(f"{found.name}: tag {found.tag}, {found.slots_begun} of {found.slots} slots begun, {at}, {found.lag}")
+    if found.missed is not None:
+        typer.echo(f"events are gone that it has not handled: {found.missed}")
     if found.pause is not None:
         reason = f" ({found.pause.reason})" if found.pause.reason else ""
         typer.echo(f"paused since {_time(found.pause.since_ms)}{reason}; run: headrace projection resume")
@@ -399,6 +401,7 @@ def _status_json(found: ProjectionStatus) -> dict[str, object]:
         "time": _time(found.offset.log_time_ms) if found.offset is not None else None,
         "lag": found.lag.events,
         "lag_is_all": found.lag.is_all,
+        "missed": found.missed,
         "paused": msgspec.structs.asdict(found.pause) if found.pause is not None else None,
         "dead_letters": found.dead_letters,
         "workers": {name: msgspec.structs.asdict(report) for name, report in found.workers.items()},

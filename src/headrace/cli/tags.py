@@ -16,7 +16,9 @@ from headrace.cli.lagging import journal_topics, tell_unreplicated
 from headrace.cli.tag_backfills import backfill
 from headrace.errors import BadArgument
 from headrace.observe import progress_on
-from headrace.tags import After, TaggedEvent, TagRepair
+from headrace.runtime import SYSTEM_CLOCK
+from headrace.tags import After, TaggedEvent, TagRepair, TagTrim
+from headrace.tags.trimming import ALL_TAGS
 
 __all__ = ["after_of_text", "app"]
 
@@ -56,7 +58,7 @@ def list_tags(
 
 @app.command("follow")
 def follow(
-    tag: Tag,
+    tags: Annotated[list[str], typer.Argument(metavar="TAG...", help="The tag; of several, each event once.")],
     after: Annotated[
         str | None, typer.Option(help="An offset as printed by --json, or a time: 2026-01-31T12:00Z.")
     ] = None,
@@ -64,6 +66,9 @@ def follow(
     limit: Annotated[int | None, typer.Option(help="Stop after this number of events.")] = None,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Write nothing to the log; events may come later.")
+    ] = False,
+    skip_trimmed: Annotated[
+        bool, typer.Option("--skip-trimmed", help="Begin behind events that were removed because of their age.")
     ] = False,
     address: Address = None,
     store: StoreAddress = None,
@@ -76,7 +81,9 @@ def follow(
 
     async def run(hr: Headrace) -> None:
         count = 0
-        found = hr.events_by_tag(tag, after=after_of_text(after), live=not current, read_only=read_only)
+        found = hr.events_by_tag(
+            tags, after=after_of_text(after), live=not current, read_only=read_only, skip_trimmed=skip_trimmed
+        )
         async with aclosing(found) as events:
             async for event in events:
                 _print(event, as_json=as_json)
@@ -137,6 +144,53 @@ def delete(
     answer(f"rows removed: {count}", as_json=as_json, rows_removed=count)
 
 
+@app.command("trim")
+def trim(
+    tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="Only these tags.")] = None,
+    before: Annotated[
+        str | None, typer.Option(help="Remove what is older than this time, as 2026-01-31; else see tags.retention_s.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove the oldest events from views by tag, in whole buckets; journals keep theirs.
+
+    Queries and projections that have not come to them are refused from then on. Replication does the same by itself
+    where tags.retention_s names a time.
+
+    Example: headrace tags trim vip --before 2026-01-31
+    """
+    moment = _time_of(before) if before is not None else None
+    which = ", ".join(tags) if tags else "all tags"
+    since = f"before {moment.isoformat()}" if moment is not None else "beyond tags.retention_s"
+    confirm(f"remove the events of {which} {since} from the views?", is_sure=yes)
+
+    removed = with_headrace(address, store, lambda hr: _trim(hr, tags or [], moment))
+    if as_json:
+        typer.echo(json.dumps(removed, ensure_ascii=False))
+        return
+    lines = [f"{tag}  buckets removed: {count}" for tag, count in removed.items()]
+    typer.echo("\n".join(lines) or "nothing is that old, or other partitions are not replicated that far")
+
+
+async def _trim(hr: Headrace, tags: list[str], moment: datetime | None) -> dict[str, int]:
+    """Remove what is older than a moment, or than the settings say; returns the tags of which something went."""
+    settings = hr.settings.tags
+    if moment is None:
+        kept = {tag: age for tag in tags if (age := settings.retention_s.get(tag, settings.retention_s.get(ALL_TAGS)))}
+        chosen = kept if tags else settings.retention_s
+        if not chosen:
+            rule = "no retention is set for what should be trimmed; set tags.retention_s, or say --before TIME"
+            raise BadArgument("--before", None, rule)
+        trimmer = TagTrim(hr.log, hr.store, settings.model_copy(update={"retention_s": chosen}))
+        return await trimmer.by_age(SYSTEM_CLOCK.now_ms(), progress_on())
+    trimmer = TagTrim(hr.log, hr.store, settings)
+    counts = {tag: await trimmer.before(tag, moment) for tag in tags or await hr.tags.tags()}
+    return {tag: count for tag, count in counts.items() if count}
+
+
 @app.command("off")
 def switch_off(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
@@ -162,10 +216,15 @@ def after_of_text(text: str | None) -> After:
     """Return where to start: an offset, or a time (UTC where it names no zone)."""
     if text is None or text.count(":") in (4, 5):
         return text
+    return _time_of(text, name="--after", rule="it is neither an offset nor a time, as 2026-01-31T12:00Z")
+
+
+def _time_of(text: str, *, name: str = "--before", rule: str = "it is no time, as 2026-01-31T12:00Z") -> datetime:
+    """Return a time (UTC where it names no zone)."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise BadArgument("--after", text, "it is neither an offset nor a time, as 2026-01-31T12:00Z") from error
+        raise BadArgument(name, text, rule) from error
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 

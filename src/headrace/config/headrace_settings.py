@@ -260,6 +260,9 @@ class TagSettings(Section):
     redact: list[str] = Field(
         default=[], description="Tags whose events lose their payload when their journal's events are deleted."
     )
+    retention_s: dict[str, Seconds] = Field(
+        default={}, description="How long views keep events, by tag; `*` is for all other tags. Unset: for ever."
+    )
 
 
 class HttpRegistrySettings(Section):

@@ -12,13 +12,24 @@ __all__ = ["batches"]
 
 
 async def batches(
-    events: AsyncGenerator[TaggedEvent, None], *, size: int, queue: int = 2
+    events: AsyncGenerator[TaggedEvent, None], *, size: int, queue: int = 2, idle_s: float | None = None
 ) -> AsyncGenerator[list[TaggedEvent], None]:
-    """Yield the events in batches; while one is being handled the next gathers, up to `size` events."""
+    """Yield the events in batches; while one is being handled the next gathers, up to `size` events.
+
+    Where nothing comes for `idle_s`, an empty batch says so.
+    """
     gathered: asyncio.Queue[TaggedEvent | None] = asyncio.Queue(size * queue)
     feeding = asyncio.create_task(_feed(events, gathered), name="headrace-projection-feed")
     try:
-        while (event := await gathered.get()) is not None:
+        while True:
+            try:
+                async with asyncio.timeout(idle_s):
+                    event = await gathered.get()
+            except TimeoutError:
+                yield []
+                continue
+            if event is None:
+                break
             batch = [event]
             while len(batch) < size and not gathered.empty():
                 more = gathered.get_nowait()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
-from collections.abc import AsyncIterator, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence, Set
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from headrace.errors import (
     BadArgument,
     DeadLettersFull,
+    HeadraceError,
     ProjectionChanged,
     ProjectionRebuilding,
     SlotsMoved,
@@ -21,7 +24,7 @@ from headrace.errors import (
 from headrace.observe import get_logger
 from headrace.projection.claims import Claim, ClaimWatch
 from headrace.projection.definitions import Projection
-from headrace.projection.delivery import Delivery, call, delivering
+from headrace.projection.delivery import Delivery, StoppedAfter, call, delivering
 from headrace.projection.ports import REBUILDING, Offsets
 from headrace.projection.recovery import DeadLetter
 from headrace.projection.shared_value import SharedValue
@@ -44,6 +47,7 @@ class _Stored(msgspec.Struct, frozen=True):
     offsets: tuple[str | None, ...]
     replay_to: tuple[str | None, ...] = ()
     claims: dict[str, Claim] = {}
+    rebuild: str = ""
 
 
 class _Letters(msgspec.Struct, frozen=True):
@@ -62,10 +66,11 @@ class BesideTarget:
     same events beside it.
     """
 
-    def __init__(self, settings: Settings, projection: Projection) -> None:
+    def __init__(self, settings: Settings, projection: Projection, now_s: Callable[[], float] = time.monotonic) -> None:
         self._projection = projection
+        self._now_s = now_s
         self._worker = uuid.uuid4().hex
-        empty = _Stored(projection.tag, (None,) * projection.slots)
+        empty = _Stored(projection.source, (None,) * projection.slots)
         self._stored = SharedValue(settings, setting_of(projection.name), empty)
         self._letters = SharedValue(settings, f"projection-dead-letters/{projection.name}", _Letters())
         self._replay_to: Offsets = {}
@@ -96,7 +101,12 @@ class BesideTarget:
         moving = moves(known, to, events, self._projection.slots)
         async with self.claim(moving) as claim:
             if self._projection.grouped:
-                await self._call(None, list(events), self._delivery(events[-1], attempt))
+                claim.check()
+                try:
+                    await self._call(None, list(events), self._delivery(events[-1], attempt))
+                except StoppedAfter:
+                    claim.done_up_to = to
+                    raise
                 await claim.move(to)
             else:
                 await self._handle_each(claim, events, to, attempt)
@@ -115,15 +125,20 @@ class BesideTarget:
         await self._save(known, to)
 
     async def begin_again(self, at: TagOffset | None) -> None:
-        """Take the offsets, wait for workers in the middle of a batch, reset the handler's work, put the offsets."""
-        await self._stored.change(self._taken)
+        """Take the offsets, wait for workers in the middle of a batch, reset the handler's work, put the offsets.
+
+        Raises ProjectionRebuilding if another rebuild took them meanwhile: it resets the work after us, so that the
+        offsets are for it to put.
+        """
+        mine = uuid.uuid4().hex
+        await self._stored.change(lambda stored: msgspec.structs.replace(self._taken(stored), rebuild=mine))
         crash_point("projection.beside.taken")
         await self._wait_for_claims()
         if self._projection.reset is not None:
             await call(self._projection.reset)
         crash_point("projection.beside.reset")
         await self._letters.change(lambda stored: _Letters(_letters_up_to(stored.letters, at)))
-        await self._stored.change(partial(self._put_all, at=at))
+        await self._stored.change(partial(self._put_all, at=at, rebuild=mine))
 
     async def put(self, places: Offsets) -> None:
         """Put some slots to other places; a worker in the middle of a batch stops after the event in hand.
@@ -133,10 +148,12 @@ class BesideTarget:
         again = come_again((await self._letters.get()).letters, places, self._projection.slots)
 
         def edit(stored: _Stored) -> _Stored:
+            if REBUILDING in stored.offsets:
+                raise ProjectionRebuilding(self._projection.name)
             taken = self._taken(stored)
             texts = {slot: _text(place) for slot, place in places.items()}
             offsets = tuple(texts.get(slot, text) for slot, text in enumerate(stored.offsets))
-            tag = self._projection.tag if len(places) == self._projection.slots else stored.tag
+            tag = self._projection.source if len(places) == self._projection.slots else stored.tag
             return _Stored(tag, offsets, taken.replay_to, stored.claims)
 
         await self._stored.change(edit)
@@ -154,24 +171,38 @@ class BesideTarget:
         Raises SlotsMoved if they are elsewhere.
         """
         async with self._claiming:  # a worker and a replay of the same process have one name
-            await self._acquire(known, {*known, *slots})
-            held = _HeldClaim(self._stored, self._worker, known, self._projection.name)
+            acquired_s = await self._acquire(known, {*known, *slots})
+            held = _HeldClaim(self._stored, self._worker, known, self._projection, acquired_s, self._now_s)
             beating = asyncio.create_task(held.beat_on(self._projection.lease_s / _BEATS_PER_LEASE))
             try:
                 yield held
-            except (Exception, asyncio.CancelledError):
-                await asyncio.shield(held.release())  # what is done is stored, so that it does not come again
+            except asyncio.CancelledError:
+                await self._release_quietly(held)
+                raise
+            except Exception:
+                await _to_its_end(held.release())  # what is done is stored, so that it does not come again
                 raise
             finally:
                 await _stop(beating)
-            await held.release()
+            await _to_its_end(held.release())
+
+    async def _release_quietly(self, held: _HeldClaim) -> None:
+        """Store what is done before a worker stops. It stops whatever comes of that: no error must keep it going."""
+        try:
+            await _to_its_end(held.release())
+        except HeadraceError as error:
+            what = "a projection's worker stopped and could not store how far it was"
+            _logger.warning(what, projection=self._projection.name, error=str(error))
 
     async def _handle_each(self, claim: _HeldClaim, events: Sequence[TaggedEvent], to: TagOffset, attempt: int) -> None:
         every = self._projection.save_every or len(events)
         for index, event in enumerate(events):
-            if claim.is_lost:
-                raise SlotsMoved(self._projection.name)
-            await self._call(index, event, self._delivery(event, attempt))
+            claim.check()
+            try:
+                await self._call(index, event, self._delivery(event, attempt))
+            except StoppedAfter:  # it was handled, and must not come again
+                claim.done_up_to = event.tag_offset
+                raise
             claim.done_up_to = event.tag_offset
             crash_point("projection.beside.called")
             if (index + 1) % every == 0 and index + 1 < len(events):
@@ -193,15 +224,16 @@ class BesideTarget:
                 return
             await asyncio.sleep(_LOOK_AGAIN_S)
 
-    async def _acquire(self, known: Offsets, slots: Set[int]) -> None:
+    async def _acquire(self, known: Offsets, slots: Set[int]) -> float:
+        """Claim slots once nobody else works on them; returns the time from which on the claim counts."""
         watch, has_waited = ClaimWatch(self._projection.lease_s), False
         while True:
-            is_free = False
+            is_free, began_s = False, self._now_s()
 
             def edit(stored: _Stored) -> _Stored:
                 nonlocal is_free
                 if known:
-                    _check_known(stored, known, self._projection.name)
+                    _check_known(stored, known, self._projection)
                 else:
                     self._check(stored)
                 others = {worker: claim for worker, claim in stored.claims.items() if worker != self._worker}
@@ -212,18 +244,27 @@ class BesideTarget:
                 kept = {worker: claim for worker, claim in others.items() if not slots & set(claim.slots)}
                 return msgspec.structs.replace(stored, claims={**kept, self._worker: Claim(tuple(sorted(slots)))})
 
-            await self._stored.change(edit)
+            try:
+                await _to_its_end(self._stored.change(edit))
+            except asyncio.CancelledError:
+                if is_free:
+                    await _to_its_end(self._stored.change(self._unclaimed))
+                raise
             if is_free:
-                return
+                return began_s
             if not has_waited:
                 what = "a projection waits for a worker that has its slots, or for the lease of one that died"
                 _logger.info(what, projection=self._projection.name, lease_s=self._projection.lease_s)
                 has_waited = True
             await asyncio.sleep(_LOOK_AGAIN_S)
 
+    def _unclaimed(self, stored: _Stored) -> _Stored:
+        claims = {worker: claim for worker, claim in stored.claims.items() if worker != self._worker}
+        return msgspec.structs.replace(stored, claims=claims)
+
     async def _save(self, known: Offsets, to: TagOffset) -> None:
         moving = moves(known, to, (), self._projection.slots)
-        await self._stored.change(lambda stored: _moved(stored, moving, to, self._projection.name))
+        await self._stored.change(lambda stored: _moved(stored, moving, to, self._projection))
 
     def _taken(self, stored: _Stored) -> _Stored:
         """Take all slots from the workers, and remember how far they were: up to there events will be replays."""
@@ -232,8 +273,10 @@ class BesideTarget:
         replay_to = tuple(_text(furthest(handled[slot], before.get(slot))) for slot in sorted(handled))
         return msgspec.structs.replace(stored, offsets=(REBUILDING,) * len(stored.offsets), replay_to=replay_to)
 
-    def _put_all(self, stored: _Stored, *, at: TagOffset | None) -> _Stored:
-        return _Stored(self._projection.tag, (_text(at),) * self._projection.slots, stored.replay_to)
+    def _put_all(self, stored: _Stored, *, at: TagOffset | None, rebuild: str) -> _Stored:
+        if stored.rebuild != rebuild:
+            raise ProjectionRebuilding(self._projection.name)
+        return _Stored(self._projection.source, (_text(at),) * self._projection.slots, stored.replay_to)
 
     def _check(self, stored: _Stored) -> None:
         name = self._projection.name
@@ -242,27 +285,48 @@ class BesideTarget:
         if len(stored.offsets) != self._projection.slots:
             rule = f"projection {name!r} has run with {len(stored.offsets)}; keep that, or rename it"
             raise BadArgument("slots", self._projection.slots, rule)
-        if stored.tag != self._projection.tag:
-            raise ProjectionChanged(name, stored.tag, self._projection.tag)
+        if stored.tag != self._projection.source:
+            raise ProjectionChanged(name, stored.tag, self._projection.source)
 
 
 class _HeldClaim:
     """A claim that a worker has, and how far it has come since the offsets were last stored."""
 
-    def __init__(self, stored: SharedValue[_Stored], worker: str, known: Offsets, name: str) -> None:
+    def __init__(
+        self,
+        stored: SharedValue[_Stored],
+        worker: str,
+        known: Offsets,
+        projection: Projection,
+        seen_s: float,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._seen_s = seen_s
+        self._now_s = now_s
         self._stored = stored
         self._worker = worker
         self._known = known
-        self._name = name
+        self._name = projection.name
+        self._projection = projection
         self.is_lost = False
         self.done_up_to: TagOffset | None = None
+
+    def check(self) -> None:
+        """Raise SlotsMoved if others may have the slots: before an event is handled, not after.
+
+        A process that stood still for a whole lease does not know by its next beat alone: that comes too late.
+        """
+        if self.is_lost or self._now_s() - self._seen_s >= self._projection.lease_s:
+            raise SlotsMoved(self._name)
 
     async def beat_on(self, every_s: float) -> None:
         """Show that the worker is alive, also when its slots are elsewhere: it is still at the event in hand."""
         while True:
             await asyncio.sleep(every_s)
+            began_s = self._now_s()
             try:
                 await self._stored.change(self._beaten)
+                self._seen_s = began_s
             except SlotsMoved:
                 self.is_lost = True
                 return
@@ -271,7 +335,10 @@ class _HeldClaim:
 
     async def move(self, to: TagOffset) -> None:
         """Store how far the worker has come. Raises SlotsMoved."""
-        await self._stored.change(lambda stored: _moved(stored, self._known, to, self._name))
+        await _to_its_end(self._move(to))
+
+    async def _move(self, to: TagOffset) -> None:
+        await self._stored.change(lambda stored: _moved(stored, self._known, to, self._projection))
         self._known = moved(self._known, to)
         self.done_up_to = None
 
@@ -286,7 +353,7 @@ class _HeldClaim:
             lost = False
             try:
                 if self.done_up_to is not None:
-                    stored = _moved(stored, self._known, self.done_up_to, self._name)
+                    stored = _moved(stored, self._known, self.done_up_to, self._projection)
             except SlotsMoved:
                 lost = True
             claims = {worker: claim for worker, claim in stored.claims.items() if worker != self._worker}
@@ -300,7 +367,7 @@ class _HeldClaim:
         mine = stored.claims.get(self._worker)
         if mine is None:
             raise SlotsMoved(self._name)
-        self.is_lost = self.is_lost or not _are_known(stored, self._known)
+        self.is_lost = self.is_lost or not _are_known(stored, self._known, self._projection)
         return msgspec.structs.replace(stored, claims={**stored.claims, self._worker: Claim(mine.slots, mine.beat + 1)})
 
 
@@ -341,23 +408,26 @@ class BesideDeadLetters:
         return count
 
 
-def _moved(stored: _Stored, known: Offsets, to: TagOffset, name: str) -> _Stored:
+def _moved(stored: _Stored, known: Offsets, to: TagOffset, projection: Projection) -> _Stored:
     """Move slots that are still where a worker knows them. Raises SlotsMoved."""
-    _check_known(stored, known, name)
+    _check_known(stored, known, projection)
     offsets = list(stored.offsets)
     for slot, place in moved(known, to).items():
         offsets[slot] = _text(place)
     return msgspec.structs.replace(stored, offsets=tuple(offsets))
 
 
-def _check_known(stored: _Stored, known: Offsets, name: str) -> None:
-    if not _are_known(stored, known):
-        raise SlotsMoved(name)
+def _check_known(stored: _Stored, known: Offsets, projection: Projection) -> None:
+    if not _are_known(stored, known, projection):
+        raise SlotsMoved(projection.name)
 
 
-def _are_known(stored: _Stored, known: Offsets) -> bool:
+def _are_known(stored: _Stored, known: Offsets, projection: Projection) -> bool:
+    """Say whether slots are where a worker knows them, and still those of its tags."""
     offsets = stored.offsets
-    return all(slot < len(offsets) and offsets[slot] == _text(place) for slot, place in known.items())
+    return stored.tag == projection.source and all(
+        slot < len(offsets) and offsets[slot] == _text(place) for slot, place in known.items()
+    )
 
 
 def _letters_up_to(letters: Sequence[DeadLetter], at: TagOffset | None) -> tuple[DeadLetter, ...]:
@@ -370,6 +440,18 @@ def _parsed(texts: Sequence[str | None]) -> dict[int, TagOffset | None]:
 
 def _text(place: TagOffset | None) -> str | None:
     return str(place) if place is not None else None
+
+
+async def _to_its_end(work: Coroutine[Any, Any, object]) -> None:
+    """Wait for something to be stored. Who is cancelled waits too: half of it would leave claims, or events undone."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _logger.warning("a projection's worker stopped while it stored how far it was", error=str(error))
+        raise
 
 
 async def _stop(task: asyncio.Task[None]) -> None:

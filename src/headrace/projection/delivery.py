@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["Delivery", "EventFailed", "call", "current_delivery", "delivering", "to_the_end"]
+__all__ = ["Delivery", "EventFailed", "StoppedAfter", "call", "current_delivery", "delivering", "to_the_end"]
 
 T = TypeVar("T")
 
@@ -33,6 +33,10 @@ _current: ContextVar[Delivery | None] = ContextVar("headrace-projection-delivery
 def current_delivery() -> Delivery:
     """Return how the event that is being handled was delivered; to be called by handlers."""
     return _current.get() or _FIRST
+
+
+class StoppedAfter(asyncio.CancelledError):
+    """The caller was cancelled while a blocking function ran, which has come to its end without an error."""
 
 
 class EventFailed(Exception):
@@ -84,8 +88,8 @@ async def to_the_end(function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()  # looked at: the cancellation is what counts
+        if not work.cancelled() and work.exception() is None:  # an error is looked at: the cancellation is what counts
+            raise StoppedAfter from None
         raise
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from headrace.errors import BadArgument, HandlerFailed, ProjectionRebuilding, TimedOut
+from headrace.errors import BadArgument, HandlerFailed, ProjectionRebuilding, TagTrimmed, TimedOut
 from headrace.projection.definitions import Projection
 from headrace.projection.delivery import EventFailed
 from headrace.projection.ports import Offsets, Target
@@ -31,10 +31,18 @@ class Lag:
         return f"{self.events} events behind" if self.is_all else f"more than {self.events} events behind"
 
 
-async def lag_of(projection: Projection, queries: TagQueries, offsets: Offsets, *, limit: int = 100_000) -> Lag:
-    """Count the events that wait, by reading them."""
+async def lag_of(
+    projection: Projection,
+    queries: TagQueries,
+    offsets: Offsets,
+    *,
+    limit: int = 100_000,
+    skip_trimmed: bool = False,
+) -> Lag:
+    """Count the events that wait, by reading them. Raises TagTrimmed, unless those that are left are to be counted."""
     count = 0
-    async with aclosing(queries.events(projection.tag, after=earliest(offsets))) as events:
+    found = queries.events(projection.sources, after=earliest(offsets), skip_trimmed=skip_trimmed)
+    async with aclosing(found) as events:
         async for event in events:
             count += len(fresh([event], offsets, projection.slots))
             if count >= limit:
@@ -46,7 +54,7 @@ async def next_event(
     projection: Projection, queries: TagQueries, offsets: Offsets, *, topic: str | None = None, id_: str | None = None
 ) -> TaggedEvent | None:
     """Return the first event that is not handled, of all journals or of one; None if there is none."""
-    async with aclosing(queries.events(projection.tag, after=earliest(offsets))) as events:
+    async with aclosing(queries.events(projection.sources, after=earliest(offsets))) as events:
         async for event in events:
             is_wanted = (topic is None or event.topic == topic) and (id_ is None or event.id == id_)
             if is_wanted and fresh([event], offsets, projection.slots):
@@ -111,7 +119,7 @@ async def _waiting(
 ) -> dict[int, TagOffset]:
     """Return, by slot, the place of the last event that is to be waited for."""
     wanted: dict[int, TagOffset] = {}
-    async with aclosing(queries.events(projection.tag, after=earliest(offsets))) as events:
+    async with aclosing(queries.events(projection.sources, after=earliest(offsets))) as events:
         async for event in events:
             is_wanted = (topic is None or event.topic == topic) and (id_ is None or event.id == id_)
             if is_wanted and (seq_nr is None or event.seq_nr <= seq_nr):
@@ -142,7 +150,7 @@ async def replay_letters(
             handled += await target.letters.replay(letter, event)
         except EventFailed as failure:
             failed.append(_failure(projection, letter, failure.error))
-        except BadArgument as failure:  # its event is gone: no reason to keep the others waiting
+        except (BadArgument, TagTrimmed) as failure:  # its event is gone: no reason to keep the others waiting
             failed.append(_failure(projection, letter, failure))
     return Replayed(handled, tuple(failed))
 
@@ -152,7 +160,8 @@ async def _event_of(queries: TagQueries, letter: DeadLetter) -> TaggedEvent:
         async for event in events:
             if letter.is_of(event):
                 return event
-            break
+            if event.tag_offset.time > letter.tag_offset.time:
+                break
     rule = f"event {letter.seq_nr} of {letter.id!r} is no longer under tag {letter.tag!r}; purge the letter"
     raise BadArgument("dead letter", letter.offset, rule)
 

@@ -48,8 +48,8 @@ async def rebuild(
     """
     after, started_s = after_of(start), time.perf_counter()
     check_not_ahead(projection.name, {0: after}, SYSTEM_CLOCK.now_ms())
-    with progress.step(f"counting the events under {projection.tag}", unit="events") as step:
-        total = await _count(queries, projection.tag, after, step)
+    with progress.step(f"counting the events under {projection.source}", unit="events") as step:
+        total = await _count(queries, projection.sources, after, step)
     if dry_run:
         return Rebuilt(total, time.perf_counter() - started_s)
     await target.begin_again(after)
@@ -70,9 +70,9 @@ async def _catch_up(runner: ProjectionRunner) -> None:
             continue
 
 
-async def _count(queries: TagQueries, tag: str, after: TagOffset | None, step: Step) -> int:
+async def _count(queries: TagQueries, tags: Sequence[str], after: TagOffset | None, step: Step) -> int:
     count = 0
-    async with aclosing(queries.events(tag, after=after)) as events:
+    async with aclosing(queries.events(tags, after=after)) as events:
         async for _ in events:
             count += 1
             step.advance()

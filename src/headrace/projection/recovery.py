@@ -70,9 +70,11 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     @property
     def place_before(self) -> TagOffset:
-        """The place right before the event, from where a query gives it first."""
-        place = self.tag_offset
-        return place._replace(number=place.number - 1, seq_nr=self.seq_nr - 1)
+        """The place before the event's record, from where a query of its tag gives it.
+
+        The event's number under the tag is not needed for it: with several tags the offset does not tell that.
+        """
+        return self.tag_offset._replace(seq_nr=self.seq_nr - 1).before_record
 
     def is_of(self, event: TaggedEvent) -> bool:
         """Say whether it is the letter of an event, whatever number that has by now."""

@@ -26,6 +26,8 @@ __all__ = ["ProjectionRunner"]
 
 # Events of other workers move the offset too, but need not be stored at once.
 _PASSED_AT_MOST = 5000
+# But they must be some time: what a slot stands before may be removed from the views, and would count as missed.
+_STORE_PASSED_S = 10.0
 # Whoever moved the slots is at work: there is no hurry to meet again.
 _AFTER_RIVALS_S = 0.05
 # A worker that ran for so long begins its back-off anew when it fails again.
@@ -62,6 +64,7 @@ class ProjectionRunner:
         self._began: Offsets = {}
         self._last = TagOffset.at(0)
         self._passed = 0
+        self._stored_s = 0.0
 
     async def run(self, *, backoff: Backoff | None = None) -> None:
         """Run for ever; whatever fails is counted, logged once, and tried again after a while."""
@@ -126,9 +129,10 @@ class ProjectionRunner:
         self._offsets = self._began = {slot: stored[slot] for slot in self._slots}
         self._passed = 0
         self._last = earliest(self._offsets) or TagOffset.at(0)
-        events = self._queries.events(self.projection.tag, after=earliest(self._offsets), live=live)
+        events = self._queries.events(self.projection.sources, after=earliest(self._offsets), live=live)
         count = 0
-        async with aclosing(batches(events, size=self.projection.batch_size)) as found:
+        self._stored_s = self._clock.monotonic_s()
+        async with aclosing(batches(events, size=self.projection.batch_size, idle_s=_STORE_PASSED_S)) as found:
             async for batch in found:
                 count += await self._take(batch)
         await self._store_passed()
@@ -137,10 +141,15 @@ class ProjectionRunner:
     async def _take(self, batch: Sequence[TaggedEvent]) -> int:
         mine = self._mine(batch)
         self._passed += len(batch)
-        self._last = max(self._last, *(event.tag_offset for event in batch))
-        if mine or self._passed >= _PASSED_AT_MOST:
+        self._last = max([self._last, *(event.tag_offset for event in batch)])
+        if mine or self._is_time_to_store():
             await self._handle(mine, self._last)
         return len(mine)
+
+    def _is_time_to_store(self) -> bool:
+        """Say whether the events of others that were passed are worth a write."""
+        has_waited = self._clock.monotonic_s() - self._stored_s >= _STORE_PASSED_S
+        return self._passed >= _PASSED_AT_MOST or (self._passed > 0 and has_waited)
 
     def _mine(self, batch: Sequence[TaggedEvent]) -> list[TaggedEvent]:
         """Return the events of a batch that this worker is to handle, in their order."""
@@ -238,6 +247,7 @@ class ProjectionRunner:
         name = self.projection.name
         self._offsets = moved(self._offsets, to)
         self._passed = 0
+        self._stored_s = self._clock.monotonic_s()
         HANDLED.labels(name).inc(len(events))
         BEHIND.labels(name).set(max(0.0, (self._clock.now_ms() - to.log_time_ms) / 1000))
         self.situation.gets_on(to)

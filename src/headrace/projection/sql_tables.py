@@ -93,7 +93,7 @@ class ProjectionTables:
         if connection.execute(select(OFFSETS.c.slot).where(self._mine)).first() is not None:
             return
         rows = [
-            {"name": self._projection.name, "slot": slot, "tag": self._projection.tag, "updated_ms": _now_ms()}
+            {"name": self._projection.name, "slot": slot, "tag": self._projection.source, "updated_ms": _now_ms()}
             for slot in range(self._projection.slots)
         ]
         connection.execute(insert(OFFSETS), rows)
@@ -109,13 +109,14 @@ class ProjectionTables:
         """Move slots up to an offset, those from one place together. Raises SlotsMoved if a rival has moved some.
 
         This comes before the handlers are called: it locks the rows, so that a rival or a rebuild waits and then
-        sees all that was written, and a worker that was overtaken finds out before it has done anything.
+        sees all that was written, and a worker that was overtaken finds out before it has done anything. So does one
+        of other tags: the offsets may be where it knows them, and yet be those of another order.
         """
         self._lock(connection, moving)
         for place in set(moving.values()):
             slots = [slot for slot, at in moving.items() if at == place]
             is_there = OFFSETS.c.tag_offset.is_(None) if place is None else OFFSETS.c.tag_offset == str(place)
-            at = self._mine & OFFSETS.c.slot.in_(slots) & is_there
+            at = self._mine & (OFFSETS.c.tag == self._projection.source) & OFFSETS.c.slot.in_(slots) & is_there
             new = to if place is None or not place.covers(to) else place
             change = update(OFFSETS).where(at).values(tag_offset=str(new), updated_ms=_now_ms())
             if connection.execute(change).rowcount != len(slots):
@@ -130,7 +131,7 @@ class ProjectionTables:
 
     def put_all(self, connection: Connection, at: TagOffset | None) -> None:
         """Put all slots to a place, under the tag that the projection has now; letters behind the place go."""
-        values = {"tag_offset": _text(at), "tag": self._projection.tag, "updated_ms": _now_ms()}
+        values = {"tag_offset": _text(at), "tag": self._projection.source, "updated_ms": _now_ms()}
         connection.execute(update(OFFSETS).where(self._mine).values(values))
         self.remove(connection, [each for each in self.letters(connection) if at is None or each.tag_offset > at])
 
@@ -140,12 +141,15 @@ class ProjectionTables:
         Dead letters of events that come again go.
         """
         self._lock(connection, range(self._projection.slots))
-        before = {slot: replay_to for slot, _, replay_to in self._places(connection)}
+        found = self._places(connection)
+        if any(at == REBUILDING for _, at, _ in found):
+            raise ProjectionRebuilding(self._projection.name)
+        before = {slot: replay_to for slot, _, replay_to in found}
         for slot, place in places.items():
             values = {"tag_offset": _text(place), "replay_to": before.get(slot), "updated_ms": _now_ms()}
             connection.execute(update(OFFSETS).where(self._mine & (OFFSETS.c.slot == slot)).values(values))
         if len(places) == self._projection.slots:
-            connection.execute(update(OFFSETS).where(self._mine).values(tag=self._projection.tag))
+            connection.execute(update(OFFSETS).where(self._mine).values(tag=self._projection.source))
         self.remove(connection, come_again(self.letters(connection), places, self._projection.slots))
 
     def lock_slot(self, connection: Connection, slot: int) -> None:
@@ -208,8 +212,8 @@ class ProjectionTables:
         if rows != self._projection.slots:
             rule = f"projection {name!r} has run with {rows}; keep that, or rename it"
             raise BadArgument("slots", self._projection.slots, rule)
-        if tags != {self._projection.tag}:
-            raise ProjectionChanged(name, ", ".join(sorted(tags - {self._projection.tag})), self._projection.tag)
+        if tags != {self._projection.source}:
+            raise ProjectionChanged(name, ", ".join(sorted(tags - {self._projection.source})), self._projection.source)
 
 
 def _parse(place: str | None) -> TagOffset | None:

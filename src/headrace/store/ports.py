@@ -205,6 +205,10 @@ class Tags(Protocol):
         """Write the epoch into every table."""
         ...
 
+    async def drop_bucket(self, tag: str, bucket_ms: int) -> None:
+        """Remove a whole bucket of a tag, for good: it must not be written to any more."""
+        ...
+
 
 class Store(Protocol):
     """An open store."""

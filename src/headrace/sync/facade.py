@@ -203,10 +203,18 @@ class SyncHeadrace:
         return SyncJournal(self._loop, self._loop.run(make()))
 
     def events_by_tag(
-        self, tag: str, *, after: After = None, live: bool = False, read_only: bool = False
+        self,
+        tag: str | Sequence[str],
+        *,
+        after: After = None,
+        live: bool = False,
+        read_only: bool = False,
+        skip_trimmed: bool = False,
     ) -> Iterator[TaggedEvent]:
         """Yield a tag's events, as Headrace.events_by_tag does."""
-        return self._loop.iterate(self._opened.events_by_tag(tag, after=after, live=live, read_only=read_only))
+        return self._loop.iterate(
+            self._opened.events_by_tag(tag, after=after, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
+        )
 
     @contextlib.contextmanager
     def project(

@@ -11,6 +11,7 @@ from headrace.tags.history import Chooser
 from headrace.tags.offsets import After, TagOffset, after_of
 from headrace.tags.query import TagQueries
 from headrace.tags.repairing import TagRepair
+from headrace.tags.trimming import TagTrim
 from headrace.tags.untagged import UntaggedViews
 from headrace.tags.writing import TagWriter
 
@@ -21,6 +22,7 @@ __all__ = [
     "TagOffset",
     "TagQueries",
     "TagRepair",
+    "TagTrim",
     "TagWriter",
     "TaggedEvent",
     "UntaggedViews",

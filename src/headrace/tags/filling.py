@@ -25,6 +25,7 @@ from headrace.tags.floors import Floors, read_layout
 from headrace.tags.marking import MARK_KEY
 from headrace.tags.registry import Registry, TagRegistry
 from headrace.tags.seams import SeamReader
+from headrace.tags.trimmed import read_trimmed
 
 __all__ = ["TagFills"]
 
@@ -48,7 +49,11 @@ class TagFills:
             raise BadArgument(
                 "tag", tag, "there are no journals here to give it to; check the addresses of log and store"
             )
-        await self._registry.open()
+        known = (await self._registry.open()).fills.get(tag)
+        trimmed = await read_trimmed(self._store.settings, tag)
+        if trimmed is not None and (again or known is None):
+            rule = f"its events up to offset {trimmed.last} were removed because of their age; give history another tag"
+            raise BadArgument("tag", tag, rule)
         fresh = TagFill(uuid.uuid4().hex, function)
         registry = await self._registry.change(lambda known: _begun(known, tag, fresh, again=again))
         fill = registry.fills[tag]

@@ -21,6 +21,7 @@ from headrace.tags.fills import check_filled
 from headrace.tags.head_context import HeadContext
 from headrace.tags.heads import PartitionHead
 from headrace.tags.offsets import TagOffset
+from headrace.tags.place_watch import NOBODY, PlaceWatch
 from headrace.tags.registry import TopicEntry, check_epoch
 from headrace.tags.seams import Known, Seam, SeamReader
 from headrace.tags.view_rows import ViewRows
@@ -49,7 +50,11 @@ class Merge:
         *,
         until: dict[TopicPartition, int] | None,
         patience_s: float,
+        watch: PlaceWatch = NOBODY,
     ) -> None:
+        self._watch = watch
+        if watch is not NOBODY:
+            watch.on_want = context.moved.set
         self._context = context
         self._seams = seams
         self._rows = rows
@@ -84,7 +89,8 @@ class Merge:
                 horizon = self._horizon()
                 first = await self._next(horizon)
                 if first is None:
-                    await self._wait()
+                    if not await self._tell_passed(horizon):
+                        await self._wait()
                 elif first.tag_offset.time <= self._looked_up_to or not await self._found_topics():
                     yield await self._take(min(horizon, _behind(self._looked_up_to)))
         finally:
@@ -143,7 +149,19 @@ class Merge:
         first = min((*firsts, row) if row is not None else firsts, key=_order, default=None)
         if first is None or first.tag_offset.time >= horizon:
             return None
-        return first if self._until is None or self._last_waiting() is not None else None
+        if self._until is None:
+            return first
+        waiting = self._last_waiting()
+        return first if waiting is not None and first.tag_offset.time <= waiting else None
+
+    async def _tell_passed(self, horizon: TagTime) -> bool:
+        """Tell who waits for a place that it is passed; False if it is not. Topics are looked for as for an event."""
+        wanted = self._watch.wanted
+        if wanted is None or wanted >= horizon:
+            return False
+        if wanted <= self._looked_up_to or not await self._found_topics():
+            self._watch.tell_passed(wanted)
+        return True
 
     def _last_of(self, head: PartitionHead) -> TaggedEvent | None:
         """Return the last event of a head that the query must give."""
@@ -285,6 +303,8 @@ class Merge:
         times += [head.sighted for head in self._heads.values() if self._is_sighted(head) and head.sighted is not None]
         if self._rows.waiting is not None:
             times.append(self._rows.waiting)
+        if self._watch.wanted is not None:
+            times.append(self._watch.wanted)
         return max(times, default=None)
 
     def _is_sighted(self, head: PartitionHead) -> bool:
@@ -318,10 +338,15 @@ class Merge:
         if not is_read:
             return False
         if self._last_waiting() is None:
-            return await self._rows.peek() is None
+            return await self._rows.peek() is None and self._may_end()
         if self._marker.is_reader and await self._next(self._horizon()) is None:
             self._check_patience()
         return False
+
+    def _may_end(self) -> bool:
+        """Say whether the query ends now that it has given all: one that others wait for does not."""
+        self._watch.tell_spent()
+        return not self._watch.keeps_query
 
     def _check_patience(self) -> None:
         """Give up when a query that may write no Marks has waited for long: it must not end without its events."""

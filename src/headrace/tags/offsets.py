@@ -79,6 +79,16 @@ class TagOffset(NamedTuple):
         return self.seq_nr >= other.seq_nr
 
     @property
+    def has_seq_nr(self) -> bool:
+        """Whether the event's seq_nr is known: texts of older versions lack it, and so do times."""
+        return self.seq_nr != _NO_SEQ_NR
+
+    @property
+    def before_record(self) -> TagOffset:
+        """The place before all events of the record, whatever their numbers; `covers` still knows the event."""
+        return self if self.partition < 0 else self._replace(number=_BEFORE_ALL)
+
+    @property
     def time(self) -> TagTime:
         """The place of the record: the first one at or after this offset."""
         return TagTime(self.log_time_ms, *(max(part, 0) for part in self[1:4]))

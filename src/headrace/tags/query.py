@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 
 from headrace.config import TagSettings
 from headrace.errors import BadArgument, OffsetOutOfRange, TagBuilding, Unavailable, UnknownTopic
@@ -24,9 +25,12 @@ from headrace.tags.marking import Marker
 from headrace.tags.merging import Merge
 from headrace.tags.metrics import DELIVERED
 from headrace.tags.offsets import After, TagOffset, after_of
+from headrace.tags.place_watch import NOBODY, PlaceWatch
 from headrace.tags.registry import TagRegistry, ViewsBegunAnew
 from headrace.tags.seams import Seam, SeamReader
 from headrace.tags.sequences import Sequences
+from headrace.tags.several import check_names_event, merge_tags
+from headrace.tags.trimmed import check_not_trimmed, read_trimmed
 from headrace.tags.view_rows import ViewRows
 
 __all__ = ["TagQueries"]
@@ -57,19 +61,47 @@ class TagQueries:
         self._decoded = Decoded()
 
     def events(
-        self, tag: str, *, after: After = None, live: bool = False, read_only: bool = False
+        self,
+        tag: str | Sequence[str],
+        *,
+        after: After = None,
+        live: bool = False,
+        read_only: bool = False,
+        skip_trimmed: bool = False,
     ) -> AsyncGenerator[TaggedEvent, None]:
         """Yield a tag's events after an offset: those there are now, or with `live` all that come too.
+
+        Of several tags, all their events in one order, each once; `tag` and `number` of an event are those of the first
+        of its tags that was asked for.
 
         `after` is an event's `tag_offset`, its text, or a time (whose events are included); None: all. Nothing is
         fetched before it is asked for, apart from a page. With `read_only` no Marks are written, and events wait for
         others to write into partitions where nothing happens. A live query goes on by itself after log or store were
         away for any time.
-        Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap, TagBuilding.
+        A query that would begin before events that were removed because of their age is refused; with `skip_trimmed`
+        it begins behind them.
+        Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap, TagBuilding, TagTrimmed.
         """
-        check_tag(tag)
+        tags, start = _tags_of(tag), after_of(after)
+        if len(tags) == 1:
+            return self.watched(tags[0], start, NOBODY, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
+        check_names_event(start)
+        query = partial(self.watched, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
+        return merge_tags(tags, start, query)
+
+    def watched(
+        self,
+        tag: str,
+        after: TagOffset | None,
+        watch: PlaceWatch,
+        *,
+        live: bool,
+        read_only: bool = False,
+        skip_trimmed: bool = False,
+    ) -> AsyncGenerator[TaggedEvent, None]:
+        """Yield a tag's events for a query that merges them with others, and asks by the watch how far this one is."""
         marker = self._silent_marker if read_only else self._marker
-        return _Query(self, tag, after_of(after), marker, is_live=live).events()
+        return _Query(self, tag, after, marker, is_live=live, watch=watch, skips_trimmed=skip_trimmed).events()
 
     async def tags(self) -> list[str]:
         """List all tags that replication has met."""
@@ -87,8 +119,18 @@ class _Query:
     """One query: where it is, and what it has seen."""
 
     def __init__(
-        self, queries: TagQueries, tag: str, after: TagOffset | None, marker: Marker, *, is_live: bool
+        self,
+        queries: TagQueries,
+        tag: str,
+        after: TagOffset | None,
+        marker: Marker,
+        *,
+        is_live: bool,
+        watch: PlaceWatch = NOBODY,
+        skips_trimmed: bool = False,
     ) -> None:
+        self._watch = watch
+        self._skips_trimmed = skips_trimmed
         self._log = queries._log  # noqa: SLF001 - a part of it
         self._store = queries._store  # noqa: SLF001
         self._settings = queries._settings  # noqa: SLF001
@@ -153,7 +195,7 @@ class _Query:
                     count += len(batch)
                     DELIVERED.labels("views").inc(len(batch))
                     yield batch
-                if self._is_complete(seam) and await rows.peek() is None:
+                if not self._watch.keeps_query and self._is_complete(seam) and await rows.peek() is None:
                     return
                 if count <= self._settings.page_size:  # else the seam has moved on meanwhile
                     try:
@@ -205,6 +247,7 @@ class _Query:
         if seam.registry.epoch != before.registry.epoch:
             self._sequences.begin_anew()
             await self._find_place(seam)
+        await self._check_trimmed(self._after)
         return seam
 
     async def _find_place(self, seam: Seam) -> None:
@@ -223,6 +266,9 @@ class _Query:
         """Read the seam, and for a query that ends where it ends; scan if the offset is in the current bucket."""
         seam = await self._read_seam()
         await self._find_place(seam)
+        if self._skips_trimmed:
+            await self._skip_trimmed()
+        await self._check_trimmed(self._after)
         if not self._is_live:
             self._until = {known.at: (await self._log.bounds(known.at)).end for known in seam.live}
         after, now_ms = self._after, seam.highest_ms
@@ -240,7 +286,19 @@ class _Query:
             after=self._after,
             until=self._until or {},
             page_size=self._settings.page_size,
+            check=self._check_trimmed,
         )
+
+    async def _check_trimmed(self, place: TagOffset | None) -> None:
+        """Raise TagTrimmed if events after a place, which was read from just now, had been removed by then."""
+        check_not_trimmed(await read_trimmed(self._store.settings, self._tag), self._tag, place)
+
+    async def _skip_trimmed(self) -> None:
+        """Begin behind what was removed, if that was asked for; its numbers are not expected either."""
+        known = await read_trimmed(self._store.settings, self._tag)
+        if known is not None and (self._after is None or not self._after.covers(known.place)):
+            self._after = known.place
+            self._sequences.begin_anew()
 
     def _is_complete(self, seam: Seam) -> bool:
         """Say whether the views hold all that a query which ends should give."""
@@ -262,4 +320,20 @@ class _Query:
         )
         context.after = self._after
         until = None if self._until is None else {known.at: self._until.get(known.at, 0) for known in seam.live}
-        return Merge(context, self._seams, seam, rows, until=until, patience_s=self._settings.gap_timeout_s)
+        return Merge(
+            context,
+            self._seams,
+            seam,
+            rows,
+            until=until,
+            patience_s=self._settings.gap_timeout_s,
+            watch=self._watch,
+        )
+
+
+def _tags_of(tag: str | Sequence[str]) -> list[str]:
+    """Return the tags that were asked for, each once. Raises BadArgument."""
+    tags = [tag] if isinstance(tag, str) or not isinstance(tag, Sequence) else list(tag)
+    if not tags:
+        raise BadArgument("tag", tag, "a query needs a tag, or several")
+    return list(dict.fromkeys(check_tag(each) for each in tags))

@@ -12,7 +12,7 @@ the journal still has all of them, and numbers at least as high if it does not.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from headrace.config import TagSettings
 from headrace.errors import BadArgument, UnknownTopic
@@ -31,6 +31,7 @@ from headrace.tags.marking import MARK_KEY
 from headrace.tags.numbering import Numbering, number_of
 from headrace.tags.registry import NUMBERS_TABLE, TagRegistry, TagUse
 from headrace.tags.seams import SeamReader
+from headrace.tags.trimmed import Trimmed, all_trimmed, is_trimmed
 
 __all__ = ["TagRepair", "highest_gone"]
 
@@ -62,11 +63,13 @@ class TagRepair:
         lost = await self._registry.lost_tables(registry)
         if lost == (NUMBERS_TABLE,):
             await self._count_rows()
+        trimmed = await all_trimmed(self._store.settings)
         count = 0
         for topic in registry.topics:
             with progress.step(f"rebuilding the views of {topic}", unit="journals") as step:
                 async for meta in self._metas(topic):
-                    count += await self._rebuild(meta, None, at=None, is_lost=bool(set(lost) - {NUMBERS_TABLE}))
+                    is_lost = bool(set(lost) - {NUMBERS_TABLE})
+                    count += await self._rebuild(meta, None, trimmed, at=None, is_lost=is_lost)
                     step.advance()
         if lost or is_off:
             await self._registry.begin_epoch()
@@ -86,7 +89,7 @@ class TagRepair:
         meta = await self._store.reader.meta(topic, id_)
         if meta is None or not exists(meta):
             return 0
-        count = await self._rebuild(meta, tag, at=place)
+        count = await self._rebuild(meta, tag, await all_trimmed(self._store.settings), at=place)
         await self._find_first(topic, id_, tag, place)
         return count
 
@@ -196,7 +199,15 @@ class TagRepair:
             async for page in views.read(tag, bucket_ms):
                 yield [row for row in page if (row.topic, row.pid) == (topic, id_)]
 
-    async def _rebuild(self, meta: JournalMeta, tag: str | None, *, at: Place | None, is_lost: bool = False) -> int:
+    async def _rebuild(
+        self,
+        meta: JournalMeta,
+        tag: str | None,
+        trimmed: Mapping[str, Trimmed],
+        *,
+        at: Place | None,
+        is_lost: bool = False,
+    ) -> int:
         """Write a journal's rows; `is_lost`: there are none any more."""
         registry = await self._seams.announced()
         # Journals don't say which events a tag was filled with.
@@ -211,7 +222,8 @@ class TagRepair:
             done = numbering.number(meta.id, events, last)
             last |= done.numbers
             # Older versions began to count anew after a removal: what comes before number 1 stays removed.
-            rows = [row for row in done.rows if row.number > 0 and (tag is None or row.tag == tag)]
+            wanted = [row for row in done.rows if row.number > 0 and (tag is None or row.tag == tag)]
+            rows = [row for row in wanted if not is_trimmed(trimmed, row)]
             await self._write(rows, at)
             count += len(rows)
         fresh = [last[name] for name in before if name not in known or last[name].place > known[name].place]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from headrace.model import TopicPartition
-from headrace.store import TagRow, TagTime, TagViews
+from headrace.store import TagRow, TagTime, TagViews, tag_time_of
 from headrace.tags.buckets import Bucket
 from headrace.tags.events import TaggedEvent, tagged_row
 from headrace.tags.offsets import TagOffset
@@ -29,7 +29,8 @@ async def rows_between(
 class ViewRows:
     """The events of a tag that lie below a seam, a page at a time: `peek` the next one, then `pop` it.
 
-    `until` has the offsets (exclusive) at which a query ends that ends.
+    `until` has the offsets (exclusive) at which a query ends that ends. `check` is asked after each page was read, with
+    the place that it was read from: buckets may have been removed meanwhile.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class ViewRows:
         after: TagOffset | None,
         until: Mapping[TopicPartition, int],
         page_size: int,
+        check: Callable[[TagOffset | None], Awaitable[None]],
     ) -> None:
+        self._check = check
         self._views = views
         self._tag = tag
         self._seam = seam
@@ -100,8 +103,21 @@ class ViewRows:
     async def _read(self) -> AsyncIterator[list[TaggedEvent]]:
         first_ms = self._bucket.start_of(self._after.log_time_ms) if self._after is not None else 0
         last_ms = self._bucket.start_of(self._seam.highest_ms)
+        place = self._after
         for start_ms in await self._views.buckets(self._tag, first_ms=first_ms, last_ms=last_ms):
             first = self._after.time if self._after is not None and start_ms == first_ms else None
             async for page in self._views.read(self._tag, start_ms, first=first, page_size=self._page_size):
+                await self._check(place)
+                place = _later(place, page)
                 events = [tagged_row(row) for row in page if self._seam.covers(row) and self._is_wanted(row)]
                 yield [event for event in events if self._after is None or event.tag_offset > self._after]
+        await self._check(place)
+
+
+def _later(place: TagOffset | None, page: Sequence[TagRow]) -> TagOffset | None:
+    """Return how far a view was read with one more page."""
+    if not page:
+        return place
+    row = page[-1]
+    last = TagOffset.of(tag_time_of(row.timestamp), row.number, row.seq_nr)
+    return last if place is None else max(place, last)

@@ -2,7 +2,8 @@
 
 Each event that counts has one row under each of its tags, with the next number. Where the log's start was cut off, the
 numbers before are unknown, and the rows that are there tell what they go on from. Rows of before the window can't be
-judged, nor what a tag was given to afterwards: the log does not say. Rows that an operator removed are not missed.
+judged, nor what a tag was given to afterwards: the log does not say. Rows that an operator removed, or that were
+trimmed because of their age, are not missed.
 
 Where the numbers can't be known, or would be those of rows that stay, what is missing is named and nothing is put in
 its place: two events with one number are worse than a gap, which queries notice.
@@ -24,6 +25,7 @@ from headrace.pipeline.comparing.key_windows import KeyWindow
 from headrace.store import EventRow, Place, TagNumber, TagRow, tag_time_of
 from headrace.tags.fills import TagFill
 from headrace.tags.numbering import Numbering, number_of
+from headrace.tags.trimmed import Trimmed, is_trimmed
 
 __all__ = ["TagCase", "TagVerdict", "judge_tags"]
 
@@ -43,6 +45,7 @@ class TagCase:
     redacted: Collection[str] = ()
     highest_log_time_ms: int = 0
     log_end: int = 0
+    trimmed: Mapping[str, Trimmed] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -60,7 +63,8 @@ def judge_tags(case: TagCase) -> TagVerdict:
     verdict = TagVerdict()
     found: dict[str, list[TagRow]] = {}
     for row in case.rows:
-        found.setdefault(row.tag, []).append(row)
+        if not is_trimmed(case.trimmed, row):  # one that a late writer left there is never read
+            found.setdefault(row.tag, []).append(row)
     named = {tag for event in case.fold.tagged for tag in event.tags}
     for tag in sorted(named | set(found)):
         fill = case.fills.get(tag)
@@ -108,7 +112,7 @@ class _TagJudge:
                 verdict.right.append(_at_the_time_of(row, right) if self._is_time_possible(row, right) else right)
                 verdict.findings.append(self._finding(FindingKind.TAG_ROW_CHANGED, right, detail))
         for right in missing.values():
-            if right.number < self._first:
+            if right.number < self._first or is_trimmed(self._case.trimmed, right):
                 continue
             verdict.right.append(right)
             verdict.findings.append(self._finding(FindingKind.TAG_ROW_MISSING, right, f"number {right.number}"))

@@ -19,6 +19,7 @@ from headrace.tags.events import tagged_row
 from headrace.tags.numbering import Numbering
 from headrace.tags.registry import REGISTRY_KEY, Registry, TagRegistry, TagUse, decode_registry
 from headrace.tags.sequences import Sequences
+from headrace.tags.trimmed import Trimmed, all_trimmed, is_trimmed
 
 __all__ = ["TagLooks", "open_tag_looks"]
 
@@ -39,7 +40,7 @@ async def open_tag_looks(log: Log, store: Store, settings: TagSettings, topic: s
     if topic not in facts.topics:
         return None
     numbering = Numbering(topic, facts.topics[topic].number, registry.bucket)
-    return TagLooks(log, store, settings, facts, numbering)
+    return TagLooks(log, store, settings, facts, numbering, await all_trimmed(store.settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class TagLooks:
     settings: TagSettings
     facts: Registry
     numbering: Numbering
+    trimmed: Mapping[str, Trimmed]
 
     async def look(
         self, window: Window, looks: Sequence[KeyLook], by_id: Mapping[str, Sequence[Entry]]
@@ -93,15 +95,17 @@ class TagLooks:
 
     async def _out_of_sequence(self, window: Window, tag: str, ids: Collection[str]) -> set[str]:
         """Return the journals whose rows are not numbered one by one, in order, up to where replication was."""
-        sequences, found = Sequences(from_start=True), set()
+        is_trimmed_tag = tag in self.trimmed
+        sequences, found = Sequences(from_start=not is_trimmed_tag), set()
         views, topic = self.store.tags.views, self.numbering.topic
         numbers = await self._numbers(sorted(ids))
-        sequences.expect({(topic, id_): of[tag].first for id_, of in numbers.items() if tag in of})
+        if not is_trimmed_tag:
+            sequences.expect({(topic, id_): of[tag].first for id_, of in numbers.items() if tag in of})
         for bucket_ms in await views.buckets(tag):
             async for page in views.read(tag, bucket_ms):
                 for row in page:
                     is_asked = row.pid in ids and self._is_ours(window, row)
-                    if not is_asked or window.of_key(row.pid).is_ahead(row.place):
+                    if not is_asked or is_trimmed(self.trimmed, row) or window.of_key(row.pid).is_ahead(row.place):
                         continue
                     if not sequences.follows(tagged_row(row)):
                         found.add(row.pid)
@@ -128,6 +132,7 @@ class TagLooks:
                 redacted=self.facts.redact,
                 highest_log_time_ms=window.highest_log_time_ms,
                 log_end=end,
+                trimmed=self.trimmed,
             )
         )
 

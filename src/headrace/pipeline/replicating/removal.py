@@ -1,6 +1,7 @@
 """Removing from the log what replication has carried into the store, once it is older than the topic's retention.
 
-Replication is the only one that knows what the store has, so the log is never left to delete journals by itself.
+Replication is the only one that knows what the store has, so the log is never left to delete journals by itself. Views
+by tag lose their oldest buckets on the same occasion, where the settings name a retention.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headrace.journal.retention import (
 from headrace.log import Log
 from headrace.observe import counter, gauge
 from headrace.pipeline.logs.planning import Plan
-from headrace.pipeline.spark.opened import log_of, store_of
+from headrace.pipeline.spark.opened import log_of, store_of, tag_trim_of
 from headrace.pipeline.spark.places import Places
 from headrace.store import Store
 
@@ -59,7 +60,18 @@ async def remove_old(places: Places, topics: Iterable[str], *, now_ms: int) -> l
         except HeadraceError as error:
             REMOVAL_FAILURES.labels(topic).inc()
             told.append(f"old records of {topic} stay in the log: {error}")
-    return told
+    return told + await _trim_tags(places, now_ms)
+
+
+async def _trim_tags(places: Places, now_ms: int) -> list[str]:
+    """Remove what is older than the tags' retention; a failure is told, and tried again later."""
+    try:
+        trim = await tag_trim_of(places)
+        if trim is not None:
+            await trim.by_age(now_ms)
+    except HeadraceError as error:
+        return [f"old events stay in the views by tag: {error}"]
+    return []
 
 
 async def _remove(log: Log, store: Store, topic: str, now_ms: int) -> list[str]:

@@ -17,9 +17,9 @@ from headrace.pipeline.spark.places import Places
 if TYPE_CHECKING:  # imported where something is opened: Spark's planning workers open nothing
     from headrace.log import Log
     from headrace.store import Store
-    from headrace.tags import TagWriter, UntaggedViews
+    from headrace.tags import TagTrim, TagWriter, UntaggedViews
 
-__all__ = ["close_all", "log_of", "run", "store_of", "tag_writer_of"]
+__all__ = ["close_all", "log_of", "run", "store_of", "tag_trim_of", "tag_writer_of"]
 
 T = TypeVar("T")
 
@@ -34,6 +34,7 @@ class _Process:
         self.logs: dict[str, Log] = {}
         self.stores: dict[str, Store] = {}
         self.tag_writers: dict[str, TagWriter] = {}
+        self.tag_trims: dict[str, TagTrim] = {}
         self.thread = threading.Thread(target=self.loop.run_forever, name="headrace-pipeline", daemon=True)
         self.thread.start()
 
@@ -67,6 +68,19 @@ async def store_of(places: Places) -> Store:
         if key not in here.stores:
             here.stores[key] = await open_store(places.store, settings=places.settings_of_store())
         return here.stores[key]
+
+
+async def tag_trim_of(places: Places) -> TagTrim | None:
+    """Return who removes old buckets of views by tag; None if all are kept. It remembers how far it is."""
+    from headrace.tags import TagTrim
+
+    settings = places.settings_of_tags()
+    if not settings.enabled or not settings.retention_s:
+        return None
+    here, key = _here(), places.pack()
+    if key not in here.tag_trims:
+        here.tag_trims[key] = TagTrim(await log_of(places), await store_of(places), settings)
+    return here.tag_trims[key]
 
 
 async def tag_writer_of(places: Places, *, with_log: bool = False) -> TagWriter | UntaggedViews:

@@ -43,6 +43,7 @@ _ROWS = (
     f"WHERE {_IN_BUCKET} AND timestamp >= ? AND timestamp <= ?"
 )
 _PUT_BUCKET = "INSERT INTO {keyspace}.tag_views_buckets (tag_name, timebucket) VALUES (?, ?)"
+_UNLIST_BUCKET = "DELETE FROM {keyspace}.tag_views_buckets WHERE tag_name = ? AND timebucket = ?"
 _BUCKETS = (
     "SELECT timebucket FROM {keyspace}.tag_views_buckets WHERE tag_name = ? AND timebucket >= ? AND timebucket <= ?"
 )
@@ -76,8 +77,8 @@ _PUT_EPOCHS = (
 )
 _ADD_FIRST_NUMBER = "ALTER TABLE {keyspace}.tag_views_progress ADD IF NOT EXISTS first_number bigint"
 QUERIES = (
-    _PUT_ROW, _CLEAR_BUCKET, _DELETE_ROW, _REDACT_ROW, _SAY_REDACTED, _ROWS, _PUT_BUCKET, _BUCKETS, _TAGS, _PUT_NUMBER,
-    _NUMBERS, _BEGIN_AT, _DELETE_NUMBER, *_EPOCHS.values(), *_PUT_EPOCHS,
+    _PUT_ROW, _CLEAR_BUCKET, _DELETE_ROW, _REDACT_ROW, _SAY_REDACTED, _ROWS, _PUT_BUCKET, _UNLIST_BUCKET, _BUCKETS,
+    _TAGS, _PUT_NUMBER, _NUMBERS, _BEGIN_AT, _DELETE_NUMBER, *_EPOCHS.values(), *_PUT_EPOCHS,
 )  # fmt: skip
 
 BATCH_MAX_ROWS = 150
@@ -85,6 +86,8 @@ BATCH_MAX_BYTES = 40_000  # as estimated: 50 kB on the wire at most
 _BATCHES_AT_ONCE = 32  # all go to few partitions, the current buckets of the tags
 _REMEMBERED = 20_000
 _LAST_MS = (1 << 62) - 1
+# Above the write time of every row: a late writer of a bucket that was dropped must not bring some of it back.
+_ABOVE_ALL = (1 << 63) - 2
 
 
 class CassandraTagViews:
@@ -143,6 +146,13 @@ class CassandraTagViews:
     async def delete(self, rows: Sequence[TagRow], *, at: Place) -> None:
         """Remove rows."""
         await self._each(rows, at, _DELETE_ROW)
+
+    async def drop(self, tag: str, bucket_ms: int) -> None:
+        """Remove a bucket, then take it off the list; who dies in between finds it there again."""
+        bind, where = self._session.bind, (tag, bucket_ms)
+        await self._session.write("drop tag bucket", bind(_CLEAR_BUCKET, (_ABOVE_ALL, *where)))
+        await self._session.write("unlist bucket", bind(_UNLIST_BUCKET, where))
+        self._known.discard(where)
 
     def forget(self) -> None:
         """Forget which buckets are listed: the tables may be others."""
@@ -276,6 +286,10 @@ class CassandraTags:
         """Write the epoch into every table."""
         bind = self._session.bind
         await all_of(self._session.write("write tag epoch", bind(q, (EPOCH_TAG, epoch))) for q in _PUT_EPOCHS)
+
+    async def drop_bucket(self, tag: str, bucket_ms: int) -> None:
+        """Remove a bucket."""
+        await self._views.drop(tag, bucket_ms)
 
     async def _are_there(self) -> bool:
         query = "SELECT table_name, column_name FROM system_schema.columns WHERE keyspace_name = %s"

@@ -43,6 +43,10 @@ _DELETE = (
     "UPDATE tag_views SET written = ?, is_deleted = 1, payload_type = NULL, payload = NULL, metadata = NULL, "  # noqa: S608
     f"headers = NULL WHERE {_THE_ROW}"
 )
+_DROP_BUCKET = (
+    "DELETE FROM tag_views WHERE tag = ? AND bucket_ms = ?",
+    "DELETE FROM tag_views_buckets WHERE tag = ? AND bucket_ms = ?",
+)
 _DELETE_NUMBER = (
     "INSERT INTO tag_views_progress (topic, pid, tag, written, is_deleted) VALUES (?, ?, ?, ?, 1) "
     "ON CONFLICT (topic, pid, tag) DO UPDATE SET written = excluded.written, is_deleted = 1, first_number = NULL "
@@ -191,6 +195,10 @@ class EmbeddedTags(_Written):
     async def put_epoch(self, epoch: str) -> None:
         """Write the epoch into every table."""
         await self._change(lambda db: [db.execute(statement, (EPOCH_TAG, epoch)) for statement in _PUT_EPOCHS])
+
+    async def drop_bucket(self, tag: str, bucket_ms: int) -> None:
+        """Remove a bucket."""
+        await self._change(lambda db: [db.execute(statement, (tag, bucket_ms)) for statement in _DROP_BUCKET])
 
 
 def _make(db: sqlite3.Connection) -> None:

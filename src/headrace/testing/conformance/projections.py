@@ -307,6 +307,90 @@ class ProjectionConformance(TagSetting):
         assert table.numbers("a") == [1]
         assert await _catch_up(scene, changed) == 0
 
+    @pytest.mark.parametrize("has_database", [True, False])
+    async def test_a_worker_of_another_tag_moves_nothing(self, scene: Scene, table: Table, has_database: bool) -> None:
+        """A worker that began before a rebuild gave its projection another tag is fenced, though the offsets are as
+        it knows them: it would move the new tag's offsets past events that nobody has handled."""
+        await scene.append("a", 1)
+        old = _projection(scene, table) if has_database else Projection(scene.tag, scene.tag, lambda _: None)
+        worker = open_target(old, scene.store.settings)
+        known = await worker.load()
+        new = dataclasses.replace(old, tag="", tags=[f"{scene.tag}-x", f"{scene.tag}-y"])
+        operator = open_target(new, scene.store.settings)
+        await operator.begin_again(None)
+        assert await operator.load() == known
+        (event,) = await scene.read()
+        with pytest.raises(SlotsMoved):
+            await worker.handle([event], known, event.tag_offset)
+        assert await operator.load() == known
+        assert table.numbers("a") == []
+        with pytest.raises(ProjectionChanged, match="has run with"):
+            await worker.load()
+
+    @pytest.mark.parametrize("has_database", [True, False])
+    async def test_several_tags_feed_one_handler(self, scene: Scene, table: Table, has_database: bool) -> None:
+        """T34: events of two tags are handled in their one order, one with both tags once, by however many workers;
+        a rebuild, a dead letter and the offsets are as with one tag."""
+        appended = await _append_under_two_tags(scene)
+        seen: list[tuple[str, int]] = []
+        failing = {("a", 2)}
+
+        def handle(*arguments: Any) -> None:  # noqa: ANN401
+            event = arguments[-1]
+            if (event.id, event.seq_nr) in failing:
+                raise ValueError
+            if (event.id, event.seq_nr) not in seen or not has_database:  # who is rolled back is called again
+                seen.append((event.id, event.seq_nr))
+            if has_database:
+                table.add(*arguments)
+
+        projection = Projection(
+            scene.tag,
+            tags=scene.tags(["x", "y"]),
+            handler=handle,
+            database=table.engine if has_database else None,
+            batch_size=3,
+            recovery=Recovery("dead-letter"),
+            reset=(table.clear if has_database else lambda: None),
+        )
+        assert await _catch_up(scene, projection) == len(appended)
+        assert seen == [each for each in appended if each not in failing]
+        assert await _catch_up(scene, projection) == 0
+        target = open_target(projection, scene.store.settings)
+        failing.clear()
+        letters = await target.letters.all()
+        assert (await replay_letters(projection, scene.queries, target, letters)).handled == 1
+        assert seen.pop() == ("a", 2)
+        seen.clear()
+        await scene.replicate()
+        assert (await rebuild(projection, scene.queries, target)).events == len(appended)
+        assert seen == appended
+        await scene.append("a", 8, ["y", "x"])
+        handled = await asyncio.gather(*(_catch_up(scene, projection, n, 3) for n in range(3)))
+        assert sum(handled) == 1
+        assert seen == [*appended, ("a", 8)]
+        if has_database:
+            assert table.seq_nrs("a") == [1, 2, 4, 5, 6, 7, 8]
+            assert table.seq_nrs("b") == [1, 2, 4, 5, 6, 7]
+
+    @pytest.mark.parametrize("has_database", [True, False])
+    async def test_other_tags_are_refused(self, scene: Scene, table: Table, has_database: bool) -> None:
+        """The offset of some tags means nothing for others: not for one more, nor for one less. Order means nothing."""
+        await _append_under_two_tags(scene)
+        handler = table.add if has_database else (lambda _: None)
+        x, y = scene.tags(["x", "y"])
+        projection = Projection(
+            scene.tag, tags=(x, y), handler=handler, database=table.engine if has_database else None
+        )
+        await _catch_up(scene, projection)
+        for changes in ({"tags": (x, y, "z")}, {"tags": (x,)}, {"tag": x, "tags": ()}):
+            with pytest.raises(ProjectionChanged, match="has run with"):
+                await _catch_up(scene, dataclasses.replace(projection, **changes))
+        assert await _catch_up(scene, dataclasses.replace(projection, tags=[y, x, y])) == 0
+        alone = Projection(f"{scene.tag}-1", x, handler, database=projection.database)
+        await _catch_up(scene, alone)
+        assert await _catch_up(scene, dataclasses.replace(alone, tag="", tags=(x,))) == 0  # the same
+
     async def test_offsets_can_be_put(self, scene: Scene, table: Table) -> None:
         """Slots are put back or forward without a reset; events that come again are replays; the future is refused."""
         for n in range(1, 5):
@@ -441,8 +525,15 @@ class Table:
 
     def numbers(self, pid: str) -> list[int]:
         """Return the numbers of a pid's events, repetitions included."""
+        return self._column("number", pid)
+
+    def seq_nrs(self, pid: str) -> list[int]:
+        """Return the seq_nrs of a pid's events, repetitions included."""
+        return self._column("seq_nr", pid)
+
+    def _column(self, name: str, pid: str) -> list[int]:
         with self.engine.connect() as connection:
-            query = text(f"SELECT number FROM {self.name} WHERE pid = :pid ORDER BY number")  # noqa: S608
+            query = text(f"SELECT {name} FROM {self.name} WHERE pid = :pid ORDER BY {name}")  # noqa: S608
             return [number for (number,) in connection.execute(query, {"pid": pid})]
 
 
@@ -458,6 +549,14 @@ def _runner(scene: Scene, projection: Projection, worker: int = 0, workers: int 
 
 async def _catch_up(scene: Scene, projection: Projection, worker: int = 0, workers: int = 1) -> int:
     return await _runner(scene, projection, worker, workers).catch_up()
+
+
+async def _append_under_two_tags(scene: Scene) -> list[tuple[str, int]]:
+    """Append events of two journals under two tags, or both, or neither; returns those that have some, in order."""
+    for n, tags in enumerate(("x", "xy", "", "y", "yx", "x", "y"), 1):
+        await scene.append("a", n, list(tags))
+        await scene.append("b", n, list(reversed(tags)))
+    return [(id_, n) for n in (1, 2, 4, 5, 6, 7) for id_ in "ab"]
 
 
 def _make_old_table(engine: Engine, projection: Projection, offset: str) -> None:

@@ -96,6 +96,21 @@ class TaggedRows(StoreSetting):
         assert {tag, f"{tag}-2"} <= set(await views.tags())
         assert all(not found.startswith("\x00") for found in await views.tags())
 
+    async def test_a_bucket_that_was_dropped_is_gone_with_its_rows(self, tagged: Store, tag: str) -> None:
+        """T6: the bucket is listed no more; others, and the same bucket of another tag, stay; again changes nothing."""
+        views, start = tagged.tags.views, bucket_of(tag_row(tag, 1))
+        await views.write([tag_row(tag, n, bucket_ms=start + n * HOUR_MS) for n in (0, 1, 2)])
+        await views.write([tag_row(f"{tag}-2", 1)])
+        for _ in range(2):
+            await tagged.tags.drop_bucket(tag, start)
+            assert list(await views.buckets(tag)) == [start + HOUR_MS, start + 2 * HOUR_MS]
+            assert await read_bucket(tagged, tag, start) == []
+        assert [row.number for row in await read_bucket(tagged, tag, start + HOUR_MS)] == [1]
+        assert [row.number for row in await read_bucket(tagged, f"{tag}-2", start)] == [1]
+        for n in (1, 2):
+            await tagged.tags.drop_bucket(tag, start + n * HOUR_MS)
+        assert tag not in await views.tags()
+
     async def test_many_rows_of_many_buckets_are_taken_in_one_call(self, tagged: Store, tag: str) -> None:
         """W1, W2, W4: 400 rows in three buckets, of several pids, large ones among them."""
         rows = [

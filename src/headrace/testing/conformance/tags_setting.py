@@ -94,9 +94,21 @@ class Scene:
     ) -> Position:
         """Append events with the scene's tag, or others, stamped with a time; else with the next millisecond."""
         numbers = [seq_nrs] if isinstance(seq_nrs, int) else list(seq_nrs)
+        events = [Event(n, payload if payload is not None else f"{id_}:{n}", self.tags(tags)) for n in numbers]
+        return await self.append_events(id_, events, at_ms=at_ms, topic=topic, expected=expected)
+
+    async def append_events(
+        self,
+        id_: str,
+        events: Sequence[Event],
+        *,
+        at_ms: int | None = None,
+        topic: str | None = None,
+        expected: int | None = None,
+    ) -> Position:
+        """Append one record of events that have tags of their own."""
         if at_ms is None:
             self.now_ms += 1
-        events = [Event(n, payload if payload is not None else f"{id_}:{n}", self.tags(tags)) for n in numbers]
         layout = await self.layout(topic)
         record = record_of(layout.route(id_), id_, events, AppendOptions(), expected=expected)
         stamped = msgspec.structs.replace(record, timestamp_ms=self.now_ms if at_ms is None else at_ms)
