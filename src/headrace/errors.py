@@ -51,6 +51,7 @@
         ├── RecordsLost             the log dropped what the store never got
         ├── JournalTopicExpires     a journal's topic is configured to drop records, replicated or not
         ├── RecordsExpireSoon       a shared topic is about to drop what the store lacks
+        ├── SeveralStores           another store replicates a topic, and may lack what this one has
         ├── RetentionTooLong        the log keeps records for longer than the store remembers deletions
         ├── ReplayTooOld            the store has forgotten deletions that a replay would need
         ├── LayoutLost              nobody knows any more how a topic's keys lie over its partitions
@@ -127,6 +128,7 @@ __all__ = [
     "RetentionTooLong",
     "ServiceFailed",
     "SettingsProblem",
+    "SeveralStores",
     "SlotsMoved",
     "TagBuilding",
     "TagGap",
@@ -765,6 +767,23 @@ class RecordsExpireSoon(Misconfigured):
         "records of {topic}[{partition}] that the store lacks leave the log in {left_s:.0f} s; "
         "run: headrace pipeline replicate --topics {topic}"
     )
+
+
+@dataclass(eq=False)
+class SeveralStores(Misconfigured):
+    """Records of a topic can't be removed by one of several stores: what it has, the others may lack."""
+
+    topic: str
+    store: str
+    others: tuple[str, ...]
+
+    def __str__(self) -> str:
+        others = ", ".join(self.others)
+        return (
+            f"topic {self.topic!r} is replicated by this store ({self.store}) and by {others}, which may lack what "
+            f"this one has, so nothing is removed; run: headrace topic configure {self.topic} --shared for each store, "
+            f"or, if the others are gone for good: headrace topic configure {self.topic} --journal --only-store"
+        )
 
 
 @dataclass(eq=False)

@@ -85,3 +85,28 @@ def test_a_retention_beyond_what_the_store_remembers_is_refused(places: Places) 
 
     with pytest.raises(RetentionTooLong, match=r"raise store\.gc_grace_s above the retention"):
         run(scene())
+
+
+def test_replication_claims_its_topics_before_it_begins(places: Places, tmp_path: Path) -> None:
+    """A second store that has only begun holds removal back in the first, which is told why and goes on."""
+    second = Places.of(places.log, store=f"embedded:{tmp_path}/second")
+
+    async def begin(at: Places) -> None:
+        log, store = await log_of(at), await store_of(at)
+        await Topology(log, store.settings, "t").layout()
+        await check_plan(at, await plan_of(log, store, Selection(("t",))), now_ms=now_ms())
+
+    async def scene() -> tuple[list[str], int]:
+        log, store = await log_of(places), await store_of(places)
+        await log.admin.create("t", partitions=1, config=JOURNAL_TOPIC)
+        await append_aged(log, "t", "k", 1, days=8)
+        await begin(places)
+        await begin(second)
+        await replicate(log, store, "t")
+        told = await remove_old(places, ["t"], now_ms=now_ms())
+        return told, (await log.bounds(TopicPartition("t", 0))).start
+
+    told, start = run(scene())
+    assert start == 0
+    assert len(told) == 1
+    assert "old records of t stay in the log: topic 't' is replicated by this store" in told[0]

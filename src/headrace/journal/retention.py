@@ -15,6 +15,7 @@ import msgspec
 from headrace.errors import JournalTopicExpires, RecordsExpireSoon, ReplayTooOld, RetentionTooLong
 from headrace.journal.boundary_marks import state_layout
 from headrace.journal.layout import Layout
+from headrace.journal.store_claims import check_sole_store
 from headrace.log import Log
 from headrace.model import Bounds, Cleanup, Topic, TopicConfig, TopicPartition
 from headrace.observe import Probe
@@ -135,7 +136,7 @@ async def remove_replicated(log: Log, store: Store, layout: Layout, *, retention
 
     The layout must be the one of this moment. The replicated offsets are read back from the store, and a topic that is
     growing is left alone: its boundaries are looked for from before it began to. Of a topic that has grown, the layout
-    is stated again in the log before a mark that tells it goes.
+    is stated again in the log before a mark that tells it goes. Raises SeveralStores if another store claims the topic.
     """
     if layout.growing_to is not None:
         return 0
@@ -145,6 +146,8 @@ async def remove_replicated(log: Log, store: Store, layout: Layout, *, retention
         start, before = await _removable(log, store.reader, layout, at, now_ms - retention_ms)
         if before > start:
             ends[partition] = start, before
+    if ends:
+        await check_sole_store(log, store.settings, layout)
     if ends and layout.generation > 0:
         await _keep_stated(log, store.settings, layout, before=ends.get(0, (0, 0))[1])
     crash_point("retention.before-removal")

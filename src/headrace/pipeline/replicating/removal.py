@@ -17,6 +17,7 @@ from headrace.journal.retention import (
     time_left,
     why_records_expire,
 )
+from headrace.journal.store_claims import claim_topic
 from headrace.log import Log
 from headrace.observe import counter, gauge
 from headrace.pipeline.logs.planning import Plan
@@ -39,7 +40,10 @@ _WARN_BELOW = 0.25
 
 
 async def check_plan(places: Places, plan: Plan, *, now_ms: int) -> None:
-    """Raise RetentionTooLong or ReplayTooOld where the store forgets deletions before the log forgets records."""
+    """Raise RetentionTooLong or ReplayTooOld where the store forgets deletions before the log forgets records.
+
+    The topics are claimed for the store, so that no other one removes what this one lacks.
+    """
     log, store, settings = await log_of(places), await store_of(places), places.settings_of_store()
     kept = {"marker_ttl_s": settings.marker_ttl_s, "gc_grace_s": settings.gc_grace_s}
     for topic, layout in plan.layouts.items():
@@ -47,6 +51,7 @@ async def check_plan(places: Places, plan: Plan, *, now_ms: int) -> None:
         if not terms.is_shared:
             check_retention(topic, terms.retention_ms, **kept)
         await check_replay(log, store, layout, now_ms=now_ms, **kept)
+        await claim_topic(log, store.settings, layout)
 
 
 async def remove_old(places: Places, topics: Iterable[str], *, now_ms: int) -> list[str]:

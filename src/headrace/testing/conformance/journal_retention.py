@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
-from headrace.errors import JournalTopicExpires, RecordsExpireSoon, ReplayTooOld
+from headrace.errors import JournalTopicExpires, RecordsExpireSoon, ReplayTooOld, SeveralStores
 from headrace.journal import Journal, Layout, TopicTerms, Topology, replicate_batch, retention_probe, time_left
 from headrace.journal.retention import (
     JOURNAL_TOPIC,
@@ -17,9 +18,10 @@ from headrace.journal.retention import (
     remove_replicated,
     why_records_expire,
 )
+from headrace.journal.store_claims import CLAIMS_TOPIC, claim_topic, drop_other_claims
 from headrace.log import Log
 from headrace.model import Cleanup, Event, NewRecord, TopicConfig, TopicPartition
-from headrace.store import JournalMeta, Store
+from headrace.store import JournalMeta, Store, open_store
 from headrace.testing.conformance.journal_script import Script
 from headrace.testing.conformance.journal_setting import JournalSetting, new_topic, numbers, replicate
 
@@ -104,6 +106,49 @@ class KeptRecords(JournalSetting):
         assert await remove(log, store, topic) == 0
         await replicate_again(log, store, topic)
         assert await remove(log, store, topic) == 3
+
+    async def test_a_store_removes_nothing_that_another_one_may_lack(
+        self, log: Log, store: Store, topic: str, tmp_path: Path
+    ) -> None:
+        """Two stores replicate a topic and one stands still: the other removes nothing until it is told to."""
+        for n in range(1, 4):
+            await append_aged(log, topic, "k", n, days=8)
+        slow = await open_store(f"embedded:{tmp_path}/slow")
+        try:
+            for each in (store, slow):
+                await claim_topic(log, each.settings, await layout_of(log, each, topic))
+            await replicate(log, store, topic)
+            with pytest.raises(SeveralStores, match="--only-store"):
+                await remove(log, store, topic)
+            await replicate(log, slow, topic)
+            assert await numbers(Journal(log, slow, topic, cache=None, read_only=True), "k") == [1, 2, 3]
+            assert CLAIMS_TOPIC not in await log.admin.topics()
+            assert await drop_other_claims(log, store.settings, await layout_of(log, store, topic)) == 1
+            assert await remove(log, store, topic) == 3
+            await claim_topic(log, slow.settings, await layout_of(log, slow, topic))  # it was not gone after all
+            await append_aged(log, topic, "k", 4, days=8)
+            await replicate(log, store, topic)
+            with pytest.raises(SeveralStores):
+                await remove(log, store, topic)
+        finally:
+            await slow.close()
+
+    async def test_a_claim_on_an_earlier_topic_of_that_name_holds_nothing_back(
+        self, log: Log, store: Store, tmp_path: Path
+    ) -> None:
+        """A store that replicated a topic which was deleted since has no part in the one made after it."""
+        topic = await new_topic(log)
+        other = await open_store(f"embedded:{tmp_path}/other")
+        try:
+            await claim_topic(log, other.settings, await layout_of(log, other, topic))
+        finally:
+            await other.close()
+        await log.admin.delete(topic)
+        await log.admin.create(topic, partitions=1, config=JOURNAL_TOPIC)
+        await append_aged(log, topic, "k", 1, days=8)
+        await claim_topic(log, store.settings, await layout_of(log, store, topic))
+        await replicate(log, store, topic)
+        assert await remove(log, store, topic) == 1
 
     async def test_a_growing_topic_is_left_alone(self, log: Log, store: Store, topic: str) -> None:
         """FN1: whoever finishes the growth looks for boundaries from before it began."""
