@@ -15,6 +15,7 @@
     │   ├── NotOwner                the group gave the partition to another member
     │   ├── TransactionMisused      begin, append, commit or abort out of order
     │   ├── WrongSeqNr              the journal is not where the append expects it
+    │   ├── TopicShared             other services read the topic, and would not understand what was asked for
     │   ├── VoidAppend              the append is in the log and counts for nothing
     │   ├── AppendIdReused          the append id belongs to other events
     │   ├── NoSchemaFor             a class that Avro can't describe
@@ -139,6 +140,7 @@ __all__ = [
     "TimedOut",
     "TimestampTooFarAhead",
     "TopicExists",
+    "TopicShared",
     "TransactionFailed",
     "TransactionMisused",
     "Unavailable",
@@ -354,6 +356,18 @@ class WrongSeqNr(Refused):
     actual: int
     says: ClassVar[str] = (
         "cannot append to {key!r}: expected seq_nr {expected}, journal is at {actual}; reload and decide again"
+    )
+
+
+@dataclass(eq=False)
+class TopicShared(Refused):
+    """A checked append in a topic that is declared as shared: its other readers would show one that was refused."""
+
+    topic: str
+    operation: str
+    says: ClassVar[str] = (
+        "{operation} is refused in topic {topic!r}: it is shared with services that don't know checked appends, "
+        "and would show events that were refused; append without expected, from one writer for each journal"
     )
 
 

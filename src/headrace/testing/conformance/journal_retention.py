@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import JournalTopicExpires, RecordsExpireSoon, ReplayTooOld, SeveralStores
+from headrace.errors import JournalTopicExpires, RecordsExpireSoon, ReplayTooOld, SeveralStores, TopicShared
 from headrace.journal import Journal, Layout, TopicTerms, Topology, replicate_batch, retention_probe, time_left
 from headrace.journal.retention import (
     JOURNAL_TOPIC,
@@ -174,6 +174,26 @@ class KeptRecords(JournalSetting):
             await retention_probe(log, store, topic, least_s=2 * DAY_MS / 1000, **clock)()
         await replicate(log, store, topic)
         assert await time_left(log, store.reader, await log.admin.describe(topic), now_ms=now_ms) == []
+
+    async def test_a_shared_topic_refuses_checked_appends(self, log: Log, store: Store, topic: str) -> None:
+        """J26: services that don't know `expected` would show an append that was refused, so nothing is written."""
+        await change_terms(store.settings, topic, lambda _: TopicTerms(is_shared=True))
+        journal = Journal(log, store, topic, cache=None)
+        await journal.append("k", [Event(1)])
+        end = (await log.bounds(TopicPartition(topic, 0))).end
+        prepared = await journal.prepare("k")
+        for refused in (
+            journal.append("k", [Event(2)], expected=1),
+            journal.append("k", [Event(2)], expected=0),
+            journal.append("k", [Event(2)], expected=1, append_id="a"),
+            journal.append("k", [Event(2)], expected=1, attempt=prepared),
+            journal.append_next("k", ["x"]),
+        ):
+            with pytest.raises(TopicShared, match="shared with services"):
+                await refused
+        assert (await log.bounds(TopicPartition(topic, 0))).end == end
+        await journal.append("k", [Event(2)], append_id="a")
+        assert await numbers(journal, "k") == [1, 2]
 
     async def test_a_replay_from_before_what_the_store_remembers_is_refused(
         self, log: Log, store: Store, topic: str
