@@ -16,7 +16,7 @@ import msgspec
 
 from headrace.errors import TimedOut, TopicExists, Unavailable, UnknownTopic
 from headrace.journal.boundary_marks import layout_from_log
-from headrace.journal.layout import Layout
+from headrace.journal.layout import Layout, layout_key
 from headrace.journal.retention import JOURNAL_TOPIC, check_topic, read_terms
 from headrace.log import Log
 from headrace.model import Topic, TopicPartition
@@ -59,11 +59,6 @@ def lease_key(topic: str) -> str:
 async def longest_lease_s(settings: Settings, topic: str) -> float:
     """Return how long some writer may still trust the layout that it read before."""
     return float(await settings.get(lease_key(topic)) or 0.0)
-
-
-def layout_key(topic: str) -> str:
-    """Return the name of the setting that holds a topic's layout."""
-    return f"topic/{topic}"
 
 
 class Topology:

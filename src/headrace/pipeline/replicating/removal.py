@@ -83,7 +83,7 @@ async def _remove(log: Log, store: Store, topic: str, now_ms: int) -> list[str]:
 async def _count_time_left(log: Log, store: Store, topic: str, now_ms: int) -> list[str]:
     described = await log.admin.describe(topic)
     told = []
-    for at, left_s in await time_left(log, store.reader, described, now_ms=now_ms):
+    for at, left_s in await time_left(log, store, described, now_ms=now_ms):
         TIME_LEFT.labels(at.topic, str(at.partition)).set(left_s)
         if left_s < _WARN_BELOW * (described.config.retention_ms or 0) / 1000:
             told.append(f"the log drops records of {at} that the store lacks in {left_s:.0f} s")

@@ -166,14 +166,32 @@ class KeptRecords(JournalSetting):
         await append_aged(log, topic, "k", 1, days=6)
         assert await numbers(journal, "k") == [1]
         now_ms = time.time_ns() // 1_000_000
-        (left,) = await time_left(log, store.reader, await log.admin.describe(topic), now_ms=now_ms)
+        (left,) = await time_left(log, store, await log.admin.describe(topic), now_ms=now_ms)
         assert left.left_s == pytest.approx(DAY_MS / 1000, abs=60)
         clock = {"now_ms": lambda: now_ms}
         await retention_probe(log, store, topic, least_s=3600, **clock)()
         with pytest.raises(RecordsExpireSoon, match="headrace pipeline replicate"):
             await retention_probe(log, store, topic, least_s=2 * DAY_MS / 1000, **clock)()
         await replicate(log, store, topic)
-        assert await time_left(log, store.reader, await log.admin.describe(topic), now_ms=now_ms) == []
+        assert await time_left(log, store, await log.admin.describe(topic), now_ms=now_ms) == []
+
+    async def test_what_waits_is_counted_in_a_topic_that_was_made_again(self, log: Log, store: Store) -> None:
+        """FN1: the store is at offset 4 of a topic that is gone: all of the new one waits, and its time is counted."""
+        topic = await new_topic(log, config=TopicConfig(retention_ms=7 * DAY_MS))
+        await change_terms(store.settings, topic, lambda _: TopicTerms(is_shared=True))
+        for n in range(1, 6):
+            await append_aged(log, topic, "k", n, days=6)
+        await replicate(log, store, topic)
+        await log.admin.delete(topic)
+        described = await log.admin.create(topic, partitions=1, config=TopicConfig(retention_ms=7 * DAY_MS))
+        for n in range(6, 9):
+            await append_aged(log, topic, "k", n, days=6)
+        now_ms = time.time_ns() // 1_000_000
+        for _ in range(2):  # before anybody has looked at the new topic, and after
+            (left,) = await time_left(log, store, described, now_ms=now_ms)
+            assert left.left_s == pytest.approx(DAY_MS / 1000, abs=60)
+            (stats,) = await Journal(log, store, topic, cache=None).stats()
+            assert (stats.end, stats.replicated, stats.lag) == (3, None, 3)
 
     async def test_a_shared_topic_refuses_checked_appends(self, log: Log, store: Store, topic: str) -> None:
         """J26: services that don't know `expected` would show an append that was refused, so nothing is written."""
