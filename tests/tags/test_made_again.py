@@ -33,7 +33,7 @@ async def hr(tmp_path: Path) -> AsyncIterator[Headrace]:
 async def make_again(hr: Headrace) -> None:
     """Replicate eight records of a topic, then delete it and make it again."""
     await hr.log.admin.create("t", partitions=1, config=JOURNAL_TOPIC)
-    journal = Journal(hr.log, hr.store, "t", cache=None)
+    journal = Journal(hr.log, hr.store, "t", cache=None, lease_s=0.05)
     for n in range(1, 9):
         await journal.append("k", [Event(n, "x", ("vip",))])
     await replicate(hr.log, hr.store, "t", views=TagWriter(hr.store, TagSettings(), log=hr.log))
@@ -60,7 +60,7 @@ async def test_a_generation_begins_above_all_times_at_its_boundary(hr: Headrace)
 async def test_the_head_of_the_new_topic_is_scanned_from_its_beginning(hr: Headrace) -> None:
     """A query that forgot a key finds the key's actions in the log, though the old topic was replicated further."""
     await make_again(hr)
-    journal = Journal(hr.log, hr.store, "t", cache=None)
+    journal = Journal(hr.log, hr.store, "t", cache=None, lease_s=0.05)
     for n in range(9, 12):
         await journal.append("k", [Event(n, "x", ("vip",))])
     context = HeadContext.__new__(HeadContext)
