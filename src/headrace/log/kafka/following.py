@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from headrace.errors import OperationFailed
+from headrace.errors import OperationFailed, UnreadableRecord
 from headrace.log.following import Feed
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import ClientConfigs
@@ -204,8 +204,10 @@ class KafkaSource:
     async def _name_error(self, feed: Feed, turn: int, error: Any) -> None:  # noqa: ANN401
         at = feed.at
         try:
-            if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
-                named: Exception = out_of_range(at, feed.position, await find_bounds(self._cluster, at))
+            if isinstance(error, UnreadableRecord):
+                named: Exception = error
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
+                named = out_of_range(at, feed.position, await find_bounds(self._cluster, at))
             else:
                 self._catalogue.forget(at.topic)
                 timeout_s = self._cluster.request_timeout_s
@@ -314,7 +316,11 @@ def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Ass
             continue
         before.setdefault(at, has.position)
         if error is None:
-            records.setdefault(at, []).append(record_of(message))
+            try:
+                records.setdefault(at, []).append(record_of(message))
+            except UnreadableRecord as unreadable:  # nothing behind it counts
+                errors[at], has.has_failed = unreadable, True
+                continue
             has.position = offset + 1
         else:
             has.position = max(has.position, offset)

@@ -12,7 +12,7 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from headrace.errors import BadArgument, Closed, HeadraceError, NotOwner, OffsetOutOfRange
+from headrace.errors import BadArgument, Closed, HeadraceError, NotOwner, OffsetOutOfRange, UnreadableRecord
 from headrace.log import checks
 from headrace.log.kafka.assignments import Assignment
 from headrace.log.kafka.cluster import Cluster
@@ -105,12 +105,15 @@ class KafkaMember:
         if positions:
             # Not in the member's own thread: that one waits for the listener when `revoked` commits.
             await self._cluster.threads.run(self._commit, positions)
+            await self._cluster.threads.run(self._go_past_unreadable, dict(offsets))
 
     async def pause(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
         """Stop or go on fetching what is owned of these."""
         self._check_open()
-        owned = [confluent_kafka.TopicPartition(*at) for at in checks.check_places(partitions) if at in self.assignment]
-        (self._consumer.pause if paused else self._consumer.resume)(owned)
+        owned = [at for at in checks.check_places(partitions) if at in self.assignment]
+        (self._assignment.paused.update if paused else self._assignment.paused.difference_update)(owned)
+        places = [confluent_kafka.TopicPartition(*at) for at in owned]
+        (self._consumer.pause if paused else self._consumer.resume)(places)
 
     async def leave(self) -> None:
         """Give everything back and leave."""
@@ -167,6 +170,10 @@ class KafkaMember:
         if problem is not None and not having:
             self._assignment.problem = None
             raise problem
+        if not having:
+            for at, unreadable in self._assignment.unreadable.items():
+                if at in self.assignment:
+                    raise unreadable
 
     def _poll(self, max_records: int, timeout_s: float) -> list[Record]:
         deadline = time.monotonic() + timeout_s
@@ -178,14 +185,15 @@ class KafkaMember:
         return []
 
     def _has_news(self) -> bool:
-        return self._assignment.problem is not None or bool(self._assignment.lost_at)
+        assignment = self._assignment
+        return assignment.problem is not None or bool(assignment.lost_at) or bool(assignment.unreadable)
 
     def _sort(self, messages: list[Any]) -> list[Record]:
         records = []
         for message in messages:
             error = message.error()
             if error is None:
-                records.append(record_of(message))
+                records += self._readable(message)
             else:
                 self._note(error, message)
         if records:
@@ -193,6 +201,28 @@ class KafkaMember:
                 FETCHES.labels("kafka", topic).inc()
                 FETCHED.labels("kafka", topic).inc(sum(record.topic == topic for record in records))
         return records
+
+    def _readable(self, message: Any) -> list[Record]:  # noqa: ANN401
+        """Return the record of a message; none from one that can't be decoded on, where the partition stands still."""
+        at = TopicPartition(message.topic(), message.partition())
+        if at in self._assignment.unreadable:
+            return []
+        try:
+            return [record_of(message)]
+        except UnreadableRecord as unreadable:
+            self._assignment.unreadable[at] = unreadable
+            self._consumer.pause([confluent_kafka.TopicPartition(*at)])
+            return []
+
+    def _go_past_unreadable(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Go on behind records that can't be decoded, where such an offset was committed."""
+        for at, offset in offsets.items():
+            unreadable = self._assignment.unreadable.get(at)
+            if unreadable is not None and unreadable.offset < offset and at in self.assignment:
+                self._consumer.seek(confluent_kafka.TopicPartition(*at, offset))
+                del self._assignment.unreadable[at]
+                if at not in self._assignment.paused:
+                    self._consumer.resume([confluent_kafka.TopicPartition(*at)])
 
     def _note(self, error: Any, message: Any) -> None:  # noqa: ANN401
         """Keep an error for the end of the poll; what librdkafka mends by itself is left to it."""
