@@ -30,9 +30,13 @@ async def write(log: KafkaLog, kafka: RunningService, topic: str) -> None:
 
 async def read_until_refused(reading: AsyncIterator[Batch]) -> tuple[Sequence[Record], UnreadableRecord]:
     found: list[Record] = []
-    with pytest.raises(UnreadableRecord, match="the name of a header is no UTF-8") as refused:
+
+    async def read() -> None:
         async for batch in reading:
-            found += batch.records
+            found.extend(batch.records)
+
+    with pytest.raises(UnreadableRecord, match="the name of a header is no UTF-8") as refused:
+        await read()
     return found, refused.value
 
 

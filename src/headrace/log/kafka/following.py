@@ -306,29 +306,33 @@ def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Ass
             continue
         at = TopicPartition(message.topic(), message.partition())
         has = assigned.get(at)
-        if has is None or has.has_failed or at in found.doubtful:
-            continue
         offset = message.offset()
-        if offset < has.position:
+        if has is None or has.has_failed or at in found.doubtful or offset < has.position:
             continue
         if not has.is_sure and not _is_believed(has, offset):
             found.doubtful.append(at)
             continue
         before.setdefault(at, has.position)
-        if error is None:
-            try:
-                records.setdefault(at, []).append(record_of(message))
-            except UnreadableRecord as unreadable:  # nothing behind it counts
-                errors[at], has.has_failed = unreadable, True
-                continue
-            has.position = offset + 1
-        else:
+        if error is not None:
             has.position = max(has.position, offset)
+        elif (unreadable := _take(message, has, records.setdefault(at, []))) is not None:
+            errors[at] = unreadable
     for at in {**before, **errors}:
         has = assigned[at]
         if at in errors or has.position > before[at]:
             found.brought.append(Brought(at, has.turn, Batch(records.get(at, []), has.position), errors.get(at)))
     return found
+
+
+def _take(message: Any, has: Assigned, records: list[Record]) -> UnreadableRecord | None:  # noqa: ANN401
+    """Add a message's record, or return why it can't be decoded: nothing that comes behind it counts."""
+    try:
+        records.append(record_of(message))
+    except UnreadableRecord as unreadable:
+        has.has_failed = True
+        return unreadable
+    has.position = message.offset() + 1
+    return None
 
 
 def _fail(message: Any, error: Any, assigned: Mapping[TopicPartition, Assigned]) -> dict[TopicPartition, Any]:  # noqa: ANN401

@@ -32,7 +32,7 @@ _headers_of = operator.methodcaller("headers")
 def record_of(message: Any, *, headers_only: bool = False) -> Record:  # noqa: ANN401
     """Return a message of the driver as a record. Raises UnreadableRecord if the name of a header is no UTF-8.
 
-    The driver says so once; asked again it gives a list with a hole in it, which no code can touch. So it is asked once.
+    The driver says so once; asked again it gives a list with a hole in it, which no code may touch.
     """
     try:
         headers = _headers_of(message)
