@@ -113,7 +113,7 @@ class Journal:
         so that `expected=await journal.pointer(id_)` is safe. However often the call is repeated on this Journal with
         the same `append_id`, the events are written once at most, and each answer says what became of them; the same
         id with other events is AppendIdReused. With the same `attempt`, which `prepare` gave, that holds on any Journal
-        of any process.
+        of any process. Another Journal need not know an `append_id`, but no numbers are given twice.
         """
         self._check_writable("append")
         id_ = check_id(id_)
