@@ -12,7 +12,7 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from headrace.errors import BadArgument, Closed, HeadraceError, NotOwner, OffsetOutOfRange, UnreadableRecord
+from headrace.errors import BadArgument, Closed, HeadraceError, NotOwner, OffsetOutOfRange, TimedOut, UnreadableRecord
 from headrace.log import checks
 from headrace.log.kafka.assignments import Assignment
 from headrace.log.kafka.cluster import Cluster
@@ -52,6 +52,8 @@ class KafkaMember:
         self._cluster = cluster
         self._session_timeout_s = session_timeout_s
         self._threads = Threads("member", count=1)
+        # Not the member's own thread: that one waits for the listener when `revoked` commits.
+        self._committing = Threads("commit", count=1)
         config = cluster.configs.member(group, self.member_id, session_timeout_s=session_timeout_s)
         self._consumer = Consumer(config, logger=DRIVER_LOG)
         self._assignment = Assignment(cluster, group, listener, start_at)
@@ -103,9 +105,20 @@ class KafkaMember:
         self._check_open()
         positions = self.positions_of(offsets)
         if positions:
-            # Not in the member's own thread: that one waits for the listener when `revoked` commits.
-            await self._cluster.threads.run(self._commit, positions)
+            await self._bounded(self._committing.start(self._commit, positions))
             await self._cluster.threads.run(self._go_past_unreadable, dict(offsets))
+
+    async def _bounded(self, committing: asyncio.Future[None]) -> None:
+        """Wait for a commit. The driver waits for a silent coordinator as long as it is silent; callers don't.
+
+        One that has not begun when the time is up, because one before it still waits, is given up and does nothing.
+        """
+        timeout_s = self._cluster.request_timeout_s
+        await asyncio.wait([committing], timeout=timeout_s)
+        if not committing.done():
+            committing.cancel()
+            raise TimedOut(f"commit in group {self.group!r}", timeout_s, outcome_known=False)
+        committing.result()
 
     async def pause(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
         """Stop or go on fetching what is owned of these."""
@@ -138,6 +151,7 @@ class KafkaMember:
         self._assignment.is_ending = True
         await self._threads.run(self._shut)
         await self._threads.join()
+        await self._committing.join()
         self._is_closed = True
         self.on_leave(self)
 
