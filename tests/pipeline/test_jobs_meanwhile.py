@@ -38,6 +38,8 @@ def places(tmp_path: Path) -> Iterator[Places]:
 class Here:
     """Some places, and somebody with access to the store below Headrace."""
 
+    topic = TOPIC
+
     def __init__(self, places: Places) -> None:
         self.places = places
 
@@ -52,31 +54,31 @@ class Here:
 
         async def write(log: Log, store: Store) -> None:
             if partitions is not None:
-                await log.admin.create(TOPIC, partitions=partitions, config=JOURNAL_TOPIC)
-            journal = Journal(log, store, TOPIC, cache=None, lease_s=0.05)  # growth waits for it
+                await log.admin.create(self.topic, partitions=partitions, config=JOURNAL_TOPIC)
+            journal = Journal(log, store, self.topic, cache=None, lease_s=0.05)  # growth waits for it
             for n in range(first, last + 1):
                 for id_ in KEYS:
                     await journal.append(id_, [Event(n, {"n": n})])
             for _ in range(2):  # behind a boundary partitions wait for one another
-                await replicate(log, store, TOPIC)
+                await replicate(log, store, self.topic)
 
         self.on(write)
 
     def grow(self, partitions: int) -> None:
-        self.on(lambda log, store: grow_topic(log, store.settings, TOPIC, partitions=partitions, lease_s=0.0))
+        self.on(lambda log, store: grow_topic(log, store.settings, self.topic, partitions=partitions, lease_s=0.0))
 
     def dump(self) -> object:
-        return self.on(lambda _, store: dump_of(store, TOPIC))
+        return self.on(lambda _, store: dump_of(store, self.topic))
 
     def lose_rows(self) -> None:
-        Sql(self).lose_rows(TOPIC, KEYS)  # type: ignore[arg-type]
+        Sql(self).lose_rows(self.topic, KEYS)  # type: ignore[arg-type]
 
     def audit(self, partition: int, *, repair: bool = False) -> tuple[AuditedPartition, list[dict[str, Any]]]:
         """Audit one partition; returns the report and the findings."""
         arguments = {"repair": repair, "events_at_once": 5}
         rows = [
             row
-            for batch in audit_partition(self.places, TopicPartition(TOPIC, partition), arguments)
+            for batch in audit_partition(self.places, TopicPartition(self.topic, partition), arguments)
             for row in batch.to_pylist()
         ]
         (report,) = [
@@ -85,7 +87,7 @@ class Here:
         return report, [row for row in rows if row["kind"] != CHECKED]
 
     def backfill(self, partition: int, **asked: int) -> BackfilledPartition:
-        (batch,) = backfill_partition(self.places, TopicPartition(TOPIC, partition), asked)
+        (batch,) = backfill_partition(self.places, TopicPartition(self.topic, partition), asked)
         return msgspec.json.decode(batch.to_pylist()[0]["report"], type=BackfilledPartition)
 
 
@@ -159,6 +161,21 @@ def test_a_journal_that_moves_during_an_audit_is_not_taken_for_one_without_recor
     assert (report.error, findings, report.busy) == (None, [], 1)
     reports = [here.audit(partition, repair=True)[0] for partition in range(2)]
     assert [(each.findings, each.mended, each.error) for each in reports] == [(0, 0, None), (1, 1, None)]
+    assert here.dump() == before
+
+
+def test_a_journal_that_moved_and_was_not_written_since_is_judged(here: Here) -> None:
+    """K15: a topic grew twice and is quiet: of its new place a journal has nothing yet, and is not busy for that."""
+    here.write(1, 3, partitions=2)
+    here.grow(5)
+    here.write(4, 6)
+    here.grow(8)
+    here.write(7, 6)  # nothing more, but replication passes the boundaries
+    before = here.dump()
+    here.lose_rows()
+    reports = [here.audit(partition, repair=True)[0] for partition in range(8)]
+    assert [(report.error, report.busy) for report in reports] == [(None, 0)] * 8
+    assert sum(report.mended for report in reports) == 6 * len(KEYS)
     assert here.dump() == before
 
 

@@ -107,9 +107,10 @@ class Window:
             stretch = self.stretches[stay.at.partition]
             start = max(stay.start, stretch.start)
             end = stretch.last if stay.end is None else min(stretch.last, stay.end - 1)
-            if found is not None and end < stay.start:
-                break
             last = Place(generation_at(self.layout, stay.at, end), end)
+            # At the boundary itself nothing of the stay is there, and offsets of two partitions don't compare.
+            if found is not None and (end < stay.start or last.generation <= found.last.generation):
+                break
             if found is None or start > stay.start:
                 is_whole = start == stay.start and not _was_made_anew(self.layout)
                 found = KeyWindow(Place(generation_at(self.layout, stay.at, start), start), last, is_whole)
