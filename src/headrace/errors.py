@@ -16,6 +16,7 @@
     │   ├── NotOwner                the group gave the partition to another member
     │   ├── TransactionMisused      begin, append, commit or abort out of order
     │   ├── WrongSeqNr              the journal is not where the append expects it
+    │   ├── TopicShared             other services read the topic, and would not understand what was asked for
     │   ├── VoidAppend              the append is in the log and counts for nothing
     │   ├── AppendIdReused          the append id belongs to other events
     │   ├── TargetDiffers           the target of a copy has events that the source lacks
@@ -56,6 +57,7 @@
         ├── RecordsLost             the log dropped what the store never got
         ├── JournalTopicExpires     a journal's topic is configured to drop records, replicated or not
         ├── RecordsExpireSoon       a shared topic is about to drop what the store lacks
+        ├── SeveralStores           another store replicates a topic, and may lack what this one has
         ├── RetentionTooLong        the log keeps records for longer than the store remembers deletions
         ├── ReplayTooOld            the store has forgotten deletions that a replay would need
         ├── LayoutLost              nobody knows any more how a topic's keys lie over its partitions
@@ -142,6 +144,7 @@ __all__ = [
     "RetentionTooLong",
     "ServiceFailed",
     "SettingsProblem",
+    "SeveralStores",
     "SlotsMoved",
     "TagBuilding",
     "TagGap",
@@ -154,6 +157,7 @@ __all__ = [
     "TimedOut",
     "TimestampTooFarAhead",
     "TopicExists",
+    "TopicShared",
     "TransactionFailed",
     "TransactionMisused",
     "Unavailable",
@@ -387,6 +391,18 @@ class WrongSeqNr(Refused):
     actual: int
     says: ClassVar[str] = (
         "cannot append to {key!r}: expected seq_nr {expected}, journal is at {actual}; reload and decide again"
+    )
+
+
+@dataclass(eq=False)
+class TopicShared(Refused):
+    """A checked append in a topic that is declared as shared: its other readers would show one that was refused."""
+
+    topic: str
+    operation: str
+    says: ClassVar[str] = (
+        "{operation} is refused in topic {topic!r}: it is shared with services that don't know checked appends, "
+        "and would show events that were refused; append without expected, from one writer for each journal"
     )
 
 
@@ -863,6 +879,23 @@ class RecordsExpireSoon(Misconfigured):
         "records of {topic}[{partition}] that the store lacks leave the log in {left_s:.0f} s; "
         "run: headrace pipeline replicate --topics {topic}"
     )
+
+
+@dataclass(eq=False)
+class SeveralStores(Misconfigured):
+    """Records of a topic can't be removed by one of several stores: what it has, the others may lack."""
+
+    topic: str
+    store: str
+    others: tuple[str, ...]
+
+    def __str__(self) -> str:
+        others = ", ".join(self.others)
+        return (
+            f"topic {self.topic!r} is replicated by this store ({self.store}) and by {others}, which may lack what "
+            f"this one has, so nothing is removed; run: headrace topic configure {self.topic} --shared for each store, "
+            f"or, if the others are gone for good: headrace topic configure {self.topic} --journal --only-store"
+        )
 
 
 @dataclass(eq=False)

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from headrace.journal.actions import Action, Append, Poison, Verdict
 from headrace.journal.folding import Effect, Entry, exists, pointer_of, record_id_of, reopened, step
+from headrace.journal.headers import decode_action, encode_action
+from headrace.journal.journal_state import without_skipped
 from headrace.journal.key_writes import KeyFold, deletions_up_to, fold_key
 from headrace.journal.partition_batch import batch_of, entry_of
 from headrace.model import Record
@@ -511,6 +513,39 @@ def test_batches_cut_anywhere_with_replays_end_in_the_same_state(seed: int) -> N
         done = max(done, end)
     assert cut.metas == whole.metas
     check_against(Oracle(records), cut.metas)
+
+
+def placed(generation: int, offset: int, action: Action) -> Entry:
+    return Entry(
+        topic="t", id="k", generation=generation, partition=generation, offset=offset, timestamp_ms=1, action=action
+    )
+
+
+def test_a_verdict_is_about_one_record_and_not_its_offset_elsewhere() -> None:
+    """E9: a key moved, and both partitions have a record at offset 5 that can't be decoded: one was passed over."""
+    skip = Verdict(id="v", held_from=5, is_skip=True, generation=0)
+    history = [placed(0, 5, Poison("value")), placed(0, 9, skip), placed(1, 5, Poison("value"))]
+    assert [entry.place for entry in without_skipped(history)] == [(0, 9), (1, 5)]
+    repeated = [*history, placed(1, 9, skip)]  # the same verdict, given twice
+    assert Place(1, 5) in [entry.place for entry in without_skipped(repeated)]
+    held_anew = msgspec.structs.replace(journal(1), generation=1, partition=1, offset=5, held_from=5)
+    assert reopened(held_anew, repeated[-1], [history[-1]]) is None
+    assert reopened(held_anew, placed(1, 9, msgspec.structs.replace(skip, generation=1)), [history[-1]]) is not None
+
+
+def test_a_verdict_without_a_generation_ends_the_hold_that_it_meets() -> None:
+    """E9: earlier versions wrote the offset alone; such a verdict passes over what the journal is held from then."""
+    skip = Verdict(id="v", held_from=5, is_skip=True)
+    history = [placed(0, 5, Poison("value")), placed(0, 9, skip), placed(1, 5, Poison("value"))]
+    assert [entry.place for entry in without_skipped(history)] == [(0, 9), (1, 5)]
+    assert reopened(msgspec.structs.replace(journal(1, offset=5), held_from=5), history[1], history[:1]) is not None
+
+
+def test_the_header_of_a_verdict_names_the_generation() -> None:
+    """E9: what is written is read again, with the generation and without."""
+    for generation in (None, 0, 3):
+        verdict = Verdict(id="v", held_from=5, is_skip=True, generation=generation)
+        assert decode_action(Record("t", 0, 9, 1, b"k", None, encode_action(verdict))) == verdict
 
 
 @pytest.mark.parametrize("is_skip", [True, False])

@@ -36,6 +36,7 @@ from headrace.log import Log
 from headrace.model import Event, NewRecord, Position, Topic, TopicPartition, partition_of
 from headrace.store import Settings, open_store
 from headrace.testing import SimulatedCrash, crash_at
+from headrace.testing.conformance.journal_faults import WatchedLog
 from headrace.testing.conformance.log_on_top import LogOnTop
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.conformance.tags_following import AbsentStore
@@ -641,6 +642,33 @@ class TestWithoutStore:
         }
         more = sum(map(len, found.values())) - sum(written.values())
         assert more <= 1  # of the last append nobody knows
+
+    @pytest.mark.parametrize("is_behind", [False, True], ids=["before the boundary, mostly", "behind the boundary"])
+    async def test_an_append_that_lands_while_the_topic_grows_is_not_acknowledged(
+        self, hr: Headrace, is_behind: bool
+    ) -> None:
+        """FM5: it was on its way for longer than the lease: nobody knows without the store whether it counts."""
+        store, log = AbsentStore(hr.store), WatchedLog(hr.log)
+        writer = Journal(log, store, "t", cache=None, lease_s=LEASE_S)  # type: ignore[arg-type]
+        moved = next(f"k{n}" for n in range(99) if partition_of(b"k%d" % n, 4) != partition_of(b"k%d" % n, 6))
+        await writer.append(moved, [Event(1, "x")])
+        store.is_away = True
+        growing = asyncio.create_task(grow(hr, 6))
+
+        async def has_partitions() -> bool:
+            return (await hr.log.admin.describe("t")).partitions == 6
+
+        async def wait() -> None:
+            log.before_append = None
+            await (growing if is_behind else eventually(has_partitions, within_s=30, every_s=0.01))
+
+        log.before_append = wait
+        with pytest.raises(Unavailable) as unknown:
+            await writer.append(moved, [Event(2, "x")])
+        assert not unknown.value.outcome_known
+        await growing
+        found = [event.seq_nr async for event in journal(hr, None).read(moved)]
+        assert found == [1] or (found == [1, 2] and not is_behind)
 
     async def _append_on(self, writer: Journal, written: dict[str, int]) -> None:
         """Append to all journals until that fails; `written` has what was acknowledged."""

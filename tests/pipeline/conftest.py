@@ -40,12 +40,14 @@ ON_SERVERS = {
 }
 
 # A Spark of its own each, which is most of a minute. Others prove the same as well: E5, K12; and K2 with secrets
-# (tests/secured).
+# (tests/secured). The last ones have their like on the embedded tier (test_jobs_meanwhile).
 ONLY_FULL = {
     "test_a_killed_driver_leaves_nothing_wrong",
     "test_a_killed_driver_of_a_cluster_leaves_nothing_wrong",
     "test_a_cluster_does_the_same",
     "test_a_cluster_that_gives_up_is_told",
+    "test_a_job_that_was_killed_is_run_again_and_twice",
+    "test_a_topic_that_grows_between_the_window_and_the_repair",
 }
 
 

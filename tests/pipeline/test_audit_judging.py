@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -20,7 +21,7 @@ from headrace.pipeline.comparing.findings import Finding, FindingKind
 from headrace.pipeline.comparing.judging import BY_HAND
 from headrace.pipeline.comparing.key_looks import KeyLook, look_at_key
 from headrace.pipeline.comparing.key_slices import entries_of, slices, survey
-from headrace.pipeline.comparing.key_windows import Stretch, Window
+from headrace.pipeline.comparing.key_windows import MovingWindow, Stretch, Window
 from headrace.pipeline.comparing.mending import mend
 from headrace.pipeline.comparing.pointer_judging import pointer_findings
 from headrace.store import EventRow, JournalMeta, ReplicatedOffset, Store
@@ -229,7 +230,8 @@ async def test_slices_hold_every_journal_once_and_whole() -> None:
     found = await survey(made.log, made.window)
     assert all(id_ in found for id_ in IDS)
     assert "nobody" not in found
-    by_slice = [each async for each in slices(made.log, made.window, found, events_at_once=5)]
+    moving = MovingWindow(made.window, lambda: asyncio.sleep(0, made.window))
+    by_slice = [each async for each in slices(made.log, moving, found, events_at_once=5)]
     assert len(by_slice) > 5
     ids = [id_ for each in by_slice for id_ in each]
     assert sorted(ids) == sorted(set(ids))

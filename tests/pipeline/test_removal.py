@@ -10,16 +10,17 @@ import pytest
 from tests.pipeline.tier import Tier
 
 from headrace.config import HeadraceSettings
-from headrace.errors import RetentionTooLong
-from headrace.journal import JOURNAL_TOPIC, TopicTerms, Topology
+from headrace.errors import RecordsLost, RetentionTooLong
+from headrace.journal import JOURNAL_TOPIC, TopicTerms, Topology, grow_topic
 from headrace.journal.retention import change_terms
 from headrace.log import Log
 from headrace.model import TopicConfig, TopicPartition
 from headrace.pipeline import Places, Selection
 from headrace.pipeline.logs.planning import plan_of
+from headrace.pipeline.replicating.losses import accept_loss
 from headrace.pipeline.replicating.removal import check_plan, remove_old
 from headrace.pipeline.spark.opened import close_all, log_of, run, store_of
-from headrace.store import Store, open_store
+from headrace.store import ReplicatedOffset, Store, open_store
 from headrace.testing.conformance.journal_retention import DAY_MS, append_aged
 from headrace.testing.conformance.journal_setting import replicate
 from headrace.testing.conformance.tags_trimming import Minutes
@@ -121,3 +122,74 @@ async def minutes_of(folder: Path, minutes: Minutes) -> list[int]:
     finally:
         await store.close()
     return [(ms - minutes.began_ms) // 60_000 for ms in buckets]
+
+
+def test_replication_claims_its_topics_before_it_begins(places: Places, tmp_path: Path) -> None:
+    """A second store that has only begun holds removal back in the first, which is told why and goes on."""
+    second = Places.of(places.log, store=f"embedded:{tmp_path}/second")
+
+    async def begin(at: Places) -> None:
+        log, store = await log_of(at), await store_of(at)
+        await Topology(log, store.settings, "t").layout()
+        await check_plan(at, await plan_of(log, store, Selection(("t",))), now_ms=now_ms())
+
+    async def scene() -> tuple[list[str], int]:
+        log, store = await log_of(places), await store_of(places)
+        await log.admin.create("t", partitions=1, config=JOURNAL_TOPIC)
+        await append_aged(log, "t", "k", 1, days=8)
+        await begin(places)
+        await begin(second)
+        await replicate(log, store, "t")
+        told = await remove_old(places, ["t"], now_ms=now_ms())
+        return told, (await log.bounds(TopicPartition("t", 0))).start
+
+    told, start = run(scene())
+    assert start == 0
+    assert len(told) == 1
+    assert "old records of t stay in the log: topic 't' is replicated by this store" in told[0]
+
+
+def test_a_loss_in_a_topic_that_was_made_again_can_be_accepted(places: Places) -> None:
+    """The store is far along in a topic that is gone: what the new one lost is behind it only after the command."""
+
+    async def scene() -> ReplicatedOffset | None:
+        log, store = await log_of(places), await store_of(places)
+        at = TopicPartition("t", 0)
+        await log.admin.create("t", partitions=1, config=JOURNAL_TOPIC)
+        for n in range(1, 9):
+            await append_aged(log, "t", "k", n, days=0)
+        await replicate(log, store, "t")
+        await log.admin.delete("t")
+        await log.admin.create("t", partitions=1, config=JOURNAL_TOPIC)
+        for n in range(9, 13):
+            await append_aged(log, "t", "k", n, days=0)
+        await log.retention.truncate(at, before=2)
+        with pytest.raises(RecordsLost, match="offsets 0 to 1"):
+            await plan_of(log, store, Selection(("t",)))
+        await accept_loss(places, "t", 0, 1)
+        assert (await plan_of(log, store, Selection(("t",)))).starts == {at: 2}
+        return await store.reader.replicated(at)
+
+    replicated = run(scene())
+    assert replicated is not None
+    assert (replicated.generation, replicated.offset) == (1, 1)
+
+
+def test_a_loss_beyond_a_boundary_is_accepted_in_the_generation_behind_it(places: Places) -> None:
+    """The mark that began a generation is among what was lost: what follows is of that generation all the same."""
+
+    async def scene() -> ReplicatedOffset | None:
+        log, store = await log_of(places), await store_of(places)
+        at = TopicPartition("t", 0)
+        await log.admin.create("t", partitions=1, config=JOURNAL_TOPIC)
+        await append_aged(log, "t", "k", 1, days=0)
+        grown = await grow_topic(log, store.settings, "t", partitions=2, lease_s=0.0)
+        await append_aged(log, "t", "k", 2, days=0)
+        boundary = grown.generations[1].boundaries[0]
+        await log.retention.truncate(at, before=boundary + 1)
+        await accept_loss(places, "t", 0, boundary)
+        return await store.reader.replicated(at)
+
+    replicated = run(scene())
+    assert replicated is not None
+    assert replicated.generation == 1

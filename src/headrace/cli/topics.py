@@ -14,7 +14,7 @@ from headrace.app import Headrace
 from headrace.cli import records
 from headrace.cli.asking import Address, AsJson, StoreAddress, answer, confirm, creating_headrace, with_headrace
 from headrace.errors import BadArgument
-from headrace.journal import grow_topic
+from headrace.journal import Topology, grow_topic
 from headrace.journal.retention import (
     RETENTION_MS,
     TopicTerms,
@@ -23,6 +23,7 @@ from headrace.journal.retention import (
     journal_config,
     why_records_expire,
 )
+from headrace.journal.store_claims import drop_other_claims
 from headrace.log import Log
 from headrace.model import Cleanup, Topic, TopicConfig, TopicPartition
 
@@ -96,6 +97,9 @@ def configure(
     ] = None,
     is_journal: IsJournal = False,
     is_shared: IsShared = False,
+    is_only_store: Annotated[
+        bool, typer.Option("--only-store", help="With --journal: other stores that replicated the topic are gone.")
+    ] = False,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,
@@ -111,11 +115,16 @@ def configure(
         if is_journal or is_shared:
             _check_terms(hr, topic, kept_ms, is_shared=is_shared)
             await _store_terms(hr, topic, kept_ms, is_shared=is_shared)
+        if is_only_store:
+            layout = await Topology(hr.log, hr.store.settings, topic).layout()
+            await drop_other_claims(hr.log, hr.store.settings, layout)
         own = msgspec.structs.replace(known, retention_ms=kept_ms or None)
         return await hr.log.admin.configure(topic, journal_config(known) if is_journal else own), kept_ms
 
     if is_journal and is_shared:
         raise BadArgument("--shared", topic, "a topic is a journal's own, or shared; give one of the two")
+    if is_only_store and not is_journal:
+        raise BadArgument("--only-store", topic, "it says that a journal's topic has one store; give --journal too")
     changed, kept_ms = with_headrace(address, store, change)
     is_kept = why_records_expire(changed.config) is None and is_journal
     until = "until they are replicated, and " if is_kept else ""

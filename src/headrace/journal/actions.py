@@ -80,14 +80,20 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Ends the hold of a journal whose record at offset `held_from` can't be decoded.
 
     That record is passed over (`is_skip`), or tried again, by a version that may be able to; those held behind it
-    follow. To readers that don't know it, a Mark. Void for a journal that is not held there.
+    follow. To readers that don't know it, a Mark. Void for a journal that is not held there. `generation` is that of
+    the record: a key that moved, or a topic that was made again, has the same offset once more. None in older ones.
     """
 
     id: str
     held_from: int
     is_skip: bool
+    generation: int | None = None
     origin: str | None = None
     version: str | None = None
+
+    def is_about(self, place: Place) -> bool:
+        """Return True if the record at a place is the one that this decides about."""
+        return self.held_from == place.offset and self.generation in (None, place.generation)
 
 
 Action: TypeAlias = Append | Mark | Delete | Purge | Poison | Verdict

@@ -11,7 +11,7 @@ import msgspec
 from headrace.errors import BadArgument
 from headrace.journal.actions import Append, PayloadFormat
 from headrace.journal.headers import append_headers, encode_action, encode_user_headers
-from headrace.journal.limits import MAX_VALUE_BYTES, check_expiry, check_option, check_size
+from headrace.journal.limits import MAX_METADATA_BYTES, MAX_VALUE_BYTES, check_expiry, check_option, check_size
 from headrace.journal.payloads import Payloads, encode_binary_events, encode_events, encode_json, encode_value
 from headrace.model import Event, Headers, NewRecord, TopicPartition
 from headrace.observe import inject
@@ -143,6 +143,8 @@ def _json(name: str, value: object) -> bytes | None:
     if value is None:
         return None
     try:
-        return encode_json(value)
+        encoded = encode_json(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadArgument(name, type(value).__name__, f"it must be what JSON can carry ({error})") from error
+    check_size(name, len(encoded), MAX_METADATA_BYTES)
+    return encoded

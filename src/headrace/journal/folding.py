@@ -108,6 +108,8 @@ def reopened(meta: JournalMeta | None, verdict: Entry, held: Sequence[Entry]) ->
     action = verdict.action
     if not isinstance(action, Verdict) or meta is None or meta.held_from != action.held_from:
         return None
+    if meta.offset == meta.held_from and not action.is_about(meta.place):
+        return None
     by_place = {entry.place: entry for entry in held}
     opened = msgspec.structs.replace(meta, held_from=None)
     if not action.is_skip and meta.offset == action.held_from:

@@ -41,6 +41,7 @@ _LAST_APPEND = "headrace.last-append"
 _INCARNATION = "headrace.incarnation"
 _VERDICT = "headrace.verdict"
 _HELD_FROM = "headrace.held-from"
+_HELD_GENERATION = "headrace.held-generation"
 _VERDICTS = {b"skip": True, b"release": False}
 
 Written: TypeAlias = Append | Mark | Delete | Purge | Verdict
@@ -233,7 +234,8 @@ def _extras(action: Written) -> list[tuple[str, object]]:
         case Purge():
             return [(_LAST_APPEND, _written(action.last_append))]
         case Verdict():
-            return [(_VERDICT, "skip" if action.is_skip else "release"), (_HELD_FROM, action.held_from)]
+            held = [(_HELD_FROM, action.held_from), (_HELD_GENERATION, action.generation)]
+            return [(_VERDICT, "skip" if action.is_skip else "release"), *held]
 
 
 def _action(header: _Header, headers: Mapping[str, bytes | None]) -> Action | None:
@@ -242,7 +244,7 @@ def _action(header: _Header, headers: Mapping[str, bytes | None]) -> Action | No
     if header.mark is not None:
         mark = header.mark
         if (verdict := headers.get(_VERDICT)) is not None:
-            return _verdict(mark, verdict, _number(headers, _HELD_FROM))
+            return _verdict(mark, verdict, _number(headers, _HELD_FROM), _number(headers, _HELD_GENERATION))
         generation, segment_size = _number(headers, _GENERATION), _number(headers, _SEGMENT_SIZE)
         if segment_size is not None and not 1 <= segment_size <= _MAX_SEGMENT_SIZE:
             raise ValueError(f"no journal has segments of {segment_size}")
@@ -263,10 +265,11 @@ def _action(header: _Header, headers: Mapping[str, bytes | None]) -> Action | No
     return None
 
 
-def _verdict(mark: _Mark, verdict: bytes, held_from: int | None) -> Verdict:
+def _verdict(mark: _Mark, verdict: bytes, held_from: int | None, generation: int | None) -> Verdict:
     if verdict not in _VERDICTS or held_from is None:
         raise ValueError(f"unknown verdict {verdict!r}")
-    return Verdict(id=mark.id, held_from=held_from, is_skip=_VERDICTS[verdict], **_by(mark))
+    is_skip = _VERDICTS[verdict]
+    return Verdict(id=mark.id, held_from=held_from, is_skip=is_skip, generation=generation, **_by(mark))
 
 
 def _append(append: _Append, headers: Mapping[str, bytes | None]) -> Append:

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import msgspec
 
-from headrace.errors import BadArgument, ReadOnlyHandle, UnknownTopic, VoidAppend, WrongSeqNr
+from headrace.errors import BadArgument, ReadOnlyHandle, TopicShared, UnknownTopic, VoidAppend, WrongSeqNr
 from headrace.journal.actions import Delete, Mark, Purge
 from headrace.journal.appends import AppendOptions, new_append
 from headrace.journal.attempts import AppendAttempt
@@ -113,7 +113,7 @@ class Journal:
         so that `expected=await journal.pointer(id_)` is safe. However often the call is repeated on this Journal with
         the same `append_id`, the events are written once at most, and each answer says what became of them; the same
         id with other events is AppendIdReused. With the same `attempt`, which `prepare` gave, that holds on any Journal
-        of any process.
+        of any process. Another Journal need not know an `append_id`, but no numbers are given twice.
         """
         self._check_writable("append")
         id_ = check_id(id_)
@@ -136,6 +136,8 @@ class Journal:
                 )
             )
         new = new_append(given, options, with_digest=once is not None or prepared is not None)
+        if required is not None:
+            await self._check_not_shared("append with expected=")
         started_s = perf_counter()
         try:
             with span("journal.append", topic=self.topic, id=id_):
@@ -181,6 +183,7 @@ class Journal:
             )
         )
         new_append(_numbered(given, tags, 1), options)  # what can't be written is refused before anything is
+        await self._check_not_shared("append_next")
         for attempt in range(1, _NEXT_ATTEMPTS + 1):
             pointer = await self.pointer(id_) or 0
             events = _numbered(given, tags, pointer + 1)
@@ -292,6 +295,11 @@ class Journal:
         if append_id is not None:
             raise BadArgument("append_id", append_id, "an attempt has its own; give one of the two")
         return AppendAttempt.load(attempt, self.topic, id_)
+
+    async def _check_not_shared(self, operation: str) -> None:
+        """Refuse a checked append where readers would take it for one that counts."""
+        if await self._topology.is_shared():
+            raise TopicShared(self.topic, operation)
 
     def _check_writable(self, operation: str) -> None:
         if self._is_read_only:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
@@ -104,10 +105,19 @@ def fold(stored: JournalMeta | None, entries: Iterable[Entry]) -> tuple[JournalM
 
 
 def without_skipped(entries: Sequence[Entry]) -> list[Entry]:
-    """Drop the records that can't be decoded and that somebody has decided to pass over."""
-    verdicts = [entry.action for entry in entries if isinstance(entry.action, Verdict)]
-    skipped = {verdict.held_from for verdict in verdicts if verdict.is_skip}
-    return [entry for entry in entries if not (isinstance(entry.action, Poison) and entry.offset in skipped)]
+    """Drop the records that can't be decoded and that somebody has decided to pass over.
+
+    A journal is held from the first such record; the verdict on it comes later, and the next one holds it then.
+    """
+    waiting: deque[Place] = deque()
+    skipped: set[Place] = set()
+    for entry in entries:
+        action = entry.action
+        if isinstance(action, Poison):
+            waiting.append(entry.place)
+        elif isinstance(action, Verdict) and action.is_skip and waiting and action.is_about(waiting[0]):
+            skipped.add(waiting.popleft())
+    return [entry for entry in entries if not (isinstance(entry.action, Poison) and entry.place in skipped)]
 
 
 def first_of(entry: Entry) -> int:

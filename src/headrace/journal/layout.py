@@ -11,8 +11,14 @@ from collections.abc import Mapping
 import msgspec
 
 from headrace.model import TopicPartition, partition_of
+from headrace.store import ReplicatedOffset
 
-__all__ = ["Generation", "Layout", "Stay"]
+__all__ = ["Generation", "Layout", "Stay", "layout_key"]
+
+
+def layout_key(topic: str) -> str:
+    """Return the name of the setting that holds a topic's layout."""
+    return f"topic/{topic}"
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -72,6 +78,12 @@ class Layout(msgspec.Struct, frozen=True):
             if partition < self.generations[number].partitions:
                 return number
         return self.generation
+
+    def of_topic(self, replicated: ReplicatedOffset | None) -> ReplicatedOffset | None:
+        """Return a replicated offset if it is one of the topic as it is; None if of an earlier one of that name."""
+        if replicated is None or replicated.generation < self.first_generation(replicated.at.partition):
+            return None
+        return replicated
 
     def generation_at(self, partition: int, offset: int) -> int:
         """Return the generation of a partition's record; a boundary itself belongs to the generation before it."""

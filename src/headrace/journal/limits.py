@@ -26,6 +26,7 @@ __all__ = [
     "MAX_HEADERS",
     "MAX_HEADERS_BYTES",
     "MAX_ID_BYTES",
+    "MAX_METADATA_BYTES",
     "MAX_TAGS",
     "MAX_TAG_BYTES",
     "MAX_TEXT_BYTES",
@@ -53,6 +54,7 @@ __all__ = [
 MAX_TEXT_BYTES: Final = 32_767
 MAX_VALUE_BYTES: Final = 8 * 1024 * 1024
 MAX_HEADERS_BYTES: Final = 1024 * 1024
+MAX_METADATA_BYTES: Final = 1024 * 1024  # each row of an append holds it
 MAX_EVENTS: Final = 100_000
 MAX_TAGS: Final = 1_000
 MAX_HEADERS: Final = 1_000

@@ -140,10 +140,14 @@ async def pass_verdict(
 
     `offset` is that of the record which the verdict is about. Raises BadArgument if no verdict is due, or not on that.
     """
-    held_from = await _held_from(store, topic, id_)
+    meta, held_from = await _held_from(store, topic, id_)
+    # While what was held is being applied, the state lies behind the record and does not tell its generation.
+    generation = meta.generation if meta.offset == held_from else None
     if offset is not None and offset != held_from:
         raise BadArgument("offset", offset, f"journal {id_!r} is held from offset {held_from}; decide about that first")
-    verdict = Verdict(id=uuid.uuid4().hex, held_from=held_from, is_skip=skip, origin="quarantine")
+    verdict = Verdict(
+        id=uuid.uuid4().hex, held_from=held_from, is_skip=skip, generation=generation, origin="quarantine"
+    )
     topology = Topology(log, store.settings, topic, lease_s=0.0)  # looks again after the one record that it writes
     while True:
         routed = await topology.find_route(id_)
@@ -153,10 +157,11 @@ async def pass_verdict(
             return position
 
 
-async def _held_from(store: Store, topic: str, id_: str) -> int:
+async def _held_from(store: Store, topic: str, id_: str) -> tuple[JournalMeta, int]:
+    """Return the state of a journal that is held, and the offset of the record that it is held from."""
     meta = await store.reader.meta(topic, id_) if why_id_is_refused(id_) is None else None
     if meta is not None and meta.held_from is not None:
-        return meta.held_from
+        return meta, meta.held_from
     aside = await store.reader.meta(_side(topic), id_) if meta is None else None
     if aside is not None and not aside.is_purged:
         raise BadArgument("id", id_, f"{aside.metadata}: its records can only be copied, under another id")

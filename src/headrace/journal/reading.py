@@ -262,7 +262,8 @@ class JournalReader:
                 is_within = events[0].seq_nr >= first and events[-1].seq_nr <= last
                 yield events if is_within else [event for event in events if first <= event.seq_nr <= last]
         except RecordsLost as error:
-            replicated = await self._store.replicated(window.at)
+            layout = await self._topology.layout()
+            replicated = layout.of_topic(await self._store.replicated(window.at))
             if replicated is None or replicated.offset < error.last:
                 raise
             raise ReadAgain(id_, "its records moved from the log to the store") from error

@@ -14,7 +14,8 @@ import msgspec
 
 from headrace.errors import JournalTopicExpires, RecordsExpireSoon, ReplayTooOld, RetentionTooLong
 from headrace.journal.boundary_marks import state_layout
-from headrace.journal.layout import Layout
+from headrace.journal.layout import Layout, layout_key
+from headrace.journal.store_claims import check_sole_store
 from headrace.log import Log
 from headrace.model import Bounds, Cleanup, Topic, TopicConfig, TopicPartition
 from headrace.observe import Probe
@@ -135,7 +136,7 @@ async def remove_replicated(log: Log, store: Store, layout: Layout, *, retention
 
     The layout must be the one of this moment. The replicated offsets are read back from the store, and a topic that is
     growing is left alone: its boundaries are looked for from before it began to. Of a topic that has grown, the layout
-    is stated again in the log before a mark that tells it goes.
+    is stated again in the log before a mark that tells it goes. Raises SeveralStores if another store claims the topic.
     """
     if layout.growing_to is not None:
         return 0
@@ -145,6 +146,8 @@ async def remove_replicated(log: Log, store: Store, layout: Layout, *, retention
         start, before = await _removable(log, store.reader, layout, at, now_ms - retention_ms)
         if before > start:
             ends[partition] = start, before
+    if ends:
+        await check_sole_store(log, store.settings, layout)
     if ends and layout.generation > 0:
         await _keep_stated(log, store.settings, layout, before=ends.get(0, (0, 0))[1])
     crash_point("retention.before-removal")
@@ -229,14 +232,15 @@ class TimeLeft(NamedTuple):
     left_s: float
 
 
-async def time_left(log: Log, reader: StoreReader, topic: Topic, *, now_ms: int) -> list[TimeLeft]:
+async def time_left(log: Log, store: Store, topic: Topic, *, now_ms: int) -> list[TimeLeft]:
     """Return the partitions of a topic with a retention of its own where something waits to be replicated."""
     if topic.config.retention_ms is None:
         return []
     found = []
+    layout = await _layout_of(store.settings, topic)
     for partition in range(topic.partitions):
         at = TopicPartition(topic.name, partition)
-        stored = await reader.replicated(at)
+        stored = layout.of_topic(await store.reader.replicated(at)) if layout is not None else None
         oldest_ms = await _time_of_next(log, at, 0 if stored is None else stored.offset + 1)
         if oldest_ms is not None:
             found.append(TimeLeft(at, (oldest_ms + topic.config.retention_ms - now_ms) / _SECOND_MS))
@@ -248,11 +252,18 @@ def retention_probe(log: Log, store: Store, topic: str, *, least_s: float, now_m
 
     async def probe() -> None:
         described = await log.admin.describe(topic)
-        for at, left_s in await time_left(log, store.reader, described, now_ms=now_ms()):
+        for at, left_s in await time_left(log, store, described, now_ms=now_ms()):
             if left_s < least_s:
                 raise RecordsExpireSoon(at.topic, at.partition, left_s)
 
     return probe
+
+
+async def _layout_of(settings: Settings, topic: Topic) -> Layout | None:
+    """Return the layout that the store has of the topic; None if it has none, or one of an earlier topic."""
+    stored = await settings.get(layout_key(topic.name))
+    layout = None if stored is None else msgspec.json.decode(stored, type=Layout)
+    return layout if layout is not None and layout.topic_id == topic.topic_id else None
 
 
 async def _has_journals(reader: StoreReader, at: TopicPartition) -> bool:

@@ -29,9 +29,10 @@ class PartitionStats(NamedTuple):
 async def partition_stats(log: Log, store: StoreReader, topology: Topology) -> list[PartitionStats]:
     """Ask the log and the store about every partition."""
     stats = []
-    for partition in range(await topology.partitions()):
+    layout = await topology.layout()
+    for partition in range(layout.partitions):
         at = TopicPartition(topology.topic, partition)
-        bounds, replicated = await log.bounds(at), await store.replicated(at)
+        bounds, replicated = await log.bounds(at), layout.of_topic(await store.replicated(at))
         offset = replicated.offset if replicated is not None else None
         stats.append(PartitionStats(partition, bounds.start, bounds.end, offset))
     return stats

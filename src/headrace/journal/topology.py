@@ -16,8 +16,8 @@ import msgspec
 
 from headrace.errors import TimedOut, TopicExists, Unavailable, UnknownTopic
 from headrace.journal.boundary_marks import layout_from_log
-from headrace.journal.layout import Layout
-from headrace.journal.retention import JOURNAL_TOPIC, check_topic
+from headrace.journal.layout import Layout, layout_key
+from headrace.journal.retention import JOURNAL_TOPIC, check_topic, read_terms
 from headrace.log import Log
 from headrace.model import Topic, TopicPartition
 from headrace.observe import get_logger
@@ -61,11 +61,6 @@ async def longest_lease_s(settings: Settings, topic: str) -> float:
     return float(await settings.get(lease_key(topic)) or 0.0)
 
 
-def layout_key(topic: str) -> str:
-    """Return the name of the setting that holds a topic's layout."""
-    return f"topic/{topic}"
-
-
 class Topology:
     """The layout of one topic.
 
@@ -100,6 +95,8 @@ class Topology:
         self._asked_s = 0.0
         self._asked_as_writer = False
         self._from_log: tuple[tuple[Layout | None, str, int], Layout] | None = None
+        self._is_shared = False
+        self._shared_until_s = 0.0
 
     async def layout(self) -> Layout:
         """Return the layout, at most a lease old. Who comes while it is being read waits for that reading."""
@@ -223,6 +220,13 @@ class Topology:
     async def partitions(self) -> int:
         """Return the published number of partitions."""
         return (await self.layout()).partitions
+
+    async def is_shared(self) -> bool:
+        """Return True if the topic was declared as shared with other services, as of a lease ago at most."""
+        if (asked_s := time.monotonic()) > self._shared_until_s:
+            self._is_shared = (await read_terms(self._settings, self.topic)).is_shared
+            self._shared_until_s = asked_s + self._lease_s
+        return self._is_shared
 
     async def _store_lease(self) -> None:
         """Make sure that whoever grows the topic waits for as long as this client trusts what it reads."""

@@ -228,6 +228,8 @@ class Log(Protocol):
         A bounded read that makes no progress for `timeout_s` raises TimedOut: an open transaction may be in
         the way. Raises OffsetOutOfRange, also when retention overtakes the reader; UnreadableRecord, after all that
         lies before it, for a stored record that can't be decoded: a new read from its offset + 1 goes past it.
+        A read without `end` raises UnknownTopic when its topic is deleted, also if another one of that name was made
+        since. A broker does not tell: for some seconds after that it may give records of the new topic before it ends.
         """
         ...
 

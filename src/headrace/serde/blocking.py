@@ -49,16 +49,22 @@ class BlockingRegistry:
             raise
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine of the registry to its end."""
+        """Run a coroutine of the registry to its end. Raises Closed; BadArgument in the registry's own thread."""
         if self._loop.is_closed():
             coroutine.close()
             raise Closed("this registry")
+        try:
+            self._check_thread()
+        except BadArgument:
+            coroutine.close()
+            raise
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def close(self) -> None:
-        """Close registry, log and thread."""
+        """Close registry, log and thread. Raises BadArgument in that thread."""
         if self._loop.is_closed():
             return
+        self._check_thread()
         if hasattr(self, "registry"):
             self.run(self.registry.close())
         if self._log is not None:
@@ -67,6 +73,12 @@ class BlockingRegistry:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def _check_thread(self) -> None:
+        """Refuse a blocking call in the thread whose loop would have to serve it."""
+        if threading.current_thread() is self._thread:
+            rule = "it would wait for itself; await the asynchronous call instead"
+            raise BadArgument("calling thread", self._thread.name, rule)
 
     def __enter__(self) -> BlockingRegistry:
         return self

@@ -137,7 +137,7 @@ def cassandra_yaml(node: NodePlan, layout: Layout) -> dict[str, Any]:
         "cdc_raw_directory": str(node.data / "cdc_raw"),
         "commitlog_sync": "periodic",
         "commitlog_sync_period": "1000ms",
-        "commitlog_segment_size": "8MiB",
+        "commitlog_segment_size": "32MiB",  # half of it is the largest row: what journals may hold must fit
         "commitlog_total_space": "128MiB",
         "memtable_heap_space": "64MiB",
         "memtable_offheap_space": "64MiB",

@@ -88,7 +88,7 @@ class Floors:
                 continue
             highest_ms = max(highest_ms, entry.floor_ms, *entry.generations.values(), 0)
             for partition in range(layout.partitions):
-                head_ms = await self._time_at(TopicPartition(topic, partition), None)
+                head_ms = await self._time_at(layout, TopicPartition(topic, partition), None)
                 highest_ms = max(highest_ms, head_ms)
         return highest_ms
 
@@ -97,7 +97,7 @@ class Floors:
         began = layout.generations[generation]
         if began.boundaries:
             times = [
-                await self._time_at(TopicPartition(layout.topic, partition), boundary)
+                await self._time_at(layout, TopicPartition(layout.topic, partition), boundary)
                 for partition, boundary in began.boundaries.items()
             ]
         else:
@@ -107,10 +107,15 @@ class Floors:
             times += [registry.topics[layout.topic].last_ms, await self._highest(registry, without=layout.topic)]
         return max(before_ms, *times, 0)
 
-    async def _time_at(self, at: TopicPartition, offset: int | None) -> int:
-        """Return the highest timestamp up to an offset (inclusive), or to the end, or what replication knows."""
+    async def _time_at(self, layout: Layout, at: TopicPartition, offset: int | None) -> int:
+        """Return the highest timestamp up to an offset (inclusive), or to the end, or what replication knows.
+
+        Offsets of an earlier topic of that name say nothing about where to read this one from; its times count.
+        """
         known = await self._store.reader.replicated(at)
-        start, highest_ms = (known.offset + 1, known.log_time_ms) if known is not None else (0, 0)
+        highest_ms = known.log_time_ms if known is not None else 0
+        of_topic = layout.of_topic(known)
+        start = of_topic.offset + 1 if of_topic is not None else 0
         if self._log is None:
             rule = f"the log is needed to settle where {at.topic!r} begins; open the topic where the log is at hand"
             raise BadArgument("log", None, rule)

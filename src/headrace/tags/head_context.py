@@ -124,7 +124,7 @@ class HeadContext:
         for stay in layout.stays(entry.id):
             is_here = stay.at.partition == entry.partition and stay.start <= entry.offset
             is_last = is_here and (stay.end is None or entry.offset < stay.end)
-            replicated = await self.store.reader.replicated(stay.at)
+            replicated = layout.of_topic(await self.store.reader.replicated(stay.at))
             generation = layout.first_generation(stay.at.partition)
             if replicated is not None:
                 generation = max(generation, replicated.generation)

@@ -277,7 +277,8 @@ class PartitionHead:
             return
         self._trimmed_s = now_s
         try:
-            replicated = await self._context.store.reader.replicated(self.at)
+            layout = self._context.layouts[self.at.topic]
+            replicated = layout.of_topic(await self._context.store.reader.replicated(self.at))
         except HeadraceError as error:
             _logger.warning("head of a tag query not trimmed", partition=str(self.at), error=str(error))
             return

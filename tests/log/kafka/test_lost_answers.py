@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from tests.log.kafka.conftest import OpenKafka
 
-from headrace.errors import Fenced, TransactionFailed, Unavailable
+from headrace.errors import Fenced, TimedOut, TransactionFailed, Unavailable
 from headrace.log import TransactionalProducer
 from headrace.log.kafka.log import KafkaLog
 from headrace.model import NewRecord, TopicPartition
@@ -98,6 +98,41 @@ async def test_a_commit_whose_answer_is_lost_is_not_called_failed(
     await again.append(numbered(topic, 1, first=2))
     await again.commit()
     assert values(await read_all(log, topic)) == [b"0", b"1", b"2"]
+
+
+async def test_a_commit_of_a_group_whose_answer_is_lost_may_have_been_done(
+    broker: RunningService, proxy: TcpProxy, opened: OpenKafka
+) -> None:
+    """The coordinator stores the offset and its answer never arrives: the error says so, and a second try is safe."""
+    log, direct = await opened(proxy, request_timeout_s=2), await opened(broker)
+    topic = await _topic(direct)
+    at, group = TopicPartition(topic, 0), f"g-{topic}"
+    await direct.append(numbered(topic, 3))
+    member = await log.groups.join(group, [topic])
+    found: list[bytes | None] = []
+
+    async def has_all() -> bool:
+        found.extend(values(await member.poll(timeout_s=0.2)))
+        return len(found) == 3
+
+    await eventually(has_all)
+    proxy.hold_answers()
+    for offset in (2, 3):  # the second waits for the first, and is given up
+        with pytest.raises(TimedOut, match=r"commit in group .* it may or may not have happened") as failed:
+            await member.commit({at: offset})
+        assert not failed.value.outcome_known
+    assert await direct.groups.committed(group, [at]) == {at: 2}
+    proxy.restore()
+
+    async def is_committed() -> bool:
+        try:
+            await member.commit({at: 3})
+        except Unavailable:
+            return False
+        return True
+
+    await eventually(is_committed)
+    assert await direct.groups.committed(group, [at]) == {at: 3}
 
 
 async def test_a_commit_that_is_fenced_may_have_been_done(

@@ -21,6 +21,8 @@ __all__ = ["EmbeddedAdmin"]
 
 T = TypeVar("T")
 
+INTERNAL_PREFIX = "__"
+
 
 class EmbeddedAdmin:
     """The embedded log's Admin."""
@@ -48,9 +50,13 @@ class EmbeddedAdmin:
         return await self._readers.run(lambda db: load_topic(db, topic))
 
     async def topics(self) -> Sequence[str]:
-        """List all names."""
+        """List all names but the internal ones, which begin with two underscores as Kafka's do."""
         return await self._readers.run(
-            lambda db: [name for (name,) in db.execute("SELECT name FROM topics ORDER BY name")]
+            lambda db: [
+                name
+                for (name,) in db.execute("SELECT name FROM topics ORDER BY name")
+                if not name.startswith(INTERNAL_PREFIX)
+            ]
         )
 
     async def delete(self, topic: str) -> None:

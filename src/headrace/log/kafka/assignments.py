@@ -10,6 +10,7 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_STORED, KafkaError, KafkaException
 
+from headrace.errors import UnreadableRecord
 from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.faults import error_in
 from headrace.log.ports import Listener, StartAt
@@ -24,13 +25,16 @@ class Assignment:
     """The partitions of one member. The driver calls it in the member's thread, from inside of polls.
 
     The listener is called on the event loop meanwhile. `problem` is what went wrong and was not raised yet;
-    `lost_at` says where a partition's committed offset was that the log does not hold any more.
+    `lost_at` says where a partition's committed offset was that the log does not hold any more, `unreadable` where one
+    stands before a record that can't be decoded, `paused` which ones the application wants nothing of.
     """
 
     def __init__(self, cluster: Cluster, group: str, listener: Listener | None, start_at: StartAt) -> None:
         self.partitions: frozenset[TopicPartition] = frozenset()
         self.generation = 0
         self.lost_at: dict[TopicPartition, int] = {}
+        self.unreadable: dict[TopicPartition, UnreadableRecord] = {}
+        self.paused: set[TopicPartition] = set()
         self.problem: BaseException | None = None
         self.listener = listener
         self.is_ending = False
@@ -51,6 +55,8 @@ class Assignment:
         consumer.incremental_assign(self._starts(consumer, partitions))
         for at in taken:
             self.lost_at.pop(at, None)
+            self.unreadable.pop(at, None)
+            self.paused.discard(at)  # the driver fetches what is assigned anew
         self._change(self.partitions | taken)
         if self.listener is not None:
             self._tell(self.listener.assigned, taken)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from headrace.errors import OperationFailed
+from headrace.errors import OperationFailed, UnreadableRecord
 from headrace.log.following import Feed
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.clients import ClientConfigs
@@ -204,8 +204,10 @@ class KafkaSource:
     async def _name_error(self, feed: Feed, turn: int, error: Any) -> None:  # noqa: ANN401
         at = feed.at
         try:
-            if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
-                named: Exception = out_of_range(at, feed.position, await find_bounds(self._cluster, at))
+            if isinstance(error, UnreadableRecord):
+                named: Exception = error
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
+                named = out_of_range(at, feed.position, await find_bounds(self._cluster, at))
             else:
                 self._catalogue.forget(at.topic)
                 timeout_s = self._cluster.request_timeout_s
@@ -304,25 +306,33 @@ def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Ass
             continue
         at = TopicPartition(message.topic(), message.partition())
         has = assigned.get(at)
-        if has is None or has.has_failed or at in found.doubtful:
-            continue
         offset = message.offset()
-        if offset < has.position:
+        if has is None or has.has_failed or at in found.doubtful or offset < has.position:
             continue
         if not has.is_sure and not _is_believed(has, offset):
             found.doubtful.append(at)
             continue
         before.setdefault(at, has.position)
-        if error is None:
-            records.setdefault(at, []).append(record_of(message))
-            has.position = offset + 1
-        else:
+        if error is not None:
             has.position = max(has.position, offset)
+        elif (unreadable := _take(message, has, records.setdefault(at, []))) is not None:
+            errors[at] = unreadable
     for at in {**before, **errors}:
         has = assigned[at]
         if at in errors or has.position > before[at]:
             found.brought.append(Brought(at, has.turn, Batch(records.get(at, []), has.position), errors.get(at)))
     return found
+
+
+def _take(message: Any, has: Assigned, records: list[Record]) -> UnreadableRecord | None:  # noqa: ANN401
+    """Add a message's record, or return why it can't be decoded: nothing that comes behind it counts."""
+    try:
+        records.append(record_of(message))
+    except UnreadableRecord as unreadable:
+        has.has_failed = True
+        return unreadable
+    has.position = message.offset() + 1
+    return None
 
 
 def _fail(message: Any, error: Any, assigned: Mapping[TopicPartition, Assigned]) -> dict[TopicPartition, Any]:  # noqa: ANN401

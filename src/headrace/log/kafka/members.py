@@ -12,7 +12,7 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from headrace.errors import BadArgument, Closed, HeadraceError, NotOwner, OffsetOutOfRange
+from headrace.errors import BadArgument, Closed, HeadraceError, NotOwner, OffsetOutOfRange, TimedOut, UnreadableRecord
 from headrace.log import checks
 from headrace.log.kafka.assignments import Assignment
 from headrace.log.kafka.cluster import Cluster
@@ -52,6 +52,8 @@ class KafkaMember:
         self._cluster = cluster
         self._session_timeout_s = session_timeout_s
         self._threads = Threads("member", count=1)
+        # Not the member's own thread: that one waits for the listener when `revoked` commits.
+        self._committing = Threads("commit", count=1)
         config = cluster.configs.member(group, self.member_id, session_timeout_s=session_timeout_s)
         self._consumer = Consumer(config, logger=DRIVER_LOG)
         self._assignment = Assignment(cluster, group, listener, start_at)
@@ -103,14 +105,28 @@ class KafkaMember:
         self._check_open()
         positions = self.positions_of(offsets)
         if positions:
-            # Not in the member's own thread: that one waits for the listener when `revoked` commits.
-            await self._cluster.threads.run(self._commit, positions)
+            await self._bounded(self._committing.start(self._commit, positions))
+            await self._cluster.threads.run(self._go_past_unreadable, dict(offsets))
+
+    async def _bounded(self, committing: asyncio.Future[None]) -> None:
+        """Wait for a commit. The driver waits for a silent coordinator as long as it is silent; callers don't.
+
+        One that has not begun when the time is up, because one before it still waits, is given up and does nothing.
+        """
+        timeout_s = self._cluster.request_timeout_s
+        await asyncio.wait([committing], timeout=timeout_s)
+        if not committing.done():
+            committing.cancel()
+            raise TimedOut(f"commit in group {self.group!r}", timeout_s, outcome_known=False)
+        committing.result()
 
     async def pause(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
         """Stop or go on fetching what is owned of these."""
         self._check_open()
-        owned = [confluent_kafka.TopicPartition(*at) for at in checks.check_places(partitions) if at in self.assignment]
-        (self._consumer.pause if paused else self._consumer.resume)(owned)
+        owned = [at for at in checks.check_places(partitions) if at in self.assignment]
+        (self._assignment.paused.update if paused else self._assignment.paused.difference_update)(owned)
+        places = [confluent_kafka.TopicPartition(*at) for at in owned]
+        (self._consumer.pause if paused else self._consumer.resume)(places)
 
     async def leave(self) -> None:
         """Give everything back and leave."""
@@ -135,6 +151,7 @@ class KafkaMember:
         self._assignment.is_ending = True
         await self._threads.run(self._shut)
         await self._threads.join()
+        await self._committing.join()
         self._is_closed = True
         self.on_leave(self)
 
@@ -167,6 +184,10 @@ class KafkaMember:
         if problem is not None and not having:
             self._assignment.problem = None
             raise problem
+        if not having:
+            for at, unreadable in self._assignment.unreadable.items():
+                if at in self.assignment:
+                    raise unreadable
 
     def _poll(self, max_records: int, timeout_s: float) -> list[Record]:
         deadline = time.monotonic() + timeout_s
@@ -178,14 +199,15 @@ class KafkaMember:
         return []
 
     def _has_news(self) -> bool:
-        return self._assignment.problem is not None or bool(self._assignment.lost_at)
+        assignment = self._assignment
+        return assignment.problem is not None or bool(assignment.lost_at) or bool(assignment.unreadable)
 
     def _sort(self, messages: list[Any]) -> list[Record]:
         records = []
         for message in messages:
             error = message.error()
             if error is None:
-                records.append(record_of(message))
+                records += self._readable(message)
             else:
                 self._note(error, message)
         if records:
@@ -193,6 +215,28 @@ class KafkaMember:
                 FETCHES.labels("kafka", topic).inc()
                 FETCHED.labels("kafka", topic).inc(sum(record.topic == topic for record in records))
         return records
+
+    def _readable(self, message: Any) -> list[Record]:  # noqa: ANN401
+        """Return the record of a message; none from one that can't be decoded on, where the partition stands still."""
+        at = TopicPartition(message.topic(), message.partition())
+        if at in self._assignment.unreadable:
+            return []
+        try:
+            return [record_of(message)]
+        except UnreadableRecord as unreadable:
+            self._assignment.unreadable[at] = unreadable
+            self._consumer.pause([confluent_kafka.TopicPartition(*at)])
+            return []
+
+    def _go_past_unreadable(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Go on behind records that can't be decoded, where such an offset was committed."""
+        for at, offset in offsets.items():
+            unreadable = self._assignment.unreadable.get(at)
+            if unreadable is not None and unreadable.offset < offset and at in self.assignment:
+                self._consumer.seek(confluent_kafka.TopicPartition(*at, offset))
+                del self._assignment.unreadable[at]
+                if at not in self._assignment.paused:
+                    self._consumer.resume([confluent_kafka.TopicPartition(*at)])
 
     def _note(self, error: Any, message: Any) -> None:  # noqa: ANN401
         """Keep an error for the end of the poll; what librdkafka mends by itself is left to it."""

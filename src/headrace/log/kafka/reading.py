@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
 from confluent_kafka import KafkaError
 
-from headrace.errors import OffsetOutOfRange, TimedOut
+from headrace.errors import OffsetOutOfRange, TimedOut, UnreadableRecord
 from headrace.log import checks
 from headrace.log.kafka.catalogue import Catalogue
 from headrace.log.kafka.cluster import Cluster
@@ -23,10 +24,21 @@ __all__ = ["Reading", "count_batch", "is_mended", "out_of_range", "record_of"]
 # How long one poll blocks its thread: what cancelling and closing wait for at most.
 _POLL_S = 0.1
 
+# The driver returns headers that it failed to decode together with an error, and a plain call of its method does not
+# look for one: the error would come up at some later call, anywhere. This way of calling looks.
+_headers_of = operator.methodcaller("headers")
+
 
 def record_of(message: Any, *, headers_only: bool = False) -> Record:  # noqa: ANN401
-    """Return a message of the driver as a record."""
-    headers = message.headers()
+    """Return a message of the driver as a record. Raises UnreadableRecord if the name of a header is no UTF-8.
+
+    The driver says so once; asked again it gives a list with a hole in it, which no code may touch.
+    """
+    try:
+        headers = _headers_of(message)
+    except (SystemError, UnicodeDecodeError) as error:
+        at = (message.topic(), message.partition(), message.offset())
+        raise UnreadableRecord(*at, "the name of a header is no UTF-8") from error
     return Record(
         message.topic(),
         message.partition(),
@@ -108,6 +120,8 @@ class Reading:
     async def _raise(self, error: Any, wanted: Read, position: int) -> None:  # noqa: ANN401
         """Raise what ends the read; librdkafka mends the rest by itself."""
         at = wanted.at
+        if isinstance(error, UnreadableRecord):
+            raise error
         if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
             raise out_of_range(at, position, await find_bounds(self._cluster, at))
         if is_mended(error):
@@ -153,7 +167,10 @@ def gather(messages: Sequence[Any], wanted: Read, position: int) -> Fetched:
         if error is None:
             if wanted.end is not None and message.offset() >= wanted.end:
                 return Fetched(Batch(records, max(position, wanted.end)), None)
-            records.append(record_of(message, headers_only=wanted.headers_only))
+            try:
+                records.append(record_of(message, headers_only=wanted.headers_only))
+            except UnreadableRecord as unreadable:
+                return Fetched(Batch(records, position), unreadable)
             position = message.offset() + 1
         elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
             position = max(position, message.offset())

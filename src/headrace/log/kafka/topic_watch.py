@@ -1,6 +1,7 @@
 """Whether the topics that somebody follows are still the same: a broker does not tell their readers.
 
-One request for all of them, every now and then. A topic that was deleted and made again has another id.
+One request for all of them, every now and then. A topic that was deleted and made again has another id. Between two
+looks a follower goes on in the new topic where it was in the old one: records carry no id, so nobody can tell at once.
 """
 
 from __future__ import annotations

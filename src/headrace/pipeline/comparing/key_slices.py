@@ -12,25 +12,24 @@ from hashlib import blake2b
 
 import numpy as np
 
+from headrace.errors import OffsetOutOfRange
 from headrace.journal.actions import Append
 from headrace.journal.folding import Entry
 from headrace.log import Log
 from headrace.model import TopicPartition
-from headrace.pipeline.comparing.key_windows import Window, read_entries
+from headrace.pipeline.comparing.key_windows import MovingWindow, Window, read_entries
 
-__all__ = ["Survey", "entries_of", "ids_in", "slices", "survey"]
+__all__ = ["KeySet", "Survey", "entries_of", "ids_in", "slices", "survey"]
 
 EVENTS_AT_ONCE = 20_000
 _HASHES_KEPT = 1 << 18
 _EVENTS_OF_APPEND = 1000
 
 
-class Survey:
-    """How much there is in a window, and of which keys."""
+class KeySet:
+    """Which keys were seen, by a hash of each: eight bytes for a key."""
 
     def __init__(self) -> None:
-        self.records = 0
-        self.events = 0
         self._new: list[int] = []
         self._known = np.empty(0, np.uint64)
 
@@ -40,11 +39,9 @@ class Survey:
         place = int(np.searchsorted(self._known, wanted))
         return place < len(self._known) and bool(self._known[place] == wanted)
 
-    def add(self, entry: Entry) -> None:
-        """Count an entry."""
-        self.records += 1
-        self.events += _most_events(entry.action) if isinstance(entry.action, Append) else 1
-        self._new.append(_hash(entry.id))
+    def add(self, id_: str) -> None:
+        """Remember a key."""
+        self._new.append(_hash(id_))
         if len(self._new) >= _HASHES_KEPT:
             self._settle()
 
@@ -52,6 +49,24 @@ class Survey:
         if self._new:
             self._known = np.union1d(self._known, np.array(self._new, np.uint64))
             self._new.clear()
+
+
+class Survey:
+    """How much there is in a window, and of which keys."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.events = 0
+        self._keys = KeySet()
+
+    def __contains__(self, id_: str) -> bool:
+        return id_ in self._keys
+
+    def add(self, entry: Entry) -> None:
+        """Count an entry."""
+        self.records += 1
+        self.events += _most_events(entry.action) if isinstance(entry.action, Append) else 1
+        self._keys.add(entry.id)
 
 
 async def survey(log: Log, window: Window) -> Survey:
@@ -63,12 +78,16 @@ async def survey(log: Log, window: Window) -> Survey:
 
 
 async def slices(
-    log: Log, window: Window, found: Survey, *, events_at_once: int = EVENTS_AT_ONCE
+    log: Log, moving: MovingWindow, found: Survey, *, events_at_once: int = EVENTS_AT_ONCE
 ) -> AsyncIterator[dict[str, list[Entry]]]:
-    """Yield the window's entries by id, a slice of the keys at a time."""
+    """Yield the window's entries by id, a slice of the keys at a time; `moving` has the window that they are of."""
     count = -(-found.events // max(1, events_at_once))
     for number in range(count):
-        yield await _gather(log, window, lambda key, n=number: zlib.crc32(key) % count == n)  # type: ignore[misc]
+
+        def wanted(key: bytes, number: int = number) -> bool:
+            return zlib.crc32(key) % count == number
+
+        yield await moving.read(lambda window, wanted=wanted: _gather(log, window, wanted))  # type: ignore[misc]
 
 
 async def entries_of(log: Log, window: Window, ids: Collection[str]) -> dict[str, list[Entry]]:
@@ -81,11 +100,22 @@ async def entries_of(log: Log, window: Window, ids: Collection[str]) -> dict[str
 async def ids_in(log: Log, at: TopicPartition, ids: Collection[str]) -> set[str]:
     """Return which of the journals have records in a partition, whoever wrote them there."""
     keys = {id_.encode(errors="surrogateescape"): id_ for id_ in ids}
-    bounds, found = await log.bounds(at), set()
-    if bounds.end > bounds.start:
-        async for batch in log.read(at, bounds.start, bounds.end, headers_only=True):
-            found |= {keys[record.key] for record in batch.records if record.key in keys}
-    return found
+    start, found = 0, set[str]()
+    while True:
+        bounds = await log.bounds(at)
+        start = max(start, bounds.start)
+        if start >= bounds.end:
+            return found
+        try:
+            async for batch in log.read(at, start, bounds.end, headers_only=True):
+                found |= {keys[record.key] for record in batch.records if record.key in keys}
+                start = batch.next_offset
+        except OffsetOutOfRange as error:
+            if error.offset >= error.start:
+                raise
+            start = error.start  # removed meanwhile, by replication that has carried it into the store
+        else:
+            return found
 
 
 async def _gather(

@@ -7,11 +7,13 @@ behind the loss, and its state before that is unknown.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
+from headrace.errors import OffsetOutOfRange
 from headrace.journal import Layout
 from headrace.journal.actions import Mark
 from headrace.journal.folding import Entry
@@ -21,8 +23,11 @@ from headrace.model import TopicPartition
 from headrace.store import DEFAULT_SEGMENT_SIZE, Place, ReplicatedOffset, Store
 from headrace.tags.registry import REGISTRY_KEY, Registry
 
-__all__ = ["KeyWindow", "Stretch", "Window", "generation_at", "open_window", "read_entries"]
+__all__ = ["KeyWindow", "MovingWindow", "Stretch", "Window", "generation_at", "open_window", "read_entries"]
 
+T = TypeVar("T")
+
+_REOPENED_AT_MOST = 20
 _decode_registry = msgspec.json.Decoder(Registry).decode
 
 
@@ -73,6 +78,10 @@ class Window:
         """The task's own partition."""
         return self.stretches[self.at.partition]
 
+    def has_home_of(self, id_: str) -> bool:
+        """Return True if a journal is judged in the task's partition; it is not any more where it moved away."""
+        return self.layout.generation == 0 or self.layout.route(id_) == self.at
+
     @property
     def is_log_time_exact(self) -> bool:
         """Whether the log times of rows can be computed from what the log still has."""
@@ -98,9 +107,10 @@ class Window:
             stretch = self.stretches[stay.at.partition]
             start = max(stay.start, stretch.start)
             end = stretch.last if stay.end is None else min(stretch.last, stay.end - 1)
-            if found is not None and end < stay.start:
-                break
             last = Place(generation_at(self.layout, stay.at, end), end)
+            # At the boundary itself nothing of the stay is there, and offsets of two partitions don't compare.
+            if found is not None and (end < stay.start or last.generation <= found.last.generation):
+                break
             if found is None or start > stay.start:
                 is_whole = start == stay.start and not _was_made_anew(self.layout)
                 found = KeyWindow(Place(generation_at(self.layout, stay.at, start), start), last, is_whole)
@@ -109,6 +119,28 @@ class Window:
         if found is None:
             raise AssertionError("every key is somewhere")
         return found
+
+
+class MovingWindow:
+    """A window that is read several times. Replication may remove its start meanwhile, which the store has.
+
+    Then it is opened again, from where the log begins by then.
+    """
+
+    def __init__(self, window: Window, reopen: Callable[[], Awaitable[Window]]) -> None:
+        self.window = window
+        self._reopen = reopen
+
+    async def read(self, read: Callable[[Window], Awaitable[T]]) -> T:
+        """Return what a reading of the whole window gives. Raises OffsetOutOfRange if the log has lost its end."""
+        for _ in range(_REOPENED_AT_MOST):
+            try:
+                return await read(self.window)
+            except OffsetOutOfRange as error:
+                if error.offset >= error.start:
+                    raise
+                self.window = await self._reopen()
+        return await read(self.window)
 
 
 def generation_at(layout: Layout, at: TopicPartition, offset: int) -> int:

@@ -21,8 +21,8 @@ from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.pipeline.comparing.findings import Finding, checked_batch, findings_batch
 from headrace.pipeline.comparing.key_looks import KeyLook, look_at_key
-from headrace.pipeline.comparing.key_slices import EVENTS_AT_ONCE, entries_of, ids_in, slices, survey
-from headrace.pipeline.comparing.key_windows import Window, open_window
+from headrace.pipeline.comparing.key_slices import EVENTS_AT_ONCE, KeySet, entries_of, ids_in, slices, survey
+from headrace.pipeline.comparing.key_windows import MovingWindow, Window, open_window
 from headrace.pipeline.comparing.mending import mend
 from headrace.pipeline.comparing.pointer_judging import pointer_findings
 from headrace.pipeline.comparing.tag_looks import TagLooks, open_tag_looks
@@ -101,26 +101,29 @@ class AuditTask:
         """Yield what is wrong, some at a time."""
         log, store = await log_of(self._places), await store_of(self._places)
         self._tags = await open_tag_looks(log, store, self._places.settings_of_tags(), self._at.topic)
-        window = await self._window(log, store)
-        if wrong := pointer_findings(window, round(time.time() * 1000)):
+        moving = MovingWindow(await self._window(log, store), lambda: self._window(log, store))
+        if wrong := pointer_findings(moving.window, round(time.time() * 1000)):
             self._count(findings=len(wrong))
             yield [msgspec.structs.replace(each, mended=False if self._is_repair else None) for each in wrong]
-        found = await survey(log, window)
-        self._count(first=window.home.start, last=window.home.last, records=found.records)
-        async for by_id in slices(log, window, found, events_at_once=self._events_at_once):
-            suspects = await self._first_look(store, window, by_id)
+        found = await moving.read(lambda window: survey(log, window))
+        self._count(first=moving.window.home.start, last=moving.window.home.last, records=found.records)
+        judged = KeySet()  # not what was surveyed: its records may have been removed before its slice was read
+        async for by_id in slices(log, moving, found, events_at_once=self._events_at_once):
+            for id_ in by_id:
+                judged.add(id_)
+            suspects = await self._first_look(store, moving.window, by_id)
             if suspects:
                 yield await self._look_again(log, store, suspects)
-        heads: list[str] = []
+        window, heads = moving.window, list[str]()
         async for page in store.reader.metas(self._at.topic):
-            ours = [meta for meta in page if window.layout.route(meta.id) == self._at and meta.id not in found]
+            ours = [meta for meta in page if window.layout.route(meta.id) == self._at and meta.id not in judged]
             heads += await _without_records(log, window, ours)
             if len(heads) >= _HEADS_AT_ONCE:
                 yield await self._unlogged(log, store, window, heads)
                 heads = []
         if heads:
             yield await self._unlogged(log, store, window, heads)
-        if self._tags is not None and (strangers := await self._tags.strangers(window, found.__contains__)):
+        if self._tags is not None and (strangers := await self._tags.strangers(window, judged.__contains__)):
             yield await self._look_again(log, store, strangers)
 
     async def _window(self, log: Log, store: Store) -> Window:
@@ -159,9 +162,13 @@ class AuditTask:
         return findings
 
     async def _look_closely(self, log: Log, store: Store, suspects: Collection[str]) -> _Seen:
-        window = await self._window(log, store)
-        by_id = await entries_of(log, window, suspects)
-        return _Seen(window, by_id, await self._look(store, window, by_id))
+        """Look with the window as it is now. A journal that has moved away since is left to a later audit."""
+        moving = MovingWindow(await self._window(log, store), lambda: self._window(log, store))
+        by_id = await moving.read(lambda window: entries_of(log, window, suspects))
+        window = moving.window
+        here = {id_: entries for id_, entries in by_id.items() if window.has_home_of(id_)}
+        moved = [KeyLook(id_) for id_ in by_id if id_ not in here]
+        return _Seen(window, here, [*await self._look(store, window, here), *moved])
 
     async def _mended(self, store: Store, seen: _Seen) -> list[Finding]:
         """Mend journals, and say of each finding whether it is gone, and its tag can be read by queries."""

@@ -12,16 +12,17 @@ import msgspec
 from headrace.journal.folding import Entry
 from headrace.log import Log
 from headrace.model import TopicPartition
+from headrace.pipeline.comparing.findings import FindingKind
 from headrace.pipeline.comparing.judging import Verdict, expected_rows
 from headrace.pipeline.comparing.key_looks import look_at_key
 from headrace.pipeline.comparing.key_slices import EVENTS_AT_ONCE, slices, survey
-from headrace.pipeline.comparing.key_windows import Window, open_window
+from headrace.pipeline.comparing.key_windows import MovingWindow, Stretch, Window, open_window
 from headrace.pipeline.jobs.backfill import Range
 from headrace.pipeline.jobs.job_reports import BackfilledPartition, layout_of, report_batch
 from headrace.pipeline.spark.errors_told import told
 from headrace.pipeline.spark.opened import log_of, run, store_of
 from headrace.pipeline.spark.places import Places
-from headrace.store import Store
+from headrace.store import EventRow, Place, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,44 +45,67 @@ def backfill_partition(places: Places, at: TopicPartition, arguments: Arguments)
     yield report_batch(msgspec.structs.replace(report, took_s=time.perf_counter() - started_s))
 
 
+class Ranges(msgspec.Struct, frozen=True):
+    """First and last offset (inclusive) of what is to be applied, by partition: a journal that moved has several."""
+
+    of: Mapping[int, tuple[int, int]]
+
+    def has(self, partition: int, offset: int) -> bool:
+        """Return True if a record lies within."""
+        first, last = self.of.get(partition, (0, -1))
+        return first <= offset <= last
+
+
 async def _backfill(places: Places, at: TopicPartition, asked: Range) -> BackfilledPartition:
     log, store = await log_of(places), await store_of(places)
-    window = await open_window(log, store, await layout_of(log, store, at.topic), at)
-    first, last = await _offsets(log, window, asked)
+
+    async def open_now() -> Window:
+        return await open_window(log, store, await layout_of(log, store, at.topic), at)
+
+    moving = MovingWindow(await open_now(), open_now)
+    ranges = await ranges_of(log, moving.window, asked)
+    first, last = ranges.of[at.partition]
     done = BackfilledPartition(topic=at.topic, partition=at.partition, first=first, last=last)
-    if last < first:
-        return done
     ttl_s = places.settings_of_store().marker_ttl_s
-    found = await survey(log, window)
-    async for by_id in slices(log, window, found, events_at_once=EVENTS_AT_ONCE):
-        chosen = {id_: entries for id_, entries in by_id.items() if _touches(entries, at, first, last)}
-        done = await _apply_all(store, window, chosen, done, ttl_s)
-    return done
+    found = await moving.read(lambda window: survey(log, window))
+    async for by_id in slices(log, moving, found, events_at_once=EVENTS_AT_ONCE):
+        chosen = {id_: entries for id_, entries in by_id.items() if _touches(entries, ranges)}
+        done = await _apply_all(store, moving.window, chosen, ranges, done, ttl_s)
+    # What was removed meanwhile is in the store, and was not applied again.
+    return msgspec.structs.replace(done, first=max(first, moving.window.home.start))
 
 
-async def _offsets(log: Log, window: Window, asked: Range) -> tuple[int, int]:
-    """Return the offsets that are asked for, the log has, and replication has passed."""
-    home = window.home
-    first, last = home.start, home.last
+async def ranges_of(log: Log, window: Window, asked: Range) -> Ranges:
+    """Return the offsets that are asked for, the log has, and replication has passed, of each partition."""
+    return Ranges({partition: await _offsets(log, each, asked) for partition, each in window.stretches.items()})
+
+
+async def _offsets(log: Log, stretch: Stretch, asked: Range) -> tuple[int, int]:
+    first, last = stretch.start, stretch.last
     if asked.first is not None:
         first = max(first, asked.first)
     if asked.last is not None:
         last = min(last, asked.last)
     if asked.since_ms is not None:
-        since = await log.offset_at(home.at, timestamp_ms=asked.since_ms)
-        first = max(first, since if since is not None else home.end)
+        since = await log.offset_at(stretch.at, timestamp_ms=asked.since_ms)
+        first = max(first, since if since is not None else stretch.end)
     if asked.until_ms is not None:
-        until = await log.offset_at(home.at, timestamp_ms=asked.until_ms)
+        until = await log.offset_at(stretch.at, timestamp_ms=asked.until_ms)
         last = min(last, until - 1 if until is not None else last)
     return first, last
 
 
-def _touches(entries: Sequence[Entry], at: TopicPartition, first: int, last: int) -> bool:
-    return any(entry.partition == at.partition and first <= entry.offset <= last for entry in entries)
+def _touches(entries: Sequence[Entry], ranges: Ranges) -> bool:
+    return any(ranges.has(entry.partition, entry.offset) for entry in entries)
 
 
 async def _apply_all(
-    store: Store, window: Window, by_id: Mapping[str, Sequence[Entry]], done: BackfilledPartition, ttl_s: float
+    store: Store,
+    window: Window,
+    by_id: Mapping[str, Sequence[Entry]],
+    ranges: Ranges,
+    done: BackfilledPartition,
+    ttl_s: float,
 ) -> BackfilledPartition:
     limit = asyncio.Semaphore(_AT_ONCE)
 
@@ -90,11 +114,11 @@ async def _apply_all(
             look = await look_at_key(store, window, id_, by_id[id_], marker_ttl_s=ttl_s)
             if look.verdict is None:
                 return 0, 0, 1
-            rows = await _apply(store, window, id_, look.verdict, done)
-            return rows, _restored(look.verdict, done), 0
+            rows = await _apply(store, window, id_, look.verdict, ranges)
+            return len(rows), _restored(look.verdict, rows), 0
 
     counts = await asyncio.gather(*(one(id_) for id_ in by_id))
-    within = [e for entries in by_id.values() for e in entries if done.first <= e.offset <= done.last]
+    within = [e for entries in by_id.values() for e in entries if ranges.has(e.partition, e.offset)]
     return msgspec.structs.replace(
         done,
         records=done.records + len(within),
@@ -105,32 +129,33 @@ async def _apply_all(
     )
 
 
-async def _apply(store: Store, window: Window, id_: str, verdict: Verdict, done: BackfilledPartition) -> int:
+async def _apply(store: Store, window: Window, id_: str, verdict: Verdict, ranges: Ranges) -> list[EventRow]:
     """Write what the records of the range left: rows, the head, deletions; at their own places, so none can harm."""
-    topic, partition = window.at
-    fold = verdict.fold
-
-    def is_within(offset: int) -> bool:
-        return done.first <= offset <= done.last
-
-    rows = [row for row in expected_rows(fold) if row.partition == partition and is_within(row.offset)]
+    topic, fold = window.at.topic, verdict.fold
+    rows = [row for row in expected_rows(fold) if ranges.has(row.partition, row.offset)]
     if rows:
         await store.writer.write_rows(topic, id_, rows)
         await store.writer.write_gaps(topic, id_, [gap for piece in fold.pieces for gap in piece.gaps])
     meta = fold.meta
-    if meta is not None and not verdict.is_guess and meta.partition == partition and is_within(meta.offset):
+    if meta is not None and not verdict.is_guess and ranges.has(meta.partition, meta.offset):
         await store.writer.write_meta(meta)
     for piece in fold.pieces:
         for deletion, place in piece.deletions:
-            if is_within(place.offset):
+            if ranges.has(_partition_at(window, id_, place), place.offset):
                 await store.writer.delete_rows(topic, id_, [deletion], at=place)
-    return len(rows)
+    return rows
 
 
-def _restored(verdict: Verdict, done: BackfilledPartition) -> int:
-    """Count the rows of the range that were not right before."""
-    return sum(
-        finding.seq_nr is not None and finding.offset is not None and done.first <= finding.offset <= done.last
-        for finding in verdict.findings
-        if finding.kind.startswith("row") and not finding.kind.endswith("added")
-    )
+def _partition_at(window: Window, id_: str, place: Place) -> int:
+    """Return where a journal's records were in the generation of a place."""
+    layout = window.layout
+    if layout.generation == 0:
+        return window.at.partition
+    return next(p for p in window.stretches if layout.is_home(id_, place.generation, TopicPartition(layout.topic, p)))
+
+
+def _restored(verdict: Verdict, rows: Sequence[EventRow]) -> int:
+    """Count the rows that were written and had not been right before."""
+    kinds = (FindingKind.ROW_MISSING, FindingKind.ROW_CHANGED)
+    wrong = {(finding.seq_nr, finding.offset) for finding in verdict.findings if finding.kind in kinds}
+    return sum((row.seq_nr, row.offset) in wrong for row in rows)

@@ -28,14 +28,16 @@ async def accept_loss(places: Places, topic: str, partition: int, last: int) -> 
         rule = f"the log of {at} begins at {bounds.start}: what can be given up ends at {bounds.start - 1}"
         raise BadArgument("--accept-loss", last, rule)
     layout = await Topology(log, store.settings, topic).layout()
-    known = await store.reader.replicated(at)
+    before = await store.reader.replicated(at)
+    known = layout.of_topic(before)
     if known is not None and known.offset >= last:
         return
     now_ms = time.time_ns() // 1_000_000
-    base = known or ReplicatedOffset(
+    base = before or ReplicatedOffset(
         at=at, generation=0, offset=-1, log_time_ms=0, created_ms=now_ms, updated_ms=now_ms
     )
-    generation = max(base.generation, layout.first_generation(partition))
+    # The boundary of a generation may be among what is lost: it was passed all the same.
+    generation = max(base.generation, layout.generation_at(partition, last + 1))
     moved = msgspec.structs.replace(base, generation=generation, offset=last, updated_ms=now_ms)
     await store.writer.move_replicated(moved)
     first = known.offset + 1 if known is not None else 0

@@ -18,6 +18,7 @@ from headrace.journal.retention import (
     time_left,
     why_records_expire,
 )
+from headrace.journal.store_claims import claim_topic
 from headrace.log import Log
 from headrace.observe import counter, gauge
 from headrace.pipeline.logs.planning import Plan
@@ -40,7 +41,10 @@ _WARN_BELOW = 0.25
 
 
 async def check_plan(places: Places, plan: Plan, *, now_ms: int) -> None:
-    """Raise RetentionTooLong or ReplayTooOld where the store forgets deletions before the log forgets records."""
+    """Raise RetentionTooLong or ReplayTooOld where the store forgets deletions before the log forgets records.
+
+    The topics are claimed for the store, so that no other one removes what this one lacks.
+    """
     log, store, settings = await log_of(places), await store_of(places), places.settings_of_store()
     kept = {"marker_ttl_s": settings.marker_ttl_s, "gc_grace_s": settings.gc_grace_s}
     for topic, layout in plan.layouts.items():
@@ -48,6 +52,7 @@ async def check_plan(places: Places, plan: Plan, *, now_ms: int) -> None:
         if not terms.is_shared:
             check_retention(topic, terms.retention_ms, **kept)
         await check_replay(log, store, layout, now_ms=now_ms, **kept)
+        await claim_topic(log, store.settings, layout)
 
 
 async def remove_old(places: Places, topics: Iterable[str], *, now_ms: int) -> list[str]:
@@ -90,7 +95,7 @@ async def _remove(log: Log, store: Store, topic: str, now_ms: int) -> list[str]:
 async def _count_time_left(log: Log, store: Store, topic: str, now_ms: int) -> list[str]:
     described = await log.admin.describe(topic)
     told = []
-    for at, left_s in await time_left(log, store.reader, described, now_ms=now_ms):
+    for at, left_s in await time_left(log, store, described, now_ms=now_ms):
         TIME_LEFT.labels(at.topic, str(at.partition)).set(left_s)
         if left_s < _WARN_BELOW * (described.config.retention_ms or 0) / 1000:
             told.append(f"the log drops records of {at} that the store lacks in {left_s:.0f} s")

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from headrace.errors import BadArgument
 from headrace.pipeline.spark.places import Places
 
 if TYPE_CHECKING:  # imported where something is opened: Spark's planning workers open nothing
@@ -44,8 +45,14 @@ _process: _Process | None = None
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on this process' loop and wait for it."""
-    return asyncio.run_coroutine_threadsafe(work, _here().loop).result()
+    """Run a coroutine on this process' loop and wait for it. Raises BadArgument in the loop's own thread."""
+    here = _here()
+    try:
+        _check_thread(here)
+    except BadArgument:
+        work.close()
+        raise
+    return asyncio.run_coroutine_threadsafe(work, here.loop).result()
 
 
 async def log_of(places: Places) -> Log:
@@ -101,6 +108,8 @@ def close_all() -> None:
     """Close everything that is open in this process; what is asked for later is opened again."""
     global _process
     with _lock:
+        if _process is not None:
+            _check_thread(_process)
         here, _process = _process, None
     if here is None or here.pid != os.getpid():
         return
@@ -108,6 +117,13 @@ def close_all() -> None:
     here.loop.call_soon_threadsafe(here.loop.stop)
     here.thread.join()
     here.loop.close()
+
+
+def _check_thread(here: _Process) -> None:
+    """Refuse a blocking call in the thread whose loop would have to serve it."""
+    if threading.current_thread() is here.thread:
+        rule = "it would wait for itself; await the asynchronous call instead"
+        raise BadArgument("calling thread", here.thread.name, rule)
 
 
 async def _close(here: _Process) -> None:

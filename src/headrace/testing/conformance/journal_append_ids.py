@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.errors import AppendIdReused, OperationFailed, TimedOut
+from headrace.errors import AppendIdReused, OperationFailed, TimedOut, VoidAppend, WrongSeqNr
 from headrace.journal import Journal
 from headrace.journal.actions import Append
 from headrace.log import Log
@@ -120,6 +120,27 @@ class AppendIds(JournalSetting):
             assert await numbers(journal, "k") == []
             await replicate(log, store, topic)
         assert len(await actions_of(log, topic, Append)) == 1
+
+    async def test_another_journal_does_not_know_an_append_id_and_doubles_nothing(
+        self, log: Log, store: Store, topic: str
+    ) -> None:
+        """J28: the same call elsewhere: success while the log tells, then the numbers are taken; a purge makes room."""
+        first = await Journal(log, store, topic, cache=None).append("k", [Event(1, "x")], append_id="x")
+        other = Journal(log, store, topic, cache=None)
+        assert await other.append("k", [Event(1, "x")], append_id="x") == first
+        await replicate(log, store, topic)
+        other = Journal(log, store, topic, cache=None)
+        with pytest.raises(VoidAppend, match="its first seq_nr 1 is not above"):
+            await other.append("k", [Event(1, "x")], append_id="x")
+        with pytest.raises(WrongSeqNr):
+            await other.append("k", [Event(1, "x")], append_id="x", expected=0)
+        assert await numbers(other, "k") == [1]
+        prepared = await other.prepare("k")
+        await other.purge("k")
+        with pytest.raises(VoidAppend, match="purge"):
+            await other.append("k", [Event(1, "x")], attempt=prepared)
+        await other.append("k", [Event(1, "x")], append_id="x")
+        assert await numbers(other, "k") == [1]
 
     async def test_an_attempt_that_has_landed_is_no_other_appends_success(
         self, log: Log, store: Store, topic: str

@@ -8,16 +8,19 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.config import TagSettings
 from headrace.errors import BadArgument, JournalHeld
-from headrace.journal import Journal
+from headrace.journal import JOURNAL_TOPIC, Journal
 from headrace.journal.limits import (
     MAX_EVENTS,
     MAX_EXPIRY,
     MAX_HEADERS,
+    MAX_HEADERS_BYTES,
     MAX_ID_BYTES,
+    MAX_METADATA_BYTES,
     MAX_TAG_BYTES,
     MAX_TAGS,
     MAX_TEXT_BYTES,
@@ -102,18 +105,46 @@ class Limits(JournalSetting):
             {"append_id": "x" * (MAX_TEXT_BYTES + 1)},
             {"expire_after": MAX_EXPIRY * 1.1},
             {"expire_after": "999999999 days"},
+            {"metadata": {"note": "x" * 2 * MAX_METADATA_BYTES}},
+            {"payload_metadata": {"note": "x" * 2 * MAX_METADATA_BYTES}},
         ],
-        ids=["header name", "no header name", "headers", "origin", "append id", "expiry", "expiry as text"],
+        ids=[
+            "header name",
+            "no header name",
+            "headers",
+            "origin",
+            "append id",
+            "expiry",
+            "expiry as text",
+            "metadata",
+            "payload metadata",
+        ],
     )
     async def test_what_goes_with_events_has_limits(
         self, log: Log, journal: Journal, topic: str, options: dict[str, Any]
     ) -> None:
-        """FT2: headers, origin, append id and expiry, too, are checked before anything is written."""
+        """FT2: headers, origin, append id, expiry and metadata, too, are checked before anything is written."""
         with pytest.raises(BadArgument):
             await journal.append("k", [Event(1)], **options)
         with pytest.raises(BadArgument):
             await journal.append("k", (Event(n) for n in range(1, MAX_EVENTS + 2)))
         assert await records_of(log, topic) == []
+
+    async def test_the_largest_append_is_stored(self, log: Log, store: Store) -> None:
+        """A topic that takes large records: events, metadata and headers at their limits end up in one row."""
+        topic = f"j-{uuid.uuid4().hex}"
+        config = msgspec.structs.replace(JOURNAL_TOPIC, max_record_bytes=16 * 1024 * 1024)
+        await log.admin.create(topic, partitions=1, config=config)
+        journal = Journal(log, store, topic, cache=None)
+        note, header = "m" * (MAX_METADATA_BYTES - 2), "h" * (MAX_HEADERS_BYTES - 1)
+        with pytest.raises(BadArgument, match="metadata is '1048577 bytes'"):
+            await journal.append("k", [Event(1, b"")], metadata=f"{note}m")
+        payload = bytes(MAX_VALUE_BYTES - 1024)
+        await journal.append("k", [Event(1, payload)], metadata=note, headers={"h": header})
+        await replicate(log, store, topic)
+        await log.retention.truncate(TopicPartition(topic, 0), before=1)
+        (event,) = await read(journal, "k")
+        assert (event.payload, event.metadata, event.headers) == (payload, note, {"h": header})
 
     async def test_what_lies_at_the_limits_is_stored(self, log: Log, store_address: str) -> None:
         """FT2: the longest id, tag and header name in a topic with the longest name: replicated, read, found by tag."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
-from headrace.errors import JournalTopicExpires, RecordsExpireSoon, ReplayTooOld
+from headrace.errors import JournalTopicExpires, RecordsExpireSoon, ReplayTooOld, SeveralStores, TopicShared
 from headrace.journal import Journal, Layout, TopicTerms, Topology, replicate_batch, retention_probe, time_left
 from headrace.journal.retention import (
     JOURNAL_TOPIC,
@@ -17,9 +18,10 @@ from headrace.journal.retention import (
     remove_replicated,
     why_records_expire,
 )
+from headrace.journal.store_claims import CLAIMS_TOPIC, claim_topic, drop_other_claims
 from headrace.log import Log
 from headrace.model import Cleanup, Event, NewRecord, TopicConfig, TopicPartition
-from headrace.store import JournalMeta, Store
+from headrace.store import JournalMeta, Store, open_store
 from headrace.testing.conformance.journal_script import Script
 from headrace.testing.conformance.journal_setting import JournalSetting, new_topic, numbers, replicate
 
@@ -105,6 +107,49 @@ class KeptRecords(JournalSetting):
         await replicate_again(log, store, topic)
         assert await remove(log, store, topic) == 3
 
+    async def test_a_store_removes_nothing_that_another_one_may_lack(
+        self, log: Log, store: Store, topic: str, tmp_path: Path
+    ) -> None:
+        """Two stores replicate a topic and one stands still: the other removes nothing until it is told to."""
+        for n in range(1, 4):
+            await append_aged(log, topic, "k", n, days=8)
+        slow = await open_store(f"embedded:{tmp_path}/slow")
+        try:
+            for each in (store, slow):
+                await claim_topic(log, each.settings, await layout_of(log, each, topic))
+            await replicate(log, store, topic)
+            with pytest.raises(SeveralStores, match="--only-store"):
+                await remove(log, store, topic)
+            await replicate(log, slow, topic)
+            assert await numbers(Journal(log, slow, topic, cache=None, read_only=True), "k") == [1, 2, 3]
+            assert CLAIMS_TOPIC not in await log.admin.topics()
+            assert await drop_other_claims(log, store.settings, await layout_of(log, store, topic)) == 1
+            assert await remove(log, store, topic) == 3
+            await claim_topic(log, slow.settings, await layout_of(log, slow, topic))  # it was not gone after all
+            await append_aged(log, topic, "k", 4, days=8)
+            await replicate(log, store, topic)
+            with pytest.raises(SeveralStores):
+                await remove(log, store, topic)
+        finally:
+            await slow.close()
+
+    async def test_a_claim_on_an_earlier_topic_of_that_name_holds_nothing_back(
+        self, log: Log, store: Store, tmp_path: Path
+    ) -> None:
+        """A store that replicated a topic which was deleted since has no part in the one made after it."""
+        topic = await new_topic(log)
+        other = await open_store(f"embedded:{tmp_path}/other")
+        try:
+            await claim_topic(log, other.settings, await layout_of(log, other, topic))
+        finally:
+            await other.close()
+        await log.admin.delete(topic)
+        await log.admin.create(topic, partitions=1, config=JOURNAL_TOPIC)
+        await append_aged(log, topic, "k", 1, days=8)
+        await claim_topic(log, store.settings, await layout_of(log, store, topic))
+        await replicate(log, store, topic)
+        assert await remove(log, store, topic) == 1
+
     async def test_a_growing_topic_is_left_alone(self, log: Log, store: Store, topic: str) -> None:
         """FN1: whoever finishes the growth looks for boundaries from before it began."""
         await append_aged(log, topic, "k", 1, days=9)
@@ -121,14 +166,52 @@ class KeptRecords(JournalSetting):
         await append_aged(log, topic, "k", 1, days=6)
         assert await numbers(journal, "k") == [1]
         now_ms = time.time_ns() // 1_000_000
-        (left,) = await time_left(log, store.reader, await log.admin.describe(topic), now_ms=now_ms)
+        (left,) = await time_left(log, store, await log.admin.describe(topic), now_ms=now_ms)
         assert left.left_s == pytest.approx(DAY_MS / 1000, abs=60)
         clock = {"now_ms": lambda: now_ms}
         await retention_probe(log, store, topic, least_s=3600, **clock)()
         with pytest.raises(RecordsExpireSoon, match="headrace pipeline replicate"):
             await retention_probe(log, store, topic, least_s=2 * DAY_MS / 1000, **clock)()
         await replicate(log, store, topic)
-        assert await time_left(log, store.reader, await log.admin.describe(topic), now_ms=now_ms) == []
+        assert await time_left(log, store, await log.admin.describe(topic), now_ms=now_ms) == []
+
+    async def test_what_waits_is_counted_in_a_topic_that_was_made_again(self, log: Log, store: Store) -> None:
+        """FN1: the store is at offset 4 of a topic that is gone: all of the new one waits, and its time is counted."""
+        topic = await new_topic(log, config=TopicConfig(retention_ms=7 * DAY_MS))
+        await change_terms(store.settings, topic, lambda _: TopicTerms(is_shared=True))
+        for n in range(1, 6):
+            await append_aged(log, topic, "k", n, days=6)
+        await replicate(log, store, topic)
+        await log.admin.delete(topic)
+        described = await log.admin.create(topic, partitions=1, config=TopicConfig(retention_ms=7 * DAY_MS))
+        for n in range(6, 9):
+            await append_aged(log, topic, "k", n, days=6)
+        now_ms = time.time_ns() // 1_000_000
+        for _ in range(2):  # before anybody has looked at the new topic, and after
+            (left,) = await time_left(log, store, described, now_ms=now_ms)
+            assert left.left_s == pytest.approx(DAY_MS / 1000, abs=60)
+            (stats,) = await Journal(log, store, topic, cache=None).stats()
+            assert (stats.end, stats.replicated, stats.lag) == (3, None, 3)
+
+    async def test_a_shared_topic_refuses_checked_appends(self, log: Log, store: Store, topic: str) -> None:
+        """J26: services that don't know `expected` would show an append that was refused, so nothing is written."""
+        await change_terms(store.settings, topic, lambda _: TopicTerms(is_shared=True))
+        journal = Journal(log, store, topic, cache=None)
+        await journal.append("k", [Event(1)])
+        end = (await log.bounds(TopicPartition(topic, 0))).end
+        prepared = await journal.prepare("k")
+        for refused in (
+            journal.append("k", [Event(2)], expected=1),
+            journal.append("k", [Event(2)], expected=0),
+            journal.append("k", [Event(2)], expected=1, append_id="a"),
+            journal.append("k", [Event(2)], expected=1, attempt=prepared),
+            journal.append_next("k", ["x"]),
+        ):
+            with pytest.raises(TopicShared, match="shared with services"):
+                await refused
+        assert (await log.bounds(TopicPartition(topic, 0))).end == end
+        await journal.append("k", [Event(2)], append_id="a")
+        assert await numbers(journal, "k") == [1, 2]
 
     async def test_a_replay_from_before_what_the_store_remembers_is_refused(
         self, log: Log, store: Store, topic: str

@@ -1,0 +1,208 @@
+"""Audit and back-fill, task by task, while something else happens to the topic: removal, growth."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from tests.pipeline.by_hand import Sql
+from tests.pipeline.tier import dump_of
+
+from headrace.journal import JOURNAL_TOPIC, Journal, grow_topic
+from headrace.log import Log
+from headrace.model import Event, TopicPartition, partition_of
+from headrace.pipeline import Places
+from headrace.pipeline.comparing.findings import CHECKED
+from headrace.pipeline.jobs import audit_task, backfill_task
+from headrace.pipeline.jobs.audit_task import AuditTask, audit_partition
+from headrace.pipeline.jobs.backfill_task import backfill_partition
+from headrace.pipeline.jobs.job_reports import AuditedPartition, BackfilledPartition
+from headrace.pipeline.spark.opened import close_all, log_of, run, store_of
+from headrace.store import Store
+from headrace.testing.conformance.journal_setting import replicate
+
+TOPIC = "t"
+KEYS = [f"k{n}" for n in range(12)]
+T = TypeVar("T")
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    yield Places.of(f"embedded:{tmp_path}")
+    close_all()
+
+
+class Here:
+    """Some places, and somebody with access to the store below Headrace."""
+
+    topic = TOPIC
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+
+    def on(self, use: Callable[[Log, Store], Awaitable[T]]) -> T:
+        async def work() -> T:
+            return await use(await log_of(self.places), await store_of(self.places))
+
+        return run(work())
+
+    def write(self, first: int, last: int, *, partitions: int | None = None) -> None:
+        """Append events to all journals, and carry them into the store."""
+
+        async def write(log: Log, store: Store) -> None:
+            if partitions is not None:
+                await log.admin.create(self.topic, partitions=partitions, config=JOURNAL_TOPIC)
+            journal = Journal(log, store, self.topic, cache=None, lease_s=0.05)  # growth waits for it
+            for n in range(first, last + 1):
+                for id_ in KEYS:
+                    await journal.append(id_, [Event(n, {"n": n})])
+            for _ in range(2):  # behind a boundary partitions wait for one another
+                await replicate(log, store, self.topic)
+
+        self.on(write)
+
+    def grow(self, partitions: int) -> None:
+        self.on(lambda log, store: grow_topic(log, store.settings, self.topic, partitions=partitions, lease_s=0.0))
+
+    def dump(self) -> object:
+        return self.on(lambda _, store: dump_of(store, self.topic))
+
+    def lose_rows(self) -> None:
+        Sql(self).lose_rows(self.topic, KEYS)  # type: ignore[arg-type]
+
+    def audit(self, partition: int, *, repair: bool = False) -> tuple[AuditedPartition, list[dict[str, Any]]]:
+        """Audit one partition; returns the report and the findings."""
+        arguments = {"repair": repair, "events_at_once": 5}
+        rows = [
+            row
+            for batch in audit_partition(self.places, TopicPartition(self.topic, partition), arguments)
+            for row in batch.to_pylist()
+        ]
+        (report,) = [
+            msgspec.json.decode(row["detail"], type=AuditedPartition) for row in rows if row["kind"] == CHECKED
+        ]
+        return report, [row for row in rows if row["kind"] != CHECKED]
+
+    def backfill(self, partition: int, **asked: int) -> BackfilledPartition:
+        (batch,) = backfill_partition(self.places, TopicPartition(self.topic, partition), asked)
+        return msgspec.json.decode(batch.to_pylist()[0]["report"], type=BackfilledPartition)
+
+
+@pytest.fixture
+def here(places: Places) -> Here:
+    return Here(places)
+
+
+def then_remove(survey: Callable[..., Awaitable[T]], before: int) -> Callable[..., Awaitable[T]]:
+    """Return a survey after which the log's start is removed, as replication would."""
+
+    async def surveyed(log: Log, window: Any) -> T:
+        found = await survey(log, window)
+        await log.retention.truncate(TopicPartition(TOPIC, 0), before=before)
+        return found
+
+    return surveyed
+
+
+def test_an_audit_goes_on_when_the_start_of_its_window_is_removed(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K15: what replication removes meanwhile is in the store; the rest is judged, and every journal is looked at."""
+    here.write(1, 3, partitions=1)
+    monkeypatch.setattr(audit_task, "survey", then_remove(audit_task.survey, before=30))
+    report, findings = here.audit(0)
+    assert (report.error, findings, report.journals) == (None, [], len(KEYS))
+
+
+def test_journals_whose_records_were_all_removed_meanwhile_are_judged_too(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K15: a head that somebody changed is found, though no record of the journal is left when its turn comes."""
+    here.write(1, 3, partitions=1)
+    Sql(here).change_head(TOPIC, "k0")  # type: ignore[arg-type]
+    monkeypatch.setattr(audit_task, "survey", then_remove(audit_task.survey, before=36))
+    report, findings = here.audit(0)
+    assert (report.error, report.journals) == (None, len(KEYS))
+    assert {finding["id"] for finding in findings} == {"k0"}
+
+
+def test_a_back_fill_goes_on_when_the_start_of_its_window_is_removed(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K14: what is left of the range is applied, and the report says from where."""
+    here.write(1, 3, partitions=1)
+    before = here.dump()
+    monkeypatch.setattr(backfill_task, "survey", then_remove(backfill_task.survey, before=30))
+    report = here.backfill(0)
+    assert (report.error, report.first, report.last, report.records) == (None, 30, 35, 6)
+    assert here.dump() == before
+
+
+def test_a_journal_that_moves_during_an_audit_is_not_taken_for_one_without_records(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K15: the topic grows between the first look and the second: the journal is left to the next audit."""
+    here.write(1, 3, partitions=1)
+    before = here.dump()
+    moved = next(id_ for id_ in KEYS if partition_of(id_.encode(), 2) == 1)
+    seen = AuditTask._look_again
+
+    async def grow_first(task: AuditTask, log: Log, store: Store, suspects: list[str]) -> Any:
+        if (await log.admin.describe(TOPIC)).partitions == 1:
+            await grow_topic(log, store.settings, TOPIC, partitions=2, lease_s=0.0)
+            await replicate(log, store, TOPIC)
+        return await seen(task, log, store, suspects)
+
+    monkeypatch.setattr(AuditTask, "_look_again", grow_first)
+    monkeypatch.setattr(audit_task, "_LOOK_AGAIN_S", 0.0)
+    Sql(here).change_head(TOPIC, moved)  # type: ignore[arg-type]
+    report, findings = here.audit(0, repair=True)
+    assert (report.error, findings, report.busy) == (None, [], 1)
+    reports = [here.audit(partition, repair=True)[0] for partition in range(2)]
+    assert [(each.findings, each.mended, each.error) for each in reports] == [(0, 0, None), (1, 1, None)]
+    assert here.dump() == before
+
+
+def test_a_journal_that_moved_and_was_not_written_since_is_judged(here: Here) -> None:
+    """K15: a topic grew twice and is quiet: of its new place a journal has nothing yet, and is not busy for that."""
+    here.write(1, 3, partitions=2)
+    here.grow(5)
+    here.write(4, 6)
+    here.grow(8)
+    here.write(7, 6)  # nothing more, but replication passes the boundaries
+    before = here.dump()
+    here.lose_rows()
+    reports = [here.audit(partition, repair=True)[0] for partition in range(8)]
+    assert [(report.error, report.busy) for report in reports] == [(None, 0)] * 8
+    assert sum(report.mended for report in reports) == 6 * len(KEYS)
+    assert here.dump() == before
+
+
+def test_a_back_fill_restores_what_journals_left_where_they_were_before(here: Here) -> None:
+    """K14: a topic grew twice: rows of records in the partitions that a journal has left come back too, and count."""
+    here.write(1, 2, partitions=1)
+    here.grow(2)
+    here.write(3, 4)
+    here.grow(5)
+    here.write(5, 6)
+    before = here.dump()
+    here.lose_rows()
+    reports = [here.backfill(partition) for partition in range(5)]
+    assert here.dump() == before
+    assert sum(report.restored for report in reports) == 6 * len(KEYS)
+    assert sum(report.records for report in reports) == 6 * len(KEYS)
+
+
+def test_a_range_of_offsets_is_one_of_each_partition(here: Here) -> None:
+    """K14: a record is within the range by its own partition's offset, also when its journal has moved since."""
+    here.write(1, 2, partitions=1)
+    here.grow(2)
+    here.write(3, 4)
+    here.lose_rows()
+    reports = [here.backfill(partition, first=0, last=3) for partition in range(2)]
+    _, rows = here.dump()  # type: ignore[misc]
+    found = sorted((row.partition, row.offset) for of_id in rows.values() for row in of_id)
+    assert [offset for partition, offset in found if partition == 0] == [0, 1, 2, 3]
+    assert [offset for partition, offset in found if partition == 1] == [0, 1, 2, 3]
+    assert sum(report.restored for report in reports) == sum(report.records for report in reports) == 8

@@ -1,0 +1,73 @@
+"""A topic that was deleted and made again: offsets of the old one say nothing about the new one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+
+from headrace.app import Headrace, connect
+from headrace.config import TagSettings
+from headrace.journal import JOURNAL_TOPIC, Journal, Layout, Topology, grow_topic
+from headrace.journal.partition_batch import entry_of
+from headrace.model import Event, NewRecord, TopicPartition
+from headrace.tags import TagWriter
+from headrace.tags.floors import Floors
+from headrace.tags.head_context import HeadContext
+from headrace.tags.registry import TagRegistry
+from headrace.testing.conformance.journal_script import Script
+from headrace.testing.conformance.journal_setting import records_of, replicate
+
+AT = TopicPartition("t", 0)
+AHEAD_MS = 40_000
+
+
+@pytest_asyncio.fixture
+async def hr(tmp_path: Path) -> AsyncIterator[Headrace]:
+    async with connect(f"embedded:{tmp_path}") as headrace:
+        yield headrace
+
+
+async def make_again(hr: Headrace) -> None:
+    """Replicate eight records of a topic, then delete it and make it again."""
+    await hr.log.admin.create("t", partitions=1, config=JOURNAL_TOPIC)
+    journal = Journal(hr.log, hr.store, "t", cache=None, lease_s=0.05)
+    for n in range(1, 9):
+        await journal.append("k", [Event(n, "x", ("vip",))])
+    await replicate(hr.log, hr.store, "t", views=TagWriter(hr.store, TagSettings(), log=hr.log))
+    await hr.log.admin.delete("t")
+    await hr.log.admin.create("t", partitions=1, config=JOURNAL_TOPIC)
+
+
+async def layout_of(hr: Headrace) -> Layout:
+    return await Topology(hr.log, hr.store.settings, "t").layout()
+
+
+async def test_a_generation_begins_above_all_times_at_its_boundary(hr: Headrace) -> None:
+    """The new topic grows before it is replicated: its records are looked at, though the old one had more of them."""
+    await make_again(hr)
+    ahead_ms = time.time_ns() // 1_000_000 + AHEAD_MS
+    record = Script("t").append("k", 9)
+    await hr.log.append([NewRecord("t", record.key, record.value, record.headers, 0, ahead_ms)])
+    grown = await grow_topic(hr.log, hr.store.settings, "t", partitions=2, lease_s=0.0)
+    registry = TagRegistry(hr.store, TagSettings())
+    _, floor_ms = await Floors(hr.store, registry, hr.log).generation(await registry.open(), grown, grown.generation)
+    assert floor_ms > ahead_ms
+
+
+async def test_the_head_of_the_new_topic_is_scanned_from_its_beginning(hr: Headrace) -> None:
+    """A query that forgot a key finds the key's actions in the log, though the old topic was replicated further."""
+    await make_again(hr)
+    journal = Journal(hr.log, hr.store, "t", cache=None, lease_s=0.05)
+    for n in range(9, 12):
+        await journal.append("k", [Event(n, "x", ("vip",))])
+    context = HeadContext.__new__(HeadContext)
+    context.log, context.store, context.tag = hr.log, hr.store, "vip"
+    context.layouts = {"t": await layout_of(hr)}
+    last = entry_of((await records_of(hr.log, "t"))[-1], 1)
+    assert last is not None
+    found = await context.scan(last)
+    assert [(entry.generation, entry.offset) for entry in found.entries] == [(1, 0), (1, 1)]
+    assert list(found.counts.values()) == [1, 1]
