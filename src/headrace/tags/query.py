@@ -14,16 +14,15 @@ from headrace.model import TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff
 from headrace.store import Store
-from headrace.tags.decoded import Decoded
 from headrace.tags.events import TaggedEvent
 from headrace.tags.fills import check_filled
 from headrace.tags.floors import Floors
 from headrace.tags.gaps import GapSearch, lowest_numbers
-from headrace.tags.head_context import HeadContext
 from headrace.tags.marking import Marker
-from headrace.tags.merging import Merge
+from headrace.tags.merging import Merge, MergeSources
 from headrace.tags.metrics import DELIVERED
 from headrace.tags.offsets import After, TagOffset, after_of
+from headrace.tags.partitions import SharedPartitions
 from headrace.tags.registry import TagRegistry, ViewsBegunAnew
 from headrace.tags.seams import Seam, SeamReader
 from headrace.tags.sequences import Sequences
@@ -38,7 +37,7 @@ _AGAIN = Backoff(first_s=0.1, limit_s=5.0)
 
 
 class TagQueries:
-    """Queries of one process; they share what Marks they write.
+    """Queries of one process; they share the Marks they write, and what they read of each partition.
 
     Promises: every event that counts, once, in the order (log time, topic, partition, offset); a query that goes on
     from an event's offset gets what comes after it, whatever was replicated, written or restarted meanwhile.
@@ -54,7 +53,15 @@ class TagQueries:
         self._seams = SeamReader(log, store, self._registry, self._floors)
         self._marker = Marker(log, gather_s=settings.gather_ms / 1000, is_reader=read_only)
         self._silent_marker = Marker(log, is_reader=True)
-        self._decoded = Decoded()
+        self._sources = MergeSources(
+            log,
+            store,
+            self._seams,
+            self._floors,
+            SharedPartitions(log, store, self._marker),
+            self._registry.bucket,
+            settings,
+        )
 
     def events(
         self, tag: str, *, after: After = None, live: bool = False, read_only: bool = False
@@ -92,9 +99,8 @@ class _Query:
         self._log = queries._log  # noqa: SLF001 - a part of it
         self._store = queries._store  # noqa: SLF001
         self._settings = queries._settings  # noqa: SLF001
-        self._floors = queries._floors  # noqa: SLF001
         self._seams = queries._seams  # noqa: SLF001
-        self._decoded = queries._decoded  # noqa: SLF001
+        self._sources = queries._sources  # noqa: SLF001
         self._marker = marker
         self._bucket = queries._registry.bucket  # noqa: SLF001
         self._tag = tag
@@ -249,17 +255,5 @@ class _Query:
         return all(known.place.offset + 1 >= self._until.get(known.at, 0) for known in seam.live)
 
     def _merge(self, seam: Seam, rows: ViewRows) -> Merge:
-        context = HeadContext(
-            self._log,
-            self._store,
-            self._floors,
-            seam.registry,
-            self._bucket,
-            self._tag,
-            self._marker,
-            self._decoded,
-            page_size=self._settings.page_size,
-        )
-        context.after = self._after
         until = None if self._until is None else {known.at: self._until.get(known.at, 0) for known in seam.live}
-        return Merge(context, self._seams, seam, rows, until=until, patience_s=self._settings.gap_timeout_s)
+        return Merge(self._sources, self._tag, self._marker, seam, rows, after=self._after, until=until)
