@@ -21,6 +21,7 @@ from headrace.model import Position, TopicPartition
 from headrace.observe import get_logger
 from headrace.store import Place, Store, TagTime
 from headrace.store.tag_rows import FIRST_TAG_TIME, LAST_TAG_TIME
+from headrace.tags.announcements import Announcements
 from headrace.tags.buckets import Bucket
 from headrace.tags.events import TaggedEvent
 from headrace.tags.fills import check_filled
@@ -32,7 +33,7 @@ from headrace.tags.marking import Marker
 from headrace.tags.offsets import TagOffset
 from headrace.tags.partitions import SharedPartitions
 from headrace.tags.registry import TopicEntry, check_epoch
-from headrace.tags.seams import Known, Seam, SeamReader
+from headrace.tags.seams import Known, Seam, SeamOutdated, SeamReader
 from headrace.tags.view_rows import ViewRows
 
 __all__ = ["Merge", "MergeSources"]
@@ -54,6 +55,7 @@ class MergeSources:
     seams: SeamReader
     floors: Floors
     partitions: SharedPartitions
+    announcements: Announcements
     bucket: Bucket
     settings: TagSettings
 
@@ -85,6 +87,7 @@ class Merge:
         self._after = after
         self._until = until
         self._stuck_s: float | None = None
+        self._seam = seam
         self._registry = seam.registry
         self._layouts = dict(seam.layouts)
         self._heads: dict[TopicPartition, PartitionHead] = {}
@@ -95,7 +98,7 @@ class Merge:
         self._has_ended = False
         self._ended: list[asyncio.Task[None]] = []
         self._ends: dict[TopicPartition, int] = {}
-        self._looked_s = self._counted_s = asyncio.get_running_loop().time()
+        self._began_s = self._looked_s = self._counted_s = asyncio.get_running_loop().time()
         self._looked_up_to = FIRST_TAG_TIME
         self._woken = asyncio.Event()
         self._blockers: list[PartitionHead] = []
@@ -119,7 +122,7 @@ class Merge:
                 first = await self._next(horizon)
                 if first is None:
                     await self._wait()
-                elif first.tag_offset.time <= self._looked_up_to or not await self._found_topics():
+                elif not await self._found_topics(first.tag_offset.time, since_s=self._began_s):
                     yield await self._take(min(horizon, _behind(self._looked_up_to)))
         finally:
             await self._stop()
@@ -257,26 +260,26 @@ class Merge:
         else:
             self._rows.pop()
 
-    async def _found_topics(self) -> bool:
-        """Look for announcements: after events were read, before they are delivered.
+    async def _found_topics(self, place: TagTime, *, since_s: float) -> bool:
+        """Look for announcements: after events up to a place were read, before they are delivered.
 
         A topic that is announced later begins above all that was in the log by now.
         """
-        up_to = self._last_waiting()
+        if place <= self._looked_up_to and since_s <= self._began_s:
+            return False
         now_s = asyncio.get_running_loop().time()
         if now_s - self._looked_s > _LOOK_FOR_TOPICS_S:
             self._looked_s = now_s
             await self._seams.discovered()
             await self._find_again()
-        registry = await self._seams.announced()
+        registry, up_to, _ = await self._sources.announcements.covering(place, since_s=since_s)
         check_filled(registry.fills, self._tag, before=self._registry.fills)
         check_epoch(registry, before=self._registry)
         new = [topic for topic, entry in registry.topics.items() if self._is_new(topic, entry)]
         self._registry = registry
         for topic in new:
             await self._add_topic(topic)
-        if up_to is not None:
-            self._looked_up_to = max(self._looked_up_to, up_to)
+        self._looked_up_to = max(self._looked_up_to, up_to)
         return bool(new)
 
     async def _find_again(self) -> None:
@@ -303,14 +306,30 @@ class Merge:
         layout = await self._seams.layout(topic)
         if layout is None:
             return
+        places = [TopicPartition(topic, partition) for partition in range(layout.partitions)]
+        begun = [await self._begun(layout, at) for at in places]
         self._gone.discard(topic)
         self._layouts[topic] = layout
-        for partition in range(layout.partitions):
-            known = await self._seams.known(self._registry, layout, TopicPartition(topic, partition))
+        for known in begun:
             self._add(known)
             if self._until is not None:
                 self._until[known.at] = 0
         self._start()
+
+    async def _begun(self, layout: Layout, at: TopicPartition) -> Known:
+        """Return where a partition begins that joins the others: at the seam, if that has it; else at its first record.
+
+        Raises SeamOutdated if some of the others are replicated already: the views have them, and the rows that are
+        being read end at the seam. All of them come after what was delivered, so nothing is given twice.
+        """
+        generation = layout.first_generation(at.partition)
+        known = self._seam.partitions.get(at)
+        if known is not None and known.place.generation >= generation:
+            return known
+        known = await self._seams.known(self._registry, layout, at)
+        if known.place.offset >= 0:
+            raise SeamOutdated
+        return known
 
     async def _wait(self) -> None:
         """Wait until something can be delivered. Where events wait for idle partitions, mark those."""
@@ -318,12 +337,13 @@ class Merge:
         waiting = self._last_waiting()
         if waiting is None and self._until is None:
             if not await self._is_woken(_LOOK_FOR_TOPICS_S):
-                await self._found_topics()
+                await self._found_topics(FIRST_TAG_TIME, since_s=asyncio.get_running_loop().time())
             return
         if waiting is not None:
             idle = [at for at, head in self._heads.items() if self._is_idle(head) and head.position <= waiting]
             self._marker.want(idle, waiting.log_time_ms + 1)
-            await self._look_ahead(waiting)  # while the Marks are being written
+            if waiting > self._looked_up_to:  # while the Marks are being written
+                self._sources.announcements.begin(waiting, since_s=self._began_s)
         if not self._is_free():
             await self._is_woken(_WANT_AGAIN_S)
 
@@ -369,10 +389,6 @@ class Merge:
             if self._until is not None:
                 self._until[head.at] = max(self._until[head.at], mark.offset + 1)
             head.marked(mark)
-
-    async def _look_ahead(self, waiting: TagTime) -> None:
-        if waiting > self._looked_up_to:
-            await self._found_topics()
 
     async def _drop_gone(self) -> None:
         """Every now and then look which topics are gone: a broker does not tell their readers."""

@@ -25,6 +25,7 @@ from headrace.model import Batch, Position, Record, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import Backoff
 from headrace.store import Store, TagTime
+from headrace.store.tag_rows import FIRST_TAG_TIME
 from headrace.tags.decoded import Decoded, Meaning
 from headrace.tags.marking import MARK_KEY, Marker
 from headrace.tags.seams import Known
@@ -321,6 +322,10 @@ class SharedPartitions:
     def served(self) -> int:
         """How many heads are served by the reader of their partition."""
         return sum(shared.served for shared in self._known.values())
+
+    def read_up_to(self) -> TagTime:
+        """Return the highest place that a partition has been read to."""
+        return max((shared.position for shared in self._known.values()), default=FIRST_TAG_TIME)
 
     def get(self, start: Known, layout: Layout) -> SharedPartition:
         """Return what is shared of a partition."""

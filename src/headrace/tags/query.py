@@ -14,6 +14,7 @@ from headrace.model import TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff
 from headrace.store import Store
+from headrace.tags.announcements import Announcements
 from headrace.tags.events import TaggedEvent
 from headrace.tags.fills import check_filled
 from headrace.tags.floors import Floors
@@ -24,7 +25,7 @@ from headrace.tags.metrics import DELIVERED
 from headrace.tags.offsets import After, TagOffset, after_of
 from headrace.tags.partitions import SharedPartitions
 from headrace.tags.registry import TagRegistry, ViewsBegunAnew
-from headrace.tags.seams import Seam, SeamReader
+from headrace.tags.seams import Seam, SeamOutdated, SeamReader
 from headrace.tags.sequences import Sequences
 from headrace.tags.view_rows import ViewRows
 
@@ -53,14 +54,10 @@ class TagQueries:
         self._seams = SeamReader(log, store, self._registry, self._floors)
         self._marker = Marker(log, gather_s=settings.gather_ms / 1000, is_reader=read_only)
         self._silent_marker = Marker(log, is_reader=True)
+        partitions = SharedPartitions(log, store, self._marker)
+        announcements = Announcements(self._seams.announced, partitions.read_up_to)
         self._sources = MergeSources(
-            log,
-            store,
-            self._seams,
-            self._floors,
-            SharedPartitions(log, store, self._marker),
-            self._registry.bucket,
-            settings,
+            log, store, self._seams, self._floors, partitions, announcements, self._registry.bucket, settings
         )
 
     def events(
@@ -172,8 +169,8 @@ class _Query:
                         if error.offset >= error.start and await self._seams.is_there(seam.layouts[error.topic]):
                             raise
                         _logger.info("retention overtook a query by tag; back to the views", tag=self._tag)
-                    except ViewsBegunAnew:
-                        _logger.info("the views by tag were written again; back to them", tag=self._tag)
+                    except (ViewsBegunAnew, SeamOutdated) as reason:
+                        _logger.info("a query by tag goes back to the views", tag=self._tag, why=type(reason).__name__)
             seam = self._seam = await self._next_seam(seam)
 
     async def _read_seam(self) -> Seam:
