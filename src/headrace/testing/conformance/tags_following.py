@@ -203,6 +203,20 @@ class TagFollowingConformance(TagSetting):
         assert await scene.read() == kept
         assert await scene.read(after=seen[2].tag_offset) == seen[3:]
 
+    async def test_a_new_topic_that_is_replicated_before_it_is_noticed_loses_nothing(self, scene: Scene) -> None:
+        """An event of a topic that a live query has not met yet is in the views when it meets it: it comes all the same."""
+        follower = scene.follow()
+        await scene.append("a", 1)
+        seen = await follower.next()
+        other = await scene.new_topic(partitions=2)
+        await scene.append("new", 1, topic=other)
+        await scene.replicate()
+        await scene.append("a", 2)
+        seen += await follower.next(2)
+        await follower.stop()
+        assert ids(seen) == ["a1", "new1", "a2"]
+        assert await scene.read() == seen
+
     async def test_a_topic_that_was_not_listed_for_a_moment_is_followed_again(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch
     ) -> None:
