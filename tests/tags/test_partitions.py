@@ -26,7 +26,7 @@ from headrace.tags.partitions import SharedPartitions
 from headrace.tags.registry import Registry
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.conformance.store_rows import counted
-from headrace.testing.conformance.tags_setting import Follower, Scene, ids
+from headrace.testing.conformance.tags_setting import Follower, Scene, ids, ids_on
 
 LISTENERS = "headrace_log_listeners"
 PARTITIONS = 2
@@ -47,7 +47,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 
 
 def shared(scene: Scene) -> SharedPartitions:
-    return scene.queries._sources.partitions  # noqa: SLF001 - what is tested here
+    return scene.queries._sources.partitions
 
 
 async def served(scene: Scene, queries: int) -> None:
@@ -188,6 +188,31 @@ async def test_what_happens_to_a_key_while_its_state_is_loaded_counts(
     await follower.stop()
     await scene.replicate()
     assert found == (await scene.read("x"))[1:]
+
+
+async def test_an_event_whose_journal_is_being_loaded_holds_later_ones_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store takes its time for a journal of one partition: a later event of the other partition waits for it."""
+    (follower,) = await begin(scene, "x")
+    (slow,), (known,) = ids_on(0, 1, partitions=PARTITIONS), ids_on(1, 1, partitions=PARTITIONS)
+    await scene.append(known, 1, ["x"])
+    await follower.next()
+    may_load = asyncio.Event()
+
+    async def load_late(*arguments: Any) -> KeyState:
+        await may_load.wait()
+        return await load_key(*arguments)
+
+    monkeypatch.setattr(key_lookup, "load_key", load_late)
+    await scene.append(slow, 1, ["x"])
+    await scene.append(known, 2, ["x"])
+    for partition, id_ in enumerate(ids_on(0, 2, partitions=PARTITIONS)[1:] + ids_on(1, 2, partitions=PARTITIONS)[1:]):
+        await scene.append(id_, 1, [], at_ms=scene.now_ms + 1000 + partition)  # time goes on in both
+    assert await follower.is_silent(0.05)
+    may_load.set()
+    assert ids(await follower.next(2)) == [f"{slow}1", f"{known}2"]
+    await follower.stop()
 
 
 async def test_a_reader_that_fails_gives_each_query_its_error(scene: Scene) -> None:

@@ -204,7 +204,7 @@ class TagFollowingConformance(TagSetting):
         assert await scene.read(after=seen[2].tag_offset) == seen[3:]
 
     async def test_a_new_topic_that_is_replicated_before_it_is_noticed_loses_nothing(self, scene: Scene) -> None:
-        """An event of a topic that a live query has not met yet is in the views when it meets it: it comes all the same."""
+        """A live query meets a topic whose first event is in the views already: the event comes all the same."""
         follower = scene.follow()
         await scene.append("a", 1)
         seen = await follower.next()
