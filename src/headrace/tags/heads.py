@@ -72,7 +72,7 @@ class PartitionHead:
         self._keys: OrderedDict[str, KeyState] = OrderedDict()
         self._left: dict[str, KeyState] = {}
         self._forgotten = HeadIndex()
-        self._last: TagOffset | None = None
+        self._had: frozenset[TagOffset] = frozenset()
         self._room = asyncio.Event()
         self._queue: list[Found] = []
         self._queued: set[str] = set()
@@ -178,6 +178,7 @@ class PartitionHead:
         """Go on from the position. A head that was stopped half-way looks again at what it had not finished."""
         self.cursor.offset = self._position.offset
         self.cursor.log_time_ms = self._position.log_time_ms
+        self._had = frozenset(event.tag_offset for event in self.events)
         self._queue, self._queued = [], set()
         self._is_busy = False
         self._error = self.sighted = None
@@ -361,9 +362,8 @@ class PartitionHead:
 
     def _put_up(self, events: Sequence[TaggedEvent]) -> None:
         for event in events:
-            if (self._last is None or event.tag_offset > self._last) and self._calls.is_wanted(event):
+            if self._calls.is_wanted(event) and event.tag_offset not in self._had:
                 self.events.append(event)
-                self._last = event.tag_offset
 
     def _time_of(self, entry: Entry) -> TagTime:
         return TagTime(entry.log_time_ms, self.cursor.topic_number, entry.partition, entry.offset)

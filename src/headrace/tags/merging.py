@@ -102,6 +102,7 @@ class Merge:
         self._looked_up_to = FIRST_TAG_TIME
         self._woken = asyncio.Event()
         self._blockers: list[PartitionHead] = []
+        self._asked: set[TopicPartition] = set()
         self._blocked_until = FIRST_TAG_TIME
         self._gone = set(seam.gone)
         self._left: dict[TopicPartition, PartitionHead] = {}
@@ -341,6 +342,7 @@ class Merge:
             return
         if waiting is not None:
             idle = [at for at, head in self._heads.items() if self._is_idle(head) and head.position <= waiting]
+            self._asked = set(idle)
             self._marker.want(idle, waiting.log_time_ms + 1)
             if waiting > self._looked_up_to:  # while the Marks are being written
                 self._sources.announcements.begin(waiting, since_s=self._began_s)
@@ -370,10 +372,14 @@ class Merge:
         """Watch the next head that holds things up; positions never go back, so those before it need no look again."""
         while self._blockers and not self._holds_up(self._blockers[-1]):
             self._blockers.pop().watch(None)
-        if self._blockers:
-            self._blockers[-1].watch(self._blocker_moved)
-        else:
+        if not self._blockers or self._needs_mark(self._blockers[-1]):
             self._woken.set()
+        else:
+            self._blockers[-1].watch(self._blocker_moved)
+
+    def _needs_mark(self, head: PartitionHead) -> bool:
+        """Return True if a head has come to the log's end since Marks were last asked for."""
+        return self._is_idle(head) and head.at not in self._asked
 
     def _stop_watching(self) -> None:
         if self._blockers:

@@ -133,12 +133,14 @@ class SharedPartition:
         """How many of them the reader serves."""
         return len(self._served)
 
+    def begin(self, start: Known) -> None:
+        """Remember actions for a head that begins at a seam. If that is further on, the store has all below it."""
+        if start.place.offset >= self.actions.position:
+            self.actions.replicated(start.place.offset, start.place.generation)
+
     def join(self, head: ServedHead) -> None:
-        """Remember actions for one more head, which begins where its cursor is."""
+        """Do what is done for a head from now on."""
         self._members.add(head)
-        cursor = head.cursor
-        if cursor.offset > self.actions.position:  # it begins at a later seam: the store has all below that
-            self.actions.replicated(cursor.offset - 1, cursor.generation)
 
     async def leave(self, head: ServedHead) -> None:
         """Do nothing more for a head; returns when the reader has ended, if it was the last."""
@@ -336,6 +338,7 @@ class SharedPartitions:
                 start, self._log, self._store, self._decoded, self._marker, is_unused=lambda: self._forget(name)
             )
             self._known[name] = shared
+        shared.begin(start)
         return shared
 
     def _forget(self, name: _Name) -> None:

@@ -131,6 +131,11 @@ class _World:
 
         await eventually(are_there, within_s=60, every_s=0.01)
 
+    async def replicate_all(self) -> None:
+        """Bring replication to the end of the log."""
+        for _ in range(3):  # what lies behind a boundary is taken in a later round
+            await self.scene.again().replicate()
+
     async def _write_on(self) -> None:
         for n in range(self._writes):
             if n == self._writes // 3:
