@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from headrace.log import open_log
 from headrace.model import NewRecord
 from headrace.store import TagTime, open_store
 from headrace.store.tag_rows import FIRST_TAG_TIME
-from headrace.tags import TaggedEvent, key_lookup
+from headrace.tags import TaggedEvent, key_lookup, merging, seams
 from headrace.tags.announcements import Announcements
 from headrace.tags.key_states import KeyState, load_key
 from headrace.tags.partitions import SharedPartitions
@@ -226,6 +226,32 @@ async def test_a_reader_that_fails_gives_each_query_its_error(scene: Scene) -> N
     for follower in (first, second):
         assert ids(await follower.next()) == ["a1"]
     await stop(first, second)
+
+
+async def test_a_topic_that_was_not_listed_for_a_moment_keeps_what_is_remembered_of_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a journal did before is not replicated: an append that it makes void is void afterwards too."""
+    monkeypatch.setattr(merging, "_LOOK_FOR_TOPICS_S", 0.02)
+    monkeypatch.setattr(seams, "_LATELY_S", 0.0)
+    (follower,) = await begin(scene, "x")
+    await scene.append("k", [1, 2], [])
+    await scene.append("a", 1, ["x"])  # Marks of our own follow
+    await follower.next()
+    known, is_listed = scene.log.admin.topics, False
+
+    async def forgetful() -> Sequence[str]:
+        return await known() if is_listed else []
+
+    monkeypatch.setattr(scene.log.admin, "topics", forgetful)
+    assert await follower.is_silent(0.0)
+    await served(scene, 0)
+    is_listed = True
+    await served(scene, 1)
+    await scene.append("k", 2, ["x"])
+    await scene.append("a", 2, ["x"])
+    assert ids(await follower.next()) == ["a2"]
+    await follower.stop()
 
 
 class Facts:

@@ -104,7 +104,14 @@ class SharedPartition:
     """
 
     def __init__(
-        self, start: Known, log: Log, store: Store, decoded: Decoded, marker: Marker, *, is_unused: Callable[[], None]
+        self,
+        start: Known,
+        log: Log,
+        store: Store,
+        decoded: Decoded,
+        marker: Marker,
+        *,
+        count_members: Callable[[SharedPartition], None],
     ) -> None:
         self.at = start.at
         self.actions = Head(start.place.offset + 1, start.place.generation, has_index=True)
@@ -114,7 +121,7 @@ class SharedPartition:
         self._log = log
         self._store = store
         self._decoded = decoded
-        self._is_unused = is_unused
+        self._count_members = count_members
         self._members: set[ServedHead] = set()
         self._served: dict[ServedHead, None] = {}
         self._watchers: dict[ServedHead, Callable[[], None]] = {}
@@ -141,13 +148,13 @@ class SharedPartition:
     def join(self, head: ServedHead) -> None:
         """Do what is done for a head from now on."""
         self._members.add(head)
+        self._count_members(self)
 
     async def leave(self, head: ServedHead) -> None:
         """Do nothing more for a head; returns when the reader has ended, if it was the last."""
         self._members.discard(head)
         self._drop(head)
-        if not self._members:
-            self._is_unused()
+        self._count_members(self)
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def serve(self, head: ServedHead, layout: Layout, *, is_at_end: bool) -> bool:
@@ -335,15 +342,22 @@ class SharedPartitions:
         shared = self._known.get(name)
         if shared is None:
             shared = SharedPartition(
-                start, self._log, self._store, self._decoded, self._marker, is_unused=lambda: self._forget(name)
+                start,
+                self._log,
+                self._store,
+                self._decoded,
+                self._marker,
+                count_members=lambda counted: self._keep(name, counted),
             )
             self._known[name] = shared
         shared.begin(start)
         return shared
 
-    def _forget(self, name: _Name) -> None:
-        known = self._known.get(name)
-        if known is not None and not known.members:  # else it is another one, which others have made since
+    def _keep(self, name: _Name, shared: SharedPartition) -> None:
+        """Keep a partition while it has heads. Of two that were made for the same one the first is kept."""
+        if shared.members:
+            self._known.setdefault(name, shared)
+        elif self._known.get(name) is shared:
             del self._known[name]
 
 
