@@ -18,7 +18,7 @@ from headrace.errors import BadArgument, TagsDisabled, TagsIncomplete, TagsInUse
 from headrace.log import Log
 from headrace.model import Event
 from headrace.store import Store
-from headrace.tags import TagRepair, UntaggedViews, heads
+from headrace.tags import TagRepair, UntaggedViews, key_lookup
 from headrace.tags.filling import TagFills
 from headrace.tags.key_states import KeyState, load_key
 from headrace.testing.conformance.journal_setting import replicate
@@ -185,7 +185,7 @@ class TestEmbeddedUse(Embedded, TagSetting):
             await is_replicated.wait()
             return await load_key(*arguments)
 
-        monkeypatch.setattr(heads, "load_key", load_late)
+        monkeypatch.setattr(key_lookup, "load_key", load_late)
         await scene.append("a", [3, 4])
         without = UntaggedViews(scene.store, TagSettings(enabled=False))
         await replicate(scene.log, scene.store, scene.topic, views=without)

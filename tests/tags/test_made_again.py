@@ -15,7 +15,7 @@ from headrace.journal.partition_batch import entry_of
 from headrace.model import Event, NewRecord, TopicPartition
 from headrace.tags import TagWriter
 from headrace.tags.floors import Floors
-from headrace.tags.head_context import HeadContext
+from headrace.tags.key_lookup import KeyLookup
 from headrace.tags.registry import TagRegistry
 from headrace.testing.conformance.journal_script import Script
 from headrace.testing.conformance.journal_setting import records_of, replicate
@@ -63,11 +63,10 @@ async def test_the_head_of_the_new_topic_is_scanned_from_its_beginning(hr: Headr
     journal = Journal(hr.log, hr.store, "t", cache=None, lease_s=0.05)
     for n in range(9, 12):
         await journal.append("k", [Event(n, "x", ("vip",))])
-    context = HeadContext.__new__(HeadContext)
-    context.log, context.store, context.tag = hr.log, hr.store, "vip"
-    context.layouts = {"t": await layout_of(hr)}
+    layout = await layout_of(hr)
+    lookup = KeyLookup(hr.log, hr.store, "vip", layout_of={"t": layout}.__getitem__, heads={})
     last = entry_of((await records_of(hr.log, "t"))[-1], 1)
     assert last is not None
-    found = await context.scan(last)
+    found = await lookup.scan(last)
     assert [(entry.generation, entry.offset) for entry in found.entries] == [(1, 0), (1, 1)]
     assert list(found.counts.values()) == [1, 1]

@@ -1,116 +1,130 @@
 """The un-replicated head of one partition, for one query: a tag's events above the seam, in order.
 
-It reads on by itself until a few events wait to be taken; then it waits too, so that a slow reader costs no memory.
+It reads on by itself until it has come to the end of the log; then the partition's reader serves it. When a few events
+wait to be taken it waits too, so that a slow reader costs no memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
-from headrace.errors import HeadraceError, Unavailable
+from headrace.journal import Layout
 from headrace.journal.actions import Mark, Verdict
 from headrace.journal.folding import Entry
-from headrace.journal.head import Head, HeadKind
+from headrace.journal.head import HeadKind
 from headrace.journal.head_index import HeadIndex
-from headrace.model import Batch, Position, Record, TopicPartition
-from headrace.observe import get_logger
-from headrace.runtime import Backoff
-from headrace.store import Place, TagTime
-from headrace.tags.decoded import Meaning
+from headrace.model import Batch, Position, TopicPartition
+from headrace.store import TagTime
 from headrace.tags.events import TaggedEvent
-from headrace.tags.head_context import HeadContext
-from headrace.tags.key_states import KeyState, load_key, rows_of
-from headrace.tags.marking import MARK_KEY
+from headrace.tags.key_states import KeyState
+from headrace.tags.offsets import TagOffset
+from headrace.tags.partitions import Cursor, Found, SharedPartition
 from headrace.tags.seams import Known
 
-__all__ = ["PartitionHead"]
+__all__ = ["HeadCalls", "PartitionHead"]
 
-_logger = get_logger(__name__)
-
-_RESTART = Backoff(first_s=0.05, limit_s=5.0)
 _MOST_KEYS = 50_000
-_MOST_ACTIONS = 200_000
-_MOST_INDEXED = 2_000_000
-_TRIM_FROM = 1000
-_TRIM_EVERY_S = 2.0
-NOWHERE = Place(-1, -1)
-_NOTHING = Meaning(None)
-_MARK_ID = MARK_KEY.decode()
 
 
-class _Found(NamedTuple):
-    """An action of the head, and whether some of its events carry the tag."""
+@dataclass(frozen=True, slots=True)
+class HeadCalls:
+    """What a head asks of the merge that it belongs to."""
 
-    entry: Entry
-    is_tagged: bool
+    layout: Callable[[], Layout]
+    """Return the topic's layout as it is known now."""
+    end: Callable[[], int]
+    """Return where the partition ended when the merge began."""
+    is_wanted: Callable[[TaggedEvent], bool]
+    """Return True if an event comes after where the query goes on from."""
+    came: Callable[[], None]
+    """Hear that events have come, or are about to."""
+    load: Callable[[Entry], Awaitable[KeyState]]
+    """Return the state of a key before an action."""
+    rows: Callable[[str, TagTime], Awaitable[list[TaggedEvent]]]
+    """Return a replicated record's events out of the views, which are checked if there are none."""
+    carried_out: Callable[[Entry], Awaitable[None]]
+    """Wait until replication has carried a verdict out; all heads forget its key then."""
+    grown: Callable[[int], Awaitable[int]]
+    """Wait until a generation of the topic is published; returns its least log time."""
+    reached: Callable[[int], Awaitable[None]]
+    """Wait until all heads of the topic have come to the boundaries of a generation."""
+    check_topic: Callable[[], Awaitable[None]]
+    """Raise UnknownTopic if the log has another topic of that name by now, or none."""
 
 
 class PartitionHead:
     """Follows one partition from the seam on."""
 
-    def __init__(self, context: HeadContext, start: Known) -> None:
+    def __init__(self, start: Known, tag: str, shared: SharedPartition, calls: HeadCalls, *, page_size: int) -> None:
         self.at: TopicPartition = start.at
+        self.cursor = Cursor.behind(start)
         self.events: deque[TaggedEvent] = deque()
-        self.position = start.next
         self.sighted: TagTime | None = None
-        self._context = context
-        self._topic_number = start.topic_number
-        self._log_time_ms = start.log_time_ms
-        self._actions = Head(start.place.offset + 1, start.place.generation, has_index=True)
+        self.tag = tag
+        self._shared = shared
+        self._calls = calls
+        self._page_size = page_size
+        self._position = start.next
         self._keys: OrderedDict[str, KeyState] = OrderedDict()
         self._left: dict[str, KeyState] = {}
         self._forgotten = HeadIndex()
+        self._had: frozenset[TagOffset] = frozenset()
         self._room = asyncio.Event()
-        self._trimmed_s = 0.0
+        self._queue: list[Found] = []
+        self._queued: set[str] = set()
+        self._called = asyncio.Event()
+        self._is_served = False
+        self._is_busy = False
+        self._error: Exception | None = None
+        self._watcher: Callable[[], None] | None = None
 
     @property
-    def generation(self) -> int:
-        """The partition's generation at the position."""
-        return self._actions.generation
+    def position(self) -> TagTime:
+        """The lowest place that an event can have which has not come out of the head yet."""
+        if self._is_served and not self._is_busy:
+            return max(self._position, self._shared.position)
+        return self._position
 
     async def run(self) -> None:
         """Follow for ever; trouble of the log that may pass is waited out.
 
         Raises what does not, as OffsetOutOfRange; and the store's trouble: the query begins anew from where it is.
         """
-        await self._context.reached(self.at.topic, self.generation)
-        async with contextlib.aclosing(self._batches()) as batches:
-            async for batch in batches:
-                await self._take(batch)
-
-    async def _batches(self) -> AsyncGenerator[Batch, None]:
-        """Yield what the log holds from the position on; a log that can't be reached is asked again and again."""
-        attempt = 0
-        while True:
-            batches = self._context.log.read(self.at, self.position.offset, max_records=500)
-            try:
-                async for batch in batches:
-                    attempt = 0
-                    yield batch
-            except Unavailable as error:
-                attempt += 1
-                delay_s = _RESTART.delay_s(attempt)
-                _logger.warning("head of a tag query failed", partition=str(self.at), error=str(error), retry_s=delay_s)
-                await asyncio.sleep(delay_s)
-            finally:
-                await batches.aclose()  # type: ignore[attr-defined]
+        self._begin()
+        try:
+            await self._calls.reached(self.cursor.generation)
+            while True:
+                await self._read_alone()
+                await self._be_served()
+                await self._calls.check_topic()
+        finally:
+            self._position = self.position
+            self._is_served = False
+            await self._shared.leave(self)
 
     def pop(self) -> TaggedEvent:
         """Take the next event."""
         event = self.events.popleft()
-        if len(self.events) < self._context.page_size:
+        if len(self.events) < self._page_size:
             self._room.set()
         return event
 
     def marked(self, mark: Position) -> None:
         """Move past a Mark of our own at once, if it is the next record; else it is met in its turn."""
-        if mark.offset == self.position.offset:
-            self._move(mark.offset + 1, mark.timestamp_ms)
+        if self._is_served:
+            self._shared.marked(mark)
+        elif mark.offset == self._position.offset == self.cursor.offset:
+            self.cursor.move(mark.offset + 1, mark.timestamp_ms)
+            self._move()
+
+    def watch(self, moved: Callable[[], None] | None) -> None:
+        """Call a function each time the head has moved; None: call nobody any more."""
+        self._watcher = moved
+        self._let_watch()
 
     def tracked(self, entry: Entry) -> KeyState | None:
         """Return the state of a key that was followed here, and lives elsewhere or here since its topic grew."""
@@ -120,171 +134,256 @@ class PartitionHead:
         """Forget the state of a key that was followed here: the store knows better."""
         self._left.pop(id_, None)
 
+    def forget_below(self, offset: int) -> None:
+        """Forget which keys were forgotten, as far as the store has their events."""
+        self._forgotten.cut(min(offset, self._position.offset - 1))
+
     def ask(self, id_: str, up_to: int | None) -> Sequence[Entry] | None:
         """Return a key's actions from the head's start up to an offset; None if that is not known any more.
 
         None also if the key was forgotten here: its events under the tag were not counted on.
         """
-        if self._forgotten.of(id_, after=-1, up_to=self._actions.position):
+        actions = self._shared.actions
+        if self._forgotten.of(id_, after=-1, up_to=actions.position):
             return None
-        last = self._actions.position - 1 if up_to is None else up_to
-        answer = self._actions.ask(id_, after=self._actions.start - 1, up_to=last)
+        last = actions.position - 1 if up_to is None else up_to
+        answer = actions.ask(id_, after=actions.start - 1, up_to=last)
         return answer.entries if answer.kind is HeadKind.KNOWN else None
 
-    async def _take(self, batch: Batch) -> None:
-        found: list[_Found] = []
-        for record in batch.records:
-            if record.offset < self.position.offset:
+    def offer(self, found: Sequence[Found]) -> None:
+        """Take actions from the reader. Those of keys that are not known yet wait until the store has answered."""
+        mine = self._choose(found)
+        if not mine:
+            return
+        if self._is_busy or not all(map(self._is_at_hand, mine)):
+            self._put_off(mine)
+        else:
+            for each in mine:
+                self._take_known(each)
+        if len(self.events) >= self._page_size or len(self._queue) >= self._page_size:
+            self._shared.release(self)
+        self._calls.came()
+
+    def let_go(self, cursor: Cursor, error: Exception | None) -> None:
+        """Read alone from the reader's place on, when what is in the queue is done; or fail with its error."""
+        self._position = self.position
+        self._is_served = False
+        self._error = error
+        if cursor.offset > self.cursor.offset:
+            self.cursor.generation = cursor.generation
+            self.cursor.move(cursor.offset, cursor.log_time_ms)
+        self._called.set()
+
+    def _begin(self) -> None:
+        """Go on from the position. A head that was stopped half-way looks again at what it had not finished."""
+        self.cursor.offset = self._position.offset
+        self.cursor.log_time_ms = self._position.log_time_ms
+        self._had = frozenset(event.tag_offset for event in self.events)
+        self._queue, self._queued = [], set()
+        self._is_busy = False
+        self._error = self.sighted = None
+        self._shared.join(self)
+
+    async def _read_alone(self) -> None:
+        """Read until the partition's reader can go on with it."""
+        if self._is_taken_over():
+            return
+        async with contextlib.aclosing(self._shared.batches(self.cursor)) as batches:
+            async for batch in batches:
+                await self._take(batch)
+                await self._wait_for_room()
+                await self._shared.trim()
+                if self._is_taken_over():
+                    return
+
+    def _is_taken_over(self) -> bool:
+        is_at_end = self.cursor.offset >= self._calls.end()
+        self._is_served = self._shared.serve(self, self._calls.layout(), is_at_end=is_at_end)
+        self._let_watch()
+        return self._is_served
+
+    async def _be_served(self) -> None:
+        """Do what the reader can't do, until it has let go of this head."""
+        while True:
+            await self._called.wait()
+            self._called.clear()
+            await self._empty_queue()
+            if self._error is not None:
+                raise self._error
+            if not self._is_served:
+                self._move()
+                await self._wait_for_room()
+                return
+
+    async def _empty_queue(self) -> None:
+        while self._queue:
+            found, self._queue = self._queue, []
+            await self._number(found)
+            last = found[-1].entry
+            self._position = max(self._position, self._time_of(last)._replace(offset=last.offset + 1))
+            self._calls.came()
+        self._queued.clear()
+        self._is_busy = False
+        self.sighted = None
+        self._calls.came()
+
+    def _choose(self, found: Sequence[Found]) -> list[Found]:
+        """Return the actions that carry the tag or are of a key that has events under it, in the queue too.
+
+        A head that was ahead of the reader has had some already.
+        """
+        mine = []
+        for each in found:
+            id_ = each.entry.id
+            is_tagged = self.tag in each.tags
+            if each.entry.offset < self.cursor.offset or not (is_tagged or id_ in self._keys or id_ in self._queued):
                 continue
-            log_time_ms = max(self._log_time_ms, record.timestamp_ms)
-            entry, tags, _ = self._meaning(record, log_time_ms)
-            if entry is None:
-                self._move(record.offset + 1, log_time_ms, quietly=True)
-            elif isinstance(entry.action, Mark):
-                await self._pass_mark(entry, entry.action, found)
+            if is_tagged and id_ not in self._keys:
+                self._queued.add(id_)
+            mine.append(each)
+        return mine
+
+    def _put_off(self, found: Sequence[Found]) -> None:
+        """Queue actions; the position stays before them. Partitions that will hold them up can be marked meanwhile."""
+        if not self._is_busy:
+            self._position = self.position
+            self._is_busy = True
+        self._queue.extend(found)
+        tagged = [each.entry for each in found if self.tag in each.tags]
+        if tagged:
+            self.sighted = self._time_of(tagged[-1])
+        self._called.set()
+
+    def _is_at_hand(self, found: Found) -> bool:
+        """Return True if an action can be judged without asking the store."""
+        state = self._keys.get(found.entry.id)
+        return state is not None and not (self.tag in found.tags and state.is_replicated(found.entry))
+
+    def _take_known(self, found: Found) -> None:
+        entry = found.entry
+        state = self._keys[entry.id]
+        counts = state.counts(entry)
+        if counts and self.tag in found.tags:
+            self._put_up(state.number_events(entry, self._time_of(entry)))
+        self._keys.move_to_end(entry.id)
+
+    async def _take(self, batch: Batch) -> None:
+        """Take what the head has read alone."""
+        found: list[Found] = []
+        for record in batch.records:
+            if record.offset < self.cursor.offset:
+                continue
+            entry, tags, _ = self._shared.meaning(record, self.cursor, self._calls.layout())
+            if entry is not None and isinstance(entry.action, Mark):
+                await self._deliver(found)
+                await self._pass_mark(entry, entry.action)
                 found = []
-            elif isinstance(entry.action, Verdict):
-                await self._pass_verdict(entry, found)
+            elif entry is not None and isinstance(entry.action, Verdict):
+                await self._deliver(found)
+                await self._pass_verdict(entry)
                 found = []
             else:
-                found.append(_Found(entry, self._context.tag in tags))
-                self._move(record.offset + 1, log_time_ms, quietly=True)
+                if entry is not None:
+                    found.append(Found(entry, tags))
+                self.cursor.move(record.offset + 1, record.timestamp_ms)
         await self._deliver(found)
-        self._move(max(batch.next_offset, self.position.offset), self._log_time_ms)
-        await self._wait_for_room()
-        await self._trim()
+        self.cursor.move(batch.next_offset, self.cursor.log_time_ms)
+        self._move()
 
-    def _meaning(self, record: Record, log_time_ms: int) -> Meaning:
-        """Return what a record means here; an append that is not where its key lives means nothing."""
-        meaning = self._context.decoded.find(record, self.generation, log_time_ms)
-        if meaning.is_append and meaning.entry is not None and not self._context.is_home(meaning.entry):
-            return _NOTHING
-        return meaning
-
-    async def _pass_mark(self, entry: Entry, mark: Mark, before: list[_Found]) -> None:
-        await self._deliver(before)
-        if entry.id == _MARK_ID:
-            self._context.marker.met(mark.id)
-        log_time_ms = max(self._log_time_ms, entry.timestamp_ms)
-        if (mark.generation or 0) <= self.generation:
-            self._actions.take([entry], entry.offset + 1)
-            self._move(entry.offset + 1, log_time_ms)
+    async def _pass_mark(self, entry: Entry, mark: Mark) -> None:
+        self._shared.met(entry, mark)
+        generation = mark.generation or 0
+        if generation <= self.cursor.generation:
+            self._pass(entry)
             return
-        floor_ms = await self._context.grown(self.at.topic, mark.generation or 0)
-        self._actions.take([entry], entry.offset + 1)
-        self._move(entry.offset + 1, max(log_time_ms, floor_ms))
+        floor_ms = await self._calls.grown(generation)
+        self.cursor.generation = generation
+        self.cursor.move(entry.offset + 1, floor_ms)
         self._left |= self._keys
         self._keys.clear()
-        await self._context.reached(self.at.topic, self.generation)
+        self._pass(entry)
+        await self._calls.reached(generation)
 
-    async def _pass_verdict(self, entry: Entry, before: list[_Found]) -> None:
+    async def _pass_verdict(self, entry: Entry) -> None:
         """Wait until replication has carried a verdict out: it alone has the records that were held."""
-        await self._deliver(before)
-        context = self._context
-        await context.replicated(self.at, entry.place)
+        await self._calls.carried_out(entry)
         self._keys.pop(entry.id, None)
-        for head in context.heads.values():
-            head.forget(entry.id)
-        events = await rows_of(context.store, context.bucket, context.tag, entry.id, self._time_of(entry))
-        if not events:
-            await context.check_views()
-        self.events.extend(event for event in events if context.is_wanted(event))
-        self._actions.take([entry], entry.offset + 1)
-        self._move(entry.offset + 1, entry.log_time_ms)
+        self._put_up(await self._calls.rows(entry.id, self._time_of(entry)))
+        self._pass(entry)
 
-    async def _deliver(self, found: Sequence[_Found]) -> None:
-        """Fold the actions of keys that matter, and put the tag's events up for taking.
+    def _pass(self, entry: Entry) -> None:
+        self._shared.actions.take([entry], entry.offset + 1)
+        self.cursor.move(entry.offset + 1, entry.timestamp_ms)
+        self._move()
+
+    async def _deliver(self, found: Sequence[Found]) -> None:
+        """Remember the actions of keys that matter, and put the tag's events up for taking.
 
         They are `sighted` while the store is asked about their keys: partitions that will hold them up can be marked
         meanwhile. Most records of a busy log are of no concern to a query, and only remembered.
         """
         if not found:
             return
-        self._actions.take([each.entry for each in found], found[-1].entry.offset + 1)
-        tagged = [each.entry for each in found if each.is_tagged]
+        self._shared.actions.take([each.entry for each in found], found[-1].entry.offset + 1)
+        tagged = [each.entry for each in found if self.tag in each.tags]
         if not tagged and not any(each.entry.id in self._keys for each in found):
             return
         if tagged:
-            self._context.marker.earn(self.at, tagged[-1].offset, len(tagged))
+            self._shared.marker.earn(self.at, tagged[-1].offset, len(tagged))
             self.sighted = self._time_of(tagged[-1])
-            self._context.moved.set()
+            self._calls.came()
         try:
             await self._number(found)
         finally:
             self.sighted = None
 
-    async def _number(self, found: Sequence[_Found]) -> None:
-        first = {each.entry.id: each.entry for each in reversed(found) if each.is_tagged}
+    async def _number(self, found: Sequence[Found]) -> None:
+        """Judge actions in order and number the events of those that count."""
+        first = {each.entry.id: each.entry for each in reversed(found) if self.tag in each.tags}
         new = [entry for id_, entry in first.items() if id_ not in self._keys]
-        loaded = await asyncio.gather(*(self._load(entry) for entry in new))
+        loaded = await asyncio.gather(*(self._calls.load(entry) for entry in new))
         states = dict(zip((entry.id for entry in new), loaded, strict=True))
-        for entry, is_tagged in found:
+        for each in found:
+            entry = each.entry
+            if entry.id in states and entry.offset >= first[entry.id].offset:
+                self._keys[entry.id] = states.pop(entry.id)
             state = self._keys.get(entry.id)
-            if state is None and entry.id in states and entry.offset >= first[entry.id].offset:
-                state = self._keys[entry.id] = states[entry.id]
-            if state is not None:
-                events = await self._apply(state, entry, is_tagged=is_tagged)
-                self.events.extend(event for event in events if self._context.is_wanted(event))
+            if state is None:
+                continue
+            if self.tag in each.tags and state.is_replicated(entry):
+                state.counts(entry)
+                self._put_up(await self._calls.rows(entry.id, self._time_of(entry)))
                 self._keys.move_to_end(entry.id)
+            else:
+                self._take_known(each)
         while len(self._keys) > _MOST_KEYS:
             id_, _ = self._keys.popitem(last=False)
-            self._forgotten.add(id_, self._actions.position - 1)
+            self._forgotten.add(id_, self._shared.actions.position - 1)
 
-    async def _apply(self, state: KeyState, entry: Entry, *, is_tagged: bool) -> list[TaggedEvent]:
-        counts = state.counts(entry)
-        if not is_tagged:
-            return []
-        time = self._time_of(entry)
-        if state.is_replicated(entry):
-            rows = await rows_of(self._context.store, self._context.bucket, state.tag, entry.id, time)
-            if not rows:  # it was void, or replicated while no views were kept
-                await self._context.check_views()
-            return rows
-        return state.number_events(entry, time) if counts else []
-
-    async def _load(self, entry: Entry) -> KeyState:
-        """Return a key's state before an action: where it was before it moved; else the store's and the heads'."""
-        context = self._context
-        found = context.before(entry) or await context.scan(entry)
-        stored = await load_key(context.store, context.tag, entry.topic, entry.id)
-        followed = [state for head in context.heads.values() if (state := head.tracked(entry)) is not None]
-        latest = max((stored, *followed), key=lambda state: state.meta.place if state.meta is not None else NOWHERE)
-        state = dataclasses.replace(latest)
-        state.carry_on(found.entries, found.counts)
-        return state
+    def _put_up(self, events: Sequence[TaggedEvent]) -> None:
+        for event in events:
+            if self._calls.is_wanted(event) and event.tag_offset not in self._had:
+                self.events.append(event)
 
     def _time_of(self, entry: Entry) -> TagTime:
-        return TagTime(entry.log_time_ms, self._topic_number, entry.partition, entry.offset)
+        return TagTime(entry.log_time_ms, self.cursor.topic_number, entry.partition, entry.offset)
 
-    def _move(self, offset: int, log_time_ms: int, *, quietly: bool = False) -> None:
-        self._log_time_ms = max(self._log_time_ms, log_time_ms)
-        if not quietly:
-            place = TagTime(self._log_time_ms, self._topic_number, self.at.partition, offset)
-            self.position = max(self.position, place)
-            self._context.marker.saw(self.at, self._log_time_ms)
-            if self.events or self._context.is_waiting:
-                self._context.moved.set()
+    def _move(self) -> None:
+        """Let the position be where the cursor is: all before it has come out."""
+        self._position = max(self._position, self.cursor.place)
+        self._shared.marker.saw(self.at, self.cursor.log_time_ms)
+        if self._watcher is not None:
+            self._watcher()
+        if self.events:
+            self._calls.came()
+
+    def _let_watch(self) -> None:
+        if self._watcher is not None and self._is_served:
+            self._shared.watch(self, self._watcher)
+        else:
+            self._shared.unwatch(self)
 
     async def _wait_for_room(self) -> None:
-        while len(self.events) >= self._context.page_size:
+        while len(self.events) >= self._page_size:
             self._room.clear()
             await self._room.wait()
-
-    async def _trim(self) -> None:
-        """Forget actions that the store has by now."""
-        now_s = asyncio.get_running_loop().time()
-        if self._actions.actions < _TRIM_FROM or now_s - self._trimmed_s < _TRIM_EVERY_S:
-            return
-        self._trimmed_s = now_s
-        try:
-            layout = self._context.layouts[self.at.topic]
-            replicated = layout.of_topic(await self._context.store.reader.replicated(self.at))
-        except HeadraceError as error:
-            _logger.warning("head of a tag query not trimmed", partition=str(self.at), error=str(error))
-            return
-        if replicated is not None:
-            self._actions.replicated(min(replicated.offset, self.position.offset - 1), replicated.generation)
-            self._forgotten.cut(min(replicated.offset, self.position.offset - 1))
-        self._actions.evict(_MOST_ACTIONS)
-        if self._actions.indexed > _MOST_INDEXED:
-            self._actions.drop_index()

@@ -37,12 +37,12 @@ _LOOK_AGAIN_S = 0.005
 
 
 class MarkBudget:
-    """How many Marks may be written: some a second, and one for two events; what is left over is kept, up to a bound.
+    """How many Marks may be written: some a second, and two for five events; what is left over is kept, up to a bound.
 
     Pure: the caller says what time it is.
     """
 
-    def __init__(self, now_s: float, *, per_s: float = 200.0, per_event: float = 0.5, most: float = 500.0) -> None:
+    def __init__(self, now_s: float, *, per_s: float = 240.0, per_event: float = 0.4, most: float = 300.0) -> None:
         self._per_s = per_s
         self._per_event = per_event
         self._most = most

@@ -9,68 +9,106 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
+from headrace.config import TagSettings
 from headrace.errors import TimedOut, UnknownTopic
 from headrace.journal import Layout
+from headrace.journal.folding import Entry
+from headrace.log import Log
 from headrace.model import Position, TopicPartition
 from headrace.observe import get_logger
-from headrace.store import Place, TagTime
+from headrace.store import Place, Store, TagTime
 from headrace.store.tag_rows import FIRST_TAG_TIME, LAST_TAG_TIME
+from headrace.tags.announcements import Announcements
+from headrace.tags.buckets import Bucket
 from headrace.tags.events import TaggedEvent
 from headrace.tags.fills import check_filled
-from headrace.tags.head_context import HeadContext
-from headrace.tags.heads import PartitionHead
+from headrace.tags.floors import Floors, read_layout
+from headrace.tags.heads import HeadCalls, PartitionHead
+from headrace.tags.key_lookup import KeyLookup
+from headrace.tags.key_states import rows_of
+from headrace.tags.marking import Marker
 from headrace.tags.offsets import TagOffset
+from headrace.tags.partitions import SharedPartitions
 from headrace.tags.place_watch import NOBODY, PlaceWatch
 from headrace.tags.registry import TopicEntry, check_epoch
-from headrace.tags.seams import Known, Seam, SeamReader
+from headrace.tags.seams import Known, Seam, SeamOutdated, SeamReader
 from headrace.tags.view_rows import ViewRows
 
-__all__ = ["Merge"]
+__all__ = ["Merge", "MergeSources"]
 
 _logger = get_logger(__name__)
 
 _LOOK_FOR_TOPICS_S = 1.0
+_LOOK_AGAIN_S = 0.05
+_WANT_AGAIN_S = 0.1
 _AT_ONCE = 100
-_PASS_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSources:
+    """What all queries of a process read from."""
+
+    log: Log
+    store: Store
+    seams: SeamReader
+    floors: Floors
+    partitions: SharedPartitions
+    announcements: Announcements
+    bucket: Bucket
+    settings: TagSettings
 
 
 class Merge:
     """Follows all partitions from a seam on. With `until` it ends at these offsets (exclusive), else never.
 
-    A query that ends, and may write no Marks, waits for partitions where nothing happens for `patience_s`.
+    A query that ends, and may write no Marks, waits for partitions where nothing happens for the time that it would
+    look for a missing event.
     """
 
     def __init__(
         self,
-        context: HeadContext,
-        seams: SeamReader,
+        sources: MergeSources,
+        tag: str,
+        marker: Marker,
         seam: Seam,
         rows: ViewRows,
         *,
+        after: TagOffset | None,
         until: dict[TopicPartition, int] | None,
-        patience_s: float,
         watch: PlaceWatch = NOBODY,
     ) -> None:
+        self._sources = sources
+        self._seams = sources.seams
+        self._store = sources.store
+        self._tag = tag
+        self._marker = marker
         self._watch = watch
-        if watch is not NOBODY:
-            watch.on_want = context.moved.set
-        self._context = context
-        self._seams = seams
         self._rows = rows
-        self._marker = context.marker
+        self._after = after
         self._until = until
-        self._patience_s = patience_s
         self._stuck_s: float | None = None
+        self._seam = seam
+        self._registry = seam.registry
+        self._layouts = dict(seam.layouts)
         self._heads: dict[TopicPartition, PartitionHead] = {}
+        self._lookup = KeyLookup(
+            sources.log, sources.store, tag, layout_of=self._layouts.__getitem__, heads=self._heads
+        )
         self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._has_ended = False
         self._ended: list[asyncio.Task[None]] = []
         self._ends: dict[TopicPartition, int] = {}
-        self._looked_s = self._counted_s = asyncio.get_running_loop().time()
+        self._began_s = self._looked_s = self._counted_s = asyncio.get_running_loop().time()
         self._looked_up_to = FIRST_TAG_TIME
-        context.layouts = dict(seam.layouts)
-        context.heads = self._heads  # type: ignore[assignment]
-        context.on_growth = self._grow
+        self._woken = asyncio.Event()
+        if watch is not NOBODY:
+            watch.on_want = self._woken.set
+        self._blockers: list[PartitionHead] = []
+        self._asked: set[TopicPartition] = set()
+        self._blocked_until = FIRST_TAG_TIME
         self._gone = set(seam.gone)
         self._left: dict[TopicPartition, PartitionHead] = {}
         self._last_ms: dict[str, int] = {}
@@ -85,19 +123,34 @@ class Merge:
             self._start()
             while not await self._is_done():
                 await self._note_gone()
-                self._context.moved.clear()
+                self._woken.clear()
                 horizon = self._horizon()
                 first = await self._next(horizon)
                 if first is None:
                     if not await self._tell_passed(horizon):
                         await self._wait()
-                elif first.tag_offset.time <= self._looked_up_to or not await self._found_topics():
+                elif not await self._found_topics(first.tag_offset.time, since_s=self._began_s):
                     yield await self._take(min(horizon, _behind(self._looked_up_to)))
         finally:
             await self._stop()
 
     def _add(self, known: Known) -> None:
-        self._heads[known.at] = PartitionHead(self._context, known)
+        topic = known.at.topic
+        calls = HeadCalls(
+            layout=partial(self._layouts.__getitem__, topic),
+            end=lambda: self._ends.get(known.at, 0),
+            is_wanted=self._is_wanted,
+            came=self._woken.set,
+            load=self._lookup.load,
+            rows=self._rows_of,
+            carried_out=self._carried_out,
+            grown=partial(self._grown, topic),
+            reached=partial(self._reached, topic),
+            check_topic=partial(self._check_topic, topic),
+        )
+        shared = self._sources.partitions.get(known, self._layouts[topic])
+        page_size = self._sources.settings.page_size
+        self._heads[known.at] = PartitionHead(known, self._tag, shared, calls, page_size=page_size)
 
     def _start(self) -> None:
         for at, head in self._heads.items():
@@ -108,17 +161,60 @@ class Merge:
         try:
             await head.run()
         finally:
-            self._context.moved.set()
+            self._has_ended = True
+            self._woken.set()
+
+    def _is_wanted(self, event: TaggedEvent) -> bool:
+        return self._after is None or event.tag_offset > self._after
+
+    async def _rows_of(self, id_: str, time: TagTime) -> list[TaggedEvent]:
+        rows = await rows_of(self._store, self._sources.bucket, self._tag, id_, time)
+        if not rows:  # it was void, or replicated while no views were kept
+            check_epoch(await self._sources.floors.views_checked(), before=self._registry)
+        return rows
+
+    async def _carried_out(self, verdict: Entry) -> None:
+        at = TopicPartition(verdict.topic, verdict.partition)
+        while True:
+            known = await self._store.reader.replicated(at)
+            if known is not None and Place(known.generation, known.offset) >= verdict.place:
+                break
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        for head in self._heads.values():
+            head.forget(verdict.id)
+
+    async def _grown(self, topic: str, generation: int) -> int:
+        while True:
+            layout = await read_layout(self._store, topic)
+            if layout is not None and layout.generation >= generation:
+                break
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        self._registry, floor_ms = await self._sources.floors.generation(self._registry, layout, generation)
+        if layout.generation > self._layouts[topic].generation:
+            self._layouts[topic] = layout
+            self._grow(layout)
+        return floor_ms
+
+    async def _reached(self, topic: str, generation: int) -> None:
+        """Wait until all heads have come to the boundaries of a generation: keys may have moved there."""
+        boundaries = self._layouts[topic].generations[generation].boundaries if generation else {}
+        for partition, boundary in boundaries.items():
+            head = self._heads.get(TopicPartition(topic, partition))
+            while head is not None and head.position.offset <= boundary:  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_AGAIN_S / 5)  # once in a topic's growth
+
+    async def _check_topic(self, topic: str) -> None:
+        if not await self._seams.is_there(self._layouts[topic]):
+            raise UnknownTopic(topic)
 
     def _grow(self, layout: Layout) -> None:
         """Follow partitions that a topic has grown by; they begin at their generation's floor."""
-        registry = self._context.registry
-        entry = registry.topics[layout.topic]
+        entry = self._registry.topics[layout.topic]
         for partition in range(layout.partitions):
             at = TopicPartition(layout.topic, partition)
             if at not in self._heads:
                 generation = layout.first_generation(partition)
-                floor_ms = registry.floor_ms(layout.topic, generation) or 0
+                floor_ms = self._registry.floor_ms(layout.topic, generation) or 0
                 self._add(Known(at, entry.number, Place(generation, -1), floor_ms))
                 if self._until is not None:
                     self._until[at] = 0
@@ -159,7 +255,7 @@ class Merge:
         wanted = self._watch.wanted
         if wanted is None or wanted >= horizon:
             return False
-        if wanted <= self._looked_up_to or not await self._found_topics():
+        if not await self._found_topics(wanted, since_s=self._began_s):
             self._watch.tell_passed(wanted)
         return True
 
@@ -183,34 +279,34 @@ class Merge:
         else:
             self._rows.pop()
 
-    async def _found_topics(self) -> bool:
-        """Look for announcements: after events were read, before they are delivered.
+    async def _found_topics(self, place: TagTime, *, since_s: float) -> bool:
+        """Look for announcements: after events up to a place were read, before they are delivered.
 
         A topic that is announced later begins above all that was in the log by now.
         """
-        context, up_to = self._context, self._last_waiting()
+        if place <= self._looked_up_to and since_s <= self._began_s:
+            return False
         now_s = asyncio.get_running_loop().time()
         if now_s - self._looked_s > _LOOK_FOR_TOPICS_S:
             self._looked_s = now_s
             await self._seams.discovered()
             await self._find_again()
-        registry = await self._seams.announced()
-        check_filled(registry.fills, context.tag, before=context.registry.fills)
-        check_epoch(registry, before=context.registry)
+        registry, up_to, _ = await self._sources.announcements.covering(place, since_s=since_s)
+        check_filled(registry.fills, self._tag, before=self._registry.fills)
+        check_epoch(registry, before=self._registry)
         new = [topic for topic, entry in registry.topics.items() if self._is_new(topic, entry)]
-        context.registry = registry
+        self._registry = registry
         for topic in new:
             await self._add_topic(topic)
-        if up_to is not None:
-            self._looked_up_to = max(self._looked_up_to, up_to)
+        self._looked_up_to = max(self._looked_up_to, up_to)
         return bool(new)
 
     async def _find_again(self) -> None:
         """Follow topics again that were taken for gone, and are not: a broker did not know of them for a moment."""
         for topic in self._gone & await self._seams.topics():
-            layout = self._context.layouts.get(topic)
+            layout = self._layouts.get(topic)
             if layout is not None and await self._seams.is_there(layout):
-                _logger.warning("a topic that was gone is there again", topic=topic, tag=self._context.tag)
+                _logger.warning("a topic that was gone is there again", topic=topic, tag=self._tag)
                 if left := {at: head for at, head in self._left.items() if at.topic == topic}:
                     self._gone.discard(topic)
                     self._heads.update(left)
@@ -220,38 +316,93 @@ class Merge:
 
     def _is_new(self, topic: str, entry: TopicEntry) -> bool:
         """Say whether a topic is to be followed from now on: it is new, or was gone and has been made again."""
-        if topic not in self._context.registry.topics:
+        if topic not in self._registry.topics:
             return True
-        layout = self._context.layouts.get(topic)
+        layout = self._layouts.get(topic)
         return topic in self._gone and layout is not None and entry.latest > layout.generation
 
     async def _add_topic(self, topic: str) -> None:
         layout = await self._seams.layout(topic)
         if layout is None:
             return
+        places = [TopicPartition(topic, partition) for partition in range(layout.partitions)]
+        begun = [await self._begun(layout, at) for at in places]
         self._gone.discard(topic)
-        self._context.layouts[topic] = layout
-        for partition in range(layout.partitions):
-            known = await self._seams.known(self._context.registry, layout, TopicPartition(topic, partition))
+        self._layouts[topic] = layout
+        for known in begun:
             self._add(known)
             if self._until is not None:
                 self._until[known.at] = 0
         self._start()
 
+    async def _begun(self, layout: Layout, at: TopicPartition) -> Known:
+        """Return where a partition begins that joins the others: at the seam, if that has it; else at its first record.
+
+        Raises SeamOutdated if some of the others are replicated already: the views have them, and the rows that are
+        being read end at the seam. All of them come after what was delivered, so nothing is given twice.
+        """
+        generation = layout.first_generation(at.partition)
+        known = self._seam.partitions.get(at)
+        if known is not None and known.place.generation >= generation:
+            return known
+        known = await self._seams.known(self._registry, layout, at)
+        if known.place.offset >= 0:
+            raise SeamOutdated
+        return known
+
     async def _wait(self) -> None:
-        """Wait until a head has moved. Where events wait for idle partitions, mark those."""
+        """Wait until something can be delivered. Where events wait for idle partitions, mark those."""
         await self._drop_gone()
         waiting = self._last_waiting()
-        self._context.is_waiting = waiting is not None or self._until is not None
-        if waiting is None:
-            if not await self._moved(_LOOK_FOR_TOPICS_S):
-                await self._found_topics()
+        if waiting is None and self._until is None:
+            if not await self._is_woken(_LOOK_FOR_TOPICS_S):
+                await self._found_topics(FIRST_TAG_TIME, since_s=asyncio.get_running_loop().time())
             return
-        idle = [at for at, head in self._heads.items() if head.position <= waiting and self._is_idle(head)]
-        self._marker.want(idle, waiting.log_time_ms + 1)
-        await self._look_ahead(waiting)  # while the Marks are being written
-        if self._horizon() <= waiting:
-            await self._moved(_LOOK_FOR_TOPICS_S)
+        if waiting is not None:
+            idle = [at for at, head in self._heads.items() if self._is_idle(head) and head.position <= waiting]
+            self._asked = set(idle)
+            self._marker.want(idle, waiting.log_time_ms + 1)
+            if waiting > self._looked_up_to:  # while the Marks are being written
+                self._sources.announcements.begin(waiting, since_s=self._began_s)
+        if not self._is_free():
+            await self._is_woken(_WANT_AGAIN_S)
+
+    def _is_free(self) -> bool:
+        """Return True if no head holds up the first event or the place asked for; else those that do will wake it."""
+        first = min((head.events[0].tag_offset.time for head in self._heads.values() if head.events), default=None)
+        row = self._rows.first.tag_offset.time if self._rows.first is not None else None
+        times = [time for time in (first, row, self._watch.wanted) if time is not None]
+        self._blocked_until = min(times, default=FIRST_TAG_TIME)
+        self._stop_watching()
+        self._blockers = [head for head in self._heads.values() if self._holds_up(head)]
+        if self._blockers:
+            self._blockers[-1].watch(self._blocker_moved)
+            return False
+        return bool(times)
+
+    def _holds_up(self, head: PartitionHead) -> bool:
+        position = head.position
+        if self._until is not None and position.offset < self._until[head.at]:
+            return True
+        return position <= self._blocked_until
+
+    def _blocker_moved(self) -> None:
+        """Watch the next head that holds things up; positions never go back, so those before it need no look again."""
+        while self._blockers and not self._holds_up(self._blockers[-1]):
+            self._blockers.pop().watch(None)
+        if not self._blockers or self._needs_mark(self._blockers[-1]):
+            self._woken.set()
+        else:
+            self._blockers[-1].watch(self._blocker_moved)
+
+    def _needs_mark(self, head: PartitionHead) -> bool:
+        """Return True if a head has come to the log's end since Marks were last asked for."""
+        return self._is_idle(head) and head.at not in self._asked
+
+    def _stop_watching(self) -> None:
+        if self._blockers:
+            self._blockers[-1].watch(None)
+            self._blockers = []
 
     def _marked(self, marks: Sequence[Position]) -> None:
         """Move past Marks that were just written, whichever query asked for them."""
@@ -262,10 +413,6 @@ class Merge:
             if self._until is not None:
                 self._until[head.at] = max(self._until[head.at], mark.offset + 1)
             head.marked(mark)
-
-    async def _look_ahead(self, waiting: TagTime) -> None:
-        if waiting > self._looked_up_to:
-            await self._found_topics()
 
     async def _drop_gone(self) -> None:
         """Every now and then look which topics are gone: a broker does not tell their readers."""
@@ -316,17 +463,13 @@ class Merge:
     def _is_idle(self, head: PartitionHead) -> bool:
         return head.sighted is None and head.position.offset >= self._ends.get(head.at, 0)
 
-    async def _moved(self, timeout_s: float) -> bool:
-        """Wait for a move. Where partitions move all the time, one pass over them every few milliseconds is enough."""
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+    async def _is_woken(self, timeout_s: float) -> bool:
+        """Wait until events have come, or those that wait are free; False if neither happened in time."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._context.moved.wait()
+                await self._woken.wait()
         except TimeoutError:
             return False
-        if loop.time() - began_s < _PASS_S:
-            await asyncio.sleep(_PASS_S)
         return True
 
     async def _is_done(self) -> bool:
@@ -353,16 +496,19 @@ class Merge:
         now_s = asyncio.get_running_loop().time()
         if self._stuck_s is None:
             self._stuck_s = now_s
-        elif now_s - self._stuck_s >= self._patience_s:
+        elif now_s - self._stuck_s >= self._sources.settings.gap_timeout_s:
             waiting = self._last_waiting() or LAST_TAG_TIME
             idle = sorted(str(at) for at, head in self._heads.items() if head.position <= waiting)
             what = (
                 f"waiting, without writing, for {', '.join(idle[:3])}{' …' if idle[3:] else ''} where nothing happens"
             )
-            raise TimedOut(f"{what} (a query without read_only need not wait)", self._patience_s)
+            raise TimedOut(f"{what} (a query without read_only need not wait)", self._sources.settings.gap_timeout_s)
 
     def _raise_failure(self) -> None:
         """Raise what ended a head. A topic that was deleted has no more events: the query goes on without it."""
+        if not self._has_ended:
+            return
+        self._has_ended = False
         for at, task in list(self._tasks.items()):
             if at not in self._heads or not task.done() or task.cancelled():
                 continue
@@ -374,6 +520,7 @@ class Merge:
 
     async def _stop(self) -> None:
         self._marker.leave(self._marked)
+        self._stop_watching()
         tasks = [*self._tasks.values(), *self._ended]
         for task in tasks:
             task.cancel()

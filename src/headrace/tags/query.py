@@ -15,19 +15,19 @@ from headrace.model import TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff
 from headrace.store import Store
-from headrace.tags.decoded import Decoded
+from headrace.tags.announcements import Announcements
 from headrace.tags.events import TaggedEvent
 from headrace.tags.fills import check_filled
 from headrace.tags.floors import Floors
 from headrace.tags.gaps import GapSearch, lowest_numbers
-from headrace.tags.head_context import HeadContext
 from headrace.tags.marking import Marker
-from headrace.tags.merging import Merge
+from headrace.tags.merging import Merge, MergeSources
 from headrace.tags.metrics import DELIVERED
 from headrace.tags.offsets import After, TagOffset, after_of
+from headrace.tags.partitions import SharedPartitions
 from headrace.tags.place_watch import NOBODY, PlaceWatch
 from headrace.tags.registry import TagRegistry, ViewsBegunAnew
-from headrace.tags.seams import Seam, SeamReader
+from headrace.tags.seams import Seam, SeamOutdated, SeamReader
 from headrace.tags.sequences import Sequences
 from headrace.tags.several import check_names_event, merge_tags
 from headrace.tags.trimmed import check_not_trimmed, read_trimmed
@@ -42,7 +42,7 @@ _AGAIN = Backoff(first_s=0.1, limit_s=5.0)
 
 
 class TagQueries:
-    """Queries of one process; they share what Marks they write.
+    """Queries of one process; they share the Marks they write, and what they read of each partition.
 
     Promises: every event that counts, once, in the order (log time, topic, partition, offset); a query that goes on
     from an event's offset gets what comes after it, whatever was replicated, written or restarted meanwhile.
@@ -58,7 +58,11 @@ class TagQueries:
         self._seams = SeamReader(log, store, self._registry, self._floors)
         self._marker = Marker(log, gather_s=settings.gather_ms / 1000, is_reader=read_only)
         self._silent_marker = Marker(log, is_reader=True)
-        self._decoded = Decoded()
+        partitions = SharedPartitions(log, store, self._marker)
+        announcements = Announcements(self._seams.announced, partitions.read_up_to)
+        self._sources = MergeSources(
+            log, store, self._seams, self._floors, partitions, announcements, self._registry.bucket, settings
+        )
 
     def events(
         self,
@@ -134,9 +138,8 @@ class _Query:
         self._log = queries._log  # noqa: SLF001 - a part of it
         self._store = queries._store  # noqa: SLF001
         self._settings = queries._settings  # noqa: SLF001
-        self._floors = queries._floors  # noqa: SLF001
         self._seams = queries._seams  # noqa: SLF001
-        self._decoded = queries._decoded  # noqa: SLF001
+        self._sources = queries._sources  # noqa: SLF001
         self._marker = marker
         self._bucket = queries._registry.bucket  # noqa: SLF001
         self._tag = tag
@@ -208,8 +211,8 @@ class _Query:
                         if error.offset >= error.start and await self._seams.is_there(seam.layouts[error.topic]):
                             raise
                         _logger.info("retention overtook a query by tag; back to the views", tag=self._tag)
-                    except ViewsBegunAnew:
-                        _logger.info("the views by tag were written again; back to them", tag=self._tag)
+                    except (ViewsBegunAnew, SeamOutdated) as reason:
+                        _logger.info("a query by tag goes back to the views", tag=self._tag, why=type(reason).__name__)
             seam = self._seam = await self._next_seam(seam)
 
     async def _read_seam(self) -> Seam:
@@ -307,27 +310,9 @@ class _Query:
         return all(known.place.offset + 1 >= self._until.get(known.at, 0) for known in seam.live)
 
     def _merge(self, seam: Seam, rows: ViewRows) -> Merge:
-        context = HeadContext(
-            self._log,
-            self._store,
-            self._floors,
-            seam.registry,
-            self._bucket,
-            self._tag,
-            self._marker,
-            self._decoded,
-            page_size=self._settings.page_size,
-        )
-        context.after = self._after
         until = None if self._until is None else {known.at: self._until.get(known.at, 0) for known in seam.live}
         return Merge(
-            context,
-            self._seams,
-            seam,
-            rows,
-            until=until,
-            patience_s=self._settings.gap_timeout_s,
-            watch=self._watch,
+            self._sources, self._tag, self._marker, seam, rows, after=self._after, until=until, watch=self._watch
         )
 
 

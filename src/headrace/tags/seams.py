@@ -21,9 +21,13 @@ from headrace.tags.offsets import TagOffset
 from headrace.tags.registry import Registry, TagRegistry
 from headrace.tags.shared_looks import SharedLook
 
-__all__ = ["Known", "Seam", "SeamReader"]
+__all__ = ["Known", "Seam", "SeamOutdated", "SeamReader"]
 
 _LATELY_S = 1.0
+
+
+class SeamOutdated(Exception):
+    """The views hold events of a topic that the seam does not know. Caught within this room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,6 @@ class SeamReader:
         self._floors = floors
         self._reading = SharedLook(self._read)
         self._discovering = SharedLook(self._discover)
-        self._announcing = SharedLook(self._announced)
         self._listing = SharedLook(self._topics)
         self._ends: dict[TopicPartition, SharedLook[int | None]] = {}
 
@@ -106,7 +109,7 @@ class SeamReader:
 
     async def announced(self) -> Registry:
         """Return the facts as of now, with all that is announced in them opened."""
-        return await self._announcing.now()
+        return await self.opened(await self._registry.read(), ())
 
     async def topics(self) -> frozenset[str]:
         """Return the topics that the log had a moment ago."""
@@ -150,9 +153,6 @@ class SeamReader:
             if layout.is_made_anew and registry.floor_ms(layout.topic, layout.generation) is None:
                 registry, _ = await self._floors.generation(registry, layout, layout.generation)
         return registry
-
-    async def _announced(self) -> Registry:
-        return await self.opened(await self._registry.read(), ())
 
     async def layout(self, topic: str) -> Layout | None:
         """Return a topic's layout."""

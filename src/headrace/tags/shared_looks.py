@@ -23,19 +23,27 @@ class SharedLook(Generic[T]):
 
     async def now(self) -> T:
         """Return the answer to a question that is put from now on."""
+        return await asyncio.shield(self.begin())
+
+    def begin(self) -> asyncio.Task[T]:
+        """Put a question, or join those who wait for the next one. It goes on if nobody waits for the answer."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._put(self._asking), name="headrace-shared-look")
             self._next.add_done_callback(_look)
-        return await asyncio.shield(self._next)
+        return self._next
+
+    async def current(self) -> T:
+        """Return the answer to the question that is being asked; to a new one if none is."""
+        if self._asking is not None and not self._asking.done():
+            return await asyncio.shield(self._asking)
+        return await self.now()
 
     async def lately(self, max_age_s: float) -> T:
         """Return an answer that is not older than that."""
         known = self._answer
         if known is not None and time.monotonic() - known[0] <= max_age_s:
             return known[1]
-        if self._asking is not None and not self._asking.done():
-            return await asyncio.shield(self._asking)
-        return await self.now()
+        return await self.current()
 
     async def _put(self, before: asyncio.Task[T] | None) -> T:
         if before is not None and not before.done():

@@ -80,6 +80,11 @@ class ViewRows:
         return self._events.popleft()
 
     @property
+    def first(self) -> TaggedEvent | None:
+        """The next event, if it was fetched."""
+        return self._events[0] if self._events else None
+
+    @property
     def waiting(self) -> TagTime | None:
         """The place of the last event that was fetched and not taken."""
         return self._events[-1].tag_offset.time if self._events else None

@@ -1,7 +1,8 @@
 """A run of everything at once, against a plain fold of the log: each event under a tag exactly once, in one order.
 
 Producers whose clocks differ by half a minute, partitions replicated at different speeds by replicators that crash, an
-idle partition, a topic that grows, a topic that is made later, and a query that is stopped and resumed all the time.
+idle partition, a topic that grows, a topic that is made later, a query that is stopped and resumed all the time, and
+two queries of another process that are never stopped.
 The rows of a batch appear at once, or piece by piece in any order with failures in between, as stores of both kinds do.
 """
 
@@ -11,6 +12,7 @@ import asyncio
 import contextlib
 import random
 from collections import defaultdict
+from collections.abc import Coroutine, Sequence
 
 import msgspec
 import pytest
@@ -25,6 +27,7 @@ from headrace.model import NewRecord, TopicPartition
 from headrace.store import JournalMeta, Store
 from headrace.tags import TaggedEvent, TagWriter
 from headrace.testing.conformance.journal_setting import records_of
+from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.conformance.tags_scattering import ScatteredStore, WriteTimedOut, shuffled
 from headrace.testing.conformance.tags_setting import Scene, TagSetting
 from headrace.testing.crashes import SimulatedCrash, crash_at
@@ -59,6 +62,7 @@ class TagSimulation(TagSetting):
         seen = await world.run(restarts=restarts)
         await world.replicate_all()
         assert await scene.read() == seen
+        assert world.crowd == {"": seen, "other": await scene.read("other")}
         expected = await expected_of(scene)
         assert sorted((e.topic, e.id, e.partition, e.offset, e.seq_nr, e.number) for e in seen) == sorted(expected)
         assert [event.tag_offset for event in seen] == sorted({event.tag_offset for event in seen})
@@ -81,20 +85,51 @@ class _World:
         self._seq_nrs: dict[tuple[str, str], int] = defaultdict(int)
         self._is_written = False
         self._seen: list[TaggedEvent] = []
+        self.crowd: dict[str, list[TaggedEvent]] = {}
 
     async def run(self, *, restarts: int) -> list[TaggedEvent]:
         """Let it go on until all is written and read, and the query was resumed often enough."""
         replication = asyncio.ensure_future(self._replicate_on())
         reading = asyncio.ensure_future(self._read_on(restarts))
+        crowd = [asyncio.ensure_future(each) for each in self._read_together()]
         try:
             await self._write_on()
             async with asyncio.timeout(100):
                 await reading
+                await self._caught_up(crowd)
         finally:
-            for task in (replication, reading):
+            for task in (replication, reading, *crowd):
                 task.cancel()
-            await asyncio.gather(replication, reading, return_exceptions=True)
+            await asyncio.gather(replication, reading, *crowd, return_exceptions=True)
         return self._seen
+
+    def _read_together(self) -> list[Coroutine[None, None, None]]:
+        """Return two live queries of one process. Pages are small, so at times they are not served by its readers."""
+        queries = self.scene.again(page_size=3).queries
+
+        async def read(tag: str) -> None:
+            found: list[TaggedEvent] = []
+            self.crowd[tag] = found
+            name = f"{self.scene.tag}-{tag}" if tag else self.scene.tag
+            async with contextlib.aclosing(queries.events(name, live=True)) as events:
+                async for event in events:
+                    found.append(event)
+                    if self.dice.random() < 0.1:
+                        await asyncio.sleep(0.01)
+
+        return [read(tag) for tag in ("", "other")]
+
+    async def _caught_up(self, crowd: Sequence[asyncio.Future[None]]) -> None:
+        """Wait until the queries that were never stopped have as many events as one that begins now."""
+        counts = {tag: len(await self.scene.again().read(tag or None)) for tag in self.crowd}
+
+        async def are_there() -> bool:
+            for task in crowd:
+                if task.done():
+                    task.result()
+            return all(len(self.crowd[tag]) >= count for tag, count in counts.items())
+
+        await eventually(are_there, within_s=60, every_s=0.01)
 
     async def replicate_all(self) -> None:
         """Bring replication to the end of the log."""
@@ -132,7 +167,7 @@ class _World:
             await scene.append(id_, last + 1, topic=topic, at_ms=at_ms, expected=last + 7)  # void
         else:
             many = dice.randint(1, 3)
-            tags: list[str] | None = None if dice.random() < 0.7 else []
+            tags: list[str] | None = None if dice.random() < 0.7 else dice.choice(([], ["other"]))
             await scene.append(id_, range(last + 1, last + 1 + many), tags, topic=topic, at_ms=at_ms)
             self._seq_nrs[topic, id_] = last + many
 

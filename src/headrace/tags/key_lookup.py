@@ -1,0 +1,132 @@
+"""Finding the state of a key before an action of the head: in the store, and in what the heads remember since then."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from headrace.journal import Layout
+from headrace.journal.actions import Append, Mark
+from headrace.journal.decoding import decode_append
+from headrace.journal.folding import Entry
+from headrace.journal.partition_batch import entry_of, next_generation
+from headrace.log import Log
+from headrace.model import TopicPartition
+from headrace.store import Place, Store
+from headrace.tags.key_states import KeyState, load_key
+
+__all__ = ["KeyLookup", "Scanned"]
+
+_NOWHERE = Place(-1, -1)
+
+
+class Scanned(NamedTuple):
+    """A key's actions, oldest first, and how many events under the tag each append has."""
+
+    entries: list[Entry]
+    counts: dict[Place, int]
+
+
+class RememberedKeys(Protocol):
+    """A head, as far as it answers questions about keys."""
+
+    def tracked(self, entry: Entry) -> KeyState | None:
+        """Return the state of a key that was followed there before its topic grew."""
+        ...
+
+    def ask(self, id_: str, up_to: int | None) -> Sequence[Entry] | None:
+        """Return a key's actions up to an offset, or up to the position."""
+        ...
+
+
+class KeyLookup:
+    """Looks for the keys of one tag. `layout_of` returns a topic's layout, `heads` are those that remember keys."""
+
+    def __init__(
+        self,
+        log: Log,
+        store: Store,
+        tag: str,
+        *,
+        layout_of: Callable[[str], Layout],
+        heads: Mapping[TopicPartition, RememberedKeys],
+    ) -> None:
+        self._log = log
+        self._store = store
+        self._tag = tag
+        self._layout_of = layout_of
+        self._heads = heads
+
+    async def load(self, entry: Entry) -> KeyState:
+        """Return a key's state before an action: where it was before it moved; else the store's and the heads'.
+
+        The heads are asked first: what they have let go of since they were asked is in the store by then.
+        """
+        found = self.before(entry) or await self.scan(entry)
+        stored = await load_key(self._store, self._tag, entry.topic, entry.id)
+        followed = [state for head in self._heads.values() if (state := head.tracked(entry)) is not None]
+        latest = max((stored, *followed), key=lambda state: state.meta.place if state.meta is not None else _NOWHERE)
+        state = dataclasses.replace(latest)
+        state.carry_on(found.entries, found.counts)
+        return state
+
+    def before(self, entry: Entry) -> Scanned | None:
+        """Return a key's actions in the heads before an action; None if they are not all known.
+
+        A key that moved when its topic grew has some of them in the partitions where it was before.
+        """
+        found: dict[Place, Entry] = {}
+        for stay in self._layout_of(entry.topic).stays(entry.id):
+            is_here = stay.at.partition == entry.partition
+            if is_here and stay.start > entry.offset:
+                break  # a later stay in the same partition
+            is_last = is_here and (stay.end is None or entry.offset < stay.end)
+            head = self._heads.get(stay.at)
+            entries = head.ask(entry.id, entry.offset - 1 if is_last else stay.end) if head is not None else ()
+            if entries is None:
+                return None
+            found |= {each.place: each for each in entries if each.place < entry.place}
+            if is_last:
+                break
+        return Scanned([found[place] for place in sorted(found)], {})
+
+    async def scan(self, entry: Entry) -> Scanned:
+        """Return the same from the log itself."""
+        found = Scanned([], {})
+        layout = self._layout_of(entry.topic)
+        for stay in layout.stays(entry.id):
+            is_here = stay.at.partition == entry.partition and stay.start <= entry.offset
+            is_last = is_here and (stay.end is None or entry.offset < stay.end)
+            replicated = layout.of_topic(await self._store.reader.replicated(stay.at))
+            generation = layout.first_generation(stay.at.partition)
+            if replicated is not None:
+                generation = max(generation, replicated.generation)
+            first = max(replicated.offset + 1 if replicated is not None else 0, stay.start)
+            end = entry.offset if is_last or stay.end is None else stay.end
+            if end > first:
+                await self._scan(stay.at, first, end, entry.id, generation, found)
+            if is_last:
+                break
+        return found
+
+    async def _scan(self, at: TopicPartition, first: int, end: int, id_: str, generation: int, found: Scanned) -> None:
+        async for batch in self._log.read(at, first, end):
+            for record in batch.records:
+                each = entry_of(record, generation) if record.offset < end else None
+                if each is not None and isinstance(each.action, Mark):
+                    generation = next_generation(generation, each.action)
+                elif each is not None and each.id == id_:
+                    found.counts[each.place] = self._count(each)
+                    found.entries.append(msgspec.structs.replace(each, record=None))
+
+    def _count(self, entry: Entry) -> int:
+        if not isinstance(entry.action, Append) or entry.record is None:
+            return 0
+        try:
+            events = decode_append(entry.action, entry.record.value).events
+        except ValueError:  # it holds its key, and has no events
+            return 0
+        return sum(self._tag in event.tags for event in events)
