@@ -13,8 +13,8 @@ from benchmarks.workloads.servers import server
 from headrace.config import PipelineSettings
 from headrace.log import open_log
 from headrace.model import NewRecord, TopicConfig
-from headrace.pipeline import Places, compact, spark_session, topic_frame
-from headrace.pipeline.spark.opened import close_all
+from headrace.pipeline import Endpoints, compact, spark_session, topic_frame
+from headrace.pipeline.spark.process import close_all
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +29,7 @@ APPENDED_AT_ONCE = 20_000
 class CompactContest:
     """Both sides read the whole topic by the same source and count what is left."""
 
-    def __init__(self, spark: SparkSession, places: Places, *, count: int, keys: int) -> None:
+    def __init__(self, spark: SparkSession, places: Endpoints, *, count: int, keys: int) -> None:
         self._spark = spark
         self._places = places
         self._count = count
@@ -68,7 +68,7 @@ async def setup(stage: Stage) -> AsyncIterator[Contest]:
     with server("kafka", stage) as kafka:
         address = f"kafka://{kafka.address}"
         await _fill(address, stage, count=count, keys=keys)
-        places = Places.of(address, store=f"embedded:{stage.folder / 'store'}")
+        places = Endpoints.of(address, store=f"embedded:{stage.folder / 'store'}")
         stage.tell("starting Spark")
         spark = spark_session(PipelineSettings(master="local[2]"), name="headrace bench")
         try:

@@ -12,7 +12,7 @@ from benchmarks.harness import Bench, BenchFailed, Contest, Measure, Readings, S
 from benchmarks.workloads import events
 from benchmarks.workloads.servers import server
 from headrace.config import KafkaLogSettings
-from headrace.log.kafka.clients import ClientConfigs
+from headrace.log.kafka.client import ClientConfigs
 from headrace.log.kafka.consumers import ConsumerPool
 from headrace.model import TopicPartition
 

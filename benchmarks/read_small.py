@@ -11,9 +11,9 @@ from benchmarks.harness import Bench, BenchFailed, Contest, Measure, Readings, S
 from benchmarks.workloads import events
 from benchmarks.workloads.journals import KEYSPACE, append_to, appends_to, ground, opened, read_all, replicate
 from headrace.journal import Journal
-from headrace.journal.actions import Mark
-from headrace.journal.headers import encode_action
 from headrace.model import NewRecord
+from headrace.protocol.actions import Mark
+from headrace.protocol.headers import encode_action
 
 TOPIC = "journals"
 RAW_TOPIC = "raw-journals"

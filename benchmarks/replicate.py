@@ -11,7 +11,7 @@ from benchmarks.bounds.row_writers import IN_FLIGHT, RowWriters
 from benchmarks.harness import Bench, Contest, Measure, Readings, Stage, at_least, stopwatch
 from benchmarks.workloads.journals import KEYSPACE, ground, opened
 from benchmarks.workloads.replications import Backlog, Job, running, session
-from headrace.pipeline import Places
+from headrace.pipeline import Endpoints
 
 TOPIC = "journals"
 EVENTS = 200_000
@@ -68,7 +68,7 @@ class ReplicateContest:
 async def setup(stage: Stage) -> AsyncIterator[Contest]:
     async with ground(stage) as on:
         await opened(on.hr, TOPIC, partitions=PARTITIONS)
-        places = Places.of(f"kafka://{on.kafka.address}", store=f"cassandra://{on.cassandra.address}/{KEYSPACE}")
+        places = Endpoints.of(f"kafka://{on.kafka.address}", store=f"cassandra://{on.cassandra.address}/{KEYSPACE}")
         backlog = Backlog(TOPIC, partitions=PARTITIONS, keys=KEYS)
         producer = RawProducer(on.kafka.address)
         writers = RowWriters(on.cassandra.host, on.cassandra.port, KEYSPACE, processes=PROCESSES, keys=KEYS)

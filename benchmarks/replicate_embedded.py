@@ -13,7 +13,7 @@ from benchmarks.harness import Bench, Contest, Measure, Readings, Stage, at_leas
 from benchmarks.workloads.events import events
 from benchmarks.workloads.journals import opened
 from benchmarks.workloads.replications import Backlog, Job, filled, running, session
-from headrace.pipeline import Places
+from headrace.pipeline import Endpoints
 
 TOPIC = "journals"
 EVENTS = 200_000
@@ -67,7 +67,7 @@ async def setup(stage: Stage) -> AsyncIterator[Contest]:
     try:
         await filled(address, backlog.take(FIRST))
         with session(stage) as spark:
-            async with running(spark, Places.of(address), [TOPIC]) as job:
+            async with running(spark, Endpoints.of(address), [TOPIC]) as job:
                 count = stage.count(EVENTS, least=5000)
                 contest = ReplicateEmbeddedContest(job, address, backlog, rows, count=count)
                 first, *_ = await job.carried(FIRST + 1)  # and the mark that made the topic

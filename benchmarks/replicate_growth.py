@@ -10,7 +10,7 @@ from benchmarks.bounds.kafka import RawProducer
 from benchmarks.harness import Bench, Contest, Measure, Readings, Stage, at_most
 from benchmarks.workloads.journals import KEYSPACE, ground, opened
 from benchmarks.workloads.replications import Backlog, Job, running, session
-from headrace.pipeline import Places
+from headrace.pipeline import Endpoints
 
 FEW, MORE, MANY = 10_000, 100_000, 1_000_000
 PARTITIONS = (1, 4, 16)
@@ -73,7 +73,7 @@ async def setup(stage: Stage) -> AsyncIterator[Contest]:
         for backlog in backlogs.values():
             await opened(on.hr, backlog.topic, partitions=backlog.partitions)
             await asyncio.to_thread(producer.send, backlog.take(FIRST))
-        places = Places.of(f"kafka://{on.kafka.address}", store=f"cassandra://{on.cassandra.address}/{KEYSPACE}")
+        places = Endpoints.of(f"kafka://{on.kafka.address}", store=f"cassandra://{on.cassandra.address}/{KEYSPACE}")
         try:
             with session(stage) as spark:
                 async with running(spark, places, [backlog.topic for backlog in backlogs.values()]) as job:

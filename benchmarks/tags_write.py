@@ -13,7 +13,7 @@ from headrace.journal import Layout, Topology
 from headrace.model import TopicPartition
 from headrace.store import ReplicatedOffset
 from headrace.tags import Bucket, TagWriter
-from headrace.tags.numbering import Numbering
+from headrace.tags.write import Numbering
 
 TOPIC = "tagged"
 EVENTS = 200_000

@@ -8,6 +8,9 @@ from hypothesis import HealthCheck, settings
 from headrace.services import RunningService
 from headrace.testing.plugin import Size
 
+# Asserts of the suites explain themselves as those of test files do.
+pytest.register_assert_rewrite("tests.suites")
+
 # How long Hypothesis takes to draw values says how busy the machine is, and nothing of the code.
 settings.register_profile("headrace", suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("headrace")

@@ -48,3 +48,31 @@ def test_ports_are_small() -> None:
                 functions = [f for f in node.body if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)]
                 methods = [f.name for f in functions if not is_property(f)]
                 assert len(methods) <= 6, f"{path.name}: {node.name} has {len(methods)} methods"
+
+
+def test_rooms_are_entered_by_their_front_doors() -> None:
+    """No module of a room imports from behind the front door of another one: what others need is exported there."""
+    source = Path(headrace.__file__).parent
+    rooms = {folder.name for folder in source.iterdir() if (folder / "__init__.py").exists()}
+    past = []
+    for file in source.rglob("*.py"):
+        own = file.relative_to(source).parts[0]
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                package, _, rest = name.removeprefix("headrace.").partition(".")
+                if name.startswith("headrace.") and package in rooms - {own} and rest and own != "testing":
+                    past.append(f"{file.relative_to(source)} imports {name}")
+    assert past == []
+
+
+def test_no_public_class_has_the_name_of_another() -> None:
+    """A name means one thing, whichever room it is met in; the exams of ports may repeat one another."""
+    source = Path(headrace.__file__).parent
+    homes: dict[str, list[str]] = {}
+    for file in source.rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and "testing" not in file.parts:
+                homes.setdefault(node.name, []).append(str(file.relative_to(source)))
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

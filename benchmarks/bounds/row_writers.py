@@ -19,8 +19,8 @@ from cassandra.query import BatchStatement, BatchType, tuple_factory
 from benchmarks.harness import BenchFailed
 from benchmarks.workloads.events import events
 from headrace.config import CassandraStoreSettings
-from headrace.store.cassandra.batches import cut
 from headrace.store.cassandra.columns import EVENT, event_values
+from headrace.store.cassandra.writer import cut
 from headrace.store.rows import EventRow
 
 __all__ = ["IN_FLIGHT", "RowWriters", "journal_row"]

@@ -13,8 +13,8 @@ from cassandra.query import BatchStatement, BatchType, tuple_factory
 
 from benchmarks.harness import BenchFailed
 from headrace.store import TagRow
-from headrace.store.cassandra.batches import cut_groups
-from headrace.store.cassandra.tag_columns import ROW, row_values
+from headrace.store.cassandra.tags import ROW, row_values
+from headrace.store.cassandra.writer import cut_groups
 
 __all__ = ["TagRows"]
 

@@ -10,7 +10,7 @@ from benchmarks.harness import Contest, Readings, Stage, stopwatch
 from benchmarks.workloads.events import events
 from benchmarks.workloads.journals import JournalAppend, append_to, appends_to, ground, opened
 from headrace.journal import Journal
-from headrace.journal.appends import AppendOptions, record_of
+from headrace.journal.append import AppendOptions, record_of
 from headrace.model import NewRecord, TopicPartition, partition_of
 
 __all__ = ["against_producer"]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from benchmarks.harness import BenchFailed, Stage
 from benchmarks.workloads.events import KEYS, events
 from headrace.config import PipelineSettings
-from headrace.journal.appends import AppendOptions, record_of
+from headrace.journal.append import AppendOptions, record_of
 from headrace.log import open_log
 from headrace.model import Event, NewRecord, TopicPartition, partition_of
-from headrace.pipeline import BatchReport, Places, Replication, Selection, spark_session
-from headrace.pipeline.spark.opened import close_all
+from headrace.pipeline import BatchReport, Endpoints, Replication, Selection, spark_session
+from headrace.pipeline.spark.process import close_all
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +63,9 @@ async def filled(address: str, records: Sequence[NewRecord]) -> None:
 class Job:
     """The job in a thread of its own, and what it tells."""
 
-    def __init__(self, spark: SparkSession, places: Places, selection: Selection, settings: PipelineSettings) -> None:
+    def __init__(
+        self, spark: SparkSession, places: Endpoints, selection: Selection, settings: PipelineSettings
+    ) -> None:
         self._replication = Replication(spark, places, selection, settings=settings, watcher=self)
         self._thread = threading.Thread(target=self._run, name="bench-replication", daemon=True)
         self._reports: list[BatchReport] = []
@@ -115,7 +117,7 @@ def session(stage: Stage) -> Iterator[SparkSession]:
 
 
 @asynccontextmanager
-async def running(spark: SparkSession, places: Places, topics: Sequence[str]) -> AsyncIterator[Job]:
+async def running(spark: SparkSession, places: Endpoints, topics: Sequence[str]) -> AsyncIterator[Job]:
     """Run the job on the topics."""
     job = Job(spark, places, Selection(tuple(topics)), PipelineSettings(master=MASTER))
     try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from uuid import UUID
 
 from benchmarks.workloads.events import events
-from headrace.journal.key_writes import KeyFold
+from headrace.protocol.key_writes import KeyFold
 from headrace.store import EventRow
 
 __all__ = ["TAGS", "folds"]

@@ -9,8 +9,9 @@ Names are loaded when they are first used: importing a room imports the drivers 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from headrace.app import Headrace as Headrace
@@ -24,35 +25,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Event": "headrace.model",
-    "Headrace": "headrace.app",
-    "HeadraceError": "headrace.errors",
-    "NewRecord": "headrace.model",
-    "Record": "headrace.model",
-    "TopicConfig": "headrace.model",
-    "TopicPartition": "headrace.model",
-    "connect": "headrace.app",
-}
-
-__all__ = [
-    "Event",
-    "Headrace",
-    "HeadraceError",
-    "NewRecord",
-    "Record",
-    "TopicConfig",
-    "TopicPartition",
-    "__version__",
-    "connect",
-]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "headrace.app": "Headrace connect",
+        "headrace.errors": "HeadraceError",
+        "headrace.model": "Event NewRecord Record TopicConfig TopicPartition",
+    },
+)

@@ -11,7 +11,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command."""
     try:
-        from headrace.cli.main import main as run
+        from headrace.cli import main as run
     except KeyboardInterrupt:
         sys.exit(130)
     run()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import pytest_asyncio
 from tests.cli.conftest import Command
+from tests.suites.journal_setting import replicate
 
 from headrace import Event, Headrace, connect
 from headrace.app import CopyReport, copy_journals
@@ -21,7 +22,6 @@ from headrace.errors import NothingThere, TargetDiffers, TimedOut, UnknownTopic
 from headrace.journal import Journal
 from headrace.model import MAX_SEQ_NR, NewRecord, Position, StoredEvent
 from headrace.services import RunningService
-from headrace.testing.conformance.journal_setting import replicate
 
 FAST = HeadraceSettings.model_validate({"log": {"embedded": {"fsync": False}}, "store": {"embedded": {"fsync": False}}})
 

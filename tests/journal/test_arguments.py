@@ -16,13 +16,15 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.suites.journal_setting import read, replicate
 
 import headrace
 from headrace.app import Headrace
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument, Refused
 from headrace.journal import UNCHECKED, Journal
-from headrace.journal.limits import (
+from headrace.model import MAX_SEQ_NR, Event, TopicPartition
+from headrace.protocol.limits import (
     MAX_EXPIRY,
     MAX_HEADERS_BYTES,
     MAX_ID_BYTES,
@@ -32,8 +34,6 @@ from headrace.journal.limits import (
     MAX_TIMESTAMP_MS,
     MAX_VALUE_BYTES,
 )
-from headrace.model import MAX_SEQ_NR, Event, TopicPartition
-from headrace.testing.conformance.journal_setting import read, replicate
 
 AT = TopicPartition("t", 0)
 

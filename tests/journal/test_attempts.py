@@ -7,14 +7,14 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.suites.journal_setting import replicate
 
 import headrace
 from headrace.errors import WrongSeqNr
 from headrace.model import Event
-from headrace.testing.conformance.journal_setting import replicate
 from headrace.testing.processes import running_function
 
-CHILD = "headrace.testing.conformance.journal_children:append_with_attempt"
+CHILD = "tests.suites.journal_children:append_with_attempt"
 
 
 @pytest.mark.parametrize("point", ["append.before-write", "append.written"])

@@ -7,15 +7,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.suites.journal_histories import IDS, random_history
+from tests.suites.journal_memory import MemoryStore
+from tests.suites.journal_script import Script
 
 from headrace.config import EmbeddedStoreSettings, StoreSettings
 from headrace.journal import replicate_batch
-from headrace.journal.layout import Generation, Layout
+from headrace.protocol.layout import Generation, Layout
 from headrace.store import JournalMeta, Store, open_store
 from headrace.testing import SimulatedCrash, crash_at, recording
-from headrace.testing.conformance.journal_histories import IDS, random_history
-from headrace.testing.conformance.journal_memory import MemoryStore
-from headrace.testing.conformance.journal_script import Script
 
 
 async def opened(folder: Path) -> Store:

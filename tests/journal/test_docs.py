@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headrace.journal.limits import MAX_ID_BYTES, MAX_TAG_BYTES
+from headrace.protocol.limits import MAX_ID_BYTES, MAX_TAG_BYTES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "journals.md").read_text()

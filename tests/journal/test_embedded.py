@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.suites.journal import JournalConformance
+from tests.suites.journal_matrix import Case, JournalMatrix, all_cases, pairwise
 
-from headrace.testing.conformance import JournalConformance
-from headrace.testing.conformance.journal_matrix import Case, JournalMatrix, all_cases, pairwise
 from headrace.testing.plugin import Size
 
 

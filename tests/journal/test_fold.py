@@ -10,18 +10,18 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.suites.journal_histories import random_history
+from tests.suites.journal_oracle import Oracle
+from tests.suites.journal_script import FIRST_MS, Script
 
-from headrace.journal.actions import Action, Append, Poison, Verdict
-from headrace.journal.folding import Effect, Entry, exists, pointer_of, record_id_of, reopened, step
-from headrace.journal.headers import decode_action, encode_action
-from headrace.journal.journal_state import without_skipped
-from headrace.journal.key_writes import KeyFold, deletions_up_to, fold_key
-from headrace.journal.partition_batch import batch_of, entry_of
+from headrace.journal.window import without_skipped
 from headrace.model import Record
+from headrace.protocol.actions import Action, Append, Poison, Verdict
+from headrace.protocol.entries import batch_of, entry_of
+from headrace.protocol.fold import Effect, Entry, exists, pointer_of, record_id_of, reopened, step
+from headrace.protocol.headers import decode_action, encode_action
+from headrace.protocol.key_writes import KeyFold, deletions_up_to, fold_key
 from headrace.store import DEFAULT_SEGMENT_SIZE, JournalMeta, Place, RowDeletion
-from headrace.testing.conformance.journal_histories import random_history
-from headrace.testing.conformance.journal_oracle import Oracle
-from headrace.testing.conformance.journal_script import FIRST_MS, Script
 
 MINUTE_MS = 60_000
 DAY_MS = 24 * 60 * MINUTE_MS

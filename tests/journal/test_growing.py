@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.suites.journal_faults import WatchedLog
+from tests.suites.tags_following import AbsentStore
 
 import headrace
 from headrace.app import Headrace
@@ -25,21 +27,19 @@ from headrace.journal import (
     replicate_batch,
     topology,
 )
-from headrace.journal.actions import Append, Purge
-from headrace.journal.boundary_marks import PartitionMarks, rebuilt
-from headrace.journal.headers import encode_action
-from headrace.journal.layout import Generation
+from headrace.journal.marks import PartitionMarks, rebuilt
 from headrace.journal.metrics import STRAY_RECORDS
 from headrace.journal.retention import remove_replicated
 from headrace.journal.topology import longest_lease_s
 from headrace.log import Log
 from headrace.model import Event, NewRecord, Position, Topic, TopicPartition, partition_of
-from headrace.store import Settings, open_store
+from headrace.protocol.actions import Append, Purge
+from headrace.protocol.headers import encode_action
+from headrace.protocol.layout import Generation
+from headrace.store import SharedSettings, open_store
 from headrace.testing import SimulatedCrash, crash_at
-from headrace.testing.conformance.journal_faults import WatchedLog
 from headrace.testing.conformance.log_on_top import LogOnTop
 from headrace.testing.conformance.log_setting import eventually
-from headrace.testing.conformance.tags_following import AbsentStore
 
 LEASE_S = 0.3
 
@@ -682,7 +682,7 @@ class TestWithoutStore:
 class HangingSettings:
     """Settings that are answered while `answers` is set."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SharedSettings) -> None:
         self._settings = settings
         self.answers = asyncio.Event()
         self.answers.set()

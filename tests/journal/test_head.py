@@ -9,19 +9,19 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from tests.suites.journal_memory import MemoryStore
+from tests.suites.journal_script import Script
+from tests.suites.journal_script_log import ScriptLog
 
 from headrace.errors import Closed, RecordsLost, TimedOut, Unreachable
 from headrace.journal import HeadCache, Journal, replicate_batch
-from headrace.journal.folding import Entry
-from headrace.journal.head import Head, HeadAnswer, HeadKind
-from headrace.journal.layout import Generation, Layout
-from headrace.journal.partition_batch import entry_of
-from headrace.journal.windows import Windows
+from headrace.journal.window import Windows
 from headrace.model import Batch, TopicPartition
+from headrace.protocol.entries import entry_of
+from headrace.protocol.fold import Entry
+from headrace.protocol.head import Head, HeadAnswer, HeadKind
+from headrace.protocol.layout import Generation, Layout
 from headrace.store import ReplicatedOffset
-from headrace.testing.conformance.journal_memory import MemoryStore
-from headrace.testing.conformance.journal_script import Script
-from headrace.testing.conformance.journal_script_log import ScriptLog
 from headrace.testing.conformance.log_on_top import Reading
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.plugin import Size

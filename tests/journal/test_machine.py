@@ -6,8 +6,7 @@ import shutil
 import tempfile
 
 from hypothesis import settings
-
-from headrace.testing.conformance.journal_machine import JournalMachine
+from tests.suites.journal_machine import JournalMachine
 
 
 class EmbeddedMachine(JournalMachine):

@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from headrace.journal.metrics import OPERATIONS
-from headrace.journal.operations import Operations
+from headrace.journal.metrics import OPERATIONS, Operations
 
 
 def test_a_slow_operation_says_what_was_slow(caplog: pytest.LogCaptureFixture) -> None:

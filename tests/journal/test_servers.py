@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import pytest_asyncio
+from tests.suites.journal import JournalConformance
+from tests.suites.journal_matrix import Case, JournalMatrix, all_cases, pairwise
 
 from headrace.log import Log, open_log
 from headrace.services import RunningService
 from headrace.store import Store, open_store
-from headrace.testing.conformance import JournalConformance
-from headrace.testing.conformance.journal_matrix import Case, JournalMatrix, all_cases, pairwise
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
 

@@ -12,24 +12,24 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from tests.suites.journal_histories import IDS, random_history
+from tests.suites.journal_memory import MemoryStore, Tables
+from tests.suites.journal_oracle import Oracle
+from tests.suites.journal_script import Script
+from tests.suites.journal_script_log import ScriptLog
 
 from headrace.errors import HeadraceError, ReadAgain
 from headrace.journal import HeadCache, Journal, held_journals, replicate_batch
-from headrace.journal.actions import Verdict
-from headrace.journal.folding import Effect, step
-from headrace.journal.headers import encode_action
-from headrace.journal.journal_state import fold, last_of
-from headrace.journal.layout import Generation, Layout
-from headrace.journal.partition_batch import batch_of
 from headrace.journal.retention import removable_before
+from headrace.journal.window import fold, last_of
 from headrace.model import Record, TopicPartition
+from headrace.protocol.actions import Verdict
+from headrace.protocol.entries import batch_of
+from headrace.protocol.fold import Effect, step
+from headrace.protocol.headers import encode_action
+from headrace.protocol.layout import Generation, Layout
 from headrace.store import JournalMeta
 from headrace.testing import SimulatedCrash
-from headrace.testing.conformance.journal_histories import IDS, random_history
-from headrace.testing.conformance.journal_memory import MemoryStore, Tables
-from headrace.testing.conformance.journal_oracle import Oracle
-from headrace.testing.conformance.journal_script import Script
-from headrace.testing.conformance.journal_script_log import ScriptLog
 from headrace.testing.plugin import Size
 
 AT = TopicPartition("t", 0)

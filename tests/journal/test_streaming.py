@@ -6,13 +6,13 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from tests.suites.journal_setting import new_topic, replicate
 
 from headrace.config import EmbeddedLogSettings, EmbeddedStoreSettings, LogSettings, StoreSettings
 from headrace.journal import HeadCache, Journal
 from headrace.log import open_log
 from headrace.model import Event
 from headrace.store import open_store
-from headrace.testing.conformance.journal_setting import new_topic, replicate
 from headrace.testing.plugin import Size
 
 IN_ONE_APPEND = 10

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
+from tests.suites.journal_setting import replicate
 
 import headrace
 from headrace.model import Event
 from headrace.observe import extract, span, traces
-from headrace.testing.conformance.journal_setting import replicate
 
 
 async def test_a_trace_travels_with_the_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

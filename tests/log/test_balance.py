@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.log.embedded.balance import balance
+from headrace.log.embedded.membership import balance
 from headrace.model import TopicPartition
 
 TOPICS = ("a", "b", "c")

@@ -23,12 +23,13 @@ from headrace.errors import (
     UnknownTopic,
     UnreadableRecord,
 )
-from headrace.log import Log, Member, following, open_log
+from headrace.log import Log, Member, open_log
+from headrace.log import follower as following
 from headrace.log.embedded import EmbeddedLog
 from headrace.log.embedded import open_log as open_embedded
+from headrace.log.embedded.append import LogCall
 from headrace.log.embedded.groups import EmbeddedMember
 from headrace.log.embedded.schema import MAX_OFFSET
-from headrace.log.embedded.writing import Call
 from headrace.model import NewRecord, TopicConfig, TopicPartition
 from headrace.testing.clock import SettableClock
 from headrace.testing.conformance.log_setting import eventually, new_topic, numbered, read_all, values
@@ -333,7 +334,7 @@ async def test_what_was_never_a_refusal_stays_with_its_caller(log: Log) -> None:
 
     outcomes = await asyncio.gather(
         log.append(numbered(topic, 1)),
-        log._commits.submit(Call(fail)),
+        log._commits.submit(LogCall(fail)),
         log.append(numbered(topic, 1, first=1)),
         return_exceptions=True,
     )

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 
 from headrace.errors import Closed, OffsetOutOfRange, UnknownTopic
-from headrace.log import following
-from headrace.log.following import Feed, Following
+from headrace.log import follower as following
+from headrace.log.follower import Feed, Following
 from headrace.model import Batch, Bounds, Record, TopicPartition
 from headrace.testing.conformance.log_setting import eventually
 

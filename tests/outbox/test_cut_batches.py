@@ -17,7 +17,7 @@ from tests.outbox.test_relay import change
 from headrace.errors import BadArgument
 from headrace.model import NewRecord, TopicConfig
 from headrace.outbox import Message
-from headrace.outbox.leases import Lease
+from headrace.outbox.leases import LaneLease
 from headrace.testing.conformance.log_setting import eventually
 
 SQLITE_AND_KAFKA = GROUNDS[-1]
@@ -191,7 +191,7 @@ async def test_waits_grow_when_one_exactly_once_batch_fails_after_another(ground
     relay = ground.relay(delivery="exactly_once", source=topic, **QUICKLY)
     hold, retries = relay._parts.leases.hold, list[int]()
 
-    async def hold_and_note(lease: Lease, error: str, *, delay_s: float) -> None:
+    async def hold_and_note(lease: LaneLease, error: str, *, delay_s: float) -> None:
         retries.append(lease.retries)
         await hold(lease, error, delay_s=delay_s)
 

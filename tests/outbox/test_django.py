@@ -19,7 +19,7 @@ from headrace.log import open_log
 from headrace.model import TopicConfig
 from headrace.outbox import JsonSerializer, Message, OutboxSettings, Relay, schema_version
 from headrace.outbox.engines import engine_for
-from headrace.outbox.migrating import NEWEST
+from headrace.outbox.schema import NEWEST
 from headrace.outbox.testing import published
 from headrace.testing.conformance.log_setting import read_all
 
@@ -162,7 +162,7 @@ def test_the_row_is_what_other_producers_write(using: str, url: URL) -> None:
 def test_a_commit_wakes_relays_and_a_rollback_does_not(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """L15: told after the commit, once the rows can be seen."""
     told: list[URL] = []
-    monkeypatch.setattr("headrace.outbox.django.publishing.announce", told.append)
+    monkeypatch.setattr("headrace.outbox.django.publish.announce", told.append)
     orders = DjangoOutbox().producer("orders")
     with rolled_back(using):
         orders.publish(b"1", using=using)

@@ -17,9 +17,9 @@ from headrace.model import NewRecord
 from headrace.outbox import Message
 from headrace.outbox.databases import Database
 from headrace.outbox.dialects import speech_of
-from headrace.outbox.leases import Leases
-from headrace.outbox.messages import Place
-from headrace.outbox.notes import PROGRESS_TOPIC, Notes
+from headrace.outbox.exactly_once import PROGRESS_TOPIC, Notes
+from headrace.outbox.leases import LaneLeases
+from headrace.outbox.messages import Lane
 
 COLUMNS = ("id", "topic", "message", "key", "event_id", "bucket", "created_at")
 
@@ -181,7 +181,7 @@ async def test_a_compacted_message_does_not_come_back_behind_its_successor(groun
 )
 def test_no_two_places_share_a_transactional_id(places: list[tuple[str, str, int]]) -> None:
     """FO3: whatever the names of sources and topics; `shop` + `eu-orders` is not `shop-eu` + `orders`."""
-    ids = [Notes(None, source=s).transactional_id(Place(t, n)) for s, t, n in places]  # type: ignore[arg-type]
+    ids = [Notes(None, source=s).transactional_id(Lane(t, n)) for s, t, n in places]  # type: ignore[arg-type]
     assert len(set(ids)) == len(places)
 
 
@@ -191,7 +191,7 @@ class TestNotesOfTheFirstFormat:
     async def first_note(self, ground: Ground, topic: str, ids: list[int], sent: list[Any]) -> None:
         """Do what a relay of version 0.1 did, which died before its delete."""
         notes = Notes(ground.log, source=f"s-{topic}")
-        name = notes.first_transactional_id(Place(topic, 0))
+        name = notes.first_transactional_id(Lane(topic, 0))
         producer = await ground.log.transactional(name)
         await producer.begin()
         records = [
@@ -262,8 +262,8 @@ async def test_a_batch_of_any_size_fits_its_notes(ground: Ground) -> None:
     kept = rows(ground.engine)
     await ground.relayed(**exactly_once(topic, batch_size=4500))
     database = Database(ground.url)
-    leases = Leases(database, lease_s=60)
-    lease = await leases.acquire(Place(topic, 0), "reader")
+    leases = LaneLeases(database, lease_s=60)
+    lease = await leases.acquire(Lane(topic, 0), "reader")
     assert lease is not None
     lease.progress_offset = 0
     noted = await Notes(ground.log, source=f"s-{topic}").read(lease)

@@ -19,11 +19,14 @@ from tests.outbox.watched import WatchedLog
 from headrace.errors import OutdatedTables
 from headrace.log import open_log
 from headrace.model import NewRecord, TopicPartition
-from headrace.outbox import OutboxSettings, Relay, migrate, notes, schema_version, sessions, unheard
+from headrace.outbox import OutboxSettings, Relay, migrate, schema_version
+from headrace.outbox import connections as sessions
+from headrace.outbox import exactly_once as notes
+from headrace.outbox import log_lines as unheard
 from headrace.outbox.engines import engine_for
-from headrace.outbox.messages import Message, Place
-from headrace.outbox.migrating import NEWEST, need_newest
-from headrace.outbox.notes import Notes
+from headrace.outbox.exactly_once import Notes
+from headrace.outbox.messages import Lane, Message
+from headrace.outbox.schema import NEWEST, need_newest
 from headrace.services import RunningService
 from headrace.testing import ChildProcess, running, running_function
 from headrace.testing.conformance.log_setting import eventually
@@ -97,7 +100,7 @@ async def test_a_transaction_that_a_stranger_left_open_costs_its_time_and_no_mor
     """L22: it hides the notes behind it; the place is held back until it has ended, and nothing is sent twice."""
     monkeypatch.setattr(notes, "_NOTE_S", 0.2)
     topic = await ground.topic()
-    key = f"{Notes(ground.log, source=topic).transactional_id(Place(topic, 0))}@{database_id(ground)}"
+    key = f"{Notes(ground.log, source=topic).transactional_id(Lane(topic, 0))}@{database_id(ground)}"
     at = await Notes(ground.log, source=topic).partition(key)
     before = (await ground.log.bounds(at)).high_watermark
     stranger = await ground.log.transactional(f"stranger-{topic}", timeout_s=60)

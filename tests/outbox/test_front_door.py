@@ -114,7 +114,7 @@ def test_messages_may_come_from_a_generator(engine: Engine) -> None:
 
 def test_keys_of_bytes_are_bytes_whatever_holds_them() -> None:
     """O5: a bytearray or a memoryview is the key that bytes would be."""
-    from headrace.outbox.keys import encode_key
+    from headrace.outbox.messages import encode_key
 
     assert encode_key(bytearray(b"\x00k")) == encode_key(memoryview(b"\x00k")) == b"\x00k"
     assert encode_key(decimal.Decimal("1.50")) == b"1.50"

@@ -21,7 +21,7 @@ from tests.outbox.test_publishing import ASYNC_DRIVERS
 from headrace.errors import BadArgument
 from headrace.model import Record
 from headrace.outbox import Handling, Inbox
-from headrace.outbox.database_faults import is_transient
+from headrace.outbox.inbox import is_transient
 
 EVENT = Record("t", 2, 7, 1_700_000_000_000, b"k", b"\x00v", (("headrace.event-id", b"e-1"), ("raw", b"\xff")))
 

@@ -14,7 +14,7 @@ from tests.outbox.setting import TABLES, count, publish
 from headrace.errors import BadArgument, FileUnusable, IncompatibleData, UnknownBackend, Unreachable
 from headrace.outbox import Message, migrate, schema_version
 from headrace.outbox.engines import engine_for, url_of
-from headrace.outbox.migrating import NEWEST
+from headrace.outbox.schema import NEWEST
 from headrace.outbox.tables import metadata
 
 

@@ -12,15 +12,25 @@ from sqlalchemy import make_url
 
 from headrace.errors import BadArgument, RecordTooLarge, TimedOut, UnknownTopic, Unreachable
 from headrace.model import Record
-from headrace.outbox.compacting import compact, keep_all
+from headrace.outbox.connections import session_options
 from headrace.outbox.engines import url_of
-from headrace.outbox.headers import EVENT_ID, as_headers, dump_headers, event_id_of, load_headers, with_event_id
-from headrace.outbox.keys import bucket_of, encode_key
-from headrace.outbox.lease_times import LeaseTimes
-from headrace.outbox.messages import PendingMessage, Place, event_time_ms, record_of
+from headrace.outbox.leases import LeaseTimes
+from headrace.outbox.messages import (
+    EVENT_ID,
+    Lane,
+    PendingMessage,
+    as_headers,
+    bucket_of,
+    dump_headers,
+    encode_key,
+    event_id_of,
+    event_time_ms,
+    load_headers,
+    record_of,
+    with_event_id,
+)
 from headrace.outbox.places import WaitingPlace, free_places, soonest_s
-from headrace.outbox.poison import is_about_a_record, not_behind
-from headrace.outbox.sessions import session_options
+from headrace.outbox.send import compact, is_about_a_record, keep_all, not_behind
 
 MINUTE_MS = 60_000
 TIMES = LeaseTimes.of(60, 10)
@@ -31,7 +41,7 @@ def pending(id_: int, key: bytes | None = None, partition_key: bytes | None = No
 
 
 def waiting(**changes: object) -> WaitingPlace:
-    found = WaitingPlace(Place("t", 0), is_known=True, locked_by=None, locked_at=None, retry_at=None, now=1_000_000)
+    found = WaitingPlace(Lane("t", 0), is_known=True, locked_by=None, locked_at=None, retry_at=None, now=1_000_000)
     return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
 
 
@@ -140,7 +150,7 @@ def test_a_row_with_an_error_and_no_lock_can_be_taken() -> None:
     # The clock was set back.
     assert waiting(locked_by="a", locked_at=1_000_001 + MINUTE_MS).is_free(TIMES)
     assert waiting(retry_at=1_011_001).is_free(TIMES)
-    assert free_places([waiting(), waiting(retry_at=1_010_000)], TIMES) == [Place("t", 0)]
+    assert free_places([waiting(), waiting(retry_at=1_010_000)], TIMES) == [Lane("t", 0)]
 
 
 def test_the_next_look_comes_when_the_first_hold_ends() -> None:

@@ -20,7 +20,7 @@ from headrace.errors import BadArgument, RecordTooLarge
 from headrace.log import Log
 from headrace.model import TopicConfig, partition_of
 from headrace.outbox import EVENT_ID, JsonSerializer, Message, Outbox, OutboxSettings, migrate
-from headrace.outbox.headers import load_headers
+from headrace.outbox.messages import load_headers
 from headrace.testing.conformance.log_setting import eventually, read_all
 
 ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mariadb": "mysql+aiomysql"}

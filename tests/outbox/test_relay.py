@@ -31,11 +31,11 @@ from headrace.outbox import (
 from headrace.outbox.databases import Database
 from headrace.outbox.dialects import speech_of
 from headrace.outbox.engines import engine_for
-from headrace.outbox.leases import LeaseLost, Leases
-from headrace.outbox.messages import Place
+from headrace.outbox.leases import LaneLeases, LeaseLost
+from headrace.outbox.messages import Lane
 from headrace.outbox.metrics import LEASES_LOST, PROCESSED, SEND_ERRORS
-from headrace.outbox.places import Places
-from headrace.outbox.poison import is_about_a_record
+from headrace.outbox.places import Lanes
+from headrace.outbox.send import is_about_a_record
 from headrace.testing.conformance.log_setting import eventually
 
 INFO = ("kafka_topic_info", "topic, bucket")
@@ -85,18 +85,18 @@ async def test_four_topics_are_sent_in_batches_of_two(ground: Ground) -> None:
 async def test_a_place_has_one_sender(ground: Ground) -> None:
     """L1, L5, L6: abc locks, def is refused on the same topic and gets another; epochs rise with each holder."""
     database = Database(ground.url)
-    leases = Leases(database, lease_s=60)
+    leases = LaneLeases(database, lease_s=60)
     publish(ground.engine, "one", numbered(1, 1))
     publish(ground.engine, "two", numbered(1, 1))
-    await Places(database).waiting()
+    await Lanes(database).waiting()
 
-    abc = await leases.acquire(Place("one", 0), "abc")
+    abc = await leases.acquire(Lane("one", 0), "abc")
     assert abc is not None
-    assert await leases.acquire(Place("one", 0), "def") is None
-    other = await leases.acquire(Place("two", 0), "def")
+    assert await leases.acquire(Lane("one", 0), "def") is None
+    other = await leases.acquire(Lane("two", 0), "def")
     assert other is not None
     await leases.release(abc)
-    successor = await leases.acquire(Place("one", 0), "def")
+    successor = await leases.acquire(Lane("one", 0), "def")
     assert successor is not None
     assert successor.epoch == abc.epoch + 1
     with pytest.raises(LeaseLost):
@@ -110,8 +110,8 @@ async def test_without_the_lock_no_message_is_read(ground: Ground) -> None:
     publish(ground.engine, held, numbered(1, 3))
     publish(ground.engine, free, numbered(1, 3))
     database = Database(ground.url)
-    await Places(database).waiting()
-    assert await Leases(database, lease_s=60).acquire(Place(held, 0), "somebody") is not None
+    await Lanes(database).waiting()
+    assert await LaneLeases(database, lease_s=60).acquire(Lane(held, 0), "somebody") is not None
     relay = ground.relay()
 
     with statements(relay) as said:
@@ -193,13 +193,13 @@ async def test_a_lease_outlives_a_slow_send(ground: Ground) -> None:
     log = WatchedLog(ground.log)
     log.may_pass.clear()
     database = Database(ground.url)
-    rival = Leases(database, lease_s=2.0)
+    rival = LaneLeases(database, lease_s=2.0)
     async with Relay(ground.url, log, settings=OutboxSettings(lease_s=1.0)) as relay:
         await log.entered.wait()
         taken_at = lease_row(ground, topic)["locked_at"]
 
         async def is_past_the_rivals_time() -> bool:
-            assert await rival.acquire(Place(topic, 0), "rival") is None
+            assert await rival.acquire(Lane(topic, 0), "rival") is None
             return bool(lease_row(ground, topic)["locked_at"] > taken_at + 2000)
 
         await eventually(is_past_the_rivals_time)
@@ -215,9 +215,9 @@ async def test_a_lease_nobody_renews_becomes_free(ground: Ground) -> None:
     topic = await ground.topic()
     publish(ground.engine, topic, numbered(1, 3))
     database = Database(ground.url)
-    await Places(database).waiting()
+    await Lanes(database).waiting()
     started = time.monotonic()
-    assert await Leases(database, lease_s=1).acquire(Place(topic, 0), "dead") is not None
+    assert await LaneLeases(database, lease_s=1).acquire(Lane(topic, 0), "dead") is not None
 
     await ground.relayed(lease_s=1.0)
     await database.close()
@@ -238,7 +238,7 @@ async def test_a_clock_that_is_set_back_holds_nothing_up(ground: Ground, left: d
     topic = await ground.topic()
     publish(ground.engine, topic, numbered(1, 3))
     database, then = Database(ground.url), now_ms(ground)
-    await Places(database).waiting()
+    await Lanes(database).waiting()
     await database.close()
     written = {name: then + value if isinstance(value, int) else value for name, value in left.items()}
     sql = "UPDATE kafka_topic_info SET locked_by = :locked_by, locked_at = :locked_at, retry_at = :retry_at"
@@ -254,13 +254,13 @@ async def test_a_lease_of_the_near_future_is_respected(ground: Ground) -> None:
     topic = await ground.topic()
     publish(ground.engine, topic, numbered(1, 3))
     database = Database(ground.url)
-    await Places(database).waiting()
-    leases = Leases(database, lease_s=10)
-    held_by = await leases.acquire(Place(topic, 0), "alive")
+    await Lanes(database).waiting()
+    leases = LaneLeases(database, lease_s=10)
+    held_by = await leases.acquire(Lane(topic, 0), "alive")
     ahead = now_ms(ground) + 5_000
     change(ground.engine, "UPDATE kafka_topic_info SET locked_at = :at WHERE topic = :t", at=ahead, t=topic)
 
-    assert await leases.acquire(Place(topic, 0), "other") is None
+    assert await leases.acquire(Lane(topic, 0), "other") is None
     assert held_by is not None
     await leases.renew(held_by)
     await database.close()

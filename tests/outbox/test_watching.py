@@ -24,7 +24,7 @@ from headrace.log import open_log
 from headrace.model import TopicConfig
 from headrace.outbox import JsonDecoder, JsonSerializer, Outbox, OutboxSettings, Relay, migrate, pending, status
 from headrace.outbox.metrics import INSERTED, PENDING_COUNT, PENDING_MAX_WAIT, PROCESSED
-from headrace.outbox.migrating import NEWEST
+from headrace.outbox.schema import NEWEST
 from headrace.outbox.stats import show_pending
 from headrace.outbox.testing import published
 from headrace.testing.conformance.log_setting import eventually

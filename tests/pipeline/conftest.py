@@ -17,8 +17,8 @@ import pytest
 from tests.pipeline.tier import Tier
 
 from headrace.config import HeadraceSettings, PipelineSettings
-from headrace.pipeline import Places, spark_session
-from headrace.pipeline.spark.opened import close_all
+from headrace.pipeline import Endpoints, spark_session
+from headrace.pipeline.spark.process import close_all
 from headrace.runtime import CRASH_FILE_VARIABLE
 from headrace.services import RunningService
 
@@ -105,16 +105,16 @@ def tier(request: pytest.FixtureRequest, spark: SparkSession, crash_file: Path) 
     return tier
 
 
-def _places(request: pytest.FixtureRequest, name: str) -> Places:
+def _places(request: pytest.FixtureRequest, name: str) -> Endpoints:
     if name == "embedded":
         folder: Path = request.getfixturevalue("embedded_folder")
         settings = HeadraceSettings.model_validate(
             {"log": {"embedded": {"fsync": False}}, "store": {"embedded": {"fsync": False}}}
         )
-        return Places.of(f"embedded:{folder}", settings=settings)
+        return Endpoints.of(f"embedded:{folder}", settings=settings)
     kafka: RunningService = request.getfixturevalue("kafka")
     cassandra: RunningService = request.getfixturevalue("cassandra")
-    return Places.of(f"kafka://{kafka.address}", store=f"cassandra://{cassandra.address}/pipeline_tests")
+    return Endpoints.of(f"kafka://{kafka.address}", store=f"cassandra://{cassandra.address}/pipeline_tests")
 
 
 @pytest.fixture

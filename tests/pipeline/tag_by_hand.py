@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from tests.pipeline.tier import Tier
 
 from headrace.store import TagNumber, TagRow, write_time
-from headrace.store.embedded.tag_columns import order_of
-from headrace.store.tag_rows import tag_time_of
+from headrace.store.embedded.tags import order_of
+from headrace.store.rows import tag_time_of
 
 
 class TagOperator(Protocol):

@@ -20,7 +20,7 @@ from headrace.cli.pipeline_jobs import add_jobs
 from headrace.journal import grow_topic
 from headrace.log import Log
 from headrace.model import TopicPartition
-from headrace.pipeline import AuditReport, FindingKind, Places, Selection, audit
+from headrace.pipeline import AuditReport, Endpoints, FindingKind, Selection, audit
 from headrace.store import EventRow, Store
 from headrace.testing.plugin import Size
 
@@ -73,7 +73,9 @@ def test_a_replicated_offset_beyond_the_log_is_no_clean_audit(
     spark: SparkSession, crash_file: Path, topic: str, tmp_path: Path
 ) -> None:
     """FP7: an offset past the log's end is named, also after a repair, which can't know what is right."""
-    tier = Tier(spark, Places.of(f"embedded:{tmp_path}"), crash_file)  # its own: queries by tag stop at such an offset
+    tier = Tier(
+        spark, Endpoints.of(f"embedded:{tmp_path}"), crash_file
+    )  # its own: queries by tag stop at such an offset
     tier.with_journal(topic, lambda journal: append_all(journal, 2, 2), partitions=1)
     tier.replicate(topic)
     at = TopicPartition(topic, 0)
@@ -224,7 +226,7 @@ def test_replication_at_work_is_no_finding(tier: Tier, topic: str) -> None:
     assert audited(tier, topic).found == 0
 
 
-def command(places: Places, *words: str) -> tuple[int, str]:
+def command(places: Endpoints, *words: str) -> tuple[int, str]:
     app = typer.Typer()
     add_jobs(app)
     where = ["--log", places.log, *([] if places.log == places.store else ["--store", places.store])]

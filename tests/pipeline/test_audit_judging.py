@@ -9,25 +9,23 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import pytest
+from tests.suites.journal_histories import IDS, random_history
+from tests.suites.journal_memory import MemoryStore
+from tests.suites.journal_script import Script
 
 from headrace.journal import replicate_batch
-from headrace.journal.actions import Append
-from headrace.journal.folding import exists
-from headrace.journal.headers import decode_action
-from headrace.journal.layout import Generation, Layout
 from headrace.log import Log
 from headrace.model import Batch, Record, TopicPartition
-from headrace.pipeline.comparing.findings import Finding, FindingKind
-from headrace.pipeline.comparing.judging import BY_HAND
-from headrace.pipeline.comparing.key_looks import KeyLook, look_at_key
-from headrace.pipeline.comparing.key_slices import entries_of, slices, survey
-from headrace.pipeline.comparing.key_windows import MovingWindow, Stretch, Window
-from headrace.pipeline.comparing.mending import mend
-from headrace.pipeline.comparing.pointer_judging import pointer_findings
+from headrace.pipeline.audits.findings import Finding, FindingKind
+from headrace.pipeline.audits.journals import KeyLook, look_at_key
+from headrace.pipeline.audits.judge import BY_HAND, pointer_findings
+from headrace.pipeline.audits.repair import mend
+from headrace.pipeline.audits.windows import AuditWindow, MovingWindow, WindowStretch, entries_of, slices, survey
+from headrace.protocol.actions import Append
+from headrace.protocol.fold import exists
+from headrace.protocol.headers import decode_action
+from headrace.protocol.layout import Generation, Layout
 from headrace.store import EventRow, JournalMeta, ReplicatedOffset, Store
-from headrace.testing.conformance.journal_histories import IDS, random_history
-from headrace.testing.conformance.journal_memory import MemoryStore
-from headrace.testing.conformance.journal_script import Script
 
 TTL_S = 10.0**10  # the records of a script are years old
 
@@ -53,8 +51,8 @@ class Scene:
         self.store: Store = store
         self.tables = store.tables
         replicated = store.tables.replicated[script.at]
-        stretch = Stretch(script.at, start, replicated.offset, script.offset, 0, replicated)
-        self.window = Window(_layout(script), script.at, {script.at.partition: stretch})
+        stretch = WindowStretch(script.at, start, replicated.offset, script.offset, 0, replicated)
+        self.window = AuditWindow(_layout(script), script.at, {script.at.partition: stretch})
         self.log: Log = ListedLog(script.records)  # type: ignore[assignment]
 
     async def looks(self) -> dict[str, KeyLook]:
@@ -251,8 +249,8 @@ def test_a_replicated_offset_that_no_replication_stored_is_named() -> None:
         stored = ReplicatedOffset(
             at=at, generation=generation, offset=offset, log_time_ms=log_time_ms, created_ms=0, updated_ms=0
         )
-        stretch = Stretch(at, 0, min(offset, 9), 10, 0, stored, stored)
-        return [str(each) for each in pointer_findings(Window(grown, at, {0: stretch}), now_ms)]
+        stretch = WindowStretch(at, 0, min(offset, 9), 10, 0, stored, stored)
+        return [str(each) for each in pointer_findings(AuditWindow(grown, at, {0: stretch}), now_ms)]
 
     assert [told(3, generation=0), told(4, generation=0), told(4, generation=1), told(9, generation=1)] == [[]] * 4
     (beyond,) = told(10, generation=1)

@@ -13,8 +13,8 @@ from tests.pipeline.tier import Tier, append_all, dump_of
 from headrace.errors import BadArgument
 from headrace.journal import Journal
 from headrace.model import Event
-from headrace.pipeline import Places, Selection, backfill
-from headrace.pipeline.spark.opened import run, store_of
+from headrace.pipeline import Endpoints, Selection, backfill
+from headrace.pipeline.spark.process import run, store_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -38,7 +38,7 @@ async def live(journal: Journal, *, keys: int = 6, steps: int = 30, seed: int = 
             await journal.mark(id_, f"m{chance.random()}")
 
 
-def _other_store(tier: Tier, folder: Path) -> Places:
+def _other_store(tier: Tier, folder: Path) -> Endpoints:
     if tier.is_embedded:
         return msgspec.structs.replace(tier.places, store=f"embedded:{folder / 'other'}")
     return msgspec.structs.replace(tier.places, store=f"{tier.places.store}_anew")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.pipeline.tier import Tier, append_all
+from tests.suites.journal_setting import replicate
 
 from headrace.errors import BadArgument, UnknownTopic
 from headrace.journal import Journal
@@ -15,7 +16,6 @@ from headrace.log import Log
 from headrace.model import Event, NewRecord, StoredEvent, TopicConfig, TopicPartition, partition_of
 from headrace.pipeline import Selection, append_frame, compact, state_as_of, topic_frame
 from headrace.store import Store
-from headrace.testing.conformance.journal_setting import replicate
 
 pytestmark = pytest.mark.timeout(300)
 

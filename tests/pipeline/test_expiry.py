@@ -10,7 +10,7 @@ from tests.pipeline.tier import Tier
 from headrace.journal import Journal
 from headrace.model import Event
 from headrace.pipeline import Selection, purge_expired
-from headrace.pipeline.jobs.expiry_task import is_expired
+from headrace.pipeline.jobs.expiry import is_expired
 from headrace.store import JournalMeta, Place
 
 pytestmark = pytest.mark.timeout(300)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tests.suites.journal_setting import new_topic, records_of, replicate
 
 from headrace.journal import Journal
 from headrace.log import Log, open_log
 from headrace.model import Event, NewRecord, Position, TopicPartition
-from headrace.pipeline.jobs.expiry_task import purge_expired_of
+from headrace.pipeline.jobs.expiry import purge_expired_of
 from headrace.store import Store, open_store
-from headrace.testing.conformance.journal_setting import new_topic, records_of, replicate
 
 LATER_MS = 4_000_000_000_000
 

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 from tests.pipeline.tier import Tier, append_all
+from tests.suites.journal_setting import replicate
 
 from headrace.journal import Journal, grow_topic
 from headrace.log import Log
 from headrace.model import Event, NewRecord, StoredEvent, TopicConfig, TopicPartition
 from headrace.pipeline import Selection, journal_frame, meta_frame, pointer_frame
-from headrace.pipeline.tables.counting import Counts, counted, total
+from headrace.pipeline.tables.scans import Counts, counted, total
 from headrace.store import Store
-from headrace.testing.conformance.journal_setting import replicate
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -234,11 +234,11 @@ def test_filters_decide_what_is_read(tier: Tier, topic: str, counts: Path) -> No
 
 async def append_at(log: Log, topic: str, id_: str, seq_nr: int, at: datetime) -> None:
     """Append an event as if it had been then."""
-    from headrace.journal.actions import Append
-    from headrace.journal.headers import encode_action
-    from headrace.journal.payloads import Payloads, encode_events, encode_value
+    from headrace.protocol.actions import Append
+    from headrace.protocol.headers import encode_action
+    from headrace.protocol.payloads import PayloadCodec, encode_events, encode_value
 
-    form, value = encode_value(Payloads(encode_events([Event(seq_nr, {"n": seq_nr})])))
+    form, value = encode_value(PayloadCodec(encode_events([Event(seq_nr, {"n": seq_nr})])))
     headers = encode_action(Append(first=seq_nr, last=seq_nr, payload_format=form))
     await log.append(
         [NewRecord(topic, id_.encode(), value, headers, partition=0, timestamp_ms=int(at.timestamp() * 1000))]

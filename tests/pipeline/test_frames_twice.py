@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from tests.pipeline.tier import Tier, append_all
+from tests.suites.journal_setting import replicate
 
 from headrace.journal import Journal
 from headrace.model import Event
 from headrace.pipeline import Selection, journal_frame, meta_frame, pointer_frame, query
-from headrace.testing.conformance.journal_setting import replicate
 
 pytestmark = pytest.mark.timeout(300)
 

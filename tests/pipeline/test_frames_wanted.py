@@ -27,8 +27,8 @@ from pyspark.sql.datasource import (
 )
 
 from headrace.errors import BadArgument
-from headrace.pipeline.tables.frame_scans import MOST_BYTES, asked_by_all_scans
-from headrace.pipeline.tables.wanted import EVERYTHING, Span, Wanted, wanted_of
+from headrace.pipeline.tables.predicates import EVERYTHING, Span, Wanted, wanted_of
+from headrace.pipeline.tables.scans import MOST_BYTES, asked_by_all_scans
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 COMPARISONS: dict[type[Any], Any] = {

@@ -10,9 +10,9 @@ from tests.pipeline.tier import Tier, append_all
 
 from headrace.errors import WrongPartitionCount
 from headrace.journal import Journal, grow_topic
-from headrace.journal.headers import append_headers
 from headrace.log import Log
 from headrace.model import Event, NewRecord, partition_of
+from headrace.protocol.headers import append_headers
 from headrace.store import Store
 
 pytestmark = pytest.mark.timeout(300)

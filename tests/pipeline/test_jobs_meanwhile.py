@@ -10,19 +10,20 @@ import msgspec
 import pytest
 from tests.pipeline.by_hand import Sql
 from tests.pipeline.tier import dump_of
+from tests.suites.journal_setting import replicate
 
 from headrace.journal import JOURNAL_TOPIC, Journal, grow_topic
 from headrace.log import Log
 from headrace.model import Event, TopicPartition, partition_of
-from headrace.pipeline import Places
-from headrace.pipeline.comparing.findings import CHECKED
-from headrace.pipeline.jobs import audit_task, backfill_task
-from headrace.pipeline.jobs.audit_task import AuditTask, audit_partition
-from headrace.pipeline.jobs.backfill_task import backfill_partition
+from headrace.pipeline import Endpoints
+from headrace.pipeline.audits.findings import CHECKED
+from headrace.pipeline.jobs import audit as audit_task
+from headrace.pipeline.jobs import backfill as backfill_task
+from headrace.pipeline.jobs.audit import AuditTask, audit_partition
+from headrace.pipeline.jobs.backfill import backfill_partition
 from headrace.pipeline.jobs.job_reports import AuditedPartition, BackfilledPartition
-from headrace.pipeline.spark.opened import close_all, log_of, run, store_of
+from headrace.pipeline.spark.process import close_all, log_of, run, store_of
 from headrace.store import Store
-from headrace.testing.conformance.journal_setting import replicate
 
 TOPIC = "t"
 KEYS = [f"k{n}" for n in range(12)]
@@ -30,8 +31,8 @@ T = TypeVar("T")
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Iterator[Places]:
-    yield Places.of(f"embedded:{tmp_path}")
+def places(tmp_path: Path) -> Iterator[Endpoints]:
+    yield Endpoints.of(f"embedded:{tmp_path}")
     close_all()
 
 
@@ -40,7 +41,7 @@ class Here:
 
     topic = TOPIC
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Endpoints) -> None:
         self.places = places
 
     def on(self, use: Callable[[Log, Store], Awaitable[T]]) -> T:
@@ -92,7 +93,7 @@ class Here:
 
 
 @pytest.fixture
-def here(places: Places) -> Here:
+def here(places: Endpoints) -> Here:
     return Here(places)
 
 

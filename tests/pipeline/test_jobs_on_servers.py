@@ -17,16 +17,16 @@ from cassandra.cluster import Cluster
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Place
 from tests.pipeline.test_jobs_meanwhile import Here
+from tests.suites.journal_setting import replicate
 
 from headrace.journal import Journal, grow_topic
 from headrace.log import Log
-from headrace.pipeline import Places
-from headrace.pipeline.jobs import audit_task
-from headrace.pipeline.jobs.audit_task import AuditTask
-from headrace.pipeline.spark.opened import close_all
+from headrace.pipeline import Endpoints
+from headrace.pipeline.jobs import audit as audit_task
+from headrace.pipeline.jobs.audit import AuditTask
+from headrace.pipeline.spark.process import close_all
 from headrace.services import RunningService
 from headrace.store import Store
-from headrace.testing.conformance.journal_setting import replicate
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(180)]
 
@@ -38,8 +38,8 @@ _DYING = """
 import os, sys
 from headrace.model import TopicPartition
 from headrace.pipeline import Places
-from headrace.pipeline.jobs.audit_task import audit_partition
-from headrace.pipeline.jobs.backfill_task import backfill_partition
+from headrace.pipeline.jobs.audit import audit_partition
+from headrace.pipeline.jobs.backfill import backfill_partition
 from headrace.store.cassandra.writer import CassandraWriter
 
 job, log, store, topic, partitions, writes = sys.argv[1:]
@@ -66,7 +66,7 @@ class Servers(Here):
     """A topic of its own, on real servers."""
 
     def __init__(self, kafka: RunningService, cassandra: RunningService) -> None:
-        super().__init__(Places.of(f"kafka://{kafka.address}", store=f"cassandra://{cassandra.address}/{KEYSPACE}"))
+        super().__init__(Endpoints.of(f"kafka://{kafka.address}", store=f"cassandra://{cassandra.address}/{KEYSPACE}"))
         self.topic = f"p-{uuid.uuid4().hex[:12]}"
         self.partitions = 2
         self.busy = 0

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from tests.pipeline.tier import Seen, Tier
 
-from headrace.journal.appends import AppendOptions, record_of
+from headrace.journal.append import AppendOptions, record_of
 from headrace.log import Log
 from headrace.model import Event, NewRecord, TopicPartition, partition_of
 from headrace.pipeline import Selection, audit
-from headrace.pipeline.replicating.tasks import chunks
+from headrace.pipeline.replication.task import chunks
 from headrace.store import Store
 from headrace.testing.plugin import Size
 

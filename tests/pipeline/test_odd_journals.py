@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from tests.pipeline.tier import Tier
+from tests.suites.journal_setting import replicate
 
 from headrace.journal import Journal
 from headrace.log import Log
 from headrace.model import Event
 from headrace.pipeline import Selection, journal_frame, meta_frame, query
 from headrace.store import Store
-from headrace.testing.conformance.journal_setting import replicate
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import BadArgument
-from headrace.pipeline.spark.opened import close_all, run
+from headrace.pipeline.spark.process import close_all, run
 
 pytestmark = pytest.mark.timeout(20)
 

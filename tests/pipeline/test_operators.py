@@ -15,12 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import spark_sessions
-from headrace.cli.asking import command_settings
 from headrace.cli.main import app
+from headrace.cli.options import command_settings
 from headrace.config import HeadraceSettings, PipelineSettings
 from headrace.errors import FetchFailed, HeadraceError, OperationFailed
-from headrace.pipeline import Places, Replication, Selection
-from headrace.pipeline.replicating.replication import _progress_after
+from headrace.pipeline import Endpoints, Replication, Selection
+from headrace.pipeline.replication.replication import _progress_after
 from headrace.pipeline.spark.session import _jars
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def test_a_run_that_ends_by_itself_does_not_wait_forever(
     async def away(*_: object, **__: object) -> NoReturn:
         raise OperationFailed("listing topics", "the broker is away")
 
-    places = Places.of(f"embedded:{tmp_path}")
-    monkeypatch.setattr("headrace.pipeline.replicating.replication.plan_of", away)
+    places = Endpoints.of(f"embedded:{tmp_path}")
+    monkeypatch.setattr("headrace.pipeline.replication.replication.plan_of", away)
     job = Replication(spark, places, Selection(), settings=PipelineSettings(once_timeout_s=0.3))
     began_s = time.monotonic()
     with pytest.raises(OperationFailed, match="the broker is away"):
@@ -104,9 +104,9 @@ def test_the_embedded_tier_needs_no_jar_of_kafkas(tmp_path: Path, monkeypatch: p
     """FP5: without a network and with an empty cache, SQL over a folder works; over Kafka the missing jar is named."""
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HEADRACE_MAVEN_REPOSITORY", "http://127.0.0.1:1/nobody")
-    assert _jars(Places.of(f"embedded:{tmp_path}"), None) == []
+    assert _jars(Endpoints.of(f"embedded:{tmp_path}"), None) == []
     with pytest.raises(FetchFailed):
-        _jars(Places.of("kafka://127.0.0.1:1", store="cassandra://127.0.0.1:1/k"), None)
+        _jars(Endpoints.of("kafka://127.0.0.1:1", store="cassandra://127.0.0.1:1/k"), None)
 
 
 SUBMITTED = """

@@ -70,9 +70,9 @@ def test_a_cluster_does_the_same(
     kafka: RunningService, cassandra: RunningService, tmp_path: Path, topic: str, request: pytest.FixtureRequest
 ) -> None:
     """K2: on local-cluster[2,1,1024], whose executors are processes of their own, the same command does the same."""
-    from headrace.pipeline import Places
+    from headrace.pipeline import Endpoints
 
-    places = Places.of(f"kafka://{kafka.address}", store=f"cassandra://{cassandra.address}/pipeline_tests")
+    places = Endpoints.of(f"kafka://{kafka.address}", store=f"cassandra://{cassandra.address}/pipeline_tests")
     tier = Tier(request.getfixturevalue("spark"), places, tmp_path / "none")
     tier.with_journal(topic, lambda journal: append_all(journal, 10, 3))
     running = start(tier, topic, "--once", "--json", HEADRACE__PIPELINE__MASTER="local-cluster[2,1,1024]")
@@ -88,14 +88,14 @@ def test_a_store_that_is_away_is_waited_for(
 ) -> None:
     """K13: the store stops answering for longer than a request may take; the job waits and goes on."""
     from headrace.config import HeadraceSettings
-    from headrace.pipeline import Places
+    from headrace.pipeline import Endpoints
 
     quick = {"store": {"cassandra": {"request_timeout_s": 3.0, "attempt_timeout_s": 1.0}}}
     settings = HeadraceSettings.model_validate(quick)
     store = f"cassandra://{cassandra.address}/pipeline_tests"
     tier = Tier(
         request.getfixturevalue("spark"),
-        Places.of(f"kafka://{kafka.address}", store=store, settings=settings),
+        Endpoints.of(f"kafka://{kafka.address}", store=store, settings=settings),
         tmp_path / "none",
     )
     tier.with_journal(topic, lambda journal: append_all(journal, 5, 1))

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.pipeline.tier import Tier
+from tests.suites.journal_retention import DAY_MS, append_aged
+from tests.suites.journal_setting import replicate
+from tests.suites.tags_trimming import Minutes
 
 from headrace.config import HeadraceSettings
 from headrace.errors import RecordsLost, RetentionTooLong
@@ -15,22 +18,19 @@ from headrace.journal import JOURNAL_TOPIC, TopicTerms, Topology, grow_topic
 from headrace.journal.retention import change_terms
 from headrace.log import Log
 from headrace.model import TopicConfig, TopicPartition
-from headrace.pipeline import Places, Selection
-from headrace.pipeline.logs.planning import plan_of
-from headrace.pipeline.replicating.losses import accept_loss
-from headrace.pipeline.replicating.removal import check_plan, remove_old
-from headrace.pipeline.spark.opened import close_all, log_of, run, store_of
+from headrace.pipeline import Endpoints, Selection
+from headrace.pipeline.logs.plan import plan_of
+from headrace.pipeline.replication.removal import check_plan, remove_old
+from headrace.pipeline.replication.replication import accept_loss
+from headrace.pipeline.spark.process import close_all, log_of, run, store_of
 from headrace.store import ReplicatedOffset, Store, open_store
-from headrace.testing.conformance.journal_retention import DAY_MS, append_aged
-from headrace.testing.conformance.journal_setting import replicate
-from headrace.testing.conformance.tags_trimming import Minutes
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Iterator[Places]:
-    yield Places.of(f"embedded:{tmp_path}")
+def places(tmp_path: Path) -> Iterator[Endpoints]:
+    yield Endpoints.of(f"embedded:{tmp_path}")
     close_all()
 
 
@@ -52,7 +52,7 @@ def test_a_run_of_replication_removes_what_it_carried_and_is_old(tier: Tier, top
     assert tier.numbers(topic, "k") == [1, 2, 3, 4, 5, 6]
 
 
-def test_each_topic_has_its_own_retention_and_a_shared_one_is_left_alone(places: Places) -> None:
+def test_each_topic_has_its_own_retention_and_a_shared_one_is_left_alone(places: Endpoints) -> None:
     """FN1: the terms in the store decide; what goes wrong with one topic is told, and the others go on."""
 
     async def scene() -> tuple[list[str], dict[str, int]]:
@@ -74,7 +74,7 @@ def test_each_topic_has_its_own_retention_and_a_shared_one_is_left_alone(places:
     assert "the log drops records of shared[0] that the store lacks in" in told[1]
 
 
-def test_a_retention_beyond_what_the_store_remembers_is_refused(places: Places) -> None:
+def test_a_retention_beyond_what_the_store_remembers_is_refused(places: Endpoints) -> None:
     """FN1: deletions and purge markers must outlive what the log holds; the message names the setting."""
 
     async def scene() -> None:
@@ -93,7 +93,7 @@ def test_a_retention_beyond_what_the_store_remembers_is_refused(places: Places) 
 def test_old_buckets_of_views_by_tag_go_on_the_same_occasion(tmp_path: Path) -> None:
     """T39: where the settings name a retention, replication trims; a failure is told, and does not stop it."""
     tags = {"bucket": "MINUTE", "retention_s": {"*": 120.0}}
-    places = Places.of(f"embedded:{tmp_path}", settings=HeadraceSettings.model_validate({"tags": tags}))
+    places = Endpoints.of(f"embedded:{tmp_path}", settings=HeadraceSettings.model_validate({"tags": tags}))
 
     async def scene() -> list[int]:
         minutes = Minutes(await log_of(places), await store_of(places), bucket="MINUTE")
@@ -124,11 +124,11 @@ async def minutes_of(folder: Path, minutes: Minutes) -> list[int]:
     return [(ms - minutes.began_ms) // 60_000 for ms in buckets]
 
 
-def test_replication_claims_its_topics_before_it_begins(places: Places, tmp_path: Path) -> None:
+def test_replication_claims_its_topics_before_it_begins(places: Endpoints, tmp_path: Path) -> None:
     """A second store that has only begun holds removal back in the first, which is told why and goes on."""
-    second = Places.of(places.log, store=f"embedded:{tmp_path}/second")
+    second = Endpoints.of(places.log, store=f"embedded:{tmp_path}/second")
 
-    async def begin(at: Places) -> None:
+    async def begin(at: Endpoints) -> None:
         log, store = await log_of(at), await store_of(at)
         await Topology(log, store.settings, "t").layout()
         await check_plan(at, await plan_of(log, store, Selection(("t",))), now_ms=now_ms())
@@ -149,7 +149,7 @@ def test_replication_claims_its_topics_before_it_begins(places: Places, tmp_path
     assert "old records of t stay in the log: topic 't' is replicated by this store" in told[0]
 
 
-def test_a_loss_in_a_topic_that_was_made_again_can_be_accepted(places: Places) -> None:
+def test_a_loss_in_a_topic_that_was_made_again_can_be_accepted(places: Endpoints) -> None:
     """The store is far along in a topic that is gone: what the new one lost is behind it only after the command."""
 
     async def scene() -> ReplicatedOffset | None:
@@ -175,7 +175,7 @@ def test_a_loss_in_a_topic_that_was_made_again_can_be_accepted(places: Places) -
     assert (replicated.generation, replicated.offset) == (1, 1)
 
 
-def test_a_loss_beyond_a_boundary_is_accepted_in_the_generation_behind_it(places: Places) -> None:
+def test_a_loss_beyond_a_boundary_is_accepted_in_the_generation_behind_it(places: Endpoints) -> None:
     """The mark that began a generation is among what was lost: what follows is of that generation all the same."""
 
     async def scene() -> ReplicatedOffset | None:

@@ -15,10 +15,10 @@ from headrace.errors import OperationFailed, RecordsLost
 from headrace.journal import Journal
 from headrace.log import Log
 from headrace.model import Event, NewRecord, TopicPartition
-from headrace.pipeline import Places
-from headrace.pipeline.logs import planning
-from headrace.pipeline.logs.planning import Plan
-from headrace.pipeline.replicating.settling import lag_of
+from headrace.pipeline import Endpoints
+from headrace.pipeline.logs import plan as planning
+from headrace.pipeline.logs.plan import Plan
+from headrace.pipeline.replication.sink import lag_of
 from headrace.store import Store
 
 pytestmark = pytest.mark.timeout(300)
@@ -145,7 +145,7 @@ def topic_made(tier: Tier, topic: str) -> str:
 
 def test_a_key_that_fails_stops_nobody_else(tier: Tier, topic: str) -> None:
     """E8: other keys of its partition, and other partitions, are replicated all the same."""
-    faulty = Places(
+    faulty = Endpoints(
         tier.places.log, f"faulty:{tier.places.store}", tier.places.log_settings, tier.places.store_settings
     )
 
@@ -198,7 +198,7 @@ def test_lost_records_are_an_error_that_names_them(tier: Tier, topic: str) -> No
     with pytest.raises(RecordsLost, match=rf"offsets 3 to 4 of {topic}\[0\].*--accept-loss {topic}:0:4"):
         tier.replicate(topic)
     from headrace.pipeline import accept_loss
-    from headrace.pipeline.spark.opened import run
+    from headrace.pipeline.spark.process import run
 
     run(accept_loss(tier.places, topic, 0, 4))
     tier.replicate(topic)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyspark
 import pytest
 
-from headrace.pipeline.spark.homes import compiled_home
+from headrace.pipeline.spark.session import compiled_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

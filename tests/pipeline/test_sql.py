@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from tests.pipeline.tier import Tier, append_all
+from tests.suites.journal_setting import replicate
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
@@ -19,7 +20,6 @@ from headrace.model import Event, NewRecord, TopicConfig
 from headrace.pipeline import Selection, query
 from headrace.pipeline.tables.sql_views import view_name
 from headrace.serde import BlockingRegistry, Payloads, Serde, avro
-from headrace.testing.conformance.journal_setting import replicate
 
 pytestmark = pytest.mark.timeout(300)
 

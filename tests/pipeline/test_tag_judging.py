@@ -12,22 +12,22 @@ import pytest
 from tests.pipeline.tag_by_hand import TagSql
 from tests.pipeline.test_backfill import live
 from tests.pipeline.test_tag_audit import Named, rows_of
+from tests.suites.journal_setting import replicate
+from tests.suites.tags_filling import Filling
+from tests.suites.tags_setting import Scene as TagScene
 
 from headrace.config import HeadraceSettings
 from headrace.errors import TagsInUse
 from headrace.journal import JOURNAL_TOPIC, Journal, grow_topic
 from headrace.log import Log
 from headrace.model import Event, TopicPartition
-from headrace.pipeline import Finding, FindingKind, Places
-from headrace.pipeline.jobs.audit_task import AuditTask
+from headrace.pipeline import Endpoints, Finding, FindingKind
+from headrace.pipeline.jobs.audit import AuditTask
 from headrace.pipeline.jobs.job_reports import layout_of
-from headrace.pipeline.spark.opened import close_all, log_of, run, store_of, tag_writer_of
+from headrace.pipeline.spark.process import close_all, log_of, run, store_of, tag_writer_of
 from headrace.store import Store, TagRow
 from headrace.tags import TagRepair, TagTrim, TagWriter
 from headrace.tags.registry import REGISTRY_KEY
-from headrace.testing.conformance.journal_setting import replicate
-from headrace.testing.conformance.tags_filling import Filling
-from headrace.testing.conformance.tags_setting import Scene as TagScene
 from headrace.testing.crashes import SimulatedCrash, crash_at
 
 TOPIC = "audited"
@@ -43,7 +43,7 @@ class Scene:
         fast = {"log": {"embedded": {"fsync": False}}, "store": {"embedded": {"fsync": False}}, "tags": tags}
         self.is_embedded = True
         self.folder = folder
-        self.places = Places.of(f"embedded:{folder}", settings=HeadraceSettings.model_validate(fast))
+        self.places = Endpoints.of(f"embedded:{folder}", settings=HeadraceSettings.model_validate(fast))
 
     async def open(self) -> tuple[Log, Store, Journal]:
         log, store = await log_of(self.places), await store_of(self.places)

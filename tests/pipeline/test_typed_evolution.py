@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from tests.serde.strategies import schemas, values_of
 
 from headrace.errors import BadSchema
-from headrace.pipeline.topics.avro_columns import decoded, unframed
-from headrace.pipeline.topics.avro_readings import reading_of_versions
-from headrace.pipeline.topics.avro_resolution import resolved
-from headrace.pipeline.topics.spark_limits import spark_limit
+from headrace.pipeline.topics.avro_read import decoded, unframed
+from headrace.pipeline.topics.avro_schemas import reading_of_versions, resolved, spark_limit
 from headrace.serde import Codec, GenericCodec, Schema, Symbol, Version, frame_header, problems_of_reading
 
 if TYPE_CHECKING:

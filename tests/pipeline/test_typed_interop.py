@@ -15,7 +15,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from tests.pipeline.test_typed import KeyV2, OrderV1, OrderV2
 
-from headrace.pipeline import Places, append_frame, topic_frame
+from headrace.pipeline import Endpoints, append_frame, topic_frame
 from headrace.serde import BlockingRegistry, KafkaDeserializer, schema_of
 from headrace.services import RunningService
 
@@ -71,7 +71,7 @@ def test_spark_and_confluent_read_one_another(
     tmp_path: Path,
 ) -> None:
     """K6, V8: what confluent's serializer wrote in two versions is typed; its deserializer reads what Spark wrote."""
-    places = Places.of(f"kafka://{kafka.address}", store=f"embedded:{tmp_path}")
+    places = Endpoints.of(f"kafka://{kafka.address}", store=f"embedded:{tmp_path}")
     key = {"id": "k", "region": "eu"}
     produce(kafka, theirs, topic, OrderV1, [(key, {"id": "a", "label": "x", "gone": 5})])
     produce(kafka, theirs, topic, OrderV2, [(key, {"id": "b", "name": "y", "price": Decimal("2.50")}), (key, None)])

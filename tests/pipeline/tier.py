@@ -10,14 +10,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tests.suites.journal_setting import replicate
+
 from headrace.config import PipelineSettings
 from headrace.journal import Journal
 from headrace.log import Log
-from headrace.pipeline import BatchReport, Places, Replication, Selection, Summary
-from headrace.pipeline.spark.opened import log_of, run, store_of
+from headrace.pipeline import BatchReport, Endpoints, Replication, Selection, Summary
+from headrace.pipeline.spark.process import log_of, run, store_of
 from headrace.store import EventRow, JournalMeta, Store, open_store
 from headrace.tags.registry import TagRegistry
-from headrace.testing.conformance.journal_setting import replicate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +45,7 @@ class Seen:
 class Tier:
     """Everything a test of the pipeline needs, for blocking code: Spark's driver is not asynchronous."""
 
-    def __init__(self, spark: SparkSession, places: Places, crash_file: Path) -> None:
+    def __init__(self, spark: SparkSession, places: Endpoints, crash_file: Path) -> None:
         self.spark = spark
         self.places = places
         self.crash_file = crash_file
@@ -74,7 +75,7 @@ class Tier:
         self.on(decide)
 
     def job(
-        self, *topics: str, watcher: Seen | None = None, places: Places | None = None, **settings: Any
+        self, *topics: str, watcher: Seen | None = None, places: Endpoints | None = None, **settings: Any
     ) -> Replication:
         """Return the shipped job."""
         chosen = PipelineSettings.model_validate({"interval_s": 0, "discover_every_s": 0.5, **settings})

@@ -19,9 +19,8 @@ from headrace.config import EmbeddedLogSettings, EmbeddedStoreSettings, Headrace
 from headrace.errors import BadArgument, TimedOut
 from headrace.model import Event
 from headrace.projection import Projection, open_target
-from headrace.projection.attendance import share_of
-from headrace.projection.claims import BeatWatch
-from headrace.projection.operating import lag_of, next_event, skip_event
+from headrace.projection.operations import lag_of, next_event, skip_event
+from headrace.projection.workers import BeatWatch, share_of
 from headrace.tags import TaggedEvent, TagOffset
 
 SETTINGS = HeadraceSettings(

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from tests.suites.projections import ProjectionConformance
+from tests.suites.tags_setting import Scene, TagSetting
 
 from headrace.errors import BadArgument, HandlerFailed
 from headrace.projection import Projection, ProjectionRunner, open_target
 from headrace.projection.slots import below, earliest, moved, owned, slot_of
 from headrace.services import RunningService
 from headrace.tags import TaggedEvent, TagOffset
-from headrace.testing.conformance.projections import ProjectionConformance
-from headrace.testing.conformance.tags_setting import Scene, TagSetting
 
 
 def postgres_database(postgres: RunningService) -> str:

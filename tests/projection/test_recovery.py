@@ -19,23 +19,23 @@ from psycopg.errors import DeadlockDetected, SerializationFailure
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 from tests.projection.test_projections import Embedded
+from tests.suites.tags_following import make_again
+from tests.suites.tags_setting import Scene, TagSetting
+from tests.suites.tags_views import TABLES
 
 from headrace.errors import BadArgument, DeadLettersFull, HandlerFailed, ProjectionRebuilding, SlotsMoved
-from headrace.journal.actions import Delete
-from headrace.journal.headers import encode_action
 from headrace.model import NewRecord
-from headrace.projection import Projection, ProjectionRunner, Recovery, beside, current_delivery, open_target, rebuild
-from headrace.projection.attendance import Attendance
-from headrace.projection.beside import BesideTarget
-from headrace.projection.control import Control
-from headrace.projection.operating import replay_letters, wait_until_handled
+from headrace.projection import Projection, ProjectionRunner, Recovery, current_delivery, open_target, rebuild
+from headrace.projection import store_target as beside
+from headrace.projection.operations import replay_letters, wait_until_handled
 from headrace.projection.slots import slot_of
+from headrace.projection.store_target import BesideTarget
+from headrace.projection.workers import Attendance, Control
+from headrace.protocol.actions import Delete
+from headrace.protocol.headers import encode_action
 from headrace.runtime import SYSTEM_CLOCK, Backoff
-from headrace.store import Settings
+from headrace.store import SharedSettings
 from headrace.tags import TaggedEvent, TagRepair
-from headrace.testing.conformance.tags_following import make_again
-from headrace.testing.conformance.tags_setting import Scene, TagSetting
-from headrace.testing.conformance.tags_views import TABLES
 from headrace.testing.crashes import SimulatedCrash, crash_at
 
 AT_ONCE = Backoff(first_s=0.0, limit_s=0.0)
@@ -44,7 +44,7 @@ AT_ONCE = Backoff(first_s=0.0, limit_s=0.0)
 class _HeldUp:
     """Settings whose nth change is held up until it may go on."""
 
-    def __init__(self, settings: Settings, nth: int) -> None:
+    def __init__(self, settings: SharedSettings, nth: int) -> None:
         self._settings = settings
         self._left = nth
         self.get = settings.get

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, create_engine, text
 from tests.projection.test_projections import Embedded, mariadb_database, postgres_database
+from tests.suites.tags_setting import Scene, TagSetting
 
 from headrace.errors import HandlerFailed, OperationFailed, ProjectionRebuilding, SlotsMoved
 from headrace.log import Log
@@ -28,7 +29,6 @@ from headrace.projection import Projection, ProjectionRunner, Recovery, open_tar
 from headrace.runtime import Backoff, watching
 from headrace.services import RunningService
 from headrace.tags import TaggedEvent
-from headrace.testing.conformance.tags_setting import Scene, TagSetting
 from headrace.testing.crashes import SimulatedCrash
 from headrace.testing.plugin import Size
 

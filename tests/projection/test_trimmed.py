@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from tests.projection.test_projections import Embedded
+from tests.suites.tags_setting import TagSetting
+from tests.suites.tags_trimming import Minutes
 
-from headrace.app.projecting import opened_projection
+from headrace.app.projections import opened_projection
 from headrace.errors import TagTrimmed
 from headrace.log import Log
-from headrace.projection import Projection, ProjectionRunner, Recovery, open_target, rebuild, replay_letters, running
+from headrace.projection import Projection, ProjectionRunner, Recovery, open_target, rebuild, replay_letters
+from headrace.projection import run as running
 from headrace.projection.slots import owned, slot_of
 from headrace.store import Store
-from headrace.testing.conformance.tags_setting import TagSetting
-from headrace.testing.conformance.tags_trimming import Minutes
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -20,12 +20,12 @@ import pyspark
 from tests.pipeline.tier import Dump, append_all, dump_of
 from tests.secured.servers import Secured
 from tests.secured.watching import CommandLines, holding
+from tests.suites.journal_setting import replicate
 
 from headrace.journal import Journal
 from headrace.log import Log, open_log
-from headrace.services.cache import cache_folder
+from headrace.services.packages import cache_folder
 from headrace.store import Store, open_store
-from headrace.testing.conformance.journal_setting import replicate
 
 TIMEOUT_S = 500
 _APPLICATION = re.compile(r" --app-id (\S+)")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import HeadraceSettings
 from headrace.model import TopicPartition
-from headrace.pipeline import Places, Selection, append_frame, journal_frame, spark_session
-from headrace.pipeline.logs.log_frames import log_stream, log_table
+from headrace.pipeline import Endpoints, Selection, append_frame, journal_frame, spark_session
+from headrace.pipeline.logs.frames import log_stream, log_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +33,7 @@ def main() -> None:
             name: threads.submit(answer_of, spark, at, told["records"], case) for name, case in told["cases"].items()
         }
         answers |= {name: answer.result() for name, answer in asked.items()}
-    places = Places.of()
+    places = Endpoints.of()
     stream = log_stream(spark, places, {at: 0}, max_records=1)
     answers["plans"] = plan_of(stream) + plan_of(journal_frame(spark, places, Selection(("none",))))
     answers["conf"] = spark.sparkContext._jsc.sc().conf().toDebugString()
@@ -45,7 +45,7 @@ def main() -> None:
 def answer_of(spark: SparkSession, at: TopicPartition, records: int, case: dict[str, Any]) -> dict[str, Any]:
     """Read and write with the settings of a case."""
     settings = HeadraceSettings.model_validate(case)
-    places = Places.of(settings=settings)
+    places = Endpoints.of(settings=settings)
     frame = log_table(spark, places, {at: 0}, {at: records})
     answer: dict[str, Any] = {"plan": plan_of(frame), "repr": repr(places), "settings": repr(settings)}
     try:

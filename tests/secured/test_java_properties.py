@@ -12,7 +12,7 @@ from tests.secured.authority import Authority
 
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
-from headrace.pipeline import Places
+from headrace.pipeline import Endpoints
 from headrace.pipeline.spark.kafka_properties import java_properties
 
 
@@ -78,7 +78,7 @@ def test_files_travel_by_content(tmp_path: Path) -> None:
     }
     store = {"cassandra": {"tls": True, "ca_location": str(authority.ca), "password": "c0ffee"}}
     settings = {"log": {"kafka": {"client": client}}, "store": store}
-    places = Places.unpack(Places.of("embedded:x", settings=HeadraceSettings.model_validate(settings)).pack())
+    places = Endpoints.unpack(Endpoints.of("embedded:x", settings=HeadraceSettings.model_validate(settings)).pack())
     assert places.settings_of_log().kafka.client == {
         "ssl.ca.pem": authority.ca.read_text(),
         "ssl.certificate.pem": certificate.read_text(),
@@ -87,7 +87,7 @@ def test_files_travel_by_content(tmp_path: Path) -> None:
     assert places.settings_of_store().cassandra.ca_pem == authority.ca.read_text()
     assert repr(places) == "Places('embedded:x', 'embedded:x')"
     certificate.write_text(certificate.read_text() + authority.ca.read_text())
-    places = Places.of("embedded:x", settings=HeadraceSettings.model_validate(settings))
+    places = Endpoints.of("embedded:x", settings=HeadraceSettings.model_validate(settings))
     assert places.settings_of_log().kafka.client["ssl.certificate.location"] == str(certificate)
     assert java_properties(client)["ssl.keystore.certificate.chain"] == certificate.read_text()
 

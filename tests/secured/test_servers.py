@@ -23,8 +23,8 @@ from headrace.config import HeadraceSettings, KafkaLogSettings, StoreSettings
 from headrace.errors import BadArgument, Forbidden, HeadraceError, Unreachable
 from headrace.log.kafka.log import KafkaLog
 from headrace.model import NewRecord, TopicConfig, TopicPartition
-from headrace.pipeline import Places, Replication
-from headrace.pipeline.spark.opened import close_all
+from headrace.pipeline import Endpoints, Replication
+from headrace.pipeline.spark.process import close_all
 from headrace.store import open_store
 from headrace.testing.plugin import Size
 
@@ -194,7 +194,7 @@ def test_a_job_that_may_not_in_ends_at_once(secured: Secured, part: str) -> None
     settings = HeadraceSettings.model_validate(tables)
     nowhere: Any = None  # it does not come as far as Spark
     with pytest.raises(Forbidden) as failed:
-        Replication(nowhere, Places.of(settings=settings)).run(once=True)
+        Replication(nowhere, Endpoints.of(settings=settings)).run(once=True)
     close_all()
     assert says_no_secret(failed.value, "c0ffee", *secured.tokens)
 

@@ -57,7 +57,7 @@ def gateway(folder: Path, settings: Path) -> dict[str, str]:
 
 def test_a_package_needs_nothing_but_python(packed: Path, tmp_path: Path) -> None:
     """K2: the packed interpreter finds all that workers import, in an empty environment; nothing of Spark is in it."""
-    imports = "import headrace.pipeline.replicating.tasks, headrace.store.cassandra.store, headrace.log.kafka.log"
+    imports = "import headrace.pipeline.replication.task, headrace.store.cassandra.store, headrace.log.kafka.log"
     show = (
         "import headrace, importlib.metadata as m; print(headrace.__file__, len(m.entry_points(group='headrace.log')))"
     )

@@ -35,7 +35,7 @@ from headrace.serde import (
     schema_of,
 )
 from headrace.serde.shapes import has_named_branches
-from headrace.serde.skimming import MAX_DEPTH, skimmer_of
+from headrace.serde.size_guard import MAX_DEPTH, skimmer_of
 
 
 def fields(hint: Any) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from headrace.errors import IncompatibleData, OffsetOutOfRange, TimedOut, Unknow
 from headrace.log import Log, open_log
 from headrace.model import NewRecord, Position, Record, TopicPartition
 from headrace.serde import Level, Version
-from headrace.serde.registries.catalogue import Catalogue
-from headrace.serde.registries.entries import Entries, entry_of_level, entry_of_version
+from headrace.serde.registries.entries import Entries, RegistryContents, entry_of_level, entry_of_version
 from headrace.serde.registries.in_log import LogRegistry
 from headrace.testing.conformance.log_setting import eventually, read_all
 from headrace.testing.conformance.registry_setting import record
@@ -138,7 +137,7 @@ def test_entries_of_a_newer_format_are_refused() -> None:
     """V5: an older node stops rather than guess."""
     newer = Record(TOPIC, 0, 4, 0, b"k", b'{"format": 2, "nr": 1}')
     with pytest.raises(IncompatibleData, match=r"offset 4 has format format 2"):
-        Entries(Catalogue("r", Level.NONE)).apply(newer)
+        Entries(RegistryContents("r", Level.NONE)).apply(newer)
 
 
 @settings(max_examples=200, deadline=None)
@@ -184,7 +183,7 @@ class _Node:
     def __init__(self, topic: list[Record]) -> None:
         self.topic = topic
         self.at = 0
-        self.catalogue = Catalogue("r", Level.NONE)
+        self.catalogue = RegistryContents("r", Level.NONE)
         self.entries = Entries(self.catalogue)
         self.pending: tuple[bytes, bytes] | None = None
 

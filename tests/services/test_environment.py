@@ -13,7 +13,7 @@ from headrace.errors import BadArgument
 from headrace.services import VARIABLES, RunningService, Wishes, environment_of
 from headrace.services.catalog import service_named
 from headrace.services.layouts import lay_out
-from headrace.store.cassandra.addresses import parse
+from headrace.store.cassandra.address import parse
 
 
 def laid_out(name: str, folder: Path, nodes: int = 1) -> RunningService:

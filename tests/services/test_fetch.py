@@ -14,16 +14,14 @@ import pytest
 
 from headrace.errors import ChecksumMismatch, FetchFailed
 from headrace.services import NAMES, Quiet
-from headrace.services.cache import Cache, cache_folder
-from headrace.services.fetch import fetch
-from headrace.services.packages import Package, locked
-from headrace.services.unpack import tar_within_zip, unpack, zip_folder
+from headrace.services.fetch import fetch, tar_within_zip, unpack, zip_folder
+from headrace.services.packages import Cache, Package, cache_folder, locked
 
 FETCH = """
 import sys
 from pathlib import Path
 from headrace.services import Quiet
-from headrace.services.cache import Cache
+from headrace.services.packages import Cache
 from headrace.services.fetch import fetch
 from headrace.services.packages import Package
 packages = [Package.parse(line) for line in sys.argv[2:]]

@@ -8,7 +8,7 @@ import headrace
 from headrace.config import TagSettings
 from headrace.journal import JOURNAL_TOPIC
 from headrace.model import Event, TopicPartition
-from headrace.tags.catching_up import CatchingUp
+from headrace.tags.repair import CatchingUp
 
 
 async def test_offsets_of_a_topic_that_is_gone_are_not_taken_for_those_of_the_next(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from tests.suites.tags_trimming import Minutes
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
@@ -18,7 +19,6 @@ from headrace.log import open_log
 from headrace.model import Event
 from headrace.store import open_store
 from headrace.sync import connect
-from headrace.testing.conformance.tags_trimming import Minutes
 
 DEFINITION = """
 from sqlalchemy import text

@@ -11,6 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.suites.journal_setting import replicate
+from tests.suites.tags_filling import TagFillConformance
+from tests.suites.tags_following import TagFollowingConformance
+from tests.suites.tags_queries import TagQueryConformance
+from tests.suites.tags_setting import Scene, TagSetting, ids, numbers_of
+from tests.suites.tags_several import SeveralTagsConformance
+from tests.suites.tags_simulation import TagSimulation
+from tests.suites.tags_trimming import Minutes, TagTrimConformance
+from tests.suites.tags_views import (
+    TABLES,
+    TagLossConformance,
+    TagRepairConformance,
+    TagViewConformance,
+)
 
 from headrace.app import connect
 from headrace.config import HeadraceSettings, TagSettings
@@ -18,23 +32,10 @@ from headrace.errors import BadArgument, TagsDisabled, TagsIncomplete, TagsInUse
 from headrace.log import Log
 from headrace.model import Event
 from headrace.store import Store
-from headrace.tags import TagRepair, UntaggedViews, key_lookup
-from headrace.tags.filling import TagFills
+from headrace.tags import TagRepair, UntaggedViews
+from headrace.tags import key_states as key_lookup
+from headrace.tags.fill import TagFills
 from headrace.tags.key_states import KeyState, load_key
-from headrace.testing.conformance.journal_setting import replicate
-from headrace.testing.conformance.tags_filling import TagFillConformance
-from headrace.testing.conformance.tags_following import TagFollowingConformance
-from headrace.testing.conformance.tags_queries import TagQueryConformance
-from headrace.testing.conformance.tags_setting import Scene, TagSetting, ids, numbers_of
-from headrace.testing.conformance.tags_several import SeveralTagsConformance
-from headrace.testing.conformance.tags_simulation import TagSimulation
-from headrace.testing.conformance.tags_trimming import Minutes, TagTrimConformance
-from headrace.testing.conformance.tags_views import (
-    TABLES,
-    TagLossConformance,
-    TagRepairConformance,
-    TagViewConformance,
-)
 
 
 class Embedded:

@@ -7,18 +7,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest_asyncio
+from tests.suites.journal_script import Script
+from tests.suites.journal_setting import records_of, replicate
 
 from headrace.app import Headrace, connect
 from headrace.config import TagSettings
 from headrace.journal import JOURNAL_TOPIC, Journal, Layout, Topology, grow_topic
-from headrace.journal.partition_batch import entry_of
 from headrace.model import Event, NewRecord, TopicPartition
+from headrace.protocol.entries import entry_of
 from headrace.tags import TagWriter
 from headrace.tags.floors import Floors
-from headrace.tags.key_lookup import KeyLookup
+from headrace.tags.key_states import KeyLookup
 from headrace.tags.registry import TagRegistry
-from headrace.testing.conformance.journal_script import Script
-from headrace.testing.conformance.journal_setting import records_of, replicate
 
 AT = TopicPartition("t", 0)
 AHEAD_MS = 40_000

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tests.suites.tags_setting import Scene
 
 from headrace.config import EmbeddedLogSettings, EmbeddedStoreSettings, LogSettings, StoreSettings
 from headrace.journal import replicate_batch
@@ -16,7 +17,6 @@ from headrace.log import Log, open_log
 from headrace.model import TopicPartition
 from headrace.services import RunningService
 from headrace.store import Store, open_store
-from headrace.testing.conformance.tags_setting import Scene
 from headrace.testing.plugin import Size
 
 MB = 1024 * 1024

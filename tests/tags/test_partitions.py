@@ -9,24 +9,26 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tests.suites.tags_setting import Follower, Scene, ids, ids_on
 
 from headrace.config import EmbeddedLogSettings, EmbeddedStoreSettings, LogSettings, StoreSettings
 from headrace.errors import HeadraceError, JournalHeld, OperationFailed
-from headrace.journal.actions import Purge
-from headrace.journal.folding import Entry
-from headrace.journal.headers import encode_action
 from headrace.log import open_log
 from headrace.model import NewRecord
+from headrace.protocol.actions import Purge
+from headrace.protocol.fold import Entry
+from headrace.protocol.headers import encode_action
 from headrace.store import TagTime, open_store
-from headrace.store.tag_rows import FIRST_TAG_TIME
-from headrace.tags import TaggedEvent, key_lookup, merging, seams
+from headrace.store.rows import FIRST_TAG_TIME
+from headrace.tags import TaggedEvent, seams
+from headrace.tags import key_states as key_lookup
+from headrace.tags import merge as merging
 from headrace.tags.announcements import Announcements
 from headrace.tags.key_states import KeyState, load_key
 from headrace.tags.partitions import SharedPartitions
-from headrace.tags.registry import Registry
+from headrace.tags.registry import TagFacts
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.conformance.store_rows import counted
-from headrace.testing.conformance.tags_setting import Follower, Scene, ids, ids_on
 
 LISTENERS = "headrace_log_listeners"
 PARTITIONS = 2
@@ -258,11 +260,11 @@ class Facts:
     """Facts to look at, given when the test says so."""
 
     def __init__(self) -> None:
-        self.looks: list[asyncio.Future[Registry]] = []
+        self.looks: list[asyncio.Future[TagFacts]] = []
         self.read_up_to = FIRST_TAG_TIME
 
-    async def ask(self) -> Registry:
-        look: asyncio.Future[Registry] = asyncio.get_running_loop().create_future()
+    async def ask(self) -> TagFacts:
+        look: asyncio.Future[TagFacts] = asyncio.get_running_loop().create_future()
         self.looks.append(look)
         return await look
 
@@ -288,7 +290,7 @@ async def test_a_look_serves_what_was_read_before_it_began(monkeypatch: pytest.M
     beyond = asyncio.create_task(announcements.covering(place(15), since_s=0.0))
     await settle()
     assert len(facts.looks) == 1
-    registry = Registry("HOUR", "epoch")
+    registry = TagFacts("HOUR", "epoch")
     facts.looks[0].set_result(registry)
     assert (await covered).up_to == place(10)
     await settle()
@@ -305,11 +307,11 @@ async def test_a_look_from_before_a_query_began_is_not_used() -> None:
     announcements = Announcements(facts.ask, lambda: place(10))
     first = asyncio.create_task(announcements.covering(place(1), since_s=0.0))
     await settle()
-    facts.looks[0].set_result(Registry("HOUR", "old"))
+    facts.looks[0].set_result(TagFacts("HOUR", "old"))
     look = await first
     later = asyncio.create_task(announcements.covering(place(1), since_s=look.began_s + 1e-9))
     await settle()
-    facts.looks[1].set_result(Registry("HOUR", "new"))
+    facts.looks[1].set_result(TagFacts("HOUR", "new"))
     assert (await later).registry.epoch == "new"
 
 
@@ -324,5 +326,5 @@ async def test_a_look_that_fails_is_not_remembered() -> None:
         await failing
     again = asyncio.create_task(announcements.covering(place(1), since_s=0.0))
     await settle()
-    facts.looks[1].set_result(Registry("HOUR", "epoch"))
+    facts.looks[1].set_result(TagFacts("HOUR", "epoch"))
     assert (await again).registry.epoch == "epoch"

@@ -9,6 +9,19 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 import pytest_asyncio
 from cassandra.cluster import Cluster
+from tests.suites.journal_setting import replicate
+from tests.suites.tags_filling import TagFillConformance
+from tests.suites.tags_following import TagFollowingConformance
+from tests.suites.tags_queries import TagQueryConformance
+from tests.suites.tags_several import SeveralTagsConformance
+from tests.suites.tags_simulation import TagSimulation
+from tests.suites.tags_trimming import TagTrimConformance
+from tests.suites.tags_views import (
+    TABLES,
+    TagLossConformance,
+    TagRepairConformance,
+    TagViewConformance,
+)
 
 from headrace.app import connect
 from headrace.config import HeadraceSettings, TagSettings
@@ -17,19 +30,6 @@ from headrace.log import Log, open_log
 from headrace.model import Event
 from headrace.services import RunningService
 from headrace.store import Store, open_store
-from headrace.testing.conformance.journal_setting import replicate
-from headrace.testing.conformance.tags_filling import TagFillConformance
-from headrace.testing.conformance.tags_following import TagFollowingConformance
-from headrace.testing.conformance.tags_queries import TagQueryConformance
-from headrace.testing.conformance.tags_several import SeveralTagsConformance
-from headrace.testing.conformance.tags_simulation import TagSimulation
-from headrace.testing.conformance.tags_trimming import TagTrimConformance
-from headrace.testing.conformance.tags_views import (
-    TABLES,
-    TagLossConformance,
-    TagRepairConformance,
-    TagViewConformance,
-)
 from headrace.testing.plugin import Size
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.suites.journal_script import Script
 
-from headrace.journal.actions import Append, Poison
 from headrace.model import Record
-from headrace.tags.decoded import Decoded
-from headrace.tags.marking import MarkBudget
-from headrace.tags.shared_looks import SharedLook
-from headrace.testing.conformance.journal_script import Script
+from headrace.protocol.actions import Append, Poison
+from headrace.tags.announcements import SharedLook
+from headrace.tags.marks import MarkBudget
+from headrace.tags.partitions import Decoded
 
 
 @pytest.mark.parametrize("events_per_s", [600, 2000, 10_000])

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from headrace.config import TagSettings
 from headrace.errors import BadArgument, TagGap
-from headrace.journal.actions import Append
-from headrace.journal.folding import Entry
 from headrace.model import TopicPartition
+from headrace.protocol.actions import Append
+from headrace.protocol.fold import Entry
 from headrace.store import EventRow, Place, TagNumber, TagTime, tag_time_of, timeuuid
-from headrace.store.tag_rows import LAST_TAG_TIME
+from headrace.store.rows import LAST_TAG_TIME
 from headrace.tags import Bucket, TaggedEvent, TagOffset, after_of, several
+from headrace.tags.gaps import Sequences
 from headrace.tags.key_states import KeyState
-from headrace.tags.numbering import Numbering
-from headrace.tags.place_watch import PlaceWatch
-from headrace.tags.registry import Registry
-from headrace.tags.seams import Known, Seam
-from headrace.tags.sequences import Sequences
+from headrace.tags.registry import TagFacts
+from headrace.tags.seams import KnownSeam, Seam
+from headrace.tags.several import PlaceWatch
+from headrace.tags.write import Numbering
 
 TIMES = st.builds(
     TagTime,
@@ -208,15 +208,15 @@ def test_an_offset_finds_its_event_among_other_numbers() -> None:
 
 def test_a_seam_leaves_to_the_log_what_lies_above_it() -> None:
     """T34: a row whose partition's replicated offset has not passed it is the log's to give; so is an unknown one."""
-    known = Known(TopicPartition("t", 0), 0, Place(1, 5), 100)
-    seam = Seam({known.at: known}, {}, Registry("HOUR", "e"))
+    known = KnownSeam(TopicPartition("t", 0), 0, Place(1, 5), 100)
+    seam = Seam({known.at: known}, {}, TagFacts("HOUR", "e"))
     numbering = Numbering("t", 0, Bucket.HOUR)
     for offset, generation, is_covered in ((5, 1, True), (6, 1, False), (9, 0, True), (0, 2, False)):
         row = numbering.row("a", _event(offset, ("x",), generation=generation), "x", 1)
         assert seam.covers(row) is is_covered
     assert seam.horizon == TagTime(100, 0, 0, 6)
-    assert not Seam({}, {}, Registry("HOUR", "e")).covers(row)
-    assert Seam({known.at: known}, {}, Registry("HOUR", "e"), frozenset({"t"})).horizon is None
+    assert not Seam({}, {}, TagFacts("HOUR", "e")).covers(row)
+    assert Seam({known.at: known}, {}, TagFacts("HOUR", "e"), frozenset({"t"})).horizon is None
 
 
 def test_what_the_numbering_has_counted_is_not_counted_again() -> None:

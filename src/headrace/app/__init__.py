@@ -3,8 +3,16 @@
 Promises: one setting chooses the tier, the program stays the same; leaving the block closes everything it opened.
 """
 
-from headrace.app.connecting import Headrace, connect
-from headrace.app.copying import CopyReport, copy_journals
-from headrace.app.projecting import ProjectionHandle, ProjectionStatus
+from headrace.app.connection import Headrace, connect
+from headrace.app.copy_journals import CopyReport, copy_journals, journal_topics
+from headrace.app.projections import ProjectionHandle, ProjectionStatus
 
-__all__ = ["CopyReport", "Headrace", "ProjectionHandle", "ProjectionStatus", "connect", "copy_journals"]
+__all__ = [
+    "CopyReport",
+    "Headrace",
+    "ProjectionHandle",
+    "ProjectionStatus",
+    "connect",
+    "copy_journals",
+    "journal_topics",
+]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.app import CopyReport, connect, copy_journals
-from headrace.cli.asking import AsJson, command_settings, creating_settings, print_json
+from headrace.cli.options import AsJson, command_settings, creating_settings, print_json
 from headrace.errors import BadArgument
 from headrace.observe import SILENT, progress_on
 

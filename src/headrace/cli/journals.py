@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace
-from headrace.cli.asking import (
+from headrace.cli.options import (
     Address,
     AsJson,
     StoreAddress,
@@ -25,7 +25,7 @@ from headrace.cli.asking import (
     print_json,
     with_headrace,
 )
-from headrace.cli.lagging import tell_unreplicated
+from headrace.cli.replication_lag import tell_unreplicated
 from headrace.errors import BadArgument
 from headrace.journal import UNCHECKED, Expected, Moment
 from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent

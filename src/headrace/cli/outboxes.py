@@ -15,16 +15,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.asking import Address, AsJson, confirm, print_json
+from headrace.cli.options import Address, AsJson, confirm, print_json
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument, MissingExtra
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-    from headrace.outbox.dead import DeadMessage
-    from headrace.outbox.sent import SentMessage
-    from headrace.outbox.stats import PlaceStatus
+    from headrace.outbox import DeadMessage, PlaceStatus, SentMessage
 
 __all__ = ["app"]
 
@@ -232,7 +230,7 @@ def _prefix() -> str:
 def _operating() -> Any:  # noqa: ANN401 - a module
     """The outbox needs SQLAlchemy, the other commands don't: it is imported when it is used."""
     try:
-        from headrace.outbox import operating
+        from headrace.outbox import operations as operating
     except ModuleNotFoundError as missing:
         if missing.name not in ("sqlalchemy", "alembic"):
             raise

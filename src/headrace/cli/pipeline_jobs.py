@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.asking import Address, AsJson, StoreAddress, command_settings
+from headrace.cli.options import Address, AsJson, StoreAddress, command_settings
 from headrace.cli.pipelines import Prefix, Topics, selection_of
 from headrace.cli.spark_sessions import spark_for
 from headrace.errors import BadArgument
-from headrace.pipeline import AuditReport, Places, audit, backfill, purge_expired
+from headrace.pipeline import AuditReport, Endpoints, audit, backfill, purge_expired
 
 __all__ = ["add_jobs"]
 
@@ -48,7 +48,7 @@ def _purge_expired(
     Example: headrace pipeline purge-expired --topics accounts
     """
     settings = command_settings()
-    places, selection = Places.of(address, store=store, settings=settings), selection_of(topics, prefix)
+    places, selection = Endpoints.of(address, store=store, settings=settings), selection_of(topics, prefix)
     at = _time("--now", now)
     with spark_for(places, settings) as spark:
         done = purge_expired(spark, places, selection, now=at)
@@ -74,7 +74,7 @@ def _backfill(
     Example: headrace pipeline backfill --topics accounts --since 2026-01-31T12:00Z
     """
     settings = command_settings()
-    places, selection = Places.of(address, store=store, settings=settings), selection_of(topics, prefix)
+    places, selection = Endpoints.of(address, store=store, settings=settings), selection_of(topics, prefix)
     times = {"since_ms": _milliseconds("--since", since), "until_ms": _milliseconds("--until", until)}
     with spark_for(places, settings) as spark:
         done = backfill(spark, places, selection, first=first, last=last, **times)
@@ -100,7 +100,7 @@ def _audit(
     Example: headrace pipeline audit --topics accounts --repair
     """
     settings = command_settings()
-    places, selection = Places.of(address, store=store, settings=settings), selection_of(topics, prefix)
+    places, selection = Endpoints.of(address, store=store, settings=settings), selection_of(topics, prefix)
     with spark_for(places, settings) as spark:
         report = audit(spark, places, selection, repair=repair, shown=shown)
         report.close()

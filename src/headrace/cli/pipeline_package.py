@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headrace.cli.asking import AsJson, answer
+from headrace.cli.options import AsJson, answer
 from headrace.pipeline import package
 from headrace.services import Terminal
 

@@ -13,13 +13,11 @@ import typer
 from rich.console import Console
 
 from headrace.cli import quarantines
-from headrace.cli.asking import Address, AsJson, StoreAddress, command_settings, creating_settings
+from headrace.cli.options import Address, AsJson, StoreAddress, command_settings, creating_settings
 from headrace.cli.spark_sessions import spark_for
 from headrace.errors import BadArgument
 from headrace.observe import serve
-from headrace.pipeline import Places, Replication, Selection, Summary, accept_loss
-from headrace.pipeline.replicating.display import display_on
-from headrace.pipeline.spark.opened import run
+from headrace.pipeline import Endpoints, Replication, Selection, Summary, accept_loss, display_on, run
 
 __all__ = ["Prefix", "Topics", "app", "selection_of"]
 
@@ -59,7 +57,7 @@ def replicate(
     Example: headrace pipeline replicate --topics accounts,orders --once
     """
     settings = command_settings() if once else creating_settings()
-    places = Places.of(address, store=store, settings=settings)
+    places = Endpoints.of(address, store=store, settings=settings)
     selection = selection_of(topics, prefix)
     console = Console(stderr=True)
     for loss in accept or ():

@@ -13,14 +13,21 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace, ProjectionHandle, ProjectionStatus
-from headrace.cli.asking import Address, AsJson, StoreAddress, answer, confirm, creating_headrace, with_headrace
-from headrace.cli.tag_loading import load
+from headrace.cli.loader import load
+from headrace.cli.options import Address, AsJson, StoreAddress, answer, confirm, creating_headrace, with_headrace
 from headrace.cli.tags import after_of_text
 from headrace.errors import BadArgument
 from headrace.observe import progress_on
-from headrace.projection import DeadLetter, Projection, ProjectionRunner, rebuild, replay_letters
-from headrace.projection.operating import next_event, skip_event
-from headrace.projection.slots import check_not_ahead
+from headrace.projection import (
+    DeadLetter,
+    Projection,
+    ProjectionRunner,
+    check_not_ahead,
+    next_event,
+    rebuild,
+    replay_letters,
+    skip_event,
+)
 from headrace.runtime import SYSTEM_CLOCK, shutdown_on_signals
 from headrace.tags import TaggedEvent, TagOffset, after_of
 

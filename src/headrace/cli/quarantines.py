@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.app import Headrace
-from headrace.cli.asking import Address, AsJson, StoreAddress, answer, confirm, with_headrace
+from headrace.cli.options import Address, AsJson, StoreAddress, answer, confirm, with_headrace
 from headrace.errors import BadArgument
 from headrace.journal import Held, held_journals, pass_verdict
 from headrace.pipeline import Selection, topics_of

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.app import Headrace
-from headrace.cli.asking import Address, AsJson, answer, with_headrace
+from headrace.cli.options import Address, AsJson, answer, with_headrace
 from headrace.cli.schemas import RegistryAddress, read_schema
 from headrace.errors import BadArgument
 from headrace.log import Log

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.asking import Address, AsJson, answer, command_settings, creating_settings, print_json
+from headrace.cli.options import Address, AsJson, answer, command_settings, creating_settings, print_json
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument, NothingThere, UnknownSubject
 from headrace.log import open_log

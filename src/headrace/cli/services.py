@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.asking import AsJson, answer, print_json
+from headrace.cli.options import AsJson, answer, print_json
 from headrace.errors import BadArgument
 from headrace.services import (
     NAMES,

@@ -10,9 +10,7 @@ from rich.console import Console
 
 from headrace.config import HeadraceSettings
 from headrace.errors import MissingExtra
-from headrace.pipeline import Places, spark_session
-from headrace.pipeline.spark.opened import close_all, log_of, run, store_of
-from headrace.pipeline.spark.session import end_session
+from headrace.pipeline import Endpoints, close_all, end_session, log_of, run, spark_session, store_of
 from headrace.services import Terminal
 
 if TYPE_CHECKING:
@@ -22,7 +20,7 @@ __all__ = ["spark_for"]
 
 
 @contextmanager
-def spark_for(places: Places, settings: HeadraceSettings, *, name: str = "headrace") -> Iterator[SparkSession]:
+def spark_for(places: Endpoints, settings: HeadraceSettings, *, name: str = "headrace") -> Iterator[SparkSession]:
     """Give a session for the time of a command; one that was there before stays.
 
     Log and store are asked before it starts: a wrong address is known in seconds, and a session takes ten.
@@ -42,7 +40,7 @@ def spark_for(places: Places, settings: HeadraceSettings, *, name: str = "headra
             end_session(spark)
 
 
-async def _ask(places: Places) -> None:
+async def _ask(places: Endpoints) -> None:
     """Ask log and store something. Raises what is wrong with them."""
     await (await log_of(places)).admin.topics()
     await (await store_of(places)).settings.all("topic/")

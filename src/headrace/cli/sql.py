@@ -15,13 +15,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.asking import Address, AsJson, StoreAddress, command_settings
+from headrace.cli.options import Address, AsJson, StoreAddress, command_settings
 from headrace.cli.schemas import RegistryAddress
 from headrace.cli.spark_sessions import spark_for
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
-from headrace.pipeline import Places, Selection, query
-from headrace.pipeline.tables.sql_views import told_by_spark
+from headrace.pipeline import Endpoints, Selection, query, told_by_spark
 from headrace.serde import BlockingRegistry
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def sql(
     if out is not None and out.suffix.lstrip(".") not in _FORMATS:
         raise BadArgument("--out", str(out), "the file's name must end with .parquet or .csv")
     settings = command_settings()
-    places = Places.of(address, store=store, settings=settings)
+    places = Endpoints.of(address, store=store, settings=settings)
     selection = Selection(tuple(topics or ()), prefix)
     held: Literal["raise", "skip"] = "skip" if skip_held else "raise"
     # Spark logs, with the JVM's traceback, what our error says in one sentence.
@@ -73,7 +72,7 @@ def sql(
             raise
 
 
-def _registry(address: str | None, places: Places, settings: HeadraceSettings) -> BlockingRegistry:
+def _registry(address: str | None, places: Endpoints, settings: HeadraceSettings) -> BlockingRegistry:
     """Open the registry, and with it the log, if it is in there."""
     where = address or settings.registry.address
     log = places.log if where.startswith("log:") else None

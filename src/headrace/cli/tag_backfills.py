@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.asking import Address, AsJson, StoreAddress, command_settings
-from headrace.cli.tag_loading import load
+from headrace.cli.loader import load
+from headrace.cli.options import Address, AsJson, StoreAddress, command_settings
 from headrace.errors import BadArgument
 from headrace.tags import Chooser
 
@@ -38,10 +38,10 @@ def backfill(
     Example: headrace tags backfill big shop.tags:is_big
     """
     from headrace.cli.spark_sessions import spark_for
-    from headrace.pipeline import Places, backfill_tag
+    from headrace.pipeline import Endpoints, backfill_tag
 
     choose, settings = load_chooser(where), command_settings()
-    places = Places.of(address, store=store, settings=settings)
+    places = Endpoints.of(address, store=store, settings=settings)
     with spark_for(places, settings) as spark:
         done = backfill_tag(spark, places, tag, choose, name=where, again=again)
     if as_json:

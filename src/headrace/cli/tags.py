@@ -11,14 +11,13 @@ from typing import Annotated
 import typer
 
 from headrace.app import Headrace
-from headrace.cli.asking import Address, AsJson, StoreAddress, answer, confirm, with_headrace
-from headrace.cli.lagging import journal_topics, tell_unreplicated
+from headrace.cli.options import Address, AsJson, StoreAddress, answer, confirm, with_headrace
+from headrace.cli.replication_lag import journal_topics, tell_unreplicated
 from headrace.cli.tag_backfills import backfill
 from headrace.errors import BadArgument
 from headrace.observe import progress_on
 from headrace.runtime import SYSTEM_CLOCK
-from headrace.tags import After, TaggedEvent, TagRepair, TagTrim
-from headrace.tags.trimming import ALL_TAGS
+from headrace.tags import ALL_TAGS, After, TaggedEvent, TagRepair, TagTrim
 
 __all__ = ["after_of_text", "app"]
 

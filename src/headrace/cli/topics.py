@@ -12,18 +12,19 @@ from rich.table import Table
 
 from headrace.app import Headrace
 from headrace.cli import records
-from headrace.cli.asking import Address, AsJson, StoreAddress, answer, confirm, creating_headrace, with_headrace
+from headrace.cli.options import Address, AsJson, StoreAddress, answer, confirm, creating_headrace, with_headrace
 from headrace.errors import BadArgument
-from headrace.journal import Topology, grow_topic
-from headrace.journal.retention import (
+from headrace.journal import (
     RETENTION_MS,
     TopicTerms,
+    Topology,
     change_terms,
     check_retention,
+    drop_other_claims,
+    grow_topic,
     journal_config,
     why_records_expire,
 )
-from headrace.journal.store_claims import drop_other_claims
 from headrace.log import Log
 from headrace.model import Cleanup, Topic, TopicConfig, TopicPartition
 

@@ -5,6 +5,7 @@ file and line, or its variable; a secret is never shown, neither in an error nor
 describes its own settings the same way, by deriving from `Settings` and `Section`.
 """
 
+from headrace.config.environment import variable_for
 from headrace.config.headrace_settings import (
     CassandraStoreSettings,
     EmbeddedLogSettings,
@@ -23,11 +24,13 @@ from headrace.config.headrace_settings import (
     StoreSettings,
     TagSettings,
 )
+from headrace.config.layers import DEFAULTS
 from headrace.config.reference import reference
 from headrace.config.secrets import looks_secret, redact
 from headrace.config.settings import EffectiveValue, Section, Settings
 
 __all__ = [
+    "DEFAULTS",
     "CassandraStoreSettings",
     "EffectiveValue",
     "EmbeddedLogSettings",
@@ -50,4 +53,5 @@ __all__ = [
     "looks_secret",
     "redact",
     "reference",
+    "variable_for",
 ]

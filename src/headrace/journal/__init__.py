@@ -5,26 +5,44 @@ log had, or raises; records are kafka-journal's, so that JVM services can share 
 Does not promise: an order between entities, and no bulk movement: that is the pipeline's.
 """
 
-from headrace.journal.growing import grow_topic
+from headrace.journal.growth import grow_topic
 from headrace.journal.head_cache import HeadCache
-from headrace.journal.history import Moment
+from headrace.journal.history import Moment, PartitionStats
 from headrace.journal.journal import Journal
-from headrace.journal.layout import Layout
-from headrace.journal.limits import UNCHECKED, Expected, Unchecked
+from headrace.journal.marks import WatermarkBarrier, write_mark
 from headrace.journal.quarantine import Held, held_journals, pass_verdict
-from headrace.journal.replicating import Replicated, replicate_batch
-from headrace.journal.retention import JOURNAL_TOPIC, TimeLeft, TopicTerms, retention_probe, time_left
+from headrace.journal.read import JournalReader
+from headrace.journal.replicate import Replicated, replicate_batch
+from headrace.journal.retention import (
+    JOURNAL_TOPIC,
+    RETENTION_MS,
+    TimeLeft,
+    TopicTerms,
+    change_terms,
+    check_replay,
+    check_retention,
+    journal_config,
+    read_terms,
+    remove_replicated,
+    retention_probe,
+    time_left,
+    why_records_expire,
+)
 from headrace.journal.snapshots import JournalSnapshots, Snapshot
-from headrace.journal.stats import PartitionStats
-from headrace.journal.topology import Topology
+from headrace.journal.store_claims import claim_topic, drop_other_claims
+from headrace.journal.topology import Topology, layout_key
+from headrace.journal.window import View, Windows, fold
+from headrace.protocol import UNCHECKED, Expected, Layout, Unchecked
 
 __all__ = [
     "JOURNAL_TOPIC",
+    "RETENTION_MS",
     "UNCHECKED",
     "Expected",
     "HeadCache",
     "Held",
     "Journal",
+    "JournalReader",
     "JournalSnapshots",
     "Layout",
     "Moment",
@@ -35,10 +53,25 @@ __all__ = [
     "TopicTerms",
     "Topology",
     "Unchecked",
+    "View",
+    "WatermarkBarrier",
+    "Windows",
+    "change_terms",
+    "check_replay",
+    "check_retention",
+    "claim_topic",
+    "drop_other_claims",
+    "fold",
     "grow_topic",
     "held_journals",
+    "journal_config",
+    "layout_key",
     "pass_verdict",
+    "read_terms",
+    "remove_replicated",
     "replicate_batch",
     "retention_probe",
     "time_left",
+    "why_records_expire",
+    "write_mark",
 ]

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from headrace.errors import AppendIdReused, BadArgument
-from headrace.journal.journal_state import Known
-from headrace.journal.limits import check_text
+from headrace.journal.window import KnownJournalState
 from headrace.model import Position, TopicPartition
+from headrace.protocol import check_text
 from headrace.store import JournalMeta, Place, ReplicatedOffset
 
 __all__ = ["AppendAttempt", "RememberedAppends", "Tries"]
@@ -36,7 +36,9 @@ class AppendAttempt(msgspec.Struct, frozen=True, kw_only=True):
     stored: JournalMeta | None
 
     @classmethod
-    def of(cls, topic: str, id_: str, since: Place, known: Known, *, append_id: str | None = None) -> AppendAttempt:
+    def of(
+        cls, topic: str, id_: str, since: Place, known: KnownJournalState, *, append_id: str | None = None
+    ) -> AppendAttempt:
         """Return an attempt that begins now."""
         return cls(
             topic=topic,
@@ -67,9 +69,9 @@ class AppendAttempt(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self).decode()
 
     @property
-    def known(self) -> Known:
+    def known(self) -> KnownJournalState:
         """What the store had before the first try."""
-        return Known(dict(self.replicated), self.stored)
+        return KnownJournalState(dict(self.replicated), self.stored)
 
 
 @dataclass(slots=True)

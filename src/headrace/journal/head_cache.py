@@ -7,13 +7,11 @@ import contextlib
 from dataclasses import dataclass, field
 
 from headrace.errors import Closed, HeadraceError, OffsetOutOfRange, TimedOut
-from headrace.journal.folding import Entry
-from headrace.journal.head import Head, HeadAnswer, HeadKind
-from headrace.journal.headers import decode_action
 from headrace.journal.metrics import HEAD_ANSWERS, HEAD_ENTRIES_DROPPED
 from headrace.log import Log
 from headrace.model import Batch, Record, TopicPartition
 from headrace.observe import get_logger
+from headrace.protocol import Entry, Head, HeadAnswer, HeadKind, decode_action
 from headrace.runtime import Backoff
 from headrace.store import ReplicatedOffset, StoreReader
 

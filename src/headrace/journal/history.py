@@ -1,18 +1,30 @@
-"""A journal's timeline: every action that concerned it, what each did, and why some did nothing."""
+"""A journal's timeline, and how far replication of a topic has come."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from headrace.journal.actions import Append, Delete, Mark, Poison, Purge, Verdict
-from headrace.journal.entries import Stretch, entries_of, stretches_of
-from headrace.journal.folding import Entry, step
 from headrace.journal.topology import Topology
 from headrace.log import Log
+from headrace.model import TopicPartition
+from headrace.protocol import (
+    Append,
+    Delete,
+    Entry,
+    Mark,
+    Poison,
+    Purge,
+    Stretch,
+    Verdict,
+    entries_of,
+    step,
+    stretches_of,
+)
 from headrace.store import JournalMeta, StoreReader
 
-__all__ = ["Moment", "describe", "history"]
+__all__ = ["Moment", "PartitionStats", "describe", "history", "partition_stats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +107,29 @@ async def _before(store: StoreReader, topic: str, id_: str, stretch: Stretch) ->
         record_id=stored.record_id,
         updated_ms=stored.updated_ms if is_older else None,
     )
+
+
+class PartitionStats(NamedTuple):
+    """One partition: the offsets that the log holds, and the last one that the store has (None: none yet)."""
+
+    partition: int
+    start: int
+    end: int
+    replicated: int | None
+
+    @property
+    def lag(self) -> int:
+        """How many offsets the store is behind."""
+        return self.end - 1 - (self.replicated if self.replicated is not None else self.start - 1)
+
+
+async def partition_stats(log: Log, store: StoreReader, topology: Topology) -> list[PartitionStats]:
+    """Ask the log and the store about every partition."""
+    stats = []
+    layout = await topology.layout()
+    for partition in range(layout.partitions):
+        at = TopicPartition(topology.topic, partition)
+        bounds, replicated = await log.bounds(at), layout.of_topic(await store.replicated(at))
+        offset = replicated.offset if replicated is not None else None
+        stats.append(PartitionStats(partition, bounds.start, bounds.end, offset))
+    return stats

@@ -9,16 +9,25 @@ from time import perf_counter
 import msgspec
 
 from headrace.errors import BadArgument, ReadOnlyHandle, TopicShared, UnknownTopic, VoidAppend, WrongSeqNr
-from headrace.journal.actions import Delete, Mark, Purge
-from headrace.journal.appends import AppendOptions, new_append
+from headrace.journal.append import AppendOptions, JournalWriter, new_append
 from headrace.journal.attempts import AppendAttempt
-from headrace.journal.barriers import Barrier, MarkBarrier, WatermarkBarrier, write_mark
-from headrace.journal.folding import exists, pointer_of
 from headrace.journal.head_cache import HeadCache
-from headrace.journal.history import Moment, history
-from headrace.journal.limits import (
+from headrace.journal.history import Moment, PartitionStats, history, partition_stats
+from headrace.journal.marks import Barrier, MarkBarrier, WatermarkBarrier, write_mark
+from headrace.journal.metrics import SLOW_S, Operations
+from headrace.journal.read import JournalReader
+from headrace.journal.snapshots import JournalSnapshots
+from headrace.journal.topology import LEASE_S, Topology
+from headrace.journal.window import Windows
+from headrace.log import Log
+from headrace.model import MAX_SEQ_NR, Event, Payload, Position, StoredEvent, check_topic_name
+from headrace.observe import span
+from headrace.protocol import (
     UNCHECKED,
+    Delete,
     Expected,
+    Mark,
+    Purge,
     check_count,
     check_events,
     check_expected,
@@ -27,17 +36,9 @@ from headrace.journal.limits import (
     check_payloads,
     check_seq_nr,
     check_text,
+    exists,
+    pointer_of,
 )
-from headrace.journal.operations import SLOW_S, Operations
-from headrace.journal.reading import JournalReader
-from headrace.journal.snapshots import JournalSnapshots
-from headrace.journal.stats import PartitionStats, partition_stats
-from headrace.journal.topology import LEASE_S, Topology
-from headrace.journal.windows import Windows
-from headrace.journal.writing import JournalWriter
-from headrace.log import Log
-from headrace.model import MAX_SEQ_NR, Event, Payload, Position, StoredEvent, check_topic_name
-from headrace.observe import span
 from headrace.store import Store
 
 __all__ = ["Journal"]

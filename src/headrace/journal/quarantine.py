@@ -14,13 +14,10 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace.errors import BadArgument
-from headrace.journal.actions import Poison, Verdict
-from headrace.journal.folding import Entry, record_id_of
-from headrace.journal.headers import encode_action
-from headrace.journal.partition_batch import entry_of
 from headrace.journal.topology import Topology
 from headrace.log import Log
 from headrace.model import Headers, NewRecord, Position, Record
+from headrace.protocol import Entry, Poison, Verdict, encode_action, entry_of, record_id_of
 from headrace.store import DEFAULT_SEGMENT_SIZE, EventRow, JournalMeta, Place, RowDeletion, Store, why_id_is_refused
 
 __all__ = [

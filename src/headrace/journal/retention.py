@@ -13,14 +13,14 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.errors import JournalTopicExpires, RecordsExpireSoon, ReplayTooOld, RetentionTooLong
-from headrace.journal.boundary_marks import state_layout
-from headrace.journal.layout import Layout, layout_key
+from headrace.journal.marks import state_layout
 from headrace.journal.store_claims import check_sole_store
 from headrace.log import Log
 from headrace.model import Bounds, Cleanup, Topic, TopicConfig, TopicPartition
 from headrace.observe import Probe
+from headrace.protocol import Layout, layout_key
 from headrace.runtime import crash_point
-from headrace.store import ReplicatedOffset, Settings, Store, StoreReader
+from headrace.store import ReplicatedOffset, SharedSettings, Store, StoreReader
 
 __all__ = [
     "JOURNAL_TOPIC",
@@ -64,13 +64,13 @@ def terms_key(topic: str) -> str:
     return f"terms/{topic}"
 
 
-async def read_terms(settings: Settings, topic: str) -> TopicTerms:
+async def read_terms(settings: SharedSettings, topic: str) -> TopicTerms:
     """Return a topic's terms; the default ones before anything was agreed."""
     stored = await settings.get(terms_key(topic))
     return TopicTerms() if stored is None else _decode(stored)
 
 
-async def change_terms(settings: Settings, topic: str, change: Callable[[TopicTerms], TopicTerms]) -> TopicTerms:
+async def change_terms(settings: SharedSettings, topic: str, change: Callable[[TopicTerms], TopicTerms]) -> TopicTerms:
     """Change a topic's terms, whatever others do at the same time."""
     while True:
         stored = await settings.get(terms_key(topic))
@@ -104,7 +104,7 @@ def why_records_expire(config: TopicConfig) -> str | None:
     return None
 
 
-async def check_topic(settings: Settings, topic: Topic) -> str | None:
+async def check_topic(settings: SharedSettings, topic: Topic) -> str | None:
     """Raise JournalTopicExpires for a topic that would lose records. Returns why a shared one may lose them."""
     reason = why_records_expire(topic.config)
     if reason is not None and not (await read_terms(settings, topic.name)).is_shared:
@@ -178,7 +178,7 @@ class _Statement(msgspec.Struct, frozen=True):
     offset: int
 
 
-async def _keep_stated(log: Log, settings: Settings, layout: Layout, *, before: int) -> None:
+async def _keep_stated(log: Log, settings: SharedSettings, layout: Layout, *, before: int) -> None:
     """Make sure that the log tells the layout behind what is about to be removed from the first partition."""
     key = f"stated/{layout.topic}"
     stored = await settings.get(key)
@@ -259,7 +259,7 @@ def retention_probe(log: Log, store: Store, topic: str, *, least_s: float, now_m
     return probe
 
 
-async def _layout_of(settings: Settings, topic: Topic) -> Layout | None:
+async def _layout_of(settings: SharedSettings, topic: Topic) -> Layout | None:
     """Return the layout that the store has of the topic; None if it has none, or one of an earlier topic."""
     stored = await settings.get(layout_key(topic.name))
     layout = None if stored is None else msgspec.json.decode(stored, type=Layout)

@@ -7,12 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import NoStateYet, UnknownTopic
-from headrace.journal.folding import exists, pointer_of
-from headrace.journal.journal_state import View
-from headrace.journal.limits import MAX_VALUE_BYTES, check_id, check_seq_nr, check_size, check_timestamp
-from headrace.journal.payloads import decode_payload, encode_events
-from headrace.journal.reading import JournalReader
+from headrace.journal.read import JournalReader
+from headrace.journal.window import View
 from headrace.model import Event, Payload
+from headrace.protocol import (
+    MAX_VALUE_BYTES,
+    check_id,
+    check_seq_nr,
+    check_size,
+    check_timestamp,
+    decode_payload,
+    encode_events,
+    exists,
+    pointer_of,
+)
 from headrace.runtime import SYSTEM_CLOCK
 from headrace.store import JournalMeta, Place, SnapshotRow, Snapshots
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from headrace.errors import SeveralStores, UnknownTopic
-from headrace.journal.layout import Layout
 from headrace.log import Log, ensure_topic
 from headrace.model import Cleanup, NewRecord, Record, TopicConfig, TopicPartition
-from headrace.store import Settings
+from headrace.protocol import Layout
+from headrace.store import SharedSettings
 
 __all__ = ["CLAIMS_TOPIC", "check_sole_store", "claim_topic", "drop_other_claims"]
 
@@ -27,7 +27,7 @@ _CONFIG = TopicConfig(cleanup=Cleanup.COMPACT, retention_ms=None)
 _STORE_ID = "store/id"
 
 
-class Claim(msgspec.Struct, frozen=True, array_like=True):
+class StoreClaim(msgspec.Struct, frozen=True, array_like=True):
     """A store replicates a topic; `topic_id` tells it from others that had the same name."""
 
     topic: str
@@ -36,21 +36,21 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Claim).decode
+_decode = msgspec.json.Decoder(StoreClaim).decode
 
 
-async def claim_topic(log: Log, settings: Settings, layout: Layout) -> None:
+async def claim_topic(log: Log, settings: SharedSettings, layout: Layout) -> None:
     """Make sure that all who remove records of the topic know of this store. To be done before replication begins.
 
     Whoever dropped the claim of a store that is alive after all gets it back with the store's next start.
     """
-    claim = Claim(layout.topic, await _store_id(settings), layout.topic_id)
+    claim = StoreClaim(layout.topic, await _store_id(settings), layout.topic_id)
     if claim not in await _read_claims(log):
         await ensure_topic(log.admin, CLAIMS_TOPIC, partitions=1, config=_CONFIG)
         await log.append([NewRecord(CLAIMS_TOPIC, _key(claim), _encode(claim), partition=0)])
 
 
-async def check_sole_store(log: Log, settings: Settings, layout: Layout) -> None:
+async def check_sole_store(log: Log, settings: SharedSettings, layout: Layout) -> None:
     """Raise SeveralStores if another store replicates the topic: it may lack what this one has."""
     store_id = await _store_id(settings)
     others = others_of(await _read_claims(log), layout, store_id)
@@ -58,7 +58,7 @@ async def check_sole_store(log: Log, settings: Settings, layout: Layout) -> None
         raise SeveralStores(layout.topic, store_id, tuple(sorted(claim.store_id for claim in others)))
 
 
-async def drop_other_claims(log: Log, settings: Settings, layout: Layout) -> int:
+async def drop_other_claims(log: Log, settings: SharedSettings, layout: Layout) -> int:
     """Forget the other stores of a topic, because they are gone for good; returns how many there were."""
     others = others_of(await _read_claims(log), layout, await _store_id(settings))
     if others:
@@ -66,13 +66,13 @@ async def drop_other_claims(log: Log, settings: Settings, layout: Layout) -> int
     return len(others)
 
 
-def others_of(claims: Iterable[Claim], layout: Layout, store_id: str) -> list[Claim]:
+def others_of(claims: Iterable[StoreClaim], layout: Layout, store_id: str) -> list[StoreClaim]:
     """Return the claims of other stores on the topic as it is now."""
     topic = (layout.topic, layout.topic_id)
     return [claim for claim in claims if (claim.topic, claim.topic_id) == topic and claim.store_id != store_id]
 
 
-def claims_in(records: Iterable[Record], known: Mapping[bytes, Claim]) -> dict[bytes, Claim]:
+def claims_in(records: Iterable[Record], known: Mapping[bytes, StoreClaim]) -> dict[bytes, StoreClaim]:
     """Return what is claimed after some records: the last one of a key counts, and one without a value drops it."""
     claims = dict(known)
     for record in records:
@@ -84,8 +84,8 @@ def claims_in(records: Iterable[Record], known: Mapping[bytes, Claim]) -> dict[b
     return claims
 
 
-async def _read_claims(log: Log) -> list[Claim]:
-    claims: dict[bytes, Claim] = {}
+async def _read_claims(log: Log) -> list[StoreClaim]:
+    claims: dict[bytes, StoreClaim] = {}
     with contextlib.suppress(UnknownTopic):  # nobody has claimed anything yet
         bounds = await log.bounds(_AT)
         # Up to the high watermark: a claim that was acknowledged lies below it, whatever transactions are open.
@@ -94,12 +94,12 @@ async def _read_claims(log: Log) -> list[Claim]:
     return list(claims.values())
 
 
-async def _store_id(settings: Settings) -> str:
+async def _store_id(settings: SharedSettings) -> str:
     """Return the id of a store, which it gets once and keeps for good."""
     while (known := await settings.get(_STORE_ID)) is None:
         await settings.put(_STORE_ID, uuid.uuid4().hex, expected=None)
     return known
 
 
-def _key(claim: Claim) -> bytes:
+def _key(claim: StoreClaim) -> bytes:
     return _encode((claim.topic, claim.store_id))

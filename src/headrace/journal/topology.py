@@ -15,13 +15,13 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.errors import TimedOut, TopicExists, Unavailable, UnknownTopic
-from headrace.journal.boundary_marks import layout_from_log
-from headrace.journal.layout import Layout, layout_key
+from headrace.journal.marks import layout_from_log
 from headrace.journal.retention import JOURNAL_TOPIC, check_topic, read_terms
 from headrace.log import Log
 from headrace.model import Topic, TopicPartition
 from headrace.observe import get_logger
-from headrace.store import Settings
+from headrace.protocol import Layout, layout_key
+from headrace.store import SharedSettings
 
 __all__ = ["JOURNAL_TOPIC", "LEASE_S", "Route", "Routed", "Topology", "layout_key", "longest_lease_s"]
 
@@ -56,7 +56,7 @@ def lease_key(topic: str) -> str:
     return f"lease/{topic}"
 
 
-async def longest_lease_s(settings: Settings, topic: str) -> float:
+async def longest_lease_s(settings: SharedSettings, topic: str) -> float:
     """Return how long some writer may still trust the layout that it read before."""
     return float(await settings.get(lease_key(topic)) or 0.0)
 
@@ -71,7 +71,7 @@ class Topology:
     def __init__(
         self,
         log: Log,
-        settings: Settings,
+        settings: SharedSettings,
         topic: str,
         *,
         partitions: int | None = None,

@@ -5,7 +5,7 @@ an append that returned is durable; readers see committed records only, in order
 fence their predecessors. Backends are found by the scheme of their address, those of other packages included.
 """
 
-from headrace.log.opening import open_log
+from headrace.log.backends import open_log
 from headrace.log.ports import Admin, Groups, Listener, Log, Member, Retention, StartAt, TransactionalProducer
 from headrace.log.topics import ensure_topic
 from headrace.log.transactions import transaction

@@ -5,11 +5,24 @@ Promises: values only. Nothing here does I/O, keeps state, or imports a driver.
 
 from headrace.model.events import MAX_SEQ_NR, Event, Payload, StoredEvent
 from headrace.model.partitioner import murmur2, partition_of
-from headrace.model.records import Batch, Bounds, Headers, NewRecord, Position, Record, TopicPartition, size_of
+from headrace.model.records import (
+    HEADER_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    Batch,
+    Bounds,
+    Headers,
+    NewRecord,
+    Position,
+    Record,
+    TopicPartition,
+    size_of,
+)
 from headrace.model.topics import Cleanup, Topic, TopicConfig, check_topic_name
 
 __all__ = [
+    "HEADER_OVERHEAD_BYTES",
     "MAX_SEQ_NR",
+    "RECORD_OVERHEAD_BYTES",
     "Batch",
     "Bounds",
     "Cleanup",

@@ -8,7 +8,15 @@ secrets are hidden in everything that is written.
 from headrace.observe.health import Health, HealthState, Probe
 from headrace.observe.logs import LogFormat, Logger, configure, get_logger
 from headrace.observe.metrics import LATENCY_BUCKETS_S, counter, gauge, histogram, render, serve, timed
-from headrace.observe.progress import SILENT, BarProgress, LineProgress, Progress, SilentProgress, Step, progress_on
+from headrace.observe.progress import (
+    SILENT,
+    BarProgress,
+    LineProgress,
+    Progress,
+    ProgressStep,
+    SilentProgress,
+    progress_on,
+)
 from headrace.observe.traces import extract, inject, span
 
 __all__ = [
@@ -22,8 +30,8 @@ __all__ = [
     "Logger",
     "Probe",
     "Progress",
+    "ProgressStep",
     "SilentProgress",
-    "Step",
     "configure",
     "counter",
     "extract",

@@ -15,7 +15,7 @@ from typing import Any, Literal, TextIO, cast
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from headrace.config.secrets import redact
+from headrace.config import redact
 from headrace.errors import BadArgument
 
 __all__ = ["LogFormat", "Logger", "configure", "get_logger"]

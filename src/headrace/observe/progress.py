@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichBars
 
-__all__ = ["SILENT", "BarProgress", "LineProgress", "Progress", "SilentProgress", "Step", "progress_on"]
+__all__ = ["SILENT", "BarProgress", "LineProgress", "Progress", "ProgressStep", "SilentProgress", "progress_on"]
 
 
-class Step(Protocol):
+class ProgressStep(Protocol):
     """One piece of work that is being shown."""
 
     def advance(self, amount: float = 1) -> None:
@@ -31,7 +31,7 @@ class Step(Protocol):
 class Progress(Protocol):
     """Where progress is shown. Several steps may be open at once."""
 
-    def step(self, what: str, *, total: float | None = None, unit: str = "") -> AbstractContextManager[Step]:
+    def step(self, what: str, *, total: float | None = None, unit: str = "") -> AbstractContextManager[ProgressStep]:
         """Show a piece of work while the block runs. The unit "bytes" is shown as MB."""
         ...
 
@@ -40,7 +40,7 @@ class SilentProgress:
     """Shows nothing: the default everywhere outside the command line."""
 
     @contextmanager
-    def step(self, what: str, *, total: float | None = None, unit: str = "") -> Iterator[Step]:
+    def step(self, what: str, *, total: float | None = None, unit: str = "") -> Iterator[ProgressStep]:
         """Take the numbers and show nothing."""
         yield _SilentStep()
 
@@ -62,7 +62,7 @@ class BarProgress:
         self._lock = threading.Lock()
 
     @contextmanager
-    def step(self, what: str, *, total: float | None = None, unit: str = "") -> Iterator[Step]:
+    def step(self, what: str, *, total: float | None = None, unit: str = "") -> Iterator[ProgressStep]:
         """Show a bar."""
         self._count(+1)
         task = self._bars.add_task(what, total=total, amount="")
@@ -89,7 +89,7 @@ class LineProgress:
         self._every_s = every_s
 
     @contextmanager
-    def step(self, what: str, *, total: float | None = None, unit: str = "") -> Iterator[Step]:
+    def step(self, what: str, *, total: float | None = None, unit: str = "") -> Iterator[ProgressStep]:
         """Print a line at the start, every `every_s` while the work advances, and at the end."""
         step = _LineStep(self._stream, what, total, unit, self._every_s)
         self._stream.write(f"{what} ...\n")

@@ -10,10 +10,9 @@ Needs the extra `outbox`, and the database's own (`postgres`, `mysql`).
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from headrace.errors import MissingExtra
+from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from headrace.outbox.avro import AvroDecoder as AvroDecoder
@@ -22,118 +21,55 @@ if TYPE_CHECKING:
     from headrace.outbox.dead import dead_messages as dead_messages
     from headrace.outbox.dead import purge as purge
     from headrace.outbox.dead import replay as replay
-    from headrace.outbox.headers import EVENT_ID as EVENT_ID
-    from headrace.outbox.headers import event_id_of as event_id_of
+    from headrace.outbox.engines import engine_for as engine_for
+    from headrace.outbox.inbox import Handling as Handling
     from headrace.outbox.inbox import Inbox as Inbox
-    from headrace.outbox.inbox_failures import Handling as Handling
-    from headrace.outbox.inbox_failures import PoisonEvent as PoisonEvent
+    from headrace.outbox.inbox import PoisonEvent as PoisonEvent
+    from headrace.outbox.messages import EVENT_ID as EVENT_ID
     from headrace.outbox.messages import Message as Message
-    from headrace.outbox.migrating import migrate as migrate
-    from headrace.outbox.migrating import schema_version as schema_version
+    from headrace.outbox.messages import event_id_of as event_id_of
     from headrace.outbox.model_changes import ModelChange as ModelChange
     from headrace.outbox.model_changes import publish_changes as publish_changes
     from headrace.outbox.outbox import Outbox as Outbox
-    from headrace.outbox.ports import Decoder as Decoder
+    from headrace.outbox.payloads import BytesSerializer as BytesSerializer
+    from headrace.outbox.payloads import JsonDecoder as JsonDecoder
+    from headrace.outbox.payloads import JsonSerializer as JsonSerializer
+    from headrace.outbox.ports import MessageDecoder as MessageDecoder
     from headrace.outbox.ports import Serializer as Serializer
     from headrace.outbox.producers import AsyncProducer as AsyncProducer
     from headrace.outbox.producers import Producer as Producer
     from headrace.outbox.relay import Relay as Relay
-    from headrace.outbox.running import BackgroundRelay as BackgroundRelay
-    from headrace.outbox.running import opened_relay as opened_relay
+    from headrace.outbox.run import BackgroundRelay as BackgroundRelay
+    from headrace.outbox.run import opened_relay as opened_relay
+    from headrace.outbox.schema import migrate as migrate
+    from headrace.outbox.schema import schema_version as schema_version
     from headrace.outbox.sent import SentMessage as SentMessage
     from headrace.outbox.sent import forget_sent as forget_sent
     from headrace.outbox.sent import sent_messages as sent_messages
-    from headrace.outbox.serializers import BytesSerializer as BytesSerializer
-    from headrace.outbox.serializers import JsonDecoder as JsonDecoder
-    from headrace.outbox.serializers import JsonSerializer as JsonSerializer
     from headrace.outbox.settings import OutboxSettings as OutboxSettings
+    from headrace.outbox.stats import PlaceStatus as PlaceStatus
     from headrace.outbox.stats import pending as pending
     from headrace.outbox.stats import status as status
 
-_HOMES = {
-    "AsyncProducer": "producers",
-    "AvroDecoder": "avro",
-    "AvroSerializer": "avro",
-    "BackgroundRelay": "running",
-    "BytesSerializer": "serializers",
-    "DeadMessage": "dead",
-    "Decoder": "ports",
-    "EVENT_ID": "headers",
-    "Handling": "inbox_failures",
-    "Inbox": "inbox",
-    "JsonDecoder": "serializers",
-    "JsonSerializer": "serializers",
-    "Message": "messages",
-    "ModelChange": "model_changes",
-    "Outbox": "outbox",
-    "OutboxSettings": "settings",
-    "PoisonEvent": "inbox_failures",
-    "Producer": "producers",
-    "Relay": "relay",
-    "SentMessage": "sent",
-    "Serializer": "ports",
-    "dead_messages": "dead",
-    "event_id_of": "headers",
-    "forget_sent": "sent",
-    "migrate": "migrating",
-    "opened_relay": "running",
-    "pending": "stats",
-    "publish_changes": "model_changes",
-    "purge": "dead",
-    "replay": "dead",
-    "schema_version": "migrating",
-    "sent_messages": "sent",
-    "status": "stats",
-}
-
-__all__ = [
-    "EVENT_ID",
-    "AsyncProducer",
-    "AvroDecoder",
-    "AvroSerializer",
-    "BackgroundRelay",
-    "BytesSerializer",
-    "DeadMessage",
-    "Decoder",
-    "Handling",
-    "Inbox",
-    "JsonDecoder",
-    "JsonSerializer",
-    "Message",
-    "ModelChange",
-    "Outbox",
-    "OutboxSettings",
-    "PoisonEvent",
-    "Producer",
-    "Relay",
-    "SentMessage",
-    "Serializer",
-    "dead_messages",
-    "event_id_of",
-    "forget_sent",
-    "migrate",
-    "opened_relay",
-    "pending",
-    "publish_changes",
-    "purge",
-    "replay",
-    "schema_version",
-    "sent_messages",
-    "status",
-]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'headrace.outbox' has no attribute {name!r}")
-    try:
-        module = import_module(f"headrace.outbox.{_HOMES[name]}")
-    except ModuleNotFoundError as missing:
-        if missing.name != "sqlalchemy":
-            raise
-        raise MissingExtra("sqlalchemy", "outbox") from missing
-    return getattr(module, name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "headrace.outbox.avro": "AvroDecoder AvroSerializer",
+        "headrace.outbox.dead": "DeadMessage dead_messages purge replay",
+        "headrace.outbox.engines": "engine_for",
+        "headrace.outbox.inbox": "Handling Inbox PoisonEvent",
+        "headrace.outbox.messages": "EVENT_ID Message event_id_of",
+        "headrace.outbox.model_changes": "ModelChange publish_changes",
+        "headrace.outbox.outbox": "Outbox",
+        "headrace.outbox.payloads": "BytesSerializer JsonDecoder JsonSerializer",
+        "headrace.outbox.ports": "MessageDecoder Serializer",
+        "headrace.outbox.producers": "AsyncProducer Producer",
+        "headrace.outbox.relay": "Relay",
+        "headrace.outbox.run": "BackgroundRelay opened_relay",
+        "headrace.outbox.schema": "migrate schema_version",
+        "headrace.outbox.sent": "SentMessage forget_sent sent_messages",
+        "headrace.outbox.settings": "OutboxSettings",
+        "headrace.outbox.stats": "PlaceStatus pending status",
+    },
+    extras={"sqlalchemy": "outbox"},
+)

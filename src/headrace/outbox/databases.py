@@ -15,10 +15,9 @@ from sqlalchemy import CursorResult, Engine, text
 from sqlalchemy.engine import Connection
 
 from headrace.observe import get_logger
+from headrace.outbox.connections import READS, HangUps
 from headrace.outbox.dialects import Speech, speech_of
 from headrace.outbox.engines import DatabaseAddress, engine_for
-from headrace.outbox.hanging_up import HangUps
-from headrace.outbox.sessions import READS
 from headrace.outbox.table_names import DEFAULT_PREFIX, prefix_of, renamed
 
 __all__ = ["Database", "execute"]

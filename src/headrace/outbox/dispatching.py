@@ -6,9 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 
-from headrace.outbox.lease_times import LeaseTimes
-from headrace.outbox.messages import Place
-from headrace.outbox.places import Places, free_places, soonest_s
+from headrace.outbox.leases import LeaseTimes
+from headrace.outbox.messages import Lane
+from headrace.outbox.places import Lanes, free_places, soonest_s
 
 __all__ = ["Dispatcher"]
 
@@ -23,15 +23,13 @@ class Dispatcher:
     table is looked at once per `poll_interval_s`, however many workers there are.
     """
 
-    def __init__(
-        self, places: Places, *, poll_interval_s: float, times: LeaseTimes, owners: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, places: Lanes, *, poll_interval_s: float, times: LeaseTimes, owners: Iterable[str] = ()) -> None:
         self._places = places
         self._owners = frozenset(owners)
         self._poll_interval_s = poll_interval_s
         self._times = times
-        self._queue: deque[Place] = deque()
-        self._in_hand: set[Place] = set()
+        self._queue: deque[Lane] = deque()
+        self._in_hand: set[Lane] = set()
         self._something_new = asyncio.Event()
         self._work = asyncio.Condition()
         self._is_closed = False
@@ -51,13 +49,13 @@ class Dispatcher:
             if await self._wait(soonest_s(waiting, delay_s)):
                 delay_s = _FIRST_LOOK_S
 
-    async def next(self) -> Place | None:
+    async def next(self) -> Lane | None:
         """Return the next place to work on; None when it is time to stop."""
         async with self._work:
             await self._work.wait_for(lambda: self._queue or self._is_closed)
             return None if self._is_closed else self._queue.popleft()
 
-    async def done(self, place: Place, *, more: bool) -> None:
+    async def done(self, place: Lane, *, more: bool) -> None:
         """Say that a turn is over; with more to do the place queues up again."""
         async with self._work:
             if more and not self._is_closed:
@@ -73,7 +71,7 @@ class Dispatcher:
             self._is_closed = True
             self._work.notify_all()
 
-    async def _hand_out(self, places: list[Place]) -> bool:
+    async def _hand_out(self, places: list[Lane]) -> bool:
         new = [place for place in places if place not in self._in_hand]
         async with self._work:
             self._in_hand.update(new)

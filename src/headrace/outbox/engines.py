@@ -12,9 +12,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from headrace.errors import BadArgument, FileUnusable, MissingExtra, OperationFailed, Unreachable
+from headrace.outbox.connections import blocking_url, prepare, session_options
 from headrace.outbox.dialects import speech_of
-from headrace.outbox.driver_urls import blocking_url
-from headrace.outbox.sessions import prepare, session_options
 from headrace.outbox.table_names import DEFAULT_PREFIX, PREFIX_OPTION, checked_prefix
 
 __all__ = ["DatabaseAddress", "engine_for", "named_errors", "url_of"]

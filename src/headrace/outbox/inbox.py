@@ -1,26 +1,236 @@
-"""The consumer's side: each event once, in the consumer's own transaction."""
+"""The consumer's side: each event once, in the consumer's own transaction; failures counted, poison set aside."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sqlalchemy import Engine, text
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 from headrace.errors import BadArgument
 from headrace.model import Record
-from headrace.outbox.database_faults import is_transient
 from headrace.outbox.databases import execute
 from headrace.outbox.dialects import speech_of
-from headrace.outbox.headers import event_id_of
-from headrace.outbox.inbox_failures import FailureKind, Failures, Handling, Limits, PoisonEvent
+from headrace.outbox.messages import dump_headers, event_id_of, load_headers
+from headrace.outbox.stories import storable
 from headrace.outbox.table_names import DEFAULT_PREFIX, checked_prefix, renamed
 
-__all__ = ["Inbox"]
+__all__ = [
+    "FailureCounts",
+    "FailureKind",
+    "Failures",
+    "Handling",
+    "Inbox",
+    "Limits",
+    "Outcome",
+    "PoisonEvent",
+    "is_transient",
+]
+
+# Lost connections, rolled back for others' sake, out of memory, disk or connections, ended by an operator or a
+# time-out, I/O errors.
+_SQLSTATE_CLASSES = ("08", "40", "53", "57", "58")
+# Locks and objects in use, a replica that takes no writes, transactions that were ended for their age.
+_SQLSTATES = {"55P03", "55006", "25006", "25P03", "25P04"}
+_SQLSTATES_OF_STATEMENTS = {"40002"}  # a constraint that was checked at the commit
+
+_MYSQL_NUMBERS = {
+    *(1205, 1213, 1206, 1614, 1020, 3572),  # lock time-out, deadlock, too many locks, a row that was changed meanwhile
+    *(1927, 1053, 1077, 1078, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 4031),  # killed, shutting down, cut off
+    *(2002, 2003, 2006, 2012, 2013, 2014, 2045, 2055),  # the client's own: no connection, or none any more
+    *(1317, 1028, 1969, 3024),  # the statement was ended, by somebody or by its time
+    *(1040, 1203, 1226, 1037, 1038, 1041, 1135, 1637),  # too many connections, or out of memory
+    *(1021, 1030, 1114, 1026, 3),  # no room on the disk, or an error of it
+    *(1290, 1792, 1836, 1047, 1180),  # read-only for now, a cluster that is not ready, a commit that failed
+}
+_SQLITE_CODES = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+}
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return True if the database is at fault: the same statements may well succeed when they are tried again.
+
+    An error that was raised from such a one counts too, as does one of a driver that was used past SQLAlchemy.
+    """
+    return any(_is_transient(each) for each in _origins(error))
+
+
+def _origins(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error and what it was made from."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        origins = (getattr(each, "orig", None), each.__cause__)
+        waiting.extend(origin for origin in origins if isinstance(origin, BaseException))
+
+
+def _is_transient(error: BaseException) -> bool:
+    if isinstance(error, PoolTimeout):
+        return True
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or _is_wordless(error)
+    if isinstance(error, SQLAlchemyError):
+        return False
+    code = _code(error)
+    if isinstance(code, str):
+        return (code.startswith(_SQLSTATE_CLASSES) or code in _SQLSTATES) and code not in _SQLSTATES_OF_STATEMENTS
+    return code is not None and code in (_SQLITE_CODES if isinstance(error, sqlite3.Error) else _MYSQL_NUMBERS)
+
+
+def _is_wordless(error: DBAPIError) -> bool:
+    """Return True for an error of the connection, for which no server gave a code.
+
+    Not for an InterfaceError, which drivers also raise for a parameter of the wrong type; where it is about a lost
+    connection SQLAlchemy knows.
+    """
+    return isinstance(error, OperationalError) and error.orig is not None and _code(error.orig) is None
+
+
+def _code(error: BaseException) -> str | int | None:
+    """Return the SQLSTATE, or the number that SQLite (without its details) or MySQL gave; None if there is none."""
+    if isinstance(error, sqlite3.Error):
+        number = getattr(error, "sqlite_errorcode", None)
+        return None if number is None else number & 0xFF
+    sqlstate = getattr(error, "sqlstate", None)
+    if isinstance(sqlstate, str) and sqlstate:
+        return sqlstate
+    first = error.args[0] if error.args else None
+    is_of_driver = type(error).__module__.partition(".")[0] in _MYSQL_DRIVERS
+    return first if is_of_driver and isinstance(first, int) and first > 0 else None
+
+
+_MYSQL_DRIVERS = ("pymysql", "aiomysql", "asyncmy", "MySQLdb", "mariadb")
+
+Outcome: TypeAlias = Literal["handled", "known", "failed", "poison"]
+
+FailureKind: TypeAlias = Literal["attempts", "interruptions"]
+"""Tries that failed through the event or its handler, and tries that the database cut off."""
+
+_OF_EVENT = "consumer = :consumer AND event_id = :event_id"
+
+
+class Handling(NamedTuple):
+    """What became of a record: handled now, known from before, failed (try again), or poison (given up, go on)."""
+
+    outcome: Outcome
+    attempts: int = 0
+    error: str | None = None
+
+
+class PoisonEvent(NamedTuple):
+    """An event that was given up, whole, so that it can be handled later."""
+
+    event_id: str
+    record: Record
+    attempts: int
+    last_error: str
+    failed_at: int
+    interruptions: int = 0
+
+
+class FailureCounts(NamedTuple):
+    """How many tries of an event failed, and how many more the database cut off."""
+
+    attempts: int
+    interruptions: int
+
+
+class Limits(NamedTuple):
+    """How many failures of each kind make an event poison."""
+
+    attempts: int
+    interruptions: int
+
+    def are_reached_by(self, failures: FailureCounts) -> bool:
+        """Return True if the event is to be given up."""
+        return failures.attempts >= self.attempts or failures.interruptions >= self.interruptions
+
+
+class Failures:
+    """The failures of one consumer."""
+
+    def __init__(self, consumer: str, *, table_prefix: str) -> None:
+        self._consumer = consumer
+        self._table_prefix = table_prefix
+
+    def note(
+        self, db: Connection, event_id: str, record: Record, error: str, *, limits: Limits, kind: FailureKind
+    ) -> FailureCounts:
+        """Count a failure of the event; returns how many there are. The last that is allowed makes it poison."""
+        now = speech_of(db.dialect.name).now_ms
+        event = {"consumer": self._consumer, "event_id": event_id}
+        told = {**event, "last_error": storable(error)}
+        self._execute(db, self._insert(db), {**told, **_columns(record)})
+        counted = f"{kind} = {kind} + 1, last_error = :last_error, failed_at = {now}"
+        self._execute(db, f"UPDATE kafka_inbox_failures SET {counted} WHERE {_OF_EVENT}", told)  # noqa: S608
+        asked = f"SELECT attempts, interruptions FROM kafka_inbox_failures WHERE {_OF_EVENT}"  # noqa: S608
+        counts = FailureCounts._make(self._execute(db, asked, event).one())
+        if limits.are_reached_by(counts):
+            self._execute(db, f"UPDATE kafka_inbox_failures SET is_poison = TRUE WHERE {_OF_EVENT}", event)  # noqa: S608
+        return counts
+
+    def forget(self, db: Connection, event_id: str) -> bool:
+        """Forget the failures of an event; returns whether there were any."""
+        asked = {"consumer": self._consumer, "event_id": event_id}
+        return bool(self._execute(db, f"DELETE FROM kafka_inbox_failures WHERE {_OF_EVENT}", asked).rowcount == 1)  # noqa: S608
+
+    def poison(self, db: Connection, *, limit: int) -> list[PoisonEvent]:
+        """Return events that were given up, the oldest first."""
+        key = speech_of(db.dialect.name).key
+        columns = f"event_id, topic, partition_nr, offset_nr, timestamp_ms, {key}, message, headers"
+        rows = self._execute(
+            db,
+            f"SELECT {columns}, attempts, last_error, failed_at, interruptions FROM kafka_inbox_failures "  # noqa: S608
+            "WHERE consumer = :consumer AND is_poison = TRUE ORDER BY failed_at, event_id LIMIT :most",
+            {"consumer": self._consumer, "most": limit},
+        )
+        return [_poison(row) for row in rows]
+
+    def _insert(self, db: Connection) -> str:
+        speech = speech_of(db.dialect.name)
+        before, after = speech.insert_or_ignore
+        names = ("consumer", "event_id", "last_error", "attempts", *_COLUMNS)
+        values = ", ".join("0" if name == "attempts" else f":{name}" for name in names)
+        columns = ", ".join(speech.key if name == "key" else name for name in names)
+        return f"{before} INTO kafka_inbox_failures ({columns}) VALUES ({values}) {after}"
+
+    def _execute(self, db: Connection, sql: str, parameters: Mapping[str, Any]) -> Any:  # noqa: ANN401 - rows
+        return execute(db, renamed(sql, self._table_prefix), parameters)
+
+
+_COLUMNS = ("topic", "partition_nr", "offset_nr", "timestamp_ms", "key", "message", "headers")
+
+
+def _columns(record: Record) -> dict[str, Any]:
+    at = (record.topic, record.partition, record.offset, record.timestamp_ms)
+    return dict(zip(_COLUMNS, (*at, record.key, record.value, dump_headers(record.headers)), strict=True))
+
+
+def _poison(row: Any) -> PoisonEvent:  # noqa: ANN401 - a row
+    event_id, topic, partition, offset, timestamp_ms, key, message, headers, *failures = row
+    record = Record(topic, partition, offset, timestamp_ms, key, message, load_headers(headers))
+    return PoisonEvent(event_id, record, *failures)
+
 
 BlockingWhere: TypeAlias = Engine | sessionmaker[Session]
 AsyncWhere: TypeAlias = AsyncEngine | async_sessionmaker[AsyncSession]

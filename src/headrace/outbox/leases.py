@@ -1,4 +1,9 @@
-"""Leases on places: one sender at a time, fenced by an epoch, timed by the database."""
+"""How long leases and holds last at most.
+
+A time in a lease's row that lies further ahead than these was written before the database's clock was set back. It
+means nothing then: a place whose holder died, or that was held back for an instant, would stand still for as long as
+the clock needs to come there again.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,29 @@ from sqlalchemy.engine import Connection
 
 from headrace.outbox.databases import Database, execute
 from headrace.outbox.dialects import Speech
-from headrace.outbox.lease_times import LeaseTimes
-from headrace.outbox.messages import Place
+from headrace.outbox.messages import Lane
 from headrace.outbox.stories import storable
 
-__all__ = ["NOTE_FORMAT", "Lease", "LeaseLost", "Leases", "confirm"]
+__all__ = ["NOTE_FORMAT", "LaneLease", "LaneLeases", "LeaseLost", "LeaseTimes", "confirm"]
+
+# Rounding, and statements of one transaction that read the clock one after the other.
+_MARGIN_MS = 1000
+# Longer than any relay waits after an error unless its settings say so.
+_LONGEST_HOLD_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """How long a lease lives without being renewed, and how long an error holds a place back at most."""
+
+    lease_ms: int
+    hold_ms: int
+
+    @classmethod
+    def of(cls, lease_s: float, longest_hold_s: float = _LONGEST_HOLD_S) -> LeaseTimes:
+        """Return the times of a relay."""
+        return cls(int(lease_s * 1000), int(longest_hold_s * 1000) + _MARGIN_MS)
+
 
 NOTE_FORMAT = 2
 """The format in which notes are written now: event ids beside ids, under the database's own key."""
@@ -28,14 +51,14 @@ class LeaseLost(Exception):
 
 
 @dataclass(slots=True)
-class Lease:
+class LaneLease:
     """A place that is ours, as of `confirmed_s` on this process' own clock.
 
     `progress_offset` is where the log's last note of the place was when its messages were deleted, and `note_format`
     how such notes are written; `database_id` is the identity of the database that the lease is in.
     """
 
-    place: Place
+    place: Lane
     owner: str
     epoch: int
     retries: int
@@ -50,7 +73,7 @@ class Lease:
         return {"topic": self.place.topic, "bucket": self.place.bucket, "owner": self.owner, "epoch": self.epoch}
 
 
-class Leases:
+class LaneLeases:
     """Takes, renews and gives back leases.
 
     Promises: a place has one holder whose writes count. Time is the database's. A row that nobody holds, whatever
@@ -71,11 +94,11 @@ class Leases:
         self._speech = database.speech
         self._times = times or LeaseTimes.of(lease_s)
 
-    async def acquire(self, place: Place, owner: str) -> Lease | None:
+    async def acquire(self, place: Lane, owner: str) -> LaneLease | None:
         """Take the place if it is free; what one of our own `owners` left behind when it crashed is free to us."""
         return await self._database.write_relaxed(lambda db: self._acquire(db, place, owner))
 
-    async def renew(self, lease: Lease) -> None:
+    async def renew(self, lease: LaneLease) -> None:
         """Say that we are still here. Raises LeaseLost."""
         started_s = time.monotonic()
         sql = f"UPDATE kafka_topic_info SET locked_at = {self._speech.now_ms} WHERE {_FENCE}"  # noqa: S608
@@ -83,28 +106,28 @@ class Leases:
             raise LeaseLost(lease.place)
         lease.confirmed_s = started_s
 
-    async def release(self, lease: Lease, *, pause_ms: int = 0) -> None:
+    async def release(self, lease: LaneLease, *, pause_ms: int = 0) -> None:
         """Give it back, to be taken again after `pause_ms`. Does nothing if it was lost."""
         retry_at = f"{self._speech.now_ms} + {pause_ms}" if pause_ms else "NULL"
         changes = f"error = FALSE, retries = 0, last_error = NULL, retry_at = {retry_at}"
         await self._let_go(lease, changes, {})
 
-    async def hold(self, lease: Lease, error: str, *, delay_s: float) -> None:
+    async def hold(self, lease: LaneLease, error: str, *, delay_s: float) -> None:
         """Give it back with an error: nobody takes it before the delay is over. Does nothing if it was lost."""
         changes = (
             f"error = TRUE, retries = retries + 1, last_error = :error, retry_at = {self._speech.now_ms} + :delay_ms"
         )
         await self._let_go(lease, changes, {"error": storable(error), "delay_ms": int(delay_s * 1000)})
 
-    async def abandon(self, lease: Lease) -> None:
+    async def abandon(self, lease: LaneLease) -> None:
         """Give it back as it was found."""
         await self._let_go(lease, "epoch = epoch", {})
 
-    async def _let_go(self, lease: Lease, changes: str, parameters: dict[str, object]) -> None:
+    async def _let_go(self, lease: LaneLease, changes: str, parameters: dict[str, object]) -> None:
         sql = f"UPDATE kafka_topic_info SET locked_by = NULL, locked_at = NULL, {changes} WHERE {_FENCE}"  # noqa: S608
         await self._database.write_relaxed(lambda db: execute(db, sql, {**parameters, **lease.fence}))
 
-    def _acquire(self, db: Connection, place: Place, owner: str) -> Lease | None:
+    def _acquire(self, db: Connection, place: Lane, owner: str) -> LaneLease | None:
         confirmed_s = time.monotonic()
         asked = {"topic": place.topic, "bucket": place.bucket, "owner": owner, **asdict(self._times)}
         now = self._speech.now_ms
@@ -128,7 +151,7 @@ class Leases:
             {"topic": place.topic, "bucket": place.bucket},
         ).one()
         known = database_id or self._identify(db)
-        return Lease(place, owner, epoch, retries, progress, note_format, known, confirmed_s)
+        return LaneLease(place, owner, epoch, retries, progress, note_format, known, confirmed_s)
 
     def _identify(self, db: Connection) -> str:
         """Give the database its identity, where the tables were made without the migrations."""
@@ -137,7 +160,7 @@ class Leases:
         return str(execute(db, "SELECT database_id FROM kafka_outbox_identity WHERE nr = 1").scalar_one())
 
 
-def confirm(db: Connection, speech: Speech, lease: Lease, *, progress_offset: int | None = None) -> None:
+def confirm(db: Connection, speech: Speech, lease: LaneLease, *, progress_offset: int | None = None) -> None:
     """Lock the lease's row inside a transaction: until it ends nobody can take the place. Raises LeaseLost."""
     now = speech.now_ms
     sql = (

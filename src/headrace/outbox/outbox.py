@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from headrace.log import Log
-from headrace.outbox.direct import Direct
-from headrace.outbox.encoding import Encoding
+from headrace.outbox.payloads import RowEncoder
 from headrace.outbox.ports import Serializer
-from headrace.outbox.producers import AsyncProducer, Producer
+from headrace.outbox.producers import AsyncProducer, Direct, Producer
 from headrace.outbox.settings import OutboxSettings
 
 __all__ = ["Outbox"]
@@ -48,8 +47,8 @@ class Outbox:
         """Wait for what kafka_async has on its way."""
         await self._direct.flush()
 
-    def _encoding(self, topic: str, serializer: Serializer | None, key_serializer: Serializer | None) -> Encoding:
-        return Encoding(topic, self.settings, serializer=serializer, key_serializer=key_serializer)
+    def _encoding(self, topic: str, serializer: Serializer | None, key_serializer: Serializer | None) -> RowEncoder:
+        return RowEncoder(topic, self.settings, serializer=serializer, key_serializer=key_serializer)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from sqlalchemy.engine import Connection
 
 from headrace.outbox.databases import Database, execute
-from headrace.outbox.lease_times import LeaseTimes
-from headrace.outbox.messages import Place
+from headrace.outbox.leases import LeaseTimes
+from headrace.outbox.messages import Lane
 
-__all__ = ["Places", "WaitingPlace", "free_places", "soonest_s"]
+__all__ = ["Lanes", "WaitingPlace", "free_places", "soonest_s"]
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingPlace:
     """A place with messages, and what its lease row says; times are the database's, as is `now`."""
 
-    place: Place
+    place: Lane
     is_known: bool
     locked_by: str | None
     locked_at: int | None
@@ -42,7 +42,7 @@ class WaitingPlace:
         )
 
 
-def free_places(waiting: Sequence[WaitingPlace], times: LeaseTimes, ours: frozenset[str] = frozenset()) -> list[Place]:
+def free_places(waiting: Sequence[WaitingPlace], times: LeaseTimes, ours: frozenset[str] = frozenset()) -> list[Lane]:
     """Return what could be taken now, leases of our own crashed workers included."""
     return [each.place for each in waiting if each.is_free(times, ours)]
 
@@ -53,7 +53,7 @@ def soonest_s(waiting: Sequence[WaitingPlace], limit_s: float) -> float:
     return min([limit_s, *(wait for wait in waits if wait > 0)])
 
 
-class Places:
+class Lanes:
     """Looks for places."""
 
     def __init__(self, database: Database) -> None:
@@ -76,10 +76,10 @@ class Places:
 
     def _find(self, db: Connection) -> list[WaitingPlace]:
         return [
-            WaitingPlace(Place(topic, bucket), known is not None, locked_by, locked_at, retry_at, now)
+            WaitingPlace(Lane(topic, bucket), known is not None, locked_by, locked_at, retry_at, now)
             for topic, bucket, known, locked_by, locked_at, retry_at, now in execute(db, self._select)
         ]
 
-    def _add(self, db: Connection, places: Sequence[Place]) -> None:
+    def _add(self, db: Connection, places: Sequence[Lane]) -> None:
         for place in places:
             execute(db, self._insert, place._asdict())

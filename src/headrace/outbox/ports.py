@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Protocol, TypeAlias
 
-__all__ = ["BackendName", "Decoder", "Delivery", "PoisonPolicy", "Serializer"]
+__all__ = ["BackendName", "Delivery", "MessageDecoder", "PoisonPolicy", "Serializer"]
 
 BackendName: TypeAlias = Literal["db", "kafka", "kafka_async"]
 Delivery: TypeAlias = Literal["at_least_once", "exactly_once"]
@@ -22,7 +22,7 @@ class Serializer(Protocol):
         ...
 
 
-class Decoder(Protocol):
+class MessageDecoder(Protocol):
     """Turns a stored message into something a person can read, for `log_topics`."""
 
     def decode(self, topic: str, message: bytes) -> object:

@@ -1,8 +1,13 @@
-"""Producers: publish in the caller's own transaction, or straight to the log where the settings say so."""
+"""Producers: publish in the caller's own transaction, straight to the log, or into a list for tests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, TypeAlias, get_args
 
@@ -11,18 +16,112 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, scoped_session
 
 from headrace.errors import BadArgument
-from headrace.outbox.committing import announce_at_commit
-from headrace.outbox.direct import Direct
-from headrace.outbox.encoding import Encoding
-from headrace.outbox.headers import GivenHeaders
-from headrace.outbox.inserting import insert, insert_async
-from headrace.outbox.messages import EncodedMessage, Message
+from headrace.log import Log
+from headrace.observe import get_logger
+from headrace.outbox.insert import announce_at_commit, insert, insert_async
+from headrace.outbox.messages import EncodedMessage, GivenHeaders, Message, PendingMessage
+from headrace.outbox.metrics import ASYNC_FAILURES
+from headrace.outbox.payloads import RowEncoder
 from headrace.outbox.ports import BackendName
-from headrace.outbox.recording import record
+from headrace.outbox.send import RowPlacement
 from headrace.outbox.staging import stage
 from headrace.outbox.table_names import DEFAULT_PREFIX
 
-__all__ = ["AsyncProducer", "AsyncWhere", "Producer", "Where"]
+__all__ = ["AsyncProducer", "AsyncWhere", "Direct", "Producer", "Recorded", "Where", "record", "recording_messages"]
+
+Recorded = list[tuple[Message, EncodedMessage]]
+
+_recording: ContextVar[Recorded | None] = ContextVar("headrace.outbox.producers", default=None)
+
+
+def record(messages: Sequence[Message], encoded: Sequence[EncodedMessage]) -> bool:
+    """Keep the messages if somebody records; returns whether somebody does."""
+    into = _recording.get()
+    if into is None:
+        return False
+    into.extend(zip(messages, encoded, strict=True))
+    return True
+
+
+@contextmanager
+def recording_messages() -> Iterator[Recorded]:
+    """Gather what is published in this context, encoded and checked as ever; nothing is stored or sent."""
+    caught: Recorded = []
+    token = _recording.set(caught)
+    try:
+        yield caught
+    finally:
+        _recording.reset(token)
+
+
+_logger = get_logger(__name__)
+
+
+class Direct:
+    """Sends at once, from coroutines and from blocking code; the log lives on the loop it was made on."""
+
+    def __init__(self, log: Log | None, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._log = log
+        self._loop = loop
+        self._placing = None if log is None else RowPlacement(log)
+        self._on_their_way: set[concurrent.futures.Future[None]] = set()
+
+    async def send(self, messages: Sequence[EncodedMessage]) -> None:
+        """Append, and wait for the acknowledgements."""
+        await asyncio.wrap_future(self._start(messages))
+
+    def send_blocking(self, messages: Sequence[EncodedMessage]) -> None:
+        """The same for blocking code, which must not run on the log's own loop."""
+        loop = self._loop_of_log()
+        if _running_loop() is loop:
+            rule = "on the log's event loop use async_producer, or it would wait for itself"
+            raise BadArgument("producer", "blocking", rule)
+        self._start(messages).result()
+
+    def send_later(self, messages: Sequence[EncodedMessage]) -> None:
+        """Append without waiting; what fails is counted and logged."""
+        sending = self._start(messages)
+        self._on_their_way.add(sending)
+        sending.add_done_callback(lambda done: self._landed(messages, done))
+
+    async def flush(self) -> None:
+        """Wait for all that was sent without waiting."""
+        waiting = [asyncio.wrap_future(each) for each in self._on_their_way]
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    def _landed(self, messages: Sequence[EncodedMessage], done: concurrent.futures.Future[None]) -> None:
+        self._on_their_way.discard(done)
+        error = None if done.cancelled() else done.exception()
+        if done.cancelled() or error is not None:
+            for message in messages:
+                ASYNC_FAILURES.labels(message.topic).inc()
+            _logger.error("messages were not sent", topic=messages[0].topic, count=len(messages), error=str(error))
+
+    def _start(self, messages: Sequence[EncodedMessage]) -> concurrent.futures.Future[None]:
+        return asyncio.run_coroutine_threadsafe(self._append(messages), self._loop_of_log())
+
+    def _loop_of_log(self) -> asyncio.AbstractEventLoop:
+        if self._log is None or self._loop is None:
+            raise BadArgument("log", None, "the backends kafka and kafka_async need one: Outbox(…, log=log)")
+        return self._loop
+
+    async def _append(self, messages: Sequence[EncodedMessage]) -> None:
+        if self._log is None or self._placing is None or not messages:
+            return
+        now_ms = time.time_ns() // 1_000_000
+        rows = [
+            PendingMessage(0, m.message, m.key, m.partition_key, m.headers, m.event_id, m.event_time, now_ms)
+            for m in messages
+        ]
+        await self._log.append(await self._placing.records(messages[0].topic, rows))
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
 
 Where: TypeAlias = Session | scoped_session[Session] | Connection | None
 AsyncWhere: TypeAlias = AsyncSession | async_scoped_session[AsyncSession] | AsyncConnection | None
@@ -36,7 +135,7 @@ class Producer:
     """
 
     def __init__(
-        self, encoding: Encoding, backend: BackendName, direct: Direct, *, table_prefix: str = DEFAULT_PREFIX
+        self, encoding: RowEncoder, backend: BackendName, direct: Direct, *, table_prefix: str = DEFAULT_PREFIX
     ) -> None:
         self._encoding = encoding
         self._backend = backend
@@ -76,7 +175,7 @@ class AsyncProducer:
     """Publishes to one topic, from coroutines; the same names as Producer's."""
 
     def __init__(
-        self, encoding: Encoding, backend: BackendName, direct: Direct, *, table_prefix: str = DEFAULT_PREFIX
+        self, encoding: RowEncoder, backend: BackendName, direct: Direct, *, table_prefix: str = DEFAULT_PREFIX
     ) -> None:
         self._encoding = encoding
         self._backend = backend

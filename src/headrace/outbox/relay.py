@@ -16,21 +16,18 @@ from headrace.outbox.databases import Database
 from headrace.outbox.dispatching import Dispatcher
 from headrace.outbox.engines import DatabaseAddress, url_of
 from headrace.outbox.exactly_once import ExactlyOnce
-from headrace.outbox.lease_times import LeaseTimes
-from headrace.outbox.leases import Leases
-from headrace.outbox.listening import listen
-from headrace.outbox.migrating import need_newest, version_in
-from headrace.outbox.places import Places
-from headrace.outbox.ports import Decoder
-from headrace.outbox.rows import Rows
-from headrace.outbox.sending import AtLeastOnce, Sender
+from headrace.outbox.leases import LaneLeases, LeaseTimes
+from headrace.outbox.log_lines import Showing, tell_unheard
+from headrace.outbox.places import Lanes
+from headrace.outbox.ports import MessageDecoder
+from headrace.outbox.rows import MessageRows
+from headrace.outbox.schema import need_newest, version_in
+from headrace.outbox.send import AtLeastOnce, Sender
 from headrace.outbox.sent import forget_sent
 from headrace.outbox.settings import OutboxSettings
-from headrace.outbox.showing import Showing
 from headrace.outbox.stats import is_empty, pending, show_pending
 from headrace.outbox.turns import Parts, Turn
-from headrace.outbox.unheard import tell_unheard
-from headrace.outbox.waking import listening, listening_url, stop_listening
+from headrace.outbox.wake import listen, listening, listening_url, stop_listening
 from headrace.runtime import Backoff, Supervisor
 
 __all__ = ["Relay", "checked_threads"]
@@ -56,7 +53,7 @@ class Relay:
         log: Log,
         *,
         settings: OutboxSettings | None = None,
-        decoder: Decoder | None = None,
+        decoder: MessageDecoder | None = None,
         health: Health | None = None,
     ) -> None:
         self.settings = settings = settings or OutboxSettings()
@@ -71,14 +68,14 @@ class Relay:
         self._is_stopping = False
         self.workers = tuple(str(uuid.uuid4()) for _ in range(self._threads))
         times = LeaseTimes.of(settings.lease_s, max(settings.first_retry_s, settings.max_retry_s))
-        rows = Rows(
+        rows = MessageRows(
             self._database,
             batch_size=settings.batch_size,
             batch_bytes=settings.batch_bytes,
             keeps_sent=settings.keeps_sent,
         )
         self._parts = Parts(
-            Leases(self._database, lease_s=settings.lease_s, owners=self.workers, times=times),
+            LaneLeases(self._database, lease_s=settings.lease_s, owners=self.workers, times=times),
             rows,
             _sender(log, rows, settings),
             settings,
@@ -86,7 +83,7 @@ class Relay:
             lambda: self._is_stopping,
         )
         self._dispatcher = Dispatcher(
-            Places(self._database),
+            Lanes(self._database),
             poll_interval_s=settings.poll_interval_s,
             times=times,
             owners=self.workers,
@@ -206,7 +203,7 @@ def checked_threads(settings: OutboxSettings) -> int:
     return settings.threads
 
 
-def _sender(log: Log, rows: Rows, settings: OutboxSettings) -> Sender:
+def _sender(log: Log, rows: MessageRows, settings: OutboxSettings) -> Sender:
     if settings.delivery == "exactly_once":
         return ExactlyOnce(log, rows, source=settings.source)
     return AtLeastOnce(log, timeout_s=settings.send_timeout_s)

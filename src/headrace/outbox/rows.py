@@ -17,13 +17,13 @@ from sqlalchemy.engine import Connection
 
 from headrace.outbox.databases import Database, execute
 from headrace.outbox.dialects import Speech
-from headrace.outbox.leases import Lease, confirm
-from headrace.outbox.messages import PendingMessage, Place
+from headrace.outbox.leases import LaneLease, confirm
+from headrace.outbox.messages import Lane, PendingMessage
 from headrace.outbox.ports import PoisonPolicy
 from headrace.outbox.stories import storable
 from headrace.runtime import crash_point
 
-__all__ = ["RowBatch", "Rows", "Settled", "message_columns", "parts_of"]
+__all__ = ["MessageRows", "RowBatch", "Settled", "message_columns", "parts_of"]
 
 # As many messages as one statement copies or deletes; a restored database may have more than a batch to catch up with.
 _MOST_AT_ONCE = 5000
@@ -65,7 +65,7 @@ class Settled(Protocol):
     def progress_offset(self) -> int | None: ...  # noqa: D102
 
 
-class Rows:
+class MessageRows:
     """The rows of kafka_messages as the relay uses them."""
 
     def __init__(
@@ -84,14 +84,14 @@ class Rows:
         key = self._speech.key
         self._columns = f"m.id, m.message, m.{key}, m.partition_key, m.headers, m.event_id, m.event_time, m.created_at"
 
-    async def read(self, place: Place, policy: PoisonPolicy, *, in_hand: Sequence[int] = ()) -> RowBatch:
+    async def read(self, place: Lane, policy: PoisonPolicy, *, in_hand: Sequence[int] = ()) -> RowBatch:
         """Return the lowest ids that are not in hand, in order: a batch of one snapshot."""
         without, parameters = self._speech.without_ids(in_hand) if in_hand else ("", {})
         sql = self._select(policy, without)
         asked = {"topic": place.topic, "bucket": place.bucket, "most": self._batch_size, "bytes": self._batch_bytes}
         return await self._database.read(lambda db: self._fetch(db, sql, {**asked, **parameters}))
 
-    async def of(self, place: Place, ids: Sequence[int]) -> list[PendingMessage]:
+    async def of(self, place: Lane, ids: Sequence[int]) -> list[PendingMessage]:
         """Return those of the ids that the place has, in order."""
         if not ids:
             return []
@@ -115,7 +115,7 @@ class Rows:
             found.update((id_, event_id) for id_, event_id in rows if chosen[id_] == event_id)
         return found
 
-    async def settle(self, lease: Lease, settled: Settled) -> int:
+    async def settle(self, lease: LaneLease, settled: Settled) -> int:
         """Delete what was sent and bury what was refused, if the lease is still ours. Raises LeaseLost.
 
         Returns how many rows went away. One transaction: the lease's row is locked in it, so that the fence holds
@@ -123,7 +123,7 @@ class Rows:
         """
         return await self._database.write(lambda db: self._settle(db, lease, settled))
 
-    def _settle(self, db: Connection, lease: Lease, settled: Settled) -> int:
+    def _settle(self, db: Connection, lease: LaneLease, settled: Settled) -> int:
         confirm(db, self._speech, lease, progress_offset=settled.progress_offset)
         for id_, reason in settled.refused.items():
             self._bury(db, id_, settled.event_ids[id_], reason)

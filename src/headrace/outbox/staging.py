@@ -25,12 +25,11 @@ from sqlalchemy.exc import InvalidRequestError, PendingRollbackError, UnboundExe
 from sqlalchemy.orm import Session, SessionTransaction
 
 from headrace.errors import PublishedTooLate
-from headrace.outbox.autocommit import need_transaction
-from headrace.outbox.inserting import insert
+from headrace.outbox.insert import insert, need_transaction
 from headrace.outbox.messages import EncodedMessage
 from headrace.outbox.table_names import DEFAULT_PREFIX
 from headrace.outbox.tables import kafka_messages
-from headrace.outbox.waking import announce
+from headrace.outbox.wake import announce
 
 __all__ = ["stage", "staged"]
 

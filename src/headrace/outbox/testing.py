@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from headrace.outbox.messages import EncodedMessage, Message
-from headrace.outbox.recording import Recorded, recording_messages
+from headrace.outbox.producers import Recorded, recording_messages
 
 __all__ = ["PublishedMessages", "published"]
 

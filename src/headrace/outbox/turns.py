@@ -13,16 +13,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from headrace.errors import Fenced, Misconfigured, Unavailable
 from headrace.observe import get_logger
-from headrace.outbox.compacting import compact, keep_all
 from headrace.outbox.flows import Flow
-from headrace.outbox.leases import Lease, LeaseLost, Leases
-from headrace.outbox.messages import PendingMessage, Place
+from headrace.outbox.leases import LaneLease, LaneLeases, LeaseLost
+from headrace.outbox.log_lines import Showing, tell_unheard
+from headrace.outbox.messages import Lane, PendingMessage
 from headrace.outbox.metrics import DEAD, LEASES_LOST, PROCESSED, SEND_ERRORS, SUPERSEDED
-from headrace.outbox.rows import Rows
-from headrace.outbox.sending import Sender, Sent
+from headrace.outbox.rows import MessageRows
+from headrace.outbox.send import Sender, Sent, compact, keep_all
 from headrace.outbox.settings import OutboxSettings
-from headrace.outbox.showing import Showing
-from headrace.outbox.unheard import tell_unheard
 from headrace.runtime import Backoff, crash_point
 
 __all__ = ["Parts", "Turn"]
@@ -44,13 +42,13 @@ class Parts:
     `unsettled` holds what is in the log but perhaps still in the table, because its delete is under way or has failed.
     """
 
-    leases: Leases
-    rows: Rows
+    leases: LaneLeases
+    rows: MessageRows
     sender: Sender
     settings: OutboxSettings
     showing: Showing
     is_stopping: Callable[[], bool]
-    unsettled: dict[Place, list[Sent]] = field(default_factory=dict)
+    unsettled: dict[Lane, list[Sent]] = field(default_factory=dict)
 
 
 class Turn:
@@ -63,7 +61,7 @@ class Turn:
         self._backoff = Backoff(settings.first_retry_s, 2.0, max(settings.first_retry_s, settings.max_retry_s))
         self._overlaps = settings.delivery == "at_least_once"
 
-    async def run(self, place: Place) -> bool:
+    async def run(self, place: Lane) -> bool:
         """Do the turn; returns whether more is waiting. Raises what the database raises."""
         lease = await self._parts.leases.acquire(place, self._owner)
         if lease is None:
@@ -83,14 +81,14 @@ class Turn:
             await self._hold(lease, error)
             return False
 
-    async def _abandon(self, lease: Lease) -> None:
+    async def _abandon(self, lease: LaneLease) -> None:
         try:
             await asyncio.wait_for(asyncio.shield(self._parts.leases.abandon(lease)), _LAST_WORD_S)
         except (TimeoutError, SQLAlchemyError) as error:
             place = lease.place
             _logger.warning("lease is left to run out", topic=place.topic, bucket=place.bucket, error=repr(error))
 
-    async def _hold(self, lease: Lease, error: Exception) -> None:
+    async def _hold(self, lease: LaneLease, error: Exception) -> None:
         topic = lease.place.topic
         (LEASES_LOST if isinstance(error, Fenced) else SEND_ERRORS).labels(topic).inc()
         delay_s = self._backoff.delay_s(lease.retries + 1)
@@ -100,7 +98,7 @@ class Turn:
             tell_unheard(f"sending to {topic} failed: {story}")
         await self._parts.leases.hold(lease, story, delay_s=delay_s)
 
-    async def _while_kept(self, lease: Lease) -> bool:
+    async def _while_kept(self, lease: LaneLease) -> bool:
         """Work while another task renews the lease; when that finds it lost, the work stops where it stands."""
         work = asyncio.create_task(self._work(lease))
         keeping = asyncio.create_task(self._keep(lease))
@@ -112,7 +110,7 @@ class Turn:
         finally:
             await _ended(work, keeping)
 
-    async def _keep(self, lease: Lease) -> None:
+    async def _keep(self, lease: LaneLease) -> None:
         while True:
             await asyncio.sleep(self._parts.settings.lease_s / 3)
             try:
@@ -120,13 +118,13 @@ class Turn:
             except SQLAlchemyError as error:
                 _logger.warning("lease not renewed, will try again", topic=lease.place.topic, error=str(error))
 
-    async def _work(self, lease: Lease) -> bool:
+    async def _work(self, lease: LaneLease) -> bool:
         await self._settle_earlier(lease)
         more, is_blocked = await self._batches(lease)
         await self._parts.leases.release(lease, pause_ms=_BLOCKED_PAUSE_MS if is_blocked else 0)
         return more
 
-    async def _settle_earlier(self, lease: Lease) -> None:
+    async def _settle_earlier(self, lease: LaneLease) -> None:
         """Delete what is in the log from before: sending it again would be a duplicate that we know of."""
         recovered = await self._parts.sender.recover(lease)
         if not recovered.is_empty:
@@ -134,7 +132,7 @@ class Turn:
         for sent in list(self._parts.unsettled.get(lease.place, ())):
             await self._settle(lease, sent)
 
-    async def _batches(self, lease: Lease) -> tuple[bool, bool]:
+    async def _batches(self, lease: LaneLease) -> tuple[bool, bool]:
         """Send batches while they are full; returns whether more is waiting, and whether all of it is held back."""
         settings, place = self._parts.settings, lease.place
         policy = settings.poison_policy_of(place.topic)
@@ -159,7 +157,7 @@ class Turn:
         finally:
             await flow.end()
 
-    async def _send(self, lease: Lease, rows: Sequence[PendingMessage], flow: Flow) -> bool:
+    async def _send(self, lease: LaneLease, rows: Sequence[PendingMessage], flow: Flow) -> bool:
         """Send one batch and begin to settle it; returns whether all of it is done."""
         settings, topic = self._parts.settings, lease.place.topic
         if time.monotonic() - lease.confirmed_s > settings.lease_s * 2 / 3:
@@ -180,10 +178,10 @@ class Turn:
             await flow.settled()
         return len(sent.ids) == len(rows)
 
-    def _remember(self, place: Place, sent: Sent) -> None:
+    def _remember(self, place: Lane, sent: Sent) -> None:
         self._parts.unsettled.setdefault(place, []).append(sent)
 
-    async def _settle(self, lease: Lease, sent: Sent) -> None:
+    async def _settle(self, lease: LaneLease, sent: Sent) -> None:
         place = lease.place
         gone = await self._parts.rows.settle(lease, sent)
         self._parts.unsettled[place].remove(sent)

@@ -7,13 +7,14 @@ readers follow the head of the log by themselves.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from headrace.lazy_names import lazy_names
 
 # Spark starts a process for each kind of work, and each of them comes by here: what it does not need is not imported.
 if TYPE_CHECKING:
-    from headrace.pipeline.comparing.findings import Finding as Finding
-    from headrace.pipeline.comparing.findings import FindingKind as FindingKind
+    from headrace.pipeline.audits.findings import Finding as Finding
+    from headrace.pipeline.audits.findings import FindingKind as FindingKind
     from headrace.pipeline.jobs.audit import AuditReport as AuditReport
     from headrace.pipeline.jobs.audit import audit as audit
     from headrace.pipeline.jobs.backfill import BackfillSummary as BackfillSummary
@@ -22,102 +23,56 @@ if TYPE_CHECKING:
     from headrace.pipeline.jobs.expiry import purge_expired as purge_expired
     from headrace.pipeline.jobs.tag_backfill import TagBackfillSummary as TagBackfillSummary
     from headrace.pipeline.jobs.tag_backfill import backfill_tag as backfill_tag
-    from headrace.pipeline.logs.planning import Plan as Plan
-    from headrace.pipeline.logs.planning import Selection as Selection
-    from headrace.pipeline.logs.planning import topics_of as topics_of
-    from headrace.pipeline.replicating.losses import accept_loss as accept_loss
-    from headrace.pipeline.replicating.replication import Replication as Replication
-    from headrace.pipeline.replicating.replication import Summary as Summary
-    from headrace.pipeline.replicating.watching import BatchReport as BatchReport
-    from headrace.pipeline.replicating.watching import ReplicationWatcher as ReplicationWatcher
-    from headrace.pipeline.spark.packaging import package as package
-    from headrace.pipeline.spark.places import Places as Places
+    from headrace.pipeline.logs.plan import Plan as Plan
+    from headrace.pipeline.logs.plan import Selection as Selection
+    from headrace.pipeline.logs.plan import topics_of as topics_of
+    from headrace.pipeline.replication.display import LineDisplay as LineDisplay
+    from headrace.pipeline.replication.display import display_on as display_on
+    from headrace.pipeline.replication.replication import Replication as Replication
+    from headrace.pipeline.replication.replication import Summary as Summary
+    from headrace.pipeline.replication.replication import accept_loss as accept_loss
+    from headrace.pipeline.replication.reports import BatchReport as BatchReport
+    from headrace.pipeline.replication.reports import ReplicationWatcher as ReplicationWatcher
+    from headrace.pipeline.spark.package import package as package
+    from headrace.pipeline.spark.places import Endpoints as Endpoints
+    from headrace.pipeline.spark.process import close_all as close_all
+    from headrace.pipeline.spark.process import log_of as log_of
+    from headrace.pipeline.spark.process import run as run
+    from headrace.pipeline.spark.process import store_of as store_of
+    from headrace.pipeline.spark.session import end_session as end_session
     from headrace.pipeline.spark.session import spark_session as spark_session
     from headrace.pipeline.tables.frames import journal_frame as journal_frame
     from headrace.pipeline.tables.frames import meta_frame as meta_frame
     from headrace.pipeline.tables.frames import pointer_frame as pointer_frame
     from headrace.pipeline.tables.sql_views import query as query
+    from headrace.pipeline.tables.sql_views import told_by_spark as told_by_spark
     from headrace.pipeline.tables.states import state_as_of as state_as_of
-    from headrace.pipeline.topics.topic_frames import compact as compact
-    from headrace.pipeline.topics.topic_frames import topic_frame as topic_frame
-    from headrace.pipeline.topics.topic_writes import Appended as Appended
-    from headrace.pipeline.topics.topic_writes import append_frame as append_frame
-    from headrace.pipeline.topics.typed_frames import typed as typed
+    from headrace.pipeline.topics.append import Appended as Appended
+    from headrace.pipeline.topics.append import append_frame as append_frame
+    from headrace.pipeline.topics.frames import compact as compact
+    from headrace.pipeline.topics.frames import topic_frame as topic_frame
+    from headrace.pipeline.topics.frames import typed as typed
 
-_HOMES = {
-    "Appended": "topics.topic_writes",
-    "AuditReport": "jobs.audit",
-    "BackfillSummary": "jobs.backfill",
-    "BatchReport": "replicating.watching",
-    "ExpirySummary": "jobs.expiry",
-    "Finding": "comparing.findings",
-    "FindingKind": "comparing.findings",
-    "Places": "spark.places",
-    "Plan": "logs.planning",
-    "Replication": "replicating.replication",
-    "ReplicationWatcher": "replicating.watching",
-    "Selection": "logs.planning",
-    "Summary": "replicating.replication",
-    "TagBackfillSummary": "jobs.tag_backfill",
-    "accept_loss": "replicating.losses",
-    "append_frame": "topics.topic_writes",
-    "audit": "jobs.audit",
-    "backfill": "jobs.backfill",
-    "backfill_tag": "jobs.tag_backfill",
-    "compact": "topics.topic_frames",
-    "journal_frame": "tables.frames",
-    "meta_frame": "tables.frames",
-    "package": "spark.packaging",
-    "pointer_frame": "tables.frames",
-    "purge_expired": "jobs.expiry",
-    "query": "tables.sql_views",
-    "spark_session": "spark.session",
-    "state_as_of": "tables.states",
-    "topic_frame": "topics.topic_frames",
-    "topics_of": "logs.planning",
-    "typed": "topics.typed_frames",
-}
-
-__all__ = [
-    "Appended",
-    "AuditReport",
-    "BackfillSummary",
-    "BatchReport",
-    "ExpirySummary",
-    "Finding",
-    "FindingKind",
-    "Places",
-    "Plan",
-    "Replication",
-    "ReplicationWatcher",
-    "Selection",
-    "Summary",
-    "TagBackfillSummary",
-    "accept_loss",
-    "append_frame",
-    "audit",
-    "backfill",
-    "backfill_tag",
-    "compact",
-    "journal_frame",
-    "meta_frame",
-    "package",
-    "pointer_frame",
-    "purge_expired",
-    "query",
-    "spark_session",
-    "state_as_of",
-    "topic_frame",
-    "topics_of",
-    "typed",
-]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'headrace.pipeline' has no attribute {name!r}")
-    return getattr(import_module(f"headrace.pipeline.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "headrace.pipeline.audits.findings": "Finding FindingKind",
+        "headrace.pipeline.jobs.audit": "AuditReport audit",
+        "headrace.pipeline.jobs.backfill": "BackfillSummary backfill",
+        "headrace.pipeline.jobs.expiry": "ExpirySummary purge_expired",
+        "headrace.pipeline.jobs.tag_backfill": "TagBackfillSummary backfill_tag",
+        "headrace.pipeline.logs.plan": "Plan Selection topics_of",
+        "headrace.pipeline.replication.display": "LineDisplay display_on",
+        "headrace.pipeline.replication.replication": "Replication Summary accept_loss",
+        "headrace.pipeline.replication.reports": "BatchReport ReplicationWatcher",
+        "headrace.pipeline.spark.package": "package",
+        "headrace.pipeline.spark.places": "Endpoints",
+        "headrace.pipeline.spark.process": "close_all log_of run store_of",
+        "headrace.pipeline.spark.session": "end_session spark_session",
+        "headrace.pipeline.tables.frames": "journal_frame meta_frame pointer_frame",
+        "headrace.pipeline.tables.sql_views": "query told_by_spark",
+        "headrace.pipeline.tables.states": "state_as_of",
+        "headrace.pipeline.topics.append": "Appended append_frame",
+        "headrace.pipeline.topics.frames": "compact topic_frame typed",
+    },
+)

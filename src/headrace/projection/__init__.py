@@ -10,30 +10,51 @@ replayed and what its journal wrote after it.
 A database needs the extra `projection`, and the driver's own.
 """
 
-from headrace.projection.definitions import Projection
 from headrace.projection.delivery import Delivery, current_delivery
-from headrace.projection.operating import Lag, Replayed, lag_of, replay_letters, wait_until_handled
-from headrace.projection.rebuilding import Rebuilt, rebuild
-from headrace.projection.recovery import DeadLetter, Outcome, Recovery
-from headrace.projection.running import ProjectionRunner
-from headrace.projection.slots import slot_of
+from headrace.projection.operations import (
+    Lag,
+    Rebuilt,
+    Replayed,
+    lag_of,
+    next_event,
+    rebuild,
+    replay_letters,
+    skip_event,
+    wait_until_handled,
+)
+from headrace.projection.ports import Offsets, Target
+from headrace.projection.projection import DeadLetter, HandlerOutcome, Projection, Recovery
+from headrace.projection.run import ProjectionRunner
+from headrace.projection.slots import check_not_ahead, earliest, slot_of
 from headrace.projection.targets import open_target
+from headrace.projection.workers import Attendance, Control, Pause, SlotShare, WorkerReport
 
 __all__ = [
+    "Attendance",
+    "Control",
     "DeadLetter",
     "Delivery",
+    "HandlerOutcome",
     "Lag",
-    "Outcome",
+    "Offsets",
+    "Pause",
     "Projection",
     "ProjectionRunner",
     "Rebuilt",
     "Recovery",
     "Replayed",
+    "SlotShare",
+    "Target",
+    "WorkerReport",
+    "check_not_ahead",
     "current_delivery",
+    "earliest",
     "lag_of",
+    "next_event",
     "open_target",
     "rebuild",
     "replay_letters",
+    "skip_event",
     "slot_of",
     "wait_until_handled",
 ]

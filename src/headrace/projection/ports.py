@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from headrace.projection.recovery import DeadLetter
+from headrace.projection.projection import DeadLetter
 from headrace.tags import TaggedEvent, TagOffset
 
 __all__ = ["REBUILDING", "DeadLetters", "Offsets", "Target"]

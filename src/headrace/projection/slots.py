@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from headrace.errors import BadArgument, OffsetAhead
 from headrace.model import murmur2
 from headrace.projection.ports import Offsets
-from headrace.projection.recovery import DeadLetter
+from headrace.projection.projection import DeadLetter
 from headrace.tags import TaggedEvent, TagOffset
 
 __all__ = [

@@ -27,9 +27,8 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.schema import CreateTable
 
 from headrace.errors import BadArgument, ProjectionChanged, ProjectionRebuilding, SlotsMoved
-from headrace.projection.definitions import Projection
 from headrace.projection.ports import REBUILDING, Offsets
-from headrace.projection.recovery import DeadLetter
+from headrace.projection.projection import DeadLetter, Projection
 from headrace.projection.slots import come_again, furthest
 from headrace.tags import TagOffset
 

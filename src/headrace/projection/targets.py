@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from headrace.errors import MissingExtra
-from headrace.projection.beside import BesideTarget
-from headrace.projection.definitions import Projection
 from headrace.projection.ports import Target
-from headrace.store import Settings
+from headrace.projection.projection import Projection
+from headrace.projection.store_target import BesideTarget
+from headrace.store import SharedSettings
 
 __all__ = ["open_target"]
 
 
-def open_target(projection: Projection, settings: Settings) -> Target:
+def open_target(projection: Projection, settings: SharedSettings) -> Target:
     """Return what the projection writes to. Raises MissingExtra where SQLAlchemy is needed and not there."""
     if projection.database is None:
         return BesideTarget(settings, projection)
@@ -19,7 +19,7 @@ def open_target(projection: Projection, settings: Settings) -> Target:
         from sqlalchemy import Engine, create_engine, make_url
         from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-        from headrace.projection.sql import SqlTarget
+        from headrace.projection.sql_target import SqlTarget
     except ModuleNotFoundError as missing:
         raise MissingExtra("sqlalchemy", "projection") from missing
     database = projection.database

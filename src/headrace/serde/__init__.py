@@ -8,26 +8,63 @@ Values are framed as Confluent's serializers frame them. Needs the extra `avro`.
 
 from headrace.serde.blocking import BlockingRegistry, KafkaDeserializer, KafkaSerializer
 from headrace.serde.codecs import Codec, GenericCodec, codec_for
-from headrace.serde.compatibility import Problem, Rule, problems_of_reading
+from headrace.serde.compatibility import (
+    Level,
+    Problem,
+    Rule,
+    check_compatible,
+    incompatibilities,
+    is_same_name,
+    matching_branch,
+    problems_of_reading,
+    source_of,
+)
 from headrace.serde.framed import Decoder, Encoder, Serde
-from headrace.serde.framing import body_of, frame_header, is_framed, schema_id_of
+from headrace.serde.framing import HEADER_BYTES, body_of, frame_header, is_framed, schema_id_of
 from headrace.serde.generic import GenericRecord, Symbol
 from headrace.serde.keys import KeyCodec, framed_key_partition
-from headrace.serde.levels import Level, check_compatible, incompatibilities
 from headrace.serde.options import AvroField, avro
 from headrace.serde.payloads import Payloads
 from headrace.serde.ports import Levels, Registry, Version
 from headrace.serde.registries import open_registry
+from headrace.serde.schema_json import json_of_shape
 from headrace.serde.schemas import Schema, schema_of
-from headrace.serde.showing import Shower
-from headrace.serde.subjects import latest_version, record_subject_of, subject_of, topic_schemas, topic_versions
+from headrace.serde.shapes import (
+    NO_DEFAULT,
+    ArrayShape,
+    EnumShape,
+    FieldShape,
+    FixedShape,
+    MapShape,
+    PrimitiveShape,
+    RecordShape,
+    Shape,
+    UnionShape,
+    branch_name,
+    short_name,
+)
+from headrace.serde.subjects import (
+    Part,
+    Shower,
+    latest_version,
+    record_subject_of,
+    subject_of,
+    topic_schemas,
+    topic_versions,
+)
 
 __all__ = [
+    "HEADER_BYTES",
+    "NO_DEFAULT",
+    "ArrayShape",
     "AvroField",
     "BlockingRegistry",
     "Codec",
     "Decoder",
     "Encoder",
+    "EnumShape",
+    "FieldShape",
+    "FixedShape",
     "GenericCodec",
     "GenericRecord",
     "KafkaDeserializer",
@@ -35,29 +72,41 @@ __all__ = [
     "KeyCodec",
     "Level",
     "Levels",
+    "MapShape",
+    "Part",
     "Payloads",
+    "PrimitiveShape",
     "Problem",
+    "RecordShape",
     "Registry",
     "Rule",
     "Schema",
     "Serde",
+    "Shape",
     "Shower",
     "Symbol",
+    "UnionShape",
     "Version",
     "avro",
     "body_of",
+    "branch_name",
     "check_compatible",
     "codec_for",
     "frame_header",
     "framed_key_partition",
     "incompatibilities",
     "is_framed",
+    "is_same_name",
+    "json_of_shape",
     "latest_version",
+    "matching_branch",
     "open_registry",
     "problems_of_reading",
     "record_subject_of",
     "schema_id_of",
     "schema_of",
+    "short_name",
+    "source_of",
     "subject_of",
     "topic_schemas",
     "topic_versions",

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 from headrace.errors import NotDecodable
 from headrace.serde.classes import constructor
+from headrace.serde.compatibility import NAMED, as_it_is, is_same_name, matching_branch, promotion, source_of
 from headrace.serde.defaults import datum_of_default
 from headrace.serde.encoding import Convert
 from headrace.serde.generic import GenericRecord, Symbol
-from headrace.serde.matching import NAMED, as_it_is, is_same_name, matching_branch, promotion, source_of
 from headrace.serde.shapes import (
     NO_DEFAULT,
     ArrayShape,
@@ -208,7 +208,7 @@ def _is_named(shape: Shape) -> bool:
 
 
 def _class_read(shape: Shape) -> type:
-    from headrace.serde.branches import classes_of
+    from headrace.serde.encoding import classes_of
 
     return classes_of(shape)[0]
 

@@ -1,16 +1,20 @@
-"""From Python values to what the Avro writer takes: one function for each shape, compiled once."""
+"""From Python values to what the Avro writer takes: compiled once; unions by class; the field that failed."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+import io
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from headrace.serde.branches import chosen_branch, classes_of
+from headrace.serde.avro_library import prepared, writer
 from headrace.serde.checks import CHECKS, UNTOUCHED
 from headrace.serde.classes import fields_of, has_extras, instance_class, values_of
 from headrace.serde.generic import GenericRecord, Symbol
+from headrace.serde.logical import python_type
+from headrace.serde.schema_json import json_of_shape
 from headrace.serde.shapes import (
+    NO_DEFAULT,
     ArrayShape,
     EnumShape,
     FixedShape,
@@ -23,7 +27,46 @@ from headrace.serde.shapes import (
     is_optional,
 )
 
-__all__ = ["Convert", "encoder_of"]
+__all__ = ["Convert", "blame", "chosen_branch", "classes_of", "encoder_of"]
+
+
+def chosen_branch(shape: UnionShape, value: Any) -> Shape:  # noqa: ANN401
+    """Return the branch that a value belongs to: by its very class first, then by what it is a kind of."""
+    for branch in shape.branches:
+        if type(value) in classes_of(branch) and _is_called(branch, value):
+            return branch
+    for branch in shape.branches:
+        if isinstance(value, classes_of(branch)) and _is_called(branch, value):
+            return branch
+    wide = [b for b in shape.branches if branch_name(b) in ("float", "double")]
+    if wide and isinstance(value, int) and not isinstance(value, bool):
+        return wide[0]
+    raise TypeError(f"{type(value).__name__} is none of {', '.join(branch_name(b) for b in shape.branches)}")
+
+
+def _is_called(branch: Shape, value: Any) -> bool:  # noqa: ANN401
+    if isinstance(value, GenericRecord):
+        return branch_name(branch) == value.name
+    if isinstance(value, Symbol):
+        return branch_name(branch) == value.enum
+    return not isinstance(value, bool) or branch_name(branch) == "boolean"
+
+
+def classes_of(shape: Shape) -> tuple[type, ...]:
+    """Return the classes whose instances the shape takes."""
+    match shape:
+        case PrimitiveShape() | FixedShape():
+            return (python_type(shape),)
+        case EnumShape():
+            return (shape.bound,) if shape.bound else (Symbol, str)
+        case ArrayShape():
+            return (list, tuple, set, frozenset)
+        case MapShape():
+            return (dict,)
+        case RecordShape():
+            return (instance_class(shape.bound),) if shape.bound else (GenericRecord, dict)
+    return ()
+
 
 Convert: TypeAlias = Callable[[Any], Any]
 
@@ -200,3 +243,62 @@ def _list(values: Any) -> list[Any]:  # noqa: ANN401
 
 def _same(value: Any) -> Any:  # noqa: ANN401
     return value
+
+
+def blame(shape: Shape, value: Any, error: Exception) -> tuple[str, str]:  # noqa: ANN401
+    """Return the path of the innermost part that can't be written, and why."""
+    for name, part_shape, part in _parts(shape, value):
+        problem = _problem(part_shape, part)
+        if problem is not None:
+            inner, reason = blame(part_shape, part, problem)
+            return (name if inner == branch_name(part_shape) else f"{name}.{inner}"), reason
+    return branch_name(shape), str(error) or type(error).__name__
+
+
+def _problem(shape: Shape, value: Any) -> Exception | None:  # noqa: ANN401
+    if value is _MISSING:
+        return AttributeError("it is missing")
+    try:
+        writer()(io.BytesIO(), prepared(json_of_shape(shape)), encoder_of(shape)(value))
+    except Exception as error:  # the caller already failed with it and raises
+        return error
+    return None
+
+
+def _parts(shape: Shape, value: Any) -> Iterator[tuple[str, Shape, Any]]:  # noqa: ANN401
+    match shape:
+        case RecordShape() if value is not _MISSING and isinstance(value, _class_of(shape)):
+            for field in shape.fields:
+                if not _has_keys(shape) or field.name in value or field.default is NO_DEFAULT:
+                    yield field.name, field.shape, _value(shape, field.name, value)
+        case ArrayShape() if isinstance(value, list | tuple | set | frozenset):
+            for index, each in enumerate(value):
+                yield f"[{index}]", shape.items, each
+        case MapShape() if isinstance(value, Mapping):
+            for key, each in value.items():
+                yield f"[{key!r}]", shape.values, each
+        case UnionShape():
+            yield from _branch_parts(shape, value)
+
+
+def _branch_parts(shape: UnionShape, value: Any) -> Iterator[tuple[str, Shape, Any]]:  # noqa: ANN401
+    try:
+        branch = chosen_branch(shape, value)
+    except TypeError:
+        return
+    yield from _parts(branch, value)
+
+
+_MISSING = object()
+
+
+def _value(shape: RecordShape, name: str, value: Any) -> Any:  # noqa: ANN401
+    return value.get(name, _MISSING) if _has_keys(shape) else getattr(value, name, _MISSING)
+
+
+def _class_of(shape: RecordShape) -> type[Any]:
+    return Mapping if shape.bound is None else instance_class(shape.bound)
+
+
+def _has_keys(shape: RecordShape) -> bool:
+    return _class_of(shape) in (Mapping, dict)

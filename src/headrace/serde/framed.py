@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 
 from headrace.errors import NotRegistered, UnknownSchema, UnknownSubject
 from headrace.serde.codecs import Codec, GenericCodec, codec_for
+from headrace.serde.compatibility import namesake
 from headrace.serde.framing import HEADER_BYTES, frame_header, schema_id_of
-from headrace.serde.matching import namesake
 from headrace.serde.ports import Registry, Version
 from headrace.serde.schemas import Schema
 from headrace.serde.shapes import RecordShape

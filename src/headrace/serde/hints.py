@@ -1,4 +1,4 @@
-"""From type hints to shapes."""
+"""From type hints and defaults of classes to shapes."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import collections.abc as abc
 import dataclasses
 import datetime as dt
 import enum
+import json
 import types
 import typing
 import uuid
+from collections.abc import Callable
 from decimal import Decimal
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 
-from headrace.errors import NoSchemaFor
-from headrace.serde.branches import classes_of
-from headrace.serde.class_defaults import with_default
+from headrace.errors import HeadraceError, NoSchemaFor
 from headrace.serde.classes import ClassField, doc_of, fields_of, is_record_class
+from headrace.serde.defaults import default_of_datum
+from headrace.serde.encoding import chosen_branch, classes_of, encoder_of
 from headrace.serde.logical import PYTHON_TYPES
 from headrace.serde.options import AvroField, options_of
-from headrace.serde.parsing import LOGICAL_TYPES, PRIMITIVES, is_name
+from headrace.serde.schema_json import LOGICAL_TYPES, PRIMITIVES, is_name
 from headrace.serde.shapes import (
+    NO_DEFAULT,
     ArrayShape,
     EnumShape,
     FieldShape,
@@ -32,7 +35,37 @@ from headrace.serde.shapes import (
     branch_name,
 )
 
-__all__ = ["AskedHint", "infer"]
+__all__ = ["AskedHint", "infer", "with_default"]
+
+
+def with_default(
+    field: FieldShape, make_default: Callable[[], Any] | None, said: AvroField, *, owner: str
+) -> FieldShape:
+    """Give the field its default, if it has one; a union's branch that the default belongs to moves to the front."""
+    make = (lambda: said.default) if said.default is not NO_DEFAULT else make_default
+    if make is None:
+        return field
+    try:
+        value = make()
+        changes = bool(make() != value)
+        field.shape = _default_first(field.shape, value)
+        field.default = default_of_datum(field.shape, encoder_of(field.shape)(value))
+        json.dumps(field.default, allow_nan=False)
+    except (HeadraceError, TypeError, ValueError, AttributeError, KeyError) as error:
+        raise NoSchemaFor(owner, field.name, f"its default can't be written as Avro: {error}") from error
+    if changes:
+        reason = "its default is another at each call; give readers of old data one with AvroField(default=…)"
+        raise NoSchemaFor(owner, field.name, reason)
+    field.make_default = make
+    return field
+
+
+def _default_first(shape: Shape, value: Any) -> Shape:  # noqa: ANN401
+    if not isinstance(shape, UnionShape):
+        return shape
+    first = chosen_branch(shape, value)
+    return UnionShape((first, *(branch for branch in shape.branches if branch is not first)))
+
 
 _SIMPLE: dict[Any, PrimitiveShape] = {
     None: PrimitiveShape("null"),

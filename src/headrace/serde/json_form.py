@@ -10,7 +10,7 @@ import base64
 import math
 from typing import Any
 
-from headrace.serde.branches import chosen_branch
+from headrace.serde.encoding import chosen_branch
 from headrace.serde.logical import python_type
 from headrace.serde.shapes import (
     ArrayShape,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from headrace.serde.levels import Level
+    from headrace.serde.compatibility import Level
     from headrace.serde.schemas import Schema
 
 __all__ = ["Levels", "Registry", "Version"]

@@ -11,8 +11,7 @@ from typing import Any
 from headrace.errors import BadSchema
 from headrace.serde.avro_library import prepared
 from headrace.serde.hints import AskedHint, infer
-from headrace.serde.parsing import PRIMITIVES, shape_of_json
-from headrace.serde.rendering import json_of_shape
+from headrace.serde.schema_json import PRIMITIVES, json_of_shape, shape_of_json
 from headrace.serde.shapes import Shape, branch_name
 
 __all__ = ["Schema", "schema_of"]

@@ -8,14 +8,14 @@ Does not promise: anything a production deployment needs, such as safety of the 
 from headrace.services.catalog import NAMES
 from headrace.services.detached import Detached
 from headrace.services.environment import VARIABLES, environment_of
-from headrace.services.foreground import hold, told_to_end
 from headrace.services.java import find_java
 from headrace.services.layouts import Wishes
 from headrace.services.logs import follow
 from headrace.services.nodes import Node
-from headrace.services.running import RunningService
+from headrace.services.packages import cache_folder
+from headrace.services.running_service import RunningService, hold, told_to_end
 from headrace.services.spark import spark_jars
-from headrace.services.starting import start, start_with
+from headrace.services.starter import start, start_with
 from headrace.services.watcher import Quiet, Terminal, Watcher
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Terminal",
     "Watcher",
     "Wishes",
+    "cache_folder",
     "environment_of",
     "find_java",
     "follow",

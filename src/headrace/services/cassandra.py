@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.services.cache import Cache
 from headrace.services.fetch import fetch
 from headrace.services.java import find_java, private_tmp
-from headrace.services.packages import locked
-from headrace.services.ports import Command, Layout, NodePlan
+from headrace.services.packages import Cache, locked
+from headrace.services.ports import Command, NodePlan, ServiceLayout
 from headrace.services.probes import cassandra_peers
 from headrace.services.watcher import Watcher
 
@@ -77,12 +76,12 @@ class Cassandra:
         """Give each node an address of its own: drivers know nodes by address."""
         return f"127.0.0.{number}"
 
-    def prepare(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> None:
+    def prepare(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> None:
         """Write cassandra.yaml (JSON is YAML)."""
         (node.folder / "cassandra.yaml").write_text(json.dumps(cassandra_yaml(node, layout), indent=2))
         (node.folder / "logback.xml").write_text(LOGBACK)
 
-    def command(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> Command:
+    def command(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> Command:
         """Run CassandraDaemon."""
         (meter,) = (one for one in files if one.name.startswith("jamm-"))
         settings = {
@@ -103,7 +102,7 @@ class Cassandra:
         java += [f"-D{name}={value}" for name, value in settings.items()]
         return Command([*java, "-cp", ":".join(map(str, files)), "org.apache.cassandra.service.CassandraDaemon"])
 
-    def is_ready(self, node: NodePlan, layout: Layout) -> bool:
+    def is_ready(self, node: NodePlan, layout: ServiceLayout) -> bool:
         """Ask by CQL; nodes after the first serve when they know all others, as far as they tell strangers."""
         known = cassandra_peers((node.host, node.ports["client"]))
         return node.number == 1 or known is None or known >= len(layout.nodes) - 1
@@ -113,7 +112,7 @@ class Cassandra:
         return f"cassandra://{node.at('client')}"
 
 
-def cassandra_yaml(node: NodePlan, layout: Layout) -> dict[str, Any]:
+def cassandra_yaml(node: NodePlan, layout: ServiceLayout) -> dict[str, Any]:
     """Decide the node's configuration; the caller's properties win, those that are tables written as JSON."""
     # Every node is a seed, so that any of them can come back while any other is away.
     seeds = ",".join(one.at("storage") for one in layout.nodes)

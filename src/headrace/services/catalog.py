@@ -8,12 +8,12 @@ from headrace.services.kafka import Kafka
 from headrace.services.mariadb import MariaDB
 from headrace.services.ports import Service
 from headrace.services.postgres import Postgres
-from headrace.services.registry import Registry
+from headrace.services.registry import RegistryService
 from headrace.services.zookeeper import ZooKeeper
 
 __all__ = ["NAMES", "service_named"]
 
-_ALL: tuple[Service, ...] = (Kafka(), Cassandra(), ZooKeeper(), Registry(), Postgres(), MariaDB())
+_ALL: tuple[Service, ...] = (Kafka(), Cassandra(), ZooKeeper(), RegistryService(), Postgres(), MariaDB())
 _SERVICES = {service.name: service for service in _ALL}
 NAMES: tuple[str, ...] = tuple(_SERVICES)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from headrace.errors import FolderUnusable, MissingExtra
 from headrace.services.catalog import NAMES, service_named
 from headrace.services.layouts import LAYOUT, Wishes, kept_layout
-from headrace.services.running import RunningService
-from headrace.services.starting import start_with
+from headrace.services.running_service import RunningService
+from headrace.services.starter import start_with
 from headrace.services.watcher import Watcher
 
 __all__ = ["Detached", "services_folder"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headrace.config.environment import variable_for
-from headrace.services.running import RunningService
+from headrace.config import variable_for
+from headrace.services.running_service import RunningService
 
 __all__ = ["VARIABLES", "environment_of"]
 

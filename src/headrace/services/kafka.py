@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.errors import ServiceFailed
-from headrace.services.cache import Cache
 from headrace.services.fetch import fetch
 from headrace.services.java import find_java, private_tmp
-from headrace.services.packages import locked
-from headrace.services.ports import Command, Layout, NodePlan
+from headrace.services.packages import Cache, locked
+from headrace.services.ports import Command, NodePlan, ServiceLayout
 from headrace.services.probes import kafka_brokers
 from headrace.services.watcher import Watcher
 
@@ -52,7 +51,7 @@ class Kafka:
         """All brokers share the address and differ in their ports."""
         return "127.0.0.1"
 
-    def prepare(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> None:
+    def prepare(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> None:
         """Write server.properties, and format the data folder when it is new."""
         settings = server_properties(node, layout)
         text = "".join(f"{key}={value}\n" for key, value in settings.items())
@@ -61,11 +60,11 @@ class Kafka:
         if not (node.data / "meta.properties").exists():
             self._format(node, layout, files)
 
-    def command(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> Command:
+    def command(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> Command:
         """Run kafka.Kafka."""
         return Command([*self._java(node, files), "kafka.Kafka", str(node.folder / "server.properties")])
 
-    def is_ready(self, node: NodePlan, layout: Layout) -> bool:
+    def is_ready(self, node: NodePlan, layout: ServiceLayout) -> bool:
         """Ask for the metadata: the broker serves when it counts itself among the living."""
         return node.number in kafka_brokers((node.host, node.ports["client"]))
 
@@ -77,7 +76,7 @@ class Kafka:
         log4j = f"-Dlog4j2.configurationFile={node.folder / 'log4j2.properties'}"
         return [str(find_java()), *JVM, private_tmp(node.folder), log4j, "-cp", ":".join(map(str, files))]
 
-    def _format(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> None:
+    def _format(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> None:
         config = str(node.folder / "server.properties")
         # With "=", because one id in 64 begins with "-" and would be taken for an option.
         tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id(layout.identity)}", "-c", config]
@@ -91,7 +90,7 @@ def cluster_id(identity: str) -> str:
     return base64.urlsafe_b64encode(uuid.UUID(identity).bytes).decode().rstrip("=")
 
 
-def server_properties(node: NodePlan, layout: Layout) -> dict[str, str]:
+def server_properties(node: NodePlan, layout: ServiceLayout) -> dict[str, str]:
     """Decide the broker's configuration; the caller's properties win."""
     copies = min(3, len(layout.nodes))
     in_sync = min(2, copies) if copies > 2 else 1

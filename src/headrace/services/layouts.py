@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headrace.errors import BadArgument
 from headrace.services.addresses import check_free, free_port
-from headrace.services.ports import Layout, NodePlan, Service
+from headrace.services.ports import NodePlan, Service, ServiceLayout
 
 __all__ = ["LAYOUT", "Wishes", "kept_layout", "lay_out"]
 
@@ -30,7 +30,7 @@ class Wishes:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-def lay_out(service: Service, folder: Path, wishes: Wishes) -> Layout:
+def lay_out(service: Service, folder: Path, wishes: Wishes) -> ServiceLayout:
     """Lay the service out in the folder, or take the layout it has with what is wished over it, and keep it there."""
     kept = kept_layout(service, folder)
     layout = _adapted(service, kept, wishes) if kept else _new(service, folder, wishes)
@@ -38,7 +38,7 @@ def lay_out(service: Service, folder: Path, wishes: Wishes) -> Layout:
     return layout
 
 
-def _new(service: Service, folder: Path, wishes: Wishes) -> Layout:
+def _new(service: Service, folder: Path, wishes: Wishes) -> ServiceLayout:
     nodes = 1 if wishes.nodes is None else wishes.nodes
     if not 1 <= nodes <= service.most_nodes:
         raise BadArgument("nodes", nodes, f"{service.name} runs on 1 to {service.most_nodes}")
@@ -48,10 +48,10 @@ def _new(service: Service, folder: Path, wishes: Wishes) -> Layout:
     rows = zip(numbers, names, hosts, _ports(service, hosts, _by_role(service, wishes.ports)), strict=True)
     plans = tuple(NodePlan(number, name, host, ports, folder / name) for number, name, host, ports in rows)
     _check_given(plans, _by_role(service, wishes.ports))
-    return Layout(service.name, str(uuid.uuid4()), plans, dict(wishes.properties))
+    return ServiceLayout(service.name, str(uuid.uuid4()), plans, dict(wishes.properties))
 
 
-def _adapted(service: Service, kept: Layout, wishes: Wishes) -> Layout:
+def _adapted(service: Service, kept: ServiceLayout, wishes: Wishes) -> ServiceLayout:
     if wishes.nodes not in (None, len(kept.nodes)):
         rule = f"the data is of {len(kept.nodes)}; run: headrace services down {service.name} --purge"
         raise BadArgument("nodes", wishes.nodes, rule)
@@ -96,7 +96,7 @@ def _check_given(plans: Sequence[NodePlan], given: Mapping[str, int]) -> None:
             check_free(plan.name, plan.host, plan.ports[role])
 
 
-def _save(layout: Layout, folder: Path) -> None:
+def _save(layout: ServiceLayout, folder: Path) -> None:
     nodes = [{"name": one.name, "host": one.host, "ports": dict(one.ports)} for one in layout.nodes]
     kept = {"identity": layout.identity, "nodes": nodes, "properties": dict(layout.properties)}
     half = folder / f"{LAYOUT}.half"
@@ -104,7 +104,7 @@ def _save(layout: Layout, folder: Path) -> None:
     half.replace(folder / LAYOUT)
 
 
-def kept_layout(service: Service, folder: Path) -> Layout | None:
+def kept_layout(service: Service, folder: Path) -> ServiceLayout | None:
     """Read the layout a folder was written with; None if it is new."""
     path = folder / LAYOUT
     if not path.exists():
@@ -114,4 +114,4 @@ def kept_layout(service: Service, folder: Path) -> Layout | None:
         NodePlan(number, one["name"], one["host"], one["ports"], folder / one["name"])
         for number, one in enumerate(kept["nodes"], start=1)
     )
-    return Layout(service.name, kept["identity"], nodes, kept["properties"])
+    return ServiceLayout(service.name, kept["identity"], nodes, kept["properties"])

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.errors import ServiceFailed
-from headrace.services.cache import Cache
-from headrace.services.packages import locked
+from headrace.services.fetch import unpack, zip_folder
+from headrace.services.packages import Cache, locked
 from headrace.services.platforms import need_library, need_linux_amd64
-from headrace.services.ports import Command, Layout, NodePlan
+from headrace.services.ports import Command, NodePlan, ServiceLayout
 from headrace.services.probes import mariadb_greets
-from headrace.services.unpack import unpack, zip_folder
 from headrace.services.watcher import Watcher
 
 __all__ = ["MariaDB"]
@@ -43,7 +42,7 @@ class MariaDB:
         """Loopback."""
         return "127.0.0.1"
 
-    def prepare(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> None:
+    def prepare(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> None:
         """Write my.cnf, and make the system tables when the data folder is new."""
         settings = my_cnf(node, layout, files[0])
         text = "".join(f"{key}={value}\n" for key, value in settings.items())
@@ -51,12 +50,12 @@ class MariaDB:
         if not (node.data / "mysql").exists():
             self._install_tables(node, files[0])
 
-    def command(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> Command:
+    def command(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> Command:
         """Run mariadbd as the user we are, root included, which it wants to be told."""
         program = str(files[0] / "bin" / "mariadbd")
         return Command([program, f"--defaults-file={node.folder / 'my.cnf'}", f"--user={getpass.getuser()}"])
 
-    def is_ready(self, node: NodePlan, layout: Layout) -> bool:
+    def is_ready(self, node: NodePlan, layout: ServiceLayout) -> bool:
         """Wait for its greeting."""
         return mariadb_greets((node.host, node.ports["client"]))
 
@@ -78,7 +77,7 @@ class MariaDB:
             raise ServiceFailed(node.name, "its system tables could not be made", done.stdout + done.stderr)
 
 
-def my_cnf(node: NodePlan, layout: Layout, home: Path) -> dict[str, str]:
+def my_cnf(node: NodePlan, layout: ServiceLayout, home: Path) -> dict[str, str]:
     """Decide the server's configuration; the caller's properties win."""
     return {
         "basedir": str(home),

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from headrace.errors import ServiceFailed
 from headrace.services.addresses import check_free
-from headrace.services.cache import Cache
 from headrace.services.launch import Ending, Lifeline, launch_attached, launch_detached, log_tail
-from headrace.services.ports import Layout, NodePlan, Service
+from headrace.services.packages import Cache
+from headrace.services.ports import NodePlan, Service, ServiceLayout
 from headrace.services.processes import ServerProcess
 from headrace.services.watcher import Quiet
 
@@ -27,7 +27,7 @@ class Node:
     Does not promise: that others of the cluster notice at once.
     """
 
-    def __init__(self, plan: NodePlan, *, service: Service, layout: Layout, files: Sequence[Path]) -> None:
+    def __init__(self, plan: NodePlan, *, service: Service, layout: ServiceLayout, files: Sequence[Path]) -> None:
         self.plan = plan
         self.is_attached = False
         self.throws_away = False

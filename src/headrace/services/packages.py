@@ -1,12 +1,88 @@
-"""The pinned files a server is made of, as the lock files beside this module list them."""
+"""The pinned files a server is made of, in one folder of the user, checked by SHA-256 whenever they are used."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
-__all__ = ["Package", "locked"]
+from headrace.errors import ChecksumMismatch, MissingExtra
+
+__all__ = ["Cache", "Package", "cache_folder", "locked"]
+
+
+def cache_folder() -> Path:
+    """The folder: HEADRACE_CACHE, or `headrace` in the user's cache folder."""
+    if named := os.environ.get("HEADRACE_CACHE"):
+        return Path(named).expanduser().resolve()
+    users = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return (Path(users).expanduser() / "headrace").resolve()
+
+
+class Cache:
+    """Fetched files and unpacked archives.
+
+    Promises: a path it returns held exactly the pinned bytes when it was looked at.
+    Does not promise: that somebody does not change the file afterwards.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or cache_folder()
+
+    def path(self, package: Package) -> Path:
+        """Where the package's file lies, whether it is there or not."""
+        return self.folder / "packages" / package.path
+
+    def unpacked(self, package: Package) -> Path:
+        """Where the package's archive is unpacked, whether it is there or not."""
+        return self.folder / "unpacked" / f"{package.artifact}-{package.version}-{package.sha256[:12]}"
+
+    def holds(self, package: Package) -> bool:
+        """Say whether the file is there and right; a wrong one is thrown away. Raises ChecksumMismatch."""
+        path = self.path(package)
+        if not path.exists():
+            return False
+        check(path, package)
+        return True
+
+    def admit(self, fetched: Path, package: Package) -> None:
+        """Take in a file that was fetched into a folder of the same file system. Raises ChecksumMismatch."""
+        check(fetched, package)
+        target = self.path(package)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fetched.replace(target)
+
+    @contextmanager
+    def locked(self, package: Package) -> Iterator[None]:
+        """Keep other starters, of this process and others, away from the package."""
+        try:
+            from filelock import FileLock
+        except ImportError as error:
+            raise MissingExtra("filelock", "services") from error
+        locks = self.folder / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        with FileLock(locks / f"{package.sha256}.lock"):
+            yield
+
+    def staging(self) -> Path:
+        """The folder for half-done things; they leave it by a rename."""
+        folder = self.folder / "staging"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def check(path: Path, package: Package) -> None:
+    """Raise ChecksumMismatch, and throw the file away, unless it is the one that was pinned."""
+    with path.open("rb") as file:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual == package.sha256:
+        return
+    path.unlink()
+    raise ChecksumMismatch(str(path), package.sha256, actual)
 
 
 @dataclass(frozen=True, slots=True)

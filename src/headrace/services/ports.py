@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from headrace.services.cache import Cache
+from headrace.services.packages import Cache
 from headrace.services.watcher import Watcher
 
-__all__ = ["Command", "Layout", "NodePlan", "Service"]
+__all__ = ["Command", "NodePlan", "Service", "ServiceLayout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class NodePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ServiceLayout:
     """All servers of one service, with the properties the caller sets over ours."""
 
     service: str
@@ -86,15 +86,15 @@ class Service(Protocol):
         """Choose the loopback address of the node; numbers start at 1."""
         ...
 
-    def prepare(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> None:
+    def prepare(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> None:
         """Write the configuration, and what a first start needs; data that is there stays."""
         ...
 
-    def command(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> Command:
+    def command(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> Command:
         """Say how the server is run."""
         ...
 
-    def is_ready(self, node: NodePlan, layout: Layout) -> bool:
+    def is_ready(self, node: NodePlan, layout: ServiceLayout) -> bool:
         """Ask the server, in its own protocol, whether it serves. An OSError means no."""
         ...
 

@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.errors import ServiceFailed, UnsupportedPlatform
-from headrace.services.cache import Cache
-from headrace.services.packages import Package, locked
+from headrace.services.fetch import tar_within_zip, unpack
+from headrace.services.packages import Cache, Package, locked
 from headrace.services.platforms import UNPRIVILEGED, is_enterable, is_root, need_linux_amd64, own
-from headrace.services.ports import Command, Layout, NodePlan
+from headrace.services.ports import Command, NodePlan, ServiceLayout
 from headrace.services.probes import postgres_greets
-from headrace.services.unpack import tar_within_zip, unpack
 from headrace.services.watcher import Watcher
 
 __all__ = ["Postgres"]
@@ -50,20 +49,20 @@ class Postgres:
         """Loopback."""
         return "127.0.0.1"
 
-    def prepare(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> None:
+    def prepare(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> None:
         """Make the database cluster when the data folder is new."""
         if is_root():
             _open_to_all(node)
         if not (node.data / "PG_VERSION").exists():
             self._init(node, files[0])
 
-    def command(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> Command:
+    def command(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> Command:
         """Run postgres, with its settings on the command line."""
         settings = [f"--{key}={value}" for key, value in postgresql_conf(node, layout).items()]
         argv = [str(files[0] / "bin" / "postgres"), "-D", str(node.data), *settings]
         return Command(argv, user=_user())
 
-    def is_ready(self, node: NodePlan, layout: Layout) -> bool:
+    def is_ready(self, node: NodePlan, layout: ServiceLayout) -> bool:
         """Log in; while it starts up or recovers it says no."""
         return postgres_greets((node.host, node.ports["client"]), user="postgres")
 
@@ -83,7 +82,7 @@ class Postgres:
             raise ServiceFailed(node.name, "its database cluster could not be made", done.stdout + done.stderr)
 
 
-def postgresql_conf(node: NodePlan, layout: Layout) -> dict[str, str]:
+def postgresql_conf(node: NodePlan, layout: ServiceLayout) -> dict[str, str]:
     """Decide the server's configuration; the caller's properties win."""
     return {
         "listen_addresses": node.host,

@@ -6,21 +6,20 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.services.cache import Cache
+from headrace.services.fetch import tar_of, unpack
 from headrace.services.java import find_java, private_tmp
-from headrace.services.packages import locked
-from headrace.services.ports import Command, Layout, NodePlan
+from headrace.services.packages import Cache, locked
+from headrace.services.ports import Command, NodePlan, ServiceLayout
 from headrace.services.probes import http_answers
-from headrace.services.unpack import tar_of, unpack
 from headrace.services.watcher import Watcher
 
-__all__ = ["Registry"]
+__all__ = ["RegistryService"]
 
 CONFLUENT_API = "/apis/ccompat/v7"
 JVM = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-XX:-UsePerfData")
 
 
-class Registry:
+class RegistryService:
     """One registry that keeps its schemas in memory; `properties` become environment variables."""
 
     name = "registry"
@@ -41,10 +40,10 @@ class Registry:
         """Loopback."""
         return "127.0.0.1"
 
-    def prepare(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> None:
+    def prepare(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> None:
         """Nothing is needed: it is configured by its environment."""
 
-    def command(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> Command:
+    def command(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> Command:
         """Run the runner jar."""
         (runner,) = files[0].glob("*-runner.jar")
         settings = {
@@ -55,7 +54,7 @@ class Registry:
         }
         return Command([str(find_java()), *JVM, private_tmp(node.folder), "-jar", str(runner)], env=settings)
 
-    def is_ready(self, node: NodePlan, layout: Layout) -> bool:
+    def is_ready(self, node: NodePlan, layout: ServiceLayout) -> bool:
         """Ask for the list of subjects."""
         return http_answers(f"{self.url(node)}/subjects")
 

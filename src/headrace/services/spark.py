@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.services.cache import Cache
 from headrace.services.fetch import fetch
-from headrace.services.packages import locked
+from headrace.services.packages import Cache, locked
 from headrace.services.watcher import Watcher
 
 __all__ = ["spark_jars"]

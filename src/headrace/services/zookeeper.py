@@ -6,11 +6,10 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.services.cache import Cache
 from headrace.services.fetch import fetch
 from headrace.services.java import find_java, private_tmp
-from headrace.services.packages import locked
-from headrace.services.ports import Command, Layout, NodePlan
+from headrace.services.packages import Cache, locked
+from headrace.services.ports import Command, NodePlan, ServiceLayout
 from headrace.services.probes import zookeeper_says
 from headrace.services.watcher import Watcher
 
@@ -39,20 +38,20 @@ class ZooKeeper:
         """All servers share the address and differ in their ports."""
         return "127.0.0.1"
 
-    def prepare(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> None:
+    def prepare(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> None:
         """Write zoo.cfg and the server's number."""
         settings = zoo_cfg(node, layout)
         (node.folder / "zoo.cfg").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         (node.data / "myid").write_text(f"{node.number}\n")
 
-    def command(self, node: NodePlan, layout: Layout, files: Sequence[Path]) -> Command:
+    def command(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> Command:
         """Run QuorumPeerMain."""
         java = [str(find_java()), *JVM, private_tmp(node.folder), "-Dorg.slf4j.simpleLogger.showDateTime=true"]
         java += ["-cp", ":".join(map(str, files))]
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         return Command([*java, main, str(node.folder / "zoo.cfg")])
 
-    def is_ready(self, node: NodePlan, layout: Layout) -> bool:
+    def is_ready(self, node: NodePlan, layout: ServiceLayout) -> bool:
         """Ask for its mode: it serves when it stands alone, leads or follows."""
         return "Mode: " in zookeeper_says((node.host, node.ports["client"]), "srvr")
 
@@ -61,7 +60,7 @@ class ZooKeeper:
         return f"zookeeper://{node.at('client')}"
 
 
-def zoo_cfg(node: NodePlan, layout: Layout) -> dict[str, str]:
+def zoo_cfg(node: NodePlan, layout: ServiceLayout) -> dict[str, str]:
     """Decide the server's configuration; the caller's properties win."""
     peers = {f"server.{one.number}": f"{one.host}:{one.ports['peers']}:{one.ports['election']}" for one in layout.nodes}
     return {

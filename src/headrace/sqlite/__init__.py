@@ -9,6 +9,6 @@ from headrace.sqlite.changes import ChangeWatch
 from headrace.sqlite.connections import Readers, connect, explain
 from headrace.sqlite.files import prepare_file
 from headrace.sqlite.group_commit import GroupCommit
-from headrace.sqlite.leases import Lease, Leases
+from headrace.sqlite.leases import SCHEMA, Lease, Leases
 
-__all__ = ["ChangeWatch", "GroupCommit", "Lease", "Leases", "Readers", "connect", "explain", "prepare_file"]
+__all__ = ["SCHEMA", "ChangeWatch", "GroupCommit", "Lease", "Leases", "Readers", "connect", "explain", "prepare_file"]

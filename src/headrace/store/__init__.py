@@ -5,11 +5,19 @@ repeated; a reader gets what was acknowledged; pages follow the reader's demand.
 Does not promise: to be up to date. Journals merge it with the head of the log.
 """
 
-from headrace.store.limits import MAX_ID_BYTES, MAX_TAG_BYTES, why_id_is_refused, why_tags_are_refused
-from headrace.store.opening import open_store
-from headrace.store.ports import Settings, Snapshots, Store, StoreReader, StoreWriter, TagNumbers, Tags, TagViews
+from headrace.store.backends import open_store
+from headrace.store.limits import (
+    MAX_ID_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_TAG_BYTES,
+    why_id_is_refused,
+    why_tags_are_refused,
+)
+from headrace.store.ports import SharedSettings, Snapshots, Store, StoreReader, StoreWriter, TagNumbers, Tags, TagViews
 from headrace.store.rows import (
     DEFAULT_SEGMENT_SIZE,
+    FIRST_TAG_TIME,
+    LAST_TAG_TIME,
     EventRow,
     JournalMeta,
     Place,
@@ -17,16 +25,23 @@ from headrace.store.rows import (
     RowDeletion,
     SegmentGap,
     SnapshotRow,
+    TagNumber,
+    TagRow,
+    TagTime,
     java_hash,
     meta_segment,
     segment_of,
+    tag_time_of,
+    timeuuid,
     write_time,
 )
-from headrace.store.tag_rows import TagNumber, TagRow, TagTime, tag_time_of, timeuuid
 
 __all__ = [
     "DEFAULT_SEGMENT_SIZE",
+    "FIRST_TAG_TIME",
+    "LAST_TAG_TIME",
     "MAX_ID_BYTES",
+    "MAX_PAYLOAD_BYTES",
     "MAX_TAG_BYTES",
     "EventRow",
     "JournalMeta",
@@ -34,7 +49,7 @@ __all__ = [
     "ReplicatedOffset",
     "RowDeletion",
     "SegmentGap",
-    "Settings",
+    "SharedSettings",
     "SnapshotRow",
     "Snapshots",
     "Store",

@@ -1,7 +1,6 @@
-"""What every store can keep: a row beyond these limits is refused for good, so its journal is held and no other.
+"""What every store can keep and answer: anything beyond these limits is refused.
 
-Cassandra sets them. A partition key takes 65 535 bytes with 3 more for each of its parts: journals have (id, topic,
-segment), views by tag (tag, bucket). A row must fit into half of a commit log segment, 16 MiB.
+A row beyond them is refused for good, so its journal is held and no other.
 """
 
 from __future__ import annotations
@@ -9,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["MAX_ID_BYTES", "MAX_PAYLOAD_BYTES", "MAX_TAG_BYTES", "why_id_is_refused", "why_tags_are_refused"]
+from headrace.errors import BadArgument
+
+__all__ = [
+    "MAX_ID_BYTES",
+    "MAX_PAYLOAD_BYTES",
+    "MAX_TAG_BYTES",
+    "check_paging",
+    "why_id_is_refused",
+    "why_tags_are_refused",
+]
 
 _KEY_BYTES: Final = 65_535
 _PART_BYTES: Final = 3
@@ -39,3 +47,11 @@ def why_tags_are_refused(tags: Iterable[str]) -> str | None:
         if (size_bytes := len(tag.encode())) > MAX_TAG_BYTES:
             return f"a tag has {size_bytes} bytes, a store takes {MAX_TAG_BYTES}"
     return None
+
+
+def check_paging(*, segment_size: int, page_size: int) -> None:
+    """Refuse pages and segments that hold nothing."""
+    if segment_size < 1:
+        raise BadArgument("segment_size", segment_size, "a segment holds at least 1 seq_nr")
+    if page_size < 1:
+        raise BadArgument("page_size", page_size, "a page holds at least 1 row")

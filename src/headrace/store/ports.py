@@ -9,10 +9,20 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from headrace.model import TopicPartition
-from headrace.store.rows import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion, SegmentGap, SnapshotRow
-from headrace.store.tag_rows import TagNumber, TagRow, TagTime
+from headrace.store.rows import (
+    EventRow,
+    JournalMeta,
+    Place,
+    ReplicatedOffset,
+    RowDeletion,
+    SegmentGap,
+    SnapshotRow,
+    TagNumber,
+    TagRow,
+    TagTime,
+)
 
-__all__ = ["Settings", "Snapshots", "Store", "StoreReader", "StoreWriter", "TagNumbers", "TagViews", "Tags"]
+__all__ = ["SharedSettings", "Snapshots", "Store", "StoreReader", "StoreWriter", "TagNumbers", "TagViews", "Tags"]
 
 
 class StoreReader(Protocol):
@@ -102,7 +112,7 @@ class Snapshots(Protocol):
         ...
 
 
-class Settings(Protocol):
+class SharedSettings(Protocol):
     """Small facts that all processes of a deployment share; changes are atomic."""
 
     async def get(self, key: str) -> str | None:
@@ -229,7 +239,7 @@ class Store(Protocol):
         ...
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> SharedSettings:
         """Shared facts."""
         ...
 

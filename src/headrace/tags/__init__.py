@@ -5,26 +5,53 @@ offset that can be stored, and resumed from without missing or repeating an even
 Does not promise: an order by the clocks of those who wrote, or anything about events of journals that are held.
 """
 
-from headrace.tags.buckets import Bucket
-from headrace.tags.events import TaggedEvent
-from headrace.tags.history import Chooser
-from headrace.tags.offsets import After, TagOffset, after_of
+from headrace.tags.events import After, TaggedEvent, TagOffset, after_of, tagged_row
+from headrace.tags.fill import Chooser, HistoryCount, TagFills
+from headrace.tags.gaps import Sequences
 from headrace.tags.query import TagQueries
-from headrace.tags.repairing import TagRepair
-from headrace.tags.trimming import TagTrim
-from headrace.tags.untagged import UntaggedViews
-from headrace.tags.writing import TagWriter
+from headrace.tags.registry import (
+    REGISTRY_KEY,
+    Bucket,
+    PlacesOfTopic,
+    TagFacts,
+    TagFill,
+    TagRegistry,
+    TagUse,
+    decode_registry,
+)
+from headrace.tags.repair import CatchingUp, TagRepair
+from headrace.tags.trim import ALL_TAGS, TagTrim
+from headrace.tags.trimmed import Trimmed, all_trimmed, is_trimmed
+from headrace.tags.write import Numbering, TagWriter, UntaggedViews, number_of
 
 __all__ = [
+    "ALL_TAGS",
+    "REGISTRY_KEY",
     "After",
     "Bucket",
+    "CatchingUp",
     "Chooser",
+    "HistoryCount",
+    "Numbering",
+    "PlacesOfTopic",
+    "Sequences",
+    "TagFacts",
+    "TagFill",
+    "TagFills",
     "TagOffset",
     "TagQueries",
+    "TagRegistry",
     "TagRepair",
     "TagTrim",
+    "TagUse",
     "TagWriter",
     "TaggedEvent",
+    "Trimmed",
     "UntaggedViews",
     "after_of",
+    "all_trimmed",
+    "decode_registry",
+    "is_trimmed",
+    "number_of",
+    "tagged_row",
 ]

@@ -1,18 +1,122 @@
-"""Events as queries by tag give them: out of a row of the views or out of a record of the log, the same."""
+"""Events as queries by tag give them, and where a query is: the place of its last event, as a value and as text."""
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import NamedTuple, TypeAlias, cast
 
 import msgspec
 
-from headrace.journal.decoding import event_of_row
-from headrace.journal.payloads import decode_payload
+from headrace.errors import BadArgument
 from headrace.model import StoredEvent
-from headrace.store import EventRow, TagRow, tag_time_of
-from headrace.tags.offsets import TagOffset
+from headrace.protocol import decode_payload, event_of_row
+from headrace.store import LAST_TAG_TIME, EventRow, TagRow, TagTime, tag_time_of
 
-__all__ = ["TaggedEvent", "tagged", "tagged_row"]
+__all__ = ["After", "TagOffset", "TaggedEvent", "after_of", "tagged", "tagged_row"]
+
+_MS = 1000
+_BEFORE_ALL = -1
+_NO_SEQ_NR = (1 << 63) - 1  # above all: the event that an older text names is not after it
+_PARTS = (5, 6)
+
+
+class TagOffset(NamedTuple):
+    """A place in the order of tagged events. `number` tells apart the events of one record.
+
+    `seq_nr` is the event's own. It finds the event again where views that were lost have been written with other
+    numbers; texts of older versions lack it. Its text (`str(offset)`) can be stored and parsed again; resuming from it
+    gives what comes after.
+    """
+
+    log_time_ms: int
+    topic_number: int
+    partition: int
+    offset: int
+    number: int
+    seq_nr: int = _NO_SEQ_NR
+
+    @classmethod
+    def at(cls, moment: datetime | int) -> TagOffset:
+        """Return the place before all events of a moment: a datetime with a time zone, or milliseconds."""
+        if isinstance(moment, datetime):
+            if moment.tzinfo is None:
+                raise BadArgument("after", moment, "a time needs a time zone, as in datetime.now(UTC)")
+            moment = int(moment.astimezone(UTC).timestamp() * _MS)
+        if moment < 0:
+            raise BadArgument("after", moment, "no event is older than 1970")
+        return cls(moment, _BEFORE_ALL, _BEFORE_ALL, _BEFORE_ALL, _BEFORE_ALL)
+
+    @classmethod
+    def parse(cls, text: str) -> TagOffset:
+        """Return the place that a stored text names."""
+        rule = "an offset is five or six numbers, as `str(event.tag_offset)` gives"
+        parts = text.split(":")
+        if len(parts) not in _PARTS:
+            raise BadArgument("after", text, rule)
+        try:
+            return cls(*(int(part) for part in parts))
+        except ValueError as error:
+            raise BadArgument("after", text, rule) from error
+
+    @classmethod
+    def of(cls, time: TagTime, number: int, seq_nr: int) -> TagOffset:
+        """Return the place of one event."""
+        return cls(*time, number, seq_nr)
+
+    def renumbered(self, rows: Iterable[tuple[int, int]]) -> TagOffset:
+        """Return the same place by the numbers of now: `rows` are (number, seq_nr) of what its record has in the views.
+
+        Where they are as they were, or can't be compared, nothing changes.
+        """
+        found = sorted(rows)
+        if not found or self.seq_nr == _NO_SEQ_NR or (self.number, self.seq_nr) in found:
+            return self
+        passed = [number for number, seq_nr in found if seq_nr <= self.seq_nr]
+        return self._replace(number=max(passed, default=found[0][0] - 1))
+
+    def covers(self, other: TagOffset) -> bool:
+        """Say whether who has come here has passed the other place too, whatever numbers its record has by now."""
+        if self[:4] != other[:4] or _NO_SEQ_NR in (self.seq_nr, other.seq_nr):
+            return self >= other
+        return self.seq_nr >= other.seq_nr
+
+    @property
+    def has_seq_nr(self) -> bool:
+        """Whether the event's seq_nr is known: texts of older versions lack it, and so do times."""
+        return self.seq_nr != _NO_SEQ_NR
+
+    @property
+    def before_record(self) -> TagOffset:
+        """The place before all events of the record, whatever their numbers; `covers` still knows the event."""
+        return self if self.partition < 0 else self._replace(number=_BEFORE_ALL)
+
+    @property
+    def time(self) -> TagTime:
+        """The place of the record: the first one at or after this offset."""
+        return TagTime(self.log_time_ms, *(max(part, 0) for part in self[1:4]))
+
+    def __str__(self) -> str:
+        return ":".join(str(part) for part in (self if self.seq_nr != _NO_SEQ_NR else self[:5]))
+
+
+After: TypeAlias = TagOffset | str | datetime | None
+
+
+def after_of(after: After) -> TagOffset | None:
+    """Return where to start, however the caller says it; None is the start of time. Raises BadArgument."""
+    if after is None:
+        return None
+    if isinstance(after, datetime):
+        return TagOffset.at(after)
+    if not isinstance(after, TagOffset | str):
+        raise BadArgument("after", after, "it is an event's tag_offset, its text, or a datetime")
+    offset = TagOffset.parse(after) if isinstance(after, str) else after
+    lowest = (0, *[_BEFORE_ALL] * 5)
+    highest = (*LAST_TAG_TIME, _NO_SEQ_NR, _NO_SEQ_NR)
+    if not all(low <= part <= high for low, part, high in zip(lowest, offset, highest, strict=True)):
+        raise BadArgument("after", str(after), "no event can have this offset; give one that a query gave")
+    return offset
 
 
 class TaggedEvent(StoredEvent, frozen=True, kw_only=True):

@@ -11,12 +11,11 @@ from __future__ import annotations
 import msgspec
 
 from headrace.errors import BadArgument, UnknownTopic
-from headrace.journal import Layout
-from headrace.journal.topology import layout_key
+from headrace.journal import Layout, layout_key
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.store import ReplicatedOffset, Store
-from headrace.tags.registry import Registry, TagRegistry, TopicEntry, check_use
+from headrace.tags.registry import TagFacts, TagRegistry, TopicEntry, check_use
 
 __all__ = ["Floors", "decode_layout", "read_layout"]
 
@@ -37,7 +36,7 @@ class Floors:
         self._registry = registry
         self._log = log
 
-    async def open_topic(self, topic: str) -> Registry:
+    async def open_topic(self, topic: str) -> TagFacts:
         """Return the facts with the topic in them, opened if it was not."""
         registry = await self._registry.change(lambda known: _announced(known, topic))
         if registry.topics[topic].floor_ms is not None:
@@ -45,7 +44,7 @@ class Floors:
         floor_ms = await self._highest(registry)
         return await self._registry.change(lambda known: _opened(known, topic, floor_ms))
 
-    async def generation(self, registry: Registry, layout: Layout, generation: int) -> tuple[Registry, int]:
+    async def generation(self, registry: TagFacts, layout: Layout, generation: int) -> tuple[TagFacts, int]:
         """Return the least log time of a generation's records, settled if it was not; and the facts."""
         topic = layout.topic
         if registry.floor_ms(topic, 0) is None:
@@ -69,17 +68,17 @@ class Floors:
             before_ms = max(before_ms, known)
         return registry, before_ms
 
-    async def views_checked(self) -> Registry:
+    async def views_checked(self) -> TagFacts:
         """Return the facts as they are now. Raises TagsIncomplete, TagViewsLost."""
         registry = check_use(await self._registry.read())
         await self._registry.check(registry)
         return registry
 
-    async def note_gone(self, topic: str, last_ms: int) -> Registry:
+    async def note_gone(self, topic: str, last_ms: int) -> TagFacts:
         """Note how far queries had read a topic that is gone: if it is made again it begins above that."""
         return await self._registry.change(lambda facts: _gone(facts, topic, last_ms))
 
-    async def _highest(self, registry: Registry, *, without: str | None = None) -> int:
+    async def _highest(self, registry: TagFacts, *, without: str | None = None) -> int:
         """Return the highest log time that any partition of an open topic, perhaps without one, has come to."""
         highest_ms = 0
         for topic, entry in registry.topics.items():
@@ -92,7 +91,7 @@ class Floors:
                 highest_ms = max(highest_ms, head_ms)
         return highest_ms
 
-    async def _boundary_time(self, registry: Registry, layout: Layout, generation: int, before_ms: int) -> int:
+    async def _boundary_time(self, registry: TagFacts, layout: Layout, generation: int, before_ms: int) -> int:
         """Return the highest log time at a generation's boundaries; of all topics if this one was made anew."""
         began = layout.generations[generation]
         if began.boundaries:
@@ -131,40 +130,40 @@ class Floors:
             highest_ms = max([highest_ms, *(record.timestamp_ms for record in batch.records)])
         return highest_ms
 
-    async def log_time_ms(self, registry: Registry, layout: Layout, start: ReplicatedOffset) -> tuple[Registry, int]:
+    async def log_time_ms(self, registry: TagFacts, layout: Layout, start: ReplicatedOffset) -> tuple[TagFacts, int]:
         """Return the log time that a partition goes on from after `start`; and the facts."""
         registry, floor_ms = await self.generation(registry, layout, start.generation)
         return registry, max(floor_ms, start.log_time_ms)
 
 
-def _announced(registry: Registry, topic: str) -> Registry:
+def _announced(registry: TagFacts, topic: str) -> TagFacts:
     if topic in registry.topics:
         return registry
     return registry.with_topic(topic, TopicEntry(len(registry.topics)))
 
 
-def _opened(registry: Registry, topic: str, floor_ms: int) -> Registry:
+def _opened(registry: TagFacts, topic: str, floor_ms: int) -> TagFacts:
     entry = registry.topics[topic]
     if entry.floor_ms is not None:
         return registry
     return registry.with_topic(topic, msgspec.structs.replace(entry, floor_ms=floor_ms))
 
 
-def _made_anew(registry: Registry, topic: str, generation: int) -> Registry:
+def _made_anew(registry: TagFacts, topic: str, generation: int) -> TagFacts:
     entry = registry.topics[topic]
     if entry.announced >= generation:
         return registry
     return registry.with_topic(topic, msgspec.structs.replace(entry, announced=generation))
 
 
-def _gone(registry: Registry, topic: str, last_ms: int) -> Registry:
+def _gone(registry: TagFacts, topic: str, last_ms: int) -> TagFacts:
     entry = registry.topics.get(topic)
     if entry is None or entry.last_ms >= last_ms:
         return registry
     return registry.with_topic(topic, msgspec.structs.replace(entry, last_ms=last_ms))
 
 
-def _begun(registry: Registry, topic: str, generation: int, floor_ms: int) -> Registry:
+def _begun(registry: TagFacts, topic: str, generation: int, floor_ms: int) -> TagFacts:
     entry = registry.topics[topic]
     generations = {str(generation): floor_ms, **entry.generations}
     return registry.with_topic(topic, msgspec.structs.replace(entry, generations=generations))

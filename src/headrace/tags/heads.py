@@ -13,17 +13,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.journal import Layout
-from headrace.journal.actions import Mark, Verdict
-from headrace.journal.folding import Entry
-from headrace.journal.head import HeadKind
-from headrace.journal.head_index import HeadIndex
 from headrace.model import Batch, Position, TopicPartition
+from headrace.protocol import Entry, HeadIndex, HeadKind, Mark, Verdict
 from headrace.store import TagTime
-from headrace.tags.events import TaggedEvent
+from headrace.tags.events import TaggedEvent, TagOffset
 from headrace.tags.key_states import KeyState
-from headrace.tags.offsets import TagOffset
 from headrace.tags.partitions import Cursor, Found, SharedPartition
-from headrace.tags.seams import Known
+from headrace.tags.seams import KnownSeam
 
 __all__ = ["HeadCalls", "PartitionHead"]
 
@@ -59,7 +55,9 @@ class HeadCalls:
 class PartitionHead:
     """Follows one partition from the seam on."""
 
-    def __init__(self, start: Known, tag: str, shared: SharedPartition, calls: HeadCalls, *, page_size: int) -> None:
+    def __init__(
+        self, start: KnownSeam, tag: str, shared: SharedPartition, calls: HeadCalls, *, page_size: int
+    ) -> None:
         self.at: TopicPartition = start.at
         self.cursor = Cursor.behind(start)
         self.events: deque[TaggedEvent] = deque()

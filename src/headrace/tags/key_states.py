@@ -6,19 +6,33 @@ covers was replicated already: its row is in the views, or it was void.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-from headrace.journal.actions import Append
-from headrace.journal.decoding import events_of_record
-from headrace.journal.folding import Effect, Entry, step
+import msgspec
+
+from headrace.journal import Layout
+from headrace.log import Log
+from headrace.model import TopicPartition
+from headrace.protocol import (
+    Append,
+    Effect,
+    Entry,
+    Mark,
+    decode_append,
+    entry_of,
+    events_of_record,
+    next_generation,
+    step,
+)
 from headrace.store import JournalMeta, Place, Store, TagTime
-from headrace.tags.buckets import Bucket
-from headrace.tags.events import TaggedEvent, tagged, tagged_row
-from headrace.tags.numbering import unique_tags
-from headrace.tags.offsets import TagOffset
+from headrace.tags.events import TaggedEvent, TagOffset, tagged, tagged_row
+from headrace.tags.registry import Bucket
+from headrace.tags.write import unique_tags
 
-__all__ = ["KeyState", "load_key", "rows_of"]
+__all__ = ["KeyLookup", "KeyState", "Scanned", "load_key", "rows_of"]
 
 
 @dataclass(slots=True)
@@ -73,3 +87,115 @@ async def rows_of(store: Store, bucket: Bucket, tag: str, id_: str, time: TagTim
     """Return the events of a replicated record as the views have them; none if it was void."""
     pages = store.tags.views.read(tag, bucket.start_of(time.log_time_ms), first=time, last=time)
     return [tagged_row(row) async for page in pages for row in page if row.pid == id_]
+
+
+_NOWHERE = Place(-1, -1)
+
+
+class Scanned(NamedTuple):
+    """A key's actions, oldest first, and how many events under the tag each append has."""
+
+    entries: list[Entry]
+    counts: dict[Place, int]
+
+
+class RememberedKeys(Protocol):
+    """A head, as far as it answers questions about keys."""
+
+    def tracked(self, entry: Entry) -> KeyState | None:
+        """Return the state of a key that was followed there before its topic grew."""
+        ...
+
+    def ask(self, id_: str, up_to: int | None) -> Sequence[Entry] | None:
+        """Return a key's actions up to an offset, or up to the position."""
+        ...
+
+
+class KeyLookup:
+    """Looks for the keys of one tag. `layout_of` returns a topic's layout, `heads` are those that remember keys."""
+
+    def __init__(
+        self,
+        log: Log,
+        store: Store,
+        tag: str,
+        *,
+        layout_of: Callable[[str], Layout],
+        heads: Mapping[TopicPartition, RememberedKeys],
+    ) -> None:
+        self._log = log
+        self._store = store
+        self._tag = tag
+        self._layout_of = layout_of
+        self._heads = heads
+
+    async def load(self, entry: Entry) -> KeyState:
+        """Return a key's state before an action: where it was before it moved; else the store's and the heads'.
+
+        The heads are asked first: what they have let go of since they were asked is in the store by then.
+        """
+        found = self.before(entry) or await self.scan(entry)
+        stored = await load_key(self._store, self._tag, entry.topic, entry.id)
+        followed = [state for head in self._heads.values() if (state := head.tracked(entry)) is not None]
+        latest = max((stored, *followed), key=lambda state: state.meta.place if state.meta is not None else _NOWHERE)
+        state = dataclasses.replace(latest)
+        state.carry_on(found.entries, found.counts)
+        return state
+
+    def before(self, entry: Entry) -> Scanned | None:
+        """Return a key's actions in the heads before an action; None if they are not all known.
+
+        A key that moved when its topic grew has some of them in the partitions where it was before.
+        """
+        found: dict[Place, Entry] = {}
+        for stay in self._layout_of(entry.topic).stays(entry.id):
+            is_here = stay.at.partition == entry.partition
+            if is_here and stay.start > entry.offset:
+                break  # a later stay in the same partition
+            is_last = is_here and (stay.end is None or entry.offset < stay.end)
+            head = self._heads.get(stay.at)
+            entries = head.ask(entry.id, entry.offset - 1 if is_last else stay.end) if head is not None else ()
+            if entries is None:
+                return None
+            found |= {each.place: each for each in entries if each.place < entry.place}
+            if is_last:
+                break
+        return Scanned([found[place] for place in sorted(found)], {})
+
+    async def scan(self, entry: Entry) -> Scanned:
+        """Return the same from the log itself."""
+        found = Scanned([], {})
+        layout = self._layout_of(entry.topic)
+        for stay in layout.stays(entry.id):
+            is_here = stay.at.partition == entry.partition and stay.start <= entry.offset
+            is_last = is_here and (stay.end is None or entry.offset < stay.end)
+            replicated = layout.of_topic(await self._store.reader.replicated(stay.at))
+            generation = layout.first_generation(stay.at.partition)
+            if replicated is not None:
+                generation = max(generation, replicated.generation)
+            first = max(replicated.offset + 1 if replicated is not None else 0, stay.start)
+            end = entry.offset if is_last or stay.end is None else stay.end
+            if end > first:
+                await self._scan(stay.at, first, end, entry.id, generation, found)
+            if is_last:
+                break
+        return found
+
+    async def _scan(self, at: TopicPartition, first: int, end: int, id_: str, generation: int, found: Scanned) -> None:
+        async for batch in self._log.read(at, first, end):
+            for record in batch.records:
+                each = entry_of(record, generation) if record.offset < end else None
+                if each is not None and isinstance(each.action, Mark):
+                    generation = next_generation(generation, each.action)
+                elif each is not None and each.id == id_:
+                    found.counts[each.place] = self._count(each)
+                    found.entries.append(msgspec.structs.replace(each, record=None))
+
+    def _count(self, entry: Entry) -> int:
+        if not isinstance(entry.action, Append) or entry.record is None:
+            return 0
+        try:
+            events = decode_append(entry.action, entry.record.value).events
+        except ValueError:  # it holds its key, and has no events
+            return 0
+        return sum(self._tag in event.tags for event in events)

@@ -1,36 +1,79 @@
-"""What all queries of a process share of a partition: its records are read, decoded and remembered once.
-
-Each query has a head in each partition. A head that is behind reads the log itself, at its own speed. One that has
-come to the end of the log is served by the partition's one reader from then on: it is offered the actions that concern
-its tag, and moves with the reader past all others at no cost. A head that does not take its events is let go, and reads
-by itself again, so it holds up nobody else. Records that concern all keys of a partition end the reader; each head
-passes them by itself.
-"""
+"""What the last records of the log mean: found out once, for all queries of a process that follow the same feed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
 from headrace.errors import HeadraceError, Unavailable
 from headrace.journal import Layout
-from headrace.journal.actions import Mark, Verdict
-from headrace.journal.folding import Entry
-from headrace.journal.head import Head
 from headrace.log import Log
 from headrace.model import Batch, Position, Record, TopicPartition
 from headrace.observe import get_logger
+from headrace.protocol import Append, Entry, Head, Mark, Poison, Verdict, decode_append, entry_of
 from headrace.runtime import Backoff
-from headrace.store import Store, TagTime
-from headrace.store.tag_rows import FIRST_TAG_TIME
-from headrace.tags.decoded import Decoded, Meaning
-from headrace.tags.marking import MARK_KEY, Marker
-from headrace.tags.seams import Known
+from headrace.store import FIRST_TAG_TIME, Store, TagTime
+from headrace.tags.marks import MARK_KEY, Marker
+from headrace.tags.seams import KnownSeam
 
-__all__ = ["Cursor", "Found", "ServedHead", "SharedPartition", "SharedPartitions"]
+__all__ = ["Cursor", "Decoded", "Found", "Meaning", "ServedHead", "SharedPartition", "SharedPartitions"]
+
+_KEPT = 5000
+
+_NO_TAGS: frozenset[str] = frozenset()
+_Place: TypeAlias = tuple[str, int, int]
+
+
+class Meaning(NamedTuple):
+    """The action that a record stands for, and the tags of its events. What can't be decoded holds its key."""
+
+    entry: Entry | None
+    tags: frozenset[str] = _NO_TAGS
+    is_append: bool = False
+
+
+class _Known(NamedTuple):
+    record: Record
+    generation: int
+    log_time_ms: int
+    meaning: Meaning
+
+
+class Decoded:
+    """Remembers some records by their place. It is asked about the same record as often as there are queries."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[_Place, _Known] = OrderedDict()
+
+    def find(self, record: Record, generation: int, log_time_ms: int) -> Meaning:
+        """Return what a record means where a partition has that generation and log time."""
+        place = (record.topic, record.partition, record.offset)
+        known = self._known.get(place)
+        if known is not None and known[:3] == (record, generation, log_time_ms):
+            return known.meaning
+        meaning = _meaning(record, generation, log_time_ms)
+        self._known[place] = _Known(record, generation, log_time_ms, meaning)
+        if len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+        return meaning
+
+
+def _meaning(record: Record, generation: int, log_time_ms: int) -> Meaning:
+    entry = entry_of(record, generation, log_time_ms=log_time_ms)
+    if entry is None or not isinstance(entry.action, Append):
+        return Meaning(entry)
+    try:
+        events = decode_append(entry.action, record.value).events
+    except ValueError as error:
+        return Meaning(msgspec.structs.replace(entry, action=Poison(f"value: {error}")), is_append=True)
+    return Meaning(entry, frozenset(tag for event in events for tag in event.tags), is_append=True)
+
 
 _logger = get_logger(__name__)
 
@@ -56,7 +99,7 @@ class Cursor:
     log_time_ms: int
 
     @classmethod
-    def behind(cls, known: Known) -> Cursor:
+    def behind(cls, known: KnownSeam) -> Cursor:
         """Return the place behind what the views hold."""
         return cls(known.at, known.topic_number, known.place.offset + 1, known.place.generation, known.log_time_ms)
 
@@ -105,7 +148,7 @@ class SharedPartition:
 
     def __init__(
         self,
-        start: Known,
+        start: KnownSeam,
         log: Log,
         store: Store,
         decoded: Decoded,
@@ -141,7 +184,7 @@ class SharedPartition:
         """How many of them the reader serves."""
         return len(self._served)
 
-    def begin(self, start: Known) -> None:
+    def begin(self, start: KnownSeam) -> None:
         """Remember actions for a head that begins at a seam. If that is further on, the store has all below it."""
         if start.place.offset >= self.actions.position:
             self.actions.replicated(start.place.offset, start.place.generation)
@@ -337,7 +380,7 @@ class SharedPartitions:
         """Return the highest place that a partition has been read to."""
         return max((shared.position for shared in self._known.values()), default=FIRST_TAG_TIME)
 
-    def get(self, start: Known, layout: Layout) -> SharedPartition:
+    def get(self, start: KnownSeam, layout: Layout) -> SharedPartition:
         """Return what is shared of a partition."""
         name = (start.at, layout.topic_id)
         shared = self._known.get(name)

@@ -9,27 +9,23 @@ from functools import partial
 
 from headrace.config import TagSettings
 from headrace.errors import BadArgument, OffsetOutOfRange, TagBuilding, Unavailable, UnknownTopic
-from headrace.journal.limits import check_tag
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.observe import get_logger
+from headrace.protocol import check_tag
 from headrace.runtime import SYSTEM_CLOCK, Backoff
 from headrace.store import Store
 from headrace.tags.announcements import Announcements
-from headrace.tags.events import TaggedEvent
-from headrace.tags.fills import check_filled
+from headrace.tags.events import After, TaggedEvent, TagOffset, after_of
 from headrace.tags.floors import Floors
-from headrace.tags.gaps import GapSearch, lowest_numbers
-from headrace.tags.marking import Marker
-from headrace.tags.merging import Merge, MergeSources
+from headrace.tags.gaps import GapSearch, Sequences, lowest_numbers
+from headrace.tags.marks import Marker
+from headrace.tags.merge import Merge, MergeSources
 from headrace.tags.metrics import DELIVERED
-from headrace.tags.offsets import After, TagOffset, after_of
 from headrace.tags.partitions import SharedPartitions
-from headrace.tags.place_watch import NOBODY, PlaceWatch
-from headrace.tags.registry import TagRegistry, ViewsBegunAnew
+from headrace.tags.registry import TagRegistry, ViewsBegunAnew, check_filled
 from headrace.tags.seams import Seam, SeamOutdated, SeamReader
-from headrace.tags.sequences import Sequences
-from headrace.tags.several import check_names_event, merge_tags
+from headrace.tags.several import NOBODY, PlaceWatch, check_names_event, merge_tags
 from headrace.tags.trimmed import check_not_trimmed, read_trimmed
 from headrace.tags.view_rows import ViewRows
 

@@ -11,17 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from headrace.errors import UnknownTopic
-from headrace.journal import Layout
-from headrace.journal.topology import layout_key
+from headrace.journal import Layout, layout_key
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.store import Place, Store, TagRow, TagTime
+from headrace.tags.announcements import SharedLook
+from headrace.tags.events import TagOffset
 from headrace.tags.floors import Floors, decode_layout, read_layout
-from headrace.tags.offsets import TagOffset
-from headrace.tags.registry import Registry, TagRegistry
-from headrace.tags.shared_looks import SharedLook
+from headrace.tags.registry import TagFacts, TagRegistry
 
-__all__ = ["Known", "Seam", "SeamOutdated", "SeamReader"]
+__all__ = ["KnownSeam", "Seam", "SeamOutdated", "SeamReader"]
 
 _LATELY_S = 1.0
 
@@ -31,7 +30,7 @@ class SeamOutdated(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownSeam:
     """What the views hold of a partition: all up to `place` (offset -1: nothing yet), which has that log time."""
 
     at: TopicPartition
@@ -49,13 +48,13 @@ class Known:
 class Seam:
     """What the views hold, and the layouts of the topics. Topics that are gone from the log get no more events."""
 
-    partitions: Mapping[TopicPartition, Known]
+    partitions: Mapping[TopicPartition, KnownSeam]
     layouts: Mapping[str, Layout]
-    registry: Registry
+    registry: TagFacts
     gone: frozenset[str] = frozenset()
 
     @property
-    def live(self) -> list[Known]:
+    def live(self) -> list[KnownSeam]:
         """The partitions that the log goes on with."""
         return [known for known in self.partitions.values() if known.at.topic not in self.gone]
 
@@ -99,15 +98,15 @@ class SeamReader:
         """Return the seam as of now, read once for all queries that begin at the same time."""
         return await self._reading.now()
 
-    async def discover(self) -> Registry:
+    async def discover(self) -> TagFacts:
         """Open all topics that have journals; returns the facts."""
         return await self._discovering.now()
 
-    async def discovered(self) -> Registry:
+    async def discovered(self) -> TagFacts:
         """Return the same, as somebody found it a moment ago."""
         return await self._discovering.lately(_LATELY_S)
 
-    async def announced(self) -> Registry:
+    async def announced(self) -> TagFacts:
         """Return the facts as of now, with all that is announced in them opened."""
         return await self.opened(await self._registry.read(), ())
 
@@ -144,7 +143,7 @@ class SeamReader:
                 return Seam({known.at: known for known in partitions}, layouts, again, gone)
             registry = again
 
-    async def _discover(self) -> Registry:
+    async def _discover(self) -> TagFacts:
         registry = await self._registry.read()
         prefix = layout_key("")
         stored = await self._store.settings.all(prefix)
@@ -158,7 +157,7 @@ class SeamReader:
         """Return a topic's layout."""
         return await read_layout(self._store, topic)
 
-    async def opened(self, registry: Registry, topics: Iterable[str]) -> Registry:
+    async def opened(self, registry: TagFacts, topics: Iterable[str]) -> TagFacts:
         """Open what is announced and what is named here; returns the facts."""
         for topic in {*topics, *registry.topics}:
             entry = registry.topics.get(topic)
@@ -187,28 +186,28 @@ class SeamReader:
         living = {layout.topic for layout, is_same in zip(of_log, same, strict=True) if is_same}
         return frozenset(layout.topic for layout in layouts) - living
 
-    async def known(self, registry: Registry, layout: Layout, at: TopicPartition) -> Known:
+    async def known(self, registry: TagFacts, layout: Layout, at: TopicPartition) -> KnownSeam:
         """Return what the views hold of a partition."""
         generation = layout.first_generation(at.partition)
         replicated = await self._store.reader.replicated(at)
         number = registry.topics[layout.topic].number
         if replicated is None or replicated.generation < generation:
             _, floor_ms = await self._floors.generation(registry, layout, generation)
-            return Known(at, number, Place(generation, -1), floor_ms)
+            return KnownSeam(at, number, Place(generation, -1), floor_ms)
         if replicated.generation > layout.generation:  # it grew after the layout was read
             layout = await read_layout(self._store, layout.topic) or layout
         _, log_time_ms = await self._floors.log_time_ms(registry, layout, replicated)
-        return Known(at, number, Place(replicated.generation, replicated.offset), log_time_ms)
+        return KnownSeam(at, number, Place(replicated.generation, replicated.offset), log_time_ms)
 
-    async def _known(self, registry: Registry, layout: Layout) -> list[Known]:
+    async def _known(self, registry: TagFacts, layout: Layout) -> list[KnownSeam]:
         places = [TopicPartition(layout.topic, partition) for partition in range(layout.partitions)]
         return list(await asyncio.gather(*(self.known(registry, layout, at) for at in places)))
 
-    async def _layouts(self, registry: Registry) -> dict[str, Layout]:
+    async def _layouts(self, registry: TagFacts) -> dict[str, Layout]:
         layouts = await asyncio.gather(*(read_layout(self._store, topic) for topic in registry.topics))
         return {topic: layout for topic, layout in zip(registry.topics, layouts, strict=True) if layout is not None}
 
 
-def _order_of(registry: Registry) -> dict[str, int]:
+def _order_of(registry: TagFacts) -> dict[str, int]:
     """Return the topics and the generations that are announced: what decides which partitions there are."""
     return {topic: entry.latest for topic, entry in registry.topics.items()}

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import msgspec
 
 from headrace.errors import TagTrimmed
-from headrace.store import Settings, TagRow, TagTime, tag_time_of
-from headrace.tags.offsets import TagOffset
+from headrace.store import SharedSettings, TagRow, TagTime, tag_time_of
+from headrace.tags.events import TagOffset
 
 __all__ = ["Trimmed", "all_trimmed", "check_not_trimmed", "is_trimmed", "note_trimmed", "read_trimmed"]
 
@@ -41,19 +41,19 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Trimmed).decode
 
 
-async def read_trimmed(settings: Settings, tag: str) -> Trimmed | None:
+async def read_trimmed(settings: SharedSettings, tag: str) -> Trimmed | None:
     """Return what was removed of a tag; None if nothing was."""
     stored = await settings.get(f"{_PREFIX}{tag}")
     return None if stored is None else _decode(stored)
 
 
-async def all_trimmed(settings: Settings) -> dict[str, Trimmed]:
+async def all_trimmed(settings: SharedSettings) -> dict[str, Trimmed]:
     """Return what was removed of all tags."""
     stored = await settings.all(_PREFIX)
     return {key.removeprefix(_PREFIX): _decode(value) for key, value in stored.items()}
 
 
-async def note_trimmed(settings: Settings, tag: str, note: Trimmed) -> None:
+async def note_trimmed(settings: SharedSettings, tag: str, note: Trimmed) -> None:
     """Note what is about to be removed, beside what was before, whatever others note at the same time."""
     while True:
         stored = await settings.get(f"{_PREFIX}{tag}")

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 
 from headrace.model import TopicPartition
 from headrace.store import TagRow, TagTime, TagViews, tag_time_of
-from headrace.tags.buckets import Bucket
-from headrace.tags.events import TaggedEvent, tagged_row
-from headrace.tags.offsets import TagOffset
+from headrace.tags.events import TaggedEvent, TagOffset, tagged_row
+from headrace.tags.registry import Bucket
 from headrace.tags.seams import Seam
 
 __all__ = ["ViewRows", "rows_between"]

@@ -14,15 +14,13 @@ from confluent_kafka import KafkaError, KafkaException
 
 from headrace.config import KafkaLogSettings
 from headrace.errors import Closed, Forbidden, TransactionFailed, Unavailable, Unreachable
-from headrace.log.kafka.catalogue import Catalogue
-from headrace.log.kafka.clients import ClientConfigs
-from headrace.log.kafka.cluster import Change, Cluster
+from headrace.log.kafka.client import ClientConfigs, Threads
 from headrace.log.kafka.deliveries import DeliveryFailed, ManyRecords, OneRecord
 from headrace.log.kafka.faults import Faults
 from headrace.log.kafka.log import KafkaLog
-from headrace.log.kafka.offsets import Settling, find_bounds, find_offset_at
+from headrace.log.kafka.metadata import Change, Cluster, TopicCache
 from headrace.log.kafka.polling import Landed
-from headrace.log.kafka.threads import Threads
+from headrace.log.kafka.read import Settling, find_bounds, find_offset_at
 from headrace.log.kafka.transactions import KafkaTransactional
 from headrace.model import NewRecord, TopicPartition
 
@@ -204,7 +202,7 @@ class FailingCommit:
 async def test_a_driver_that_fails_while_it_commits_leaves_the_outcome_unknown(threads: Threads) -> None:
     """FL1: whatever the driver raises once the commit may have been sent is our error, and spends the producer."""
     cluster = ScriptedCluster(threads, Script(Answer(0)))
-    catalogue = Catalogue(cluster.describe, max_age_s=60)
+    catalogue = TopicCache(cluster.describe, max_age_s=60)
     producer = KafkaTransactional(cluster, catalogue, Settling(cluster), "id", 60)
     producer._producer = FailingCommit()
     await producer.begin()

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from headrace.log.kafka.driver_log import DriverLog, warn_aloud
+from headrace.log.kafka.client import DriverLog, warn_aloud
 
 FORM = "%s [%s] %s"
 REFUSED = "b:9/bootstrap: Connect to ipv4#127.0.0.1:9 failed: Connection refused (after 0ms in state CONNECT)"

@@ -50,11 +50,11 @@ def test_nothing_is_printed_when_nobody_answers() -> None:
 import asyncio
 from headrace.config import KafkaLogSettings
 from headrace.errors import Unreachable
-from headrace.log.kafka.appending import Appender
-from headrace.log.kafka.clients import ClientConfigs
+from headrace.log.kafka.producer import Appender
+from headrace.log.kafka.client import ClientConfigs
 from headrace.log.kafka.deliveries import DeliveryFailed
 from headrace.log.kafka.log import KafkaLog
-from headrace.log.kafka.threads import Threads
+from headrace.log.kafka.client import Threads
 from headrace.model import NewRecord
 
 async def main():

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as RawPlace
 
-from headrace.log import following
+from headrace.log import follower as following
 from headrace.log.kafka.log import KafkaLog
 from headrace.model import TopicPartition
 from headrace.testing.conformance.log_setting import new_topic, numbered

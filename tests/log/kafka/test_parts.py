@@ -14,16 +14,11 @@ import pytest
 
 from headrace.config import KafkaLogSettings
 from headrace.errors import HeadraceError, UnknownPartition, UnknownTopic
-from headrace.log.kafka.addresses import servers_of
-from headrace.log.kafka.breaks import Breaks
-from headrace.log.kafka.catalogue import Catalogue
-from headrace.log.kafka.clients import ClientConfigs
-from headrace.log.kafka.configs import from_kafka, to_kafka
-from headrace.log.kafka.copies import copies_for, durability_of
-from headrace.log.kafka.placing import Placer, place
+from headrace.log.kafka.admin import copies_for, durability_of
+from headrace.log.kafka.append import Placer, batch_bytes_of, place
+from headrace.log.kafka.client import Breaks, ClientConfigs, Threads, servers_of
+from headrace.log.kafka.metadata import TopicCache, from_kafka, to_kafka
 from headrace.log.kafka.polling import Landed, Poller
-from headrace.log.kafka.producers import batch_bytes_of
-from headrace.log.kafka.threads import Threads
 from headrace.model import Cleanup, NewRecord, Topic, TopicConfig, TopicPartition
 
 
@@ -162,7 +157,7 @@ async def test_a_topic_is_asked_for_once_at_a_time() -> None:
         await answer.wait()
         return _topic(name)
 
-    catalogue = Catalogue(describe, max_age_s=60)
+    catalogue = TopicCache(describe, max_age_s=60)
     askers = [asyncio.create_task(catalogue.get("t")) for _ in range(5)]
     await asyncio.sleep(0)
     askers[0].cancel()
@@ -184,7 +179,7 @@ async def test_a_partition_that_is_not_known_is_asked_for_again() -> None:
             raise UnknownTopic(name)
         return _topic(name, partitions=partitions)
 
-    catalogue = Catalogue(describe, max_age_s=60)
+    catalogue = TopicCache(describe, max_age_s=60)
     await catalogue.check(TopicPartition("t", 1))
     partitions = 4
     await catalogue.check(TopicPartition("t", 3))

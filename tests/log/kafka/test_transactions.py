@@ -18,7 +18,7 @@ from headrace.errors import (
 )
 from headrace.log import TransactionalProducer
 from headrace.log.kafka.log import KafkaLog
-from headrace.log.kafka.standing import State
+from headrace.log.kafka.open_transaction import State
 from headrace.log.metrics import TRANSACTIONS
 from headrace.model import NewRecord, TopicConfig
 from headrace.services import RunningService

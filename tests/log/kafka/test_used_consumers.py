@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 from confluent_kafka import KafkaError, Message
 
-from headrace.log.kafka.following import Assigned, sort_messages
-from headrace.log.kafka.reading import Read, Reading, gather
-from headrace.log.kafka.threads import Threads
+from headrace.log.kafka.client import Threads
+from headrace.log.kafka.follower import Assigned, sort_messages
+from headrace.log.kafka.read import PartitionRead, Read, gather
 from headrace.model import Record, TopicPartition
 
 AT = TopicPartition("t", 1)
@@ -63,7 +63,7 @@ class UsedConsumer:
 
 
 async def read_with(consumer: UsedConsumer) -> list[Record]:
-    reading = Reading(None, None, Pool())  # type: ignore[arg-type]
+    reading = PartitionRead(None, None, Pool())  # type: ignore[arg-type]
     batches = reading._batches(consumer, wanted(3))  # type: ignore[arg-type]
     try:
         return [record async for batch in batches for record in batch.records]

@@ -13,23 +13,21 @@ from headrace.config import CassandraStoreSettings, StoreSettings
 from headrace.errors import HeadraceError, IncompatibleData, KeyspaceMissing, OperationFailed, TimedOut
 from headrace.services import RunningService
 from headrace.store import open_store
-from headrace.store.cassandra.addresses import parse
-from headrace.store.cassandra.locks import locked
-from headrace.store.cassandra.migrations import VERSION, migrate
+from headrace.store.cassandra.address import parse
+from headrace.store.cassandra.schema import LAST, STEPS, TABLES, VERSION, TableSchema, locked, migrate
 from headrace.store.cassandra.session import Session
-from headrace.store.cassandra.shared import CassandraSettings
-from headrace.store.cassandra.tables import LAST, STEPS, TABLES, Schema
+from headrace.store.cassandra.settings import CassandraSettings
 from headrace.testing.conformance.store_setting import event, head, read_rows
 
 pytestmark = pytest.mark.servers
 
 # None of these can be run twice, so a step that is repeated fails.
-OLD = Schema(1, ["CREATE TABLE {keyspace}.things (id int PRIMARY KEY, a int)"], {})
+OLD = TableSchema(1, ["CREATE TABLE {keyspace}.things (id int PRIMARY KEY, a int)"], {})
 STEPPED = {
     2: ["ALTER TABLE {keyspace}.things ADD b int", "ALTER TABLE {keyspace}.things ADD c int"],
     3: ["ALTER TABLE {keyspace}.things ADD d int"],
 }
-NEW = Schema(3, ["CREATE TABLE {keyspace}.things (id int PRIMARY KEY, a int, b int, c int, d int)"], STEPPED)
+NEW = TableSchema(3, ["CREATE TABLE {keyspace}.things (id int PRIMARY KEY, a int, b int, c int, d int)"], STEPPED)
 
 OpenSession = Callable[[], Awaitable[Session]]
 
@@ -56,7 +54,7 @@ async def session(cassandra: RunningService, keyspace: str) -> AsyncIterator[Ope
         await each.close()
 
 
-async def bring(session: Session, schema: Schema, **settings: Any) -> None:
+async def bring(session: Session, schema: TableSchema, **settings: Any) -> None:
     await migrate(session, schema, CassandraStoreSettings(**settings))
 
 
@@ -103,7 +101,7 @@ async def test_a_step_that_fails_is_taken_up_again_and_the_lock_is_free(session:
     """The version says what was done; whoever comes next goes on from there."""
     one = await session()
     await bring(one, OLD)
-    broken = Schema(3, NEW.tables, {2: STEPPED[2], 3: ["ALTER TABLE {keyspace}.nothing ADD x int"]})
+    broken = TableSchema(3, NEW.tables, {2: STEPPED[2], 3: ["ALTER TABLE {keyspace}.nothing ADD x int"]})
     with pytest.raises(HeadraceError) as failed:
         await bring(one, broken)
     assert isinstance(failed.value, OperationFailed)

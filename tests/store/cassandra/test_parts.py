@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from headrace.errors import BadArgument, Forbidden, HeadraceError, OperationFailed, TimedOut, Unreachable
 from headrace.store import open_store
-from headrace.store.cassandra.addresses import parse
-from headrace.store.cassandra.batches import cut, size_of
+from headrace.store.cassandra.address import parse
 from headrace.store.cassandra.faults import explain, is_transient
+from headrace.store.cassandra.writer import cut, size_of
 from headrace.testing.conformance.store_setting import event
 
 

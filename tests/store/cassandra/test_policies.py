@@ -11,10 +11,9 @@ from cassandra.policies import FallthroughRetryPolicy
 from cassandra.query import SimpleStatement
 
 from headrace.config import CassandraStoreSettings
-from headrace.store.cassandra.addresses import parse
-from headrace.store.cassandra.clusters import make_cluster
-from headrace.store.cassandra.copies import copies_for, lonely_dcs
-from headrace.store.cassandra.session import Session
+from headrace.store.cassandra.address import parse
+from headrace.store.cassandra.schema import copies_for, lonely_dcs
+from headrace.store.cassandra.session import Session, make_cluster
 
 ADDRESS = parse("cassandra://127.0.0.1:1/ks")
 

@@ -1,5 +1,5 @@
 """`headrace demo`: see it work, on a folder that is thrown away."""
 
-from headrace.cli.demo.running import demo
+from headrace.cli.demo.scenes import demo
 
 __all__ = ["demo"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from headrace.app import Headrace
-from headrace.cli.demo.telling import say, tell
+from headrace.cli.demo.voice import say, tell
 from headrace.errors import WrongSeqNr
 from headrace.journal import Journal
 from headrace.model import Event

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from headrace.cli.demo.telling import console, say
+from headrace.cli.demo.voice import console, say
 from headrace.log import Log, transaction
 from headrace.model import NewRecord, Position, Record, TopicConfig, TopicPartition
 

@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from headrace.cli.demo.telling import say, tell
+from headrace.cli.demo.voice import say, tell
 from headrace.log import Log
 from headrace.model import TopicConfig, TopicPartition
 
@@ -17,8 +17,7 @@ async def show_outbox(log: Log, suffix: str) -> None:
     """Publish in SQL transactions, and relay to the log."""
     from sqlalchemy import text
 
-    from headrace.outbox import JsonSerializer, Outbox, Relay, migrate
-    from headrace.outbox.engines import engine_for
+    from headrace.outbox import JsonSerializer, Outbox, Relay, engine_for, migrate
 
     topic = f"orders{suffix}"
     await log.admin.create(topic, partitions=1, config=TopicConfig())

@@ -7,11 +7,9 @@ import time
 from typing import Any
 
 from headrace.app import connect
-from headrace.cli.demo.telling import console, say, tell
+from headrace.cli.demo.voice import console, say, tell
 from headrace.config import PipelineSettings
-from headrace.pipeline import Places, Replication, Selection, journal_frame, spark_session
-from headrace.pipeline.replicating.display import LineDisplay
-from headrace.pipeline.spark.opened import close_all
+from headrace.pipeline import Endpoints, LineDisplay, Replication, Selection, close_all, journal_frame, spark_session
 from headrace.services import Terminal
 
 __all__ = ["show_pipeline"]
@@ -24,7 +22,7 @@ _QUERY = """SELECT key, count(*) AS events, max(seq_nr) AS last, sum(coalesce(
 
 def show_pipeline(address: str, store: str | None, suffix: str) -> None:
     """Replicate the accounts by Spark, and ask about them."""
-    topic, places = f"accounts{suffix}", Places.of(address, store=store)
+    topic, places = f"accounts{suffix}", Endpoints.of(address, store=store)
     before = asyncio.run(_answers(address, store, topic))
     say("Spark carries the journals into the store")
     started = time.perf_counter()
@@ -47,7 +45,7 @@ async def _answers(address: str, store: str | None, topic: str) -> dict[str, Any
         return {name: [event async for event in accounts.read(name)] for name in _NAMES}
 
 
-def _ask(spark: Any, places: Places, topic: str) -> None:  # noqa: ANN401
+def _ask(spark: Any, places: Endpoints, topic: str) -> None:  # noqa: ANN401
     say("And all of it is one SQL query away")
     journal_frame(spark, places, Selection((topic,))).createOrReplaceTempView("journal")
     found = spark.sql(_QUERY)

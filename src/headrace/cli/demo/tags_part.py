@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.app import Headrace
-from headrace.cli.demo.telling import say, tell
+from headrace.cli.demo.voice import say, tell
 from headrace.journal import Journal
 from headrace.model import Event
 

@@ -11,9 +11,9 @@ import msgspec
 
 from headrace.errors import ImpossibleTopicChange, TopicExists
 from headrace.log import checks
+from headrace.log.embedded.append import LogCall, LogWork
 from headrace.log.embedded.catalog import load_topic, partition_row
 from headrace.log.embedded.schema import MAX_OFFSET, place_of
-from headrace.log.embedded.writing import Call, Work
 from headrace.model import Topic, TopicConfig, TopicPartition
 from headrace.sqlite import GroupCommit, Readers
 
@@ -27,7 +27,7 @@ INTERNAL_PREFIX = "__"
 class EmbeddedAdmin:
     """The embedded log's Admin."""
 
-    def __init__(self, commits: GroupCommit[Work], readers: Readers) -> None:
+    def __init__(self, commits: GroupCommit[LogWork], readers: Readers) -> None:
         self._commits = commits
         self._readers = readers
 
@@ -71,7 +71,7 @@ class EmbeddedAdmin:
         return await self._call(lambda db: _add_partitions(db, topic, total))
 
     async def _call(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        result: T = await self._commits.submit(Call(function))
+        result: T = await self._commits.submit(LogCall(function))
         return result
 
 

@@ -13,17 +13,17 @@ from typing import TypeVar
 from headrace.errors import Closed, HeadraceError, Unavailable
 from headrace.log import checks
 from headrace.log.embedded import membership
+from headrace.log.embedded.append import LogCall, LogWork
 from headrace.log.embedded.catalog import load_topic
-from headrace.log.embedded.offsets import load_offsets, store_offsets
-from headrace.log.embedded.reading import PartitionReader, find_bounds
-from headrace.log.embedded.writing import Call, Work
+from headrace.log.embedded.membership import load_offsets, store_offsets
+from headrace.log.embedded.read import PartitionReader, find_bounds
 from headrace.log.ports import Listener, Member, StartAt
 from headrace.model import Record, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import Clock
 from headrace.sqlite import ChangeWatch, GroupCommit, Readers
 
-__all__ = ["EmbeddedGroups", "Shared"]
+__all__ = ["EmbeddedGroups", "GroupTables"]
 
 T = TypeVar("T")
 
@@ -34,10 +34,10 @@ _MAX_POLL_INTERVAL_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class GroupTables:
     """What all members of a process use."""
 
-    commits: GroupCommit[Work]
+    commits: GroupCommit[LogWork]
     readers: Readers
     changes: ChangeWatch
     clock: Clock
@@ -46,7 +46,7 @@ class Shared:
 class EmbeddedGroups:
     """The embedded log's Groups."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: GroupTables) -> None:
         self._shared = shared
         self._members: set[EmbeddedMember] = set()
 
@@ -84,7 +84,7 @@ class EmbeddedMember:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: GroupTables,
         group: str,
         topics: frozenset[str],
         listener: Listener | None,
@@ -304,5 +304,5 @@ class EmbeddedMember:
         return records
 
     async def _call(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        result: T = await self._shared.commits.submit(Call(function))
+        result: T = await self._shared.commits.submit(LogCall(function))
         return result

@@ -12,15 +12,15 @@ from pathlib import Path
 from headrace.config import EmbeddedLogSettings
 from headrace.errors import Closed, HeadraceError
 from headrace.log import checks
-from headrace.log.embedded import reading
+from headrace.log.embedded import read as reading
 from headrace.log.embedded.admin import EmbeddedAdmin
-from headrace.log.embedded.following import EmbeddedSource
-from headrace.log.embedded.groups import EmbeddedGroups, Shared
+from headrace.log.embedded.append import AppendWork, LogCall, LogWork, RecordWriter
+from headrace.log.embedded.follower import EmbeddedSource
+from headrace.log.embedded.groups import EmbeddedGroups, GroupTables
 from headrace.log.embedded.retention import EmbeddedRetention
 from headrace.log.embedded.schema import FORMAT, TABLES, UPGRADES
 from headrace.log.embedded.transactions import EmbeddedTransactions, take_over
-from headrace.log.embedded.writing import AppendWork, Call, RecordWriter, Work
-from headrace.log.following import Following
+from headrace.log.follower import Following
 from headrace.log.metrics import APPEND_SECONDS
 from headrace.log.ports import Admin, Groups, Retention, TransactionalProducer
 from headrace.model import Batch, Bounds, NewRecord, Position, TopicPartition
@@ -49,7 +49,7 @@ class EmbeddedLog:
         self._writer = RecordWriter(clock)
         self._readers = Readers(path)
         self._changes = ChangeWatch(path, interval_s=settings.poll_interval_ms / 1000)
-        self._commits: GroupCommit[Work] = GroupCommit(
+        self._commits: GroupCommit[LogWork] = GroupCommit(
             path,
             self._writer.apply,
             forget=self._writer.catalog.forget,
@@ -60,7 +60,7 @@ class EmbeddedLog:
         )
         self._admin = EmbeddedAdmin(self._commits, self._readers)
         self._retention = EmbeddedRetention(self._commits, self._readers, clock)
-        self._groups = EmbeddedGroups(Shared(self._commits, self._readers, self._changes, clock))
+        self._groups = EmbeddedGroups(GroupTables(self._commits, self._readers, self._changes, clock))
         self._source = EmbeddedSource(self._readers, self._changes)
         self._following = Following(self._source, self._source.part, self.bounds, name=f"the log in {folder}")
         self._housekeeping = asyncio.create_task(
@@ -136,7 +136,7 @@ class EmbeddedLog:
     async def transactional(self, transactional_id: str, *, timeout_s: float = 60.0) -> TransactionalProducer:
         """Take over the id."""
         checks.check_transactional(transactional_id, timeout_s)
-        owner = await self._commits.submit(Call(lambda db: take_over(db, transactional_id)))
+        owner = await self._commits.submit(LogCall(lambda db: take_over(db, transactional_id)))
         return EmbeddedTransactions(self._commits, self._clock, owner, timeout_s)
 
     async def close(self) -> None:
@@ -169,7 +169,7 @@ class EmbeddedLog:
         while True:
             await asyncio.sleep(interval_s)
             try:
-                if await self._commits.submit(Call(lambda db: self._acquire(db, owner, ttl_ms))) is not None:
+                if await self._commits.submit(LogCall(lambda db: self._acquire(db, owner, ttl_ms))) is not None:
                     await self._retention.enforce()
             except HeadraceError as error:
                 _logger.warning("housekeeping failed, will try again", error=str(error), next_try_s=interval_s)

@@ -1,22 +1,102 @@
-"""The tables of a group: who is a member, who owns what, who should. For use inside a write transaction.
+"""The tables of a group: its members, which partition belongs to which of them, and which should.
 
-A partition passes from one member to the next in two steps: the group wants it elsewhere (`wanted_by`), and only
-when its owner has let go, or its session has run out, does the next one take it (`owner`).
+For use inside a write transaction; the decision itself is pure, sticky and even.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
-from headrace.log.embedded.balance import balance
+from headrace.errors import NotOwner
 from headrace.model import TopicPartition
 from headrace.runtime import BootTime
 
-__all__ = ["Share", "beat", "claim", "forget_member", "generation_of", "let_go"]
+__all__ = [
+    "Share",
+    "balance",
+    "beat",
+    "claim",
+    "forget_member",
+    "generation_of",
+    "let_go",
+    "load_offsets",
+    "store_offsets",
+]
+
+
+def balance(
+    subscriptions: Mapping[str, frozenset[str]],
+    partitions: Iterable[TopicPartition],
+    owners: Mapping[TopicPartition, str],
+) -> dict[TopicPartition, str]:
+    """Give each partition a member that subscribed to its topic; move as few as evenness allows.
+
+    Evenness: no member has two more than another that could take one of them.
+    """
+    wanted: dict[TopicPartition, str] = {}
+    loads = dict.fromkeys(sorted(subscriptions), 0)
+    orphans = []
+    for at in sorted(partitions):
+        owner = owners.get(at)
+        if owner is not None and at.topic in subscriptions.get(owner, ()):
+            wanted[at] = owner
+            loads[owner] += 1
+        else:
+            orphans.append(at)
+    for at in orphans:
+        candidates = [member for member in loads if at.topic in subscriptions[member]]
+        if candidates:
+            _give(at, min(candidates, key=loads.__getitem__), wanted, loads)
+    while (move := _best_move(subscriptions, wanted, loads)) is not None:
+        at, receiver = move
+        loads[wanted[at]] -= 1
+        _give(at, receiver, wanted, loads)
+    return wanted
+
+
+def _give(at: TopicPartition, member: str, wanted: dict[TopicPartition, str], loads: dict[str, int]) -> None:
+    wanted[at] = member
+    loads[member] += 1
+
+
+def _best_move(
+    subscriptions: Mapping[str, frozenset[str]], wanted: Mapping[TopicPartition, str], loads: Mapping[str, int]
+) -> tuple[TopicPartition, str] | None:
+    """Find a partition whose move narrows the gap between two members, the widest gap first."""
+    by_load = sorted(loads, key=loads.__getitem__)
+    for giver in reversed(by_load):
+        for receiver in by_load:
+            if loads[giver] - loads[receiver] < 2:
+                break
+            for at in sorted(wanted, reverse=True):
+                if wanted[at] == giver and at.topic in subscriptions[receiver]:
+                    return at, receiver
+    return None
+
+
+def store_offsets(db: sqlite3.Connection, group: str, member_id: str, offsets: Mapping[TopicPartition, int]) -> None:
+    """Store offsets of partitions that the member owns; all or, if one is another's, none. Raises NotOwner."""
+    for at in offsets:
+        row = db.execute(
+            "SELECT owner FROM group_partitions WHERE group_name = ? AND topic = ? AND partition = ?", (group, *at)
+        ).fetchone()
+        if row is None or row[0] != member_id:
+            raise NotOwner(group, f"{at} is not {member_id}'s any more")
+    db.executemany(
+        "INSERT OR REPLACE INTO group_offsets (group_name, topic, partition, offset) VALUES (?, ?, ?, ?)",
+        [(group, at.topic, at.partition, offset) for at, offset in offsets.items()],
+    )
+
+
+def load_offsets(db: sqlite3.Connection, group: str, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Return the offsets that were committed, by anybody, ever."""
+    rows = db.execute("SELECT topic, partition, offset FROM group_offsets WHERE group_name = ?", (group,))
+    committed = {TopicPartition(topic, partition): offset for topic, partition, offset in rows}
+    return {at: committed[at] for at in wanted if at in committed}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from headrace.errors import OffsetOutOfRange
 from headrace.log import checks
+from headrace.log.embedded.append import LogCall, LogWork
 from headrace.log.embedded.catalog import load_topic, partition_row
 from headrace.log.embedded.schema import MAX_OFFSET, offset_of, place_of
-from headrace.log.embedded.writing import Call, Work
 from headrace.model import TopicPartition
 from headrace.runtime import Clock
 from headrace.sqlite import GroupCommit, Readers
@@ -35,7 +35,7 @@ SELECT place FROM records AS r WHERE place BETWEEN ? AND ? AND value IS NULL AND
 class EmbeddedRetention:
     """The embedded log's Retention."""
 
-    def __init__(self, commits: GroupCommit[Work], readers: Readers, clock: Clock) -> None:
+    def __init__(self, commits: GroupCommit[LogWork], readers: Readers, clock: Clock) -> None:
         self._commits = commits
         self._readers = readers
         self._clock = clock
@@ -69,7 +69,7 @@ class EmbeddedRetention:
         return (await self._readers.run(lambda db: partition_row(db, at)))[1]
 
     async def _call(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        result: T = await self._commits.submit(Call(function))
+        result: T = await self._commits.submit(LogCall(function))
         return result
 
     def _expired_below(self, db: sqlite3.Connection, at: TopicPartition) -> int:

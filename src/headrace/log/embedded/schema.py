@@ -6,7 +6,7 @@ table's own B-tree: appends go to its end and reads are scans.
 
 from __future__ import annotations
 
-from headrace.sqlite.leases import SCHEMA as LEASES
+from headrace.sqlite import SCHEMA as LEASES
 
 __all__ = ["FORMAT", "MAX_OFFSET", "TABLES", "UPGRADES", "offset_of", "place_of"]
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 from headrace.errors import BadArgument, Closed, Fenced, Refused, TransactionFailed, TransactionMisused
 from headrace.log import checks
+from headrace.log.embedded.append import LogCall, LogWork, RecordWriter, savepoint
 from headrace.log.embedded.catalog import PartitionTail
 from headrace.log.embedded.groups import EmbeddedMember
-from headrace.log.embedded.offsets import store_offsets
-from headrace.log.embedded.writing import Call, RecordWriter, Work, savepoint
+from headrace.log.embedded.membership import store_offsets
 from headrace.log.metrics import TRANSACTIONS
 from headrace.log.ports import Member
-from headrace.log.turns import Turns
+from headrace.log.serial_calls import Turns
 from headrace.model import NewRecord, Position, TopicPartition
 from headrace.runtime import Clock, crash_point
 from headrace.sqlite import GroupCommit
@@ -118,7 +118,7 @@ def take_over(db: sqlite3.Connection, transactional_id: str) -> _Owner:
 class EmbeddedTransactions:
     """The embedded log's TransactionalProducer."""
 
-    def __init__(self, commits: GroupCommit[Work], clock: Clock, owner: _Owner, timeout_s: float) -> None:
+    def __init__(self, commits: GroupCommit[LogWork], clock: Clock, owner: _Owner, timeout_s: float) -> None:
         self.transactional_id = owner.transactional_id
         self._commits = commits
         self._clock = clock
@@ -157,7 +157,7 @@ class EmbeddedTransactions:
             raise Closed(f"transactional producer {self.transactional_id!r}")
         if self._open is not None:
             raise TransactionMisused(self.transactional_id, "one is open already; commit or abort it first")
-        await self._commits.submit(Call(self._owner.check))
+        await self._commits.submit(LogCall(self._owner.check))
         self._open = _Open(self._clock.monotonic_s())
 
     async def _append(self, records: Sequence[NewRecord]) -> None:

@@ -1,4 +1,4 @@
-"""Topics: making, changing, looking at, removing."""
+"""How many copies of each record a topic keeps. Pure decisions; the admin acts on them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,30 @@ from headrace.errors import (
     UnknownTopic,
 )
 from headrace.log import checks
-from headrace.log.kafka.catalogue import Catalogue
-from headrace.log.kafka.cluster import Change, Cluster
-from headrace.log.kafka.configs import to_kafka
-from headrace.log.kafka.copies import MIN_IN_SYNC, copies_for, durability_of
 from headrace.log.kafka.faults import error_in
+from headrace.log.kafka.metadata import Change, Cluster, TopicCache, to_kafka
 from headrace.model import Topic, TopicConfig
 
-__all__ = ["KafkaAdmin"]
+__all__ = ["MIN_IN_SYNC", "KafkaAdmin", "copies_for", "durability_of"]
+
+MIN_IN_SYNC = "min.insync.replicas"
+_ENOUGH = 3
+
+
+def copies_for(settings: KafkaLogSettings, brokers: int) -> int:
+    """Return the copies of a topic that is made now: as many as there are brokers, up to three.
+
+    The brokers' own default is one copy, unless somebody has changed it: what one broker loses would be gone.
+    """
+    return settings.replication_factor or max(1, min(brokers, _ENOUGH))
+
+
+def durability_of(settings: KafkaLogSettings, copies: int) -> dict[str, str]:
+    """Return what a topic with so many copies is made with: an append waits for all but one of them."""
+    if settings.min_in_sync_replicas is not None:
+        return {MIN_IN_SYNC: str(settings.min_in_sync_replicas)}
+    return {MIN_IN_SYNC: str(copies - 1)} if copies > 1 else {}
+
 
 _SETTLE_S = 0.02
 _REFUSED = frozenset(
@@ -47,7 +63,7 @@ class KafkaAdmin:
     """Kafka's Admin. A call returns when the brokers' metadata shows what it did."""
 
     def __init__(
-        self, cluster: Cluster, catalogue: Catalogue, check_open: Callable[[], None], settings: KafkaLogSettings
+        self, cluster: Cluster, catalogue: TopicCache, check_open: Callable[[], None], settings: KafkaLogSettings
     ) -> None:
         self._cluster = cluster
         self._catalogue = catalogue

@@ -11,8 +11,8 @@ import confluent_kafka
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_STORED, KafkaError, KafkaException
 
 from headrace.errors import UnreadableRecord
-from headrace.log.kafka.cluster import Cluster
 from headrace.log.kafka.faults import error_in
+from headrace.log.kafka.metadata import Cluster
 from headrace.log.ports import Listener, StartAt
 from headrace.model import TopicPartition
 

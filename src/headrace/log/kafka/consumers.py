@@ -11,9 +11,7 @@ import confluent_kafka
 from confluent_kafka import Consumer, KafkaException
 
 from headrace.errors import Closed
-from headrace.log.kafka.clients import ClientConfigs
-from headrace.log.kafka.driver_log import DRIVER_LOG
-from headrace.log.kafka.threads import Threads
+from headrace.log.kafka.client import DRIVER_LOG, ClientConfigs, Threads
 from headrace.model import TopicPartition
 
 __all__ = ["ConsumerPool", "PooledConsumer", "take"]

@@ -1,23 +1,299 @@
-"""Consumer groups: joining them, and looking at their commits."""
+"""Consumer groups: members with their partitions, records and commits."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException
 
+from headrace.errors import BadArgument, Closed, HeadraceError, NotOwner, OffsetOutOfRange, TimedOut, UnreadableRecord
 from headrace.log import checks
-from headrace.log.kafka.catalogue import Catalogue
-from headrace.log.kafka.cluster import Cluster
-from headrace.log.kafka.members import KafkaMember
+from headrace.log.kafka.assignments import Assignment
+from headrace.log.kafka.client import DRIVER_LOG, Threads
+from headrace.log.kafka.consumers import take
+from headrace.log.kafka.faults import NOT_OWNER, error_in
+from headrace.log.kafka.metadata import Cluster, TopicCache
+from headrace.log.kafka.read import find_bounds, record_of
+from headrace.log.metrics import FETCHED, FETCHES
 from headrace.log.ports import Listener, StartAt
-from headrace.model import TopicPartition
+from headrace.model import Record, TopicPartition
 
-__all__ = ["KafkaGroups"]
+__all__ = ["KafkaGroups", "KafkaMember"]
+
+_POLL_S = 0.1
+_GIVING_BACK_S = 5.0
+
+
+class KafkaMember:
+    """Kafka's Member. `member_id` is the client id, with which the brokers' own member id begins.
+
+    Polls run in the member's thread, and rebalances inside of them.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group: str,
+        listener: Listener | None,
+        start_at: StartAt,
+        session_timeout_s: float,
+    ) -> None:
+        self.group = group
+        self.member_id = f"headrace-{uuid.uuid4().hex}"
+        self.on_leave: Callable[[KafkaMember], None] = lambda _: None
+        self._cluster = cluster
+        self._session_timeout_s = session_timeout_s
+        self._threads = Threads("member", count=1)
+        # Not the member's own thread: that one waits for the listener when `revoked` commits.
+        self._committing = Threads("commit", count=1)
+        config = cluster.configs.member(group, self.member_id, session_timeout_s=session_timeout_s)
+        self._consumer = Consumer(config, logger=DRIVER_LOG)
+        self._assignment = Assignment(cluster, group, listener, start_at)
+        self._turn = asyncio.Lock()
+        self._polling: asyncio.Future[list[Record]] | None = None
+        self._is_leaving = False
+        self._is_closed = False
+
+    @property
+    def assignment(self) -> frozenset[TopicPartition]:
+        """What this member owns, as of the last poll."""
+        return self._assignment.partitions
+
+    @property
+    def generation(self) -> int:
+        """How often the assignment has changed."""
+        return self._assignment.generation
+
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """Begin to take part."""
+        subscribe = functools.partial(
+            self._consumer.subscribe,
+            list(topics),
+            on_assign=self._assignment.on_assign,
+            on_revoke=self._assignment.on_revoke,
+            on_lost=self._assignment.on_lost,
+        )
+        await self._threads.run(subscribe)
+
+    async def poll(self, *, max_records: int = 1000, timeout_s: float = 1.0) -> Sequence[Record]:
+        """Take part in the group and return the next records.
+
+        When a caller is cancelled, what its poll brings goes to the next one.
+        """
+        checks.check_poll(max_records, timeout_s)
+        async with self._turn:
+            self._check_open()
+            await self._check_position()
+            if self._polling is None:
+                self._polling = self._threads.start(self._poll, max_records, timeout_s)
+            polling = self._polling
+            records = await asyncio.shield(polling)
+            self._polling = None
+            self._raise_problem(having=records)
+            return [record for record in records if (record.topic, record.partition) in self.assignment]
+
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Store where to go on."""
+        self._check_open()
+        positions = self.positions_of(offsets)
+        if positions:
+            await self._bounded(self._committing.start(self._commit, positions))
+            await self._cluster.threads.run(self._go_past_unreadable, dict(offsets))
+
+    async def _bounded(self, committing: asyncio.Future[None]) -> None:
+        """Wait for a commit. The driver waits for a silent coordinator as long as it is silent; callers don't.
+
+        One that has not begun when the time is up, because one before it still waits, is given up and does nothing.
+        """
+        timeout_s = self._cluster.request_timeout_s
+        await asyncio.wait([committing], timeout=timeout_s)
+        if not committing.done():
+            committing.cancel()
+            raise TimedOut(f"commit in group {self.group!r}", timeout_s, outcome_known=False)
+        committing.result()
+
+    async def pause(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
+        """Stop or go on fetching what is owned of these."""
+        self._check_open()
+        owned = [at for at in checks.check_places(partitions) if at in self.assignment]
+        (self._assignment.paused.update if paused else self._assignment.paused.difference_update)(owned)
+        places = [confluent_kafka.TopicPartition(*at) for at in owned]
+        (self._consumer.pause if paused else self._consumer.resume)(places)
+
+    async def leave(self) -> None:
+        """Give everything back and leave."""
+        if self._is_leaving:
+            return
+        self._is_leaving = True
+        async with self._turn:
+            try:
+                # Told here and not by the driver's close, in which a commit would wait for itself.
+                if self._assignment.listener is not None and self.assignment:
+                    await self._assignment.listener.revoked(self.assignment)
+            finally:
+                await asyncio.shield(asyncio.ensure_future(self._end()))
+
+    async def stop(self) -> None:
+        """Leave without a word to the listener: the log is being closed."""
+        self._assignment.listener = None
+        await self.leave()
+
+    async def _end(self) -> None:
+        self._assignment.listener = None
+        self._assignment.is_ending = True
+        await self._threads.run(self._shut)
+        await self._threads.join()
+        await self._committing.join()
+        self._is_closed = True
+        self.on_leave(self)
+
+    def positions_of(self, offsets: Mapping[TopicPartition, int]) -> list[Any]:
+        """Return offsets in the driver's form. Raises NotOwner for partitions of others."""
+        offsets = checks.check_offsets(offsets)
+        foreign = sorted(at for at in offsets if at not in self.assignment)
+        if foreign:
+            raise NotOwner(self.group, f"{', '.join(map(str, foreign))} not owned by {self.member_id}")
+        return [confluent_kafka.TopicPartition(*at, offset) for at, offset in offsets.items()]
+
+    def group_metadata(self) -> Any:  # noqa: ANN401
+        """Return what a transaction needs to commit for this member."""
+        return self._consumer.consumer_group_metadata()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(f"member {self.member_id} of group {self.group!r}")
+
+    async def _check_position(self) -> None:
+        """Raise for a partition whose committed offset the log does not hold any more, as long as it is ours."""
+        for at, offset in self._assignment.lost_at.items():
+            if at in self.assignment:
+                bounds = await find_bounds(self._cluster, at)
+                raise OffsetOutOfRange(at.topic, at.partition, offset, bounds.start, bounds.high_watermark)
+
+    def _raise_problem(self, *, having: Sequence[Record]) -> None:
+        """Raise what went wrong in the thread, after the records that came before it."""
+        problem = self._assignment.problem
+        if problem is not None and not having:
+            self._assignment.problem = None
+            raise problem
+        if not having:
+            for at, unreadable in self._assignment.unreadable.items():
+                if at in self.assignment:
+                    raise unreadable
+
+    def _poll(self, max_records: int, timeout_s: float) -> list[Record]:
+        deadline = time.monotonic() + timeout_s
+        while not self._is_leaving:
+            wait_s = max(0.0, min(_POLL_S, deadline - time.monotonic()))
+            records = self._sort(take(self._consumer, max_records, wait_s))
+            if records or self._has_news() or time.monotonic() >= deadline:
+                return records
+        return []
+
+    def _has_news(self) -> bool:
+        assignment = self._assignment
+        return assignment.problem is not None or bool(assignment.lost_at) or bool(assignment.unreadable)
+
+    def _sort(self, messages: list[Any]) -> list[Record]:
+        records = []
+        for message in messages:
+            error = message.error()
+            if error is None:
+                records += self._readable(message)
+            else:
+                self._note(error, message)
+        if records:
+            for topic in {record.topic for record in records}:
+                FETCHES.labels("kafka", topic).inc()
+                FETCHED.labels("kafka", topic).inc(sum(record.topic == topic for record in records))
+        return records
+
+    def _readable(self, message: Any) -> list[Record]:  # noqa: ANN401
+        """Return the record of a message; none from one that can't be decoded on, where the partition stands still."""
+        at = TopicPartition(message.topic(), message.partition())
+        if at in self._assignment.unreadable:
+            return []
+        try:
+            return [record_of(message)]
+        except UnreadableRecord as unreadable:
+            self._assignment.unreadable[at] = unreadable
+            self._consumer.pause([confluent_kafka.TopicPartition(*at)])
+            return []
+
+    def _go_past_unreadable(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Go on behind records that can't be decoded, where such an offset was committed."""
+        for at, offset in offsets.items():
+            unreadable = self._assignment.unreadable.get(at)
+            if unreadable is not None and unreadable.offset < offset and at in self.assignment:
+                self._consumer.seek(confluent_kafka.TopicPartition(*at, offset))
+                del self._assignment.unreadable[at]
+                if at not in self._assignment.paused:
+                    self._consumer.resume([confluent_kafka.TopicPartition(*at)])
+
+    def _note(self, error: Any, message: Any) -> None:  # noqa: ANN401
+        """Keep an error for the end of the poll; what librdkafka mends by itself is left to it."""
+        code = error.code()
+        if code == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
+            self._assignment.lost_at[TopicPartition(message.topic(), message.partition())] = message.offset()
+        elif code == KafkaError.INVALID_SESSION_TIMEOUT:
+            self._assignment.problem = BadArgument(
+                "session_timeout_s", self._session_timeout_s, f"the brokers say: {error.str()}"
+            )
+        elif not error.retriable() and code not in NOT_OWNER:
+            self._assignment.problem = self._named(error, "poll", topic=message.topic())
+
+    def _commit(self, positions: list[Any]) -> None:
+        try:
+            done = self._consumer.commit(offsets=positions, asynchronous=False)
+        except KafkaException as failure:
+            raise self._refused(error_in(failure)) from failure
+        for each in done:
+            if each.error is not None:
+                raise self._refused(each.error)
+
+    def _refused(self, error: Any) -> HeadraceError:  # noqa: ANN401
+        if error.code() in NOT_OWNER:
+            return NotOwner(self.group, error.str())
+        return self._named(error, "commit", outcome_known=False)
+
+    def _named(
+        self,
+        error: Any,  # noqa: ANN401
+        what: str,
+        *,
+        topic: str | None = None,
+        outcome_known: bool = True,
+    ) -> HeadraceError:
+        return self._cluster.faults.of(
+            error,
+            f"{what} in group {self.group!r}",
+            timeout_s=self._cluster.request_timeout_s,
+            topic=topic,
+            outcome_known=outcome_known,
+        )
+
+    def _shut(self) -> None:
+        """Give back what is owned, then close.
+
+        An assignment that the driver's close meets on its way out can freeze the whole process: the callback waits,
+        with the interpreter's lock, for a group that does not answer any more. So it is taken and given back before.
+        """
+        try:
+            self._consumer.unsubscribe()
+            self._consumer.poll(0)
+            deadline = time.monotonic() + _GIVING_BACK_S
+            while self._consumer.assignment() and time.monotonic() < deadline:
+                self._consumer.poll(_POLL_S)
+        finally:
+            self._consumer.close()
+            self._consumer = None
+
 
 _SETTLE_S = 0.5
 _ASK_AGAIN_S = 0.005
@@ -26,7 +302,7 @@ _ASK_AGAIN_S = 0.005
 class KafkaGroups:
     """Kafka's Groups: the classic protocol, whose members choose their session time-out themselves."""
 
-    def __init__(self, cluster: Cluster, catalogue: Catalogue, check_open: Callable[[], None]) -> None:
+    def __init__(self, cluster: Cluster, catalogue: TopicCache, check_open: Callable[[], None]) -> None:
         self._cluster = cluster
         self._catalogue = catalogue
         self._check_open = check_open

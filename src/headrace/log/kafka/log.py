@@ -9,22 +9,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from headrace.config import KafkaLogSettings
 from headrace.errors import Closed
 from headrace.log import checks
-from headrace.log.following import Following
-from headrace.log.kafka.addresses import servers_of
+from headrace.log.follower import Following
 from headrace.log.kafka.admin import KafkaAdmin
-from headrace.log.kafka.catalogue import Catalogue
-from headrace.log.kafka.clients import ClientConfigs
-from headrace.log.kafka.cluster import Cluster
+from headrace.log.kafka.append import Producers
+from headrace.log.kafka.client import ClientConfigs, Threads, servers_of
 from headrace.log.kafka.consumers import ConsumerPool
 from headrace.log.kafka.deliveries import DeliveryFailed
 from headrace.log.kafka.faults import Faults
-from headrace.log.kafka.following import KafkaSource
+from headrace.log.kafka.follower import KafkaSource
 from headrace.log.kafka.groups import KafkaGroups
-from headrace.log.kafka.offsets import Settling, find_offset_at
-from headrace.log.kafka.producers import Producers
-from headrace.log.kafka.reading import Read, Reading
+from headrace.log.kafka.metadata import Cluster, TopicCache
+from headrace.log.kafka.read import PartitionRead, Read, Settling, find_offset_at
 from headrace.log.kafka.retention import KafkaRetention
-from headrace.log.kafka.threads import Threads
 from headrace.log.kafka.transactions import KafkaTransactional, take_id
 from headrace.model import Batch, Bounds, NewRecord, Position, TopicPartition
 
@@ -50,10 +46,10 @@ class KafkaLog:
             request_timeout_s=settings.request_timeout_s,
             attempt_s=min(settings.attempt_timeout_s, settings.request_timeout_s),
         )
-        self._catalogue = Catalogue(self._cluster.describe, max_age_s=settings.metadata_max_age_s)
+        self._catalogue = TopicCache(self._cluster.describe, max_age_s=settings.metadata_max_age_s)
         self._producers = Producers(self._cluster, self._catalogue, delivery_timeout_s=settings.delivery_timeout_s)
         self._pool = ConsumerPool(configs, address, max_idle=settings.idle_consumers)
-        self._reading = Reading(self._cluster, self._catalogue, self._pool)
+        self._reading = PartitionRead(self._cluster, self._catalogue, self._pool)
         self._source = KafkaSource(configs, self._cluster, self._catalogue)
         self._following = Following(self._source, self._part, self.bounds, name=f"log {address}", linger_s=_LINGER_S)
         self._admin = KafkaAdmin(self._cluster, self._catalogue, self._check_open, settings)

@@ -8,9 +8,8 @@ import confluent_kafka
 
 from headrace.errors import OffsetOutOfRange
 from headrace.log import checks
-from headrace.log.kafka.catalogue import Catalogue
-from headrace.log.kafka.cluster import Change, Cluster
-from headrace.log.kafka.offsets import find_bounds
+from headrace.log.kafka.metadata import Change, Cluster, TopicCache
+from headrace.log.kafka.read import find_bounds
 from headrace.model import TopicPartition
 
 __all__ = ["KafkaRetention"]
@@ -19,7 +18,7 @@ __all__ = ["KafkaRetention"]
 class KafkaRetention:
     """Kafka's Retention: records go by the brokers' clock, or by `truncate`."""
 
-    def __init__(self, cluster: Cluster, catalogue: Catalogue, check_open: Callable[[], None]) -> None:
+    def __init__(self, cluster: Cluster, catalogue: TopicCache, check_open: Callable[[], None]) -> None:
         self._cluster = cluster
         self._catalogue = catalogue
         self._check_open = check_open

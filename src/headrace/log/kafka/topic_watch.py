@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from headrace.errors import UnknownTopic
-from headrace.log.kafka.cluster import Cluster
-from headrace.log.kafka.driver_log import LOGGER
+from headrace.log.kafka.client import LOGGER
 from headrace.log.kafka.faults import error_in
+from headrace.log.kafka.metadata import Cluster
 
 __all__ = ["TopicWatch"]
 

@@ -17,24 +17,27 @@ from headrace.errors import (
     TransactionFailed,
 )
 from headrace.log import checks
-from headrace.log.kafka.attempts import Attempt
-from headrace.log.kafka.breaks import Breaks
-from headrace.log.kafka.catalogue import Catalogue
-from headrace.log.kafka.clients import WHOLE_BATCH_BYTES
-from headrace.log.kafka.cluster import Cluster
-from headrace.log.kafka.driver_log import LOGGER
-from headrace.log.kafka.ending import abort_at_last, commit_until, deliver_all, flush_and_abort
-from headrace.log.kafka.enlisting import enlist
+from headrace.log.kafka.append import RecordPlacement
+from headrace.log.kafka.client import LOGGER, WHOLE_BATCH_BYTES, Breaks, Threads
+from headrace.log.kafka.deliveries import Placed
 from headrace.log.kafka.faults import FATAL_TOLD, FENCED, NOT_OWNER, error_in
-from headrace.log.kafka.members import KafkaMember
-from headrace.log.kafka.offsets import Settling
-from headrace.log.kafka.producers import Placing
-from headrace.log.kafka.producing import Placed
-from headrace.log.kafka.standing import Standing, State, count_outcome
-from headrace.log.kafka.threads import Threads
+from headrace.log.kafka.groups import KafkaMember
+from headrace.log.kafka.metadata import Cluster, TopicCache
+from headrace.log.kafka.open_transaction import (
+    Attempt,
+    Standing,
+    State,
+    abort_at_last,
+    commit_until,
+    count_outcome,
+    deliver_all,
+    enlist,
+    flush_and_abort,
+)
+from headrace.log.kafka.read import Settling
 from headrace.log.metrics import APPENDED
 from headrace.log.ports import Member
-from headrace.log.turns import Turns
+from headrace.log.serial_calls import Turns
 from headrace.model import NewRecord, Position, TopicPartition
 
 __all__ = ["KafkaTransactional", "take_id"]
@@ -43,7 +46,7 @@ T = TypeVar("T")
 
 
 async def take_id(
-    cluster: Cluster, catalogue: Catalogue, settling: Settling, transactional_id: str, *, timeout_s: float
+    cluster: Cluster, catalogue: TopicCache, settling: Settling, transactional_id: str, *, timeout_s: float
 ) -> KafkaTransactional:
     """Take over an id: fence its earlier owners, abort what they left open."""
     if not transactional_id:
@@ -70,12 +73,12 @@ class KafkaTransactional:
     """
 
     def __init__(
-        self, cluster: Cluster, catalogue: Catalogue, settling: Settling, transactional_id: str, timeout_s: float
+        self, cluster: Cluster, catalogue: TopicCache, settling: Settling, transactional_id: str, timeout_s: float
     ) -> None:
         self.transactional_id = transactional_id
         self.on_close: Callable[[KafkaTransactional], None] = lambda _: None
         self._cluster = cluster
-        self._placing = Placing(catalogue)
+        self._placing = RecordPlacement(catalogue)
         self._settling = settling
         self._timeout_s = timeout_s
         self._threads = Threads("transactions", count=1)

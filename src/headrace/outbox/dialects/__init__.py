@@ -4,6 +4,6 @@ Promises: one `Speech` for each of PostgreSQL, MySQL/MariaDB and SQLite, equal i
 """
 
 from headrace.outbox.dialects.choosing import speech_of
-from headrace.outbox.dialects.speech import Speech
+from headrace.outbox.dialects.dialect import Speech
 
 __all__ = ["Speech", "speech_of"]

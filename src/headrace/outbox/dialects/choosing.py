@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headrace.errors import UnknownBackend
+from headrace.outbox.dialects.dialect import Speech
 from headrace.outbox.dialects.mysql import MYSQL
 from headrace.outbox.dialects.postgresql import POSTGRESQL
-from headrace.outbox.dialects.speech import Speech
 from headrace.outbox.dialects.sqlite import SQLITE
 
 __all__ = ["speech_of"]

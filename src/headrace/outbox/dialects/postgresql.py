@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headrace.outbox.dialects.speech import Condition, Speech
+from headrace.outbox.dialects.dialect import Condition, Speech
 
 __all__ = ["POSTGRESQL"]
 

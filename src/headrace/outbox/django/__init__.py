@@ -24,8 +24,8 @@ from headrace.errors import MissingExtra
 
 if TYPE_CHECKING:
     from headrace.outbox.django.addresses import database_url as database_url
-    from headrace.outbox.django.publishing import DjangoOutbox as DjangoOutbox
-    from headrace.outbox.django.publishing import DjangoProducer as DjangoProducer
+    from headrace.outbox.django.publish import DjangoOutbox as DjangoOutbox
+    from headrace.outbox.django.publish import DjangoProducer as DjangoProducer
 
 _HOMES = {"DjangoOutbox": "publishing", "DjangoProducer": "publishing", "database_url": "addresses"}
 

@@ -1,25 +1,175 @@
-"""Back-fill: a range of the log is applied to the store again. What was right stays as it is, what was lost comes back.
-
-The records before the range are read too, because they decide which of the range count. What replication has not passed
-yet is left to it.
-"""
+"""What one task of a back-fill does: write again what a range of its partition's records left."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from headrace.errors import BadArgument
-from headrace.pipeline.jobs.job_reports import BackfilledPartition, partitions_now, reports_of
-from headrace.pipeline.logs.planning import Selection
-from headrace.pipeline.spark.places import Places
+from headrace.log import Log
+from headrace.model import TopicPartition
+from headrace.pipeline.audits.findings import FindingKind
+from headrace.pipeline.audits.journals import look_at_key
+from headrace.pipeline.audits.judge import Judgement, expected_rows
+from headrace.pipeline.audits.windows import (
+    EVENTS_AT_ONCE,
+    AuditWindow,
+    MovingWindow,
+    WindowStretch,
+    open_window,
+    slices,
+    survey,
+)
+from headrace.pipeline.jobs.job_reports import BackfilledPartition, layout_of, partitions_now, report_batch, reports_of
+from headrace.pipeline.logs.plan import Selection
+from headrace.pipeline.spark.places import Endpoints
+from headrace.pipeline.spark.process import log_of, run, store_of, told
+from headrace.protocol import Entry
+from headrace.store import EventRow, Place, Store
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["BackfillSummary", "Range", "backfill"]
+    from headrace.pipeline.jobs.partition_jobs import Arguments
+
+__all__ = ["BackfillSummary", "Range", "backfill", "backfill_partition"]
+
+_AT_ONCE = 32
+
+
+def backfill_partition(places: Endpoints, at: TopicPartition, arguments: Arguments) -> Iterator[pa.RecordBatch]:
+    """Back-fill one partition; in a worker."""
+    started_s = time.perf_counter()
+    report = BackfilledPartition(topic=at.topic, partition=at.partition)
+    try:
+        report = run(_backfill(places, at, msgspec.convert(arguments, Range)))
+    except Exception as error:
+        report = msgspec.structs.replace(report, error=told(error))
+    yield report_batch(msgspec.structs.replace(report, took_s=time.perf_counter() - started_s))
+
+
+class BackfillRanges(msgspec.Struct, frozen=True):
+    """First and last offset (inclusive) of what is to be applied, by partition: a journal that moved has several."""
+
+    of: Mapping[int, tuple[int, int]]
+
+    def has(self, partition: int, offset: int) -> bool:
+        """Return True if a record lies within."""
+        first, last = self.of.get(partition, (0, -1))
+        return first <= offset <= last
+
+
+async def _backfill(places: Endpoints, at: TopicPartition, asked: Range) -> BackfilledPartition:
+    log, store = await log_of(places), await store_of(places)
+
+    async def open_now() -> AuditWindow:
+        return await open_window(log, store, await layout_of(log, store, at.topic), at)
+
+    moving = MovingWindow(await open_now(), open_now)
+    ranges = await ranges_of(log, moving.window, asked)
+    first, last = ranges.of[at.partition]
+    done = BackfilledPartition(topic=at.topic, partition=at.partition, first=first, last=last)
+    ttl_s = places.settings_of_store().marker_ttl_s
+    found = await moving.read(lambda window: survey(log, window))
+    async for by_id in slices(log, moving, found, events_at_once=EVENTS_AT_ONCE):
+        chosen = {id_: entries for id_, entries in by_id.items() if _touches(entries, ranges)}
+        done = await _apply_all(store, moving.window, chosen, ranges, done, ttl_s)
+    # What was removed meanwhile is in the store, and was not applied again.
+    return msgspec.structs.replace(done, first=max(first, moving.window.home.start))
+
+
+async def ranges_of(log: Log, window: AuditWindow, asked: Range) -> BackfillRanges:
+    """Return the offsets that are asked for, the log has, and replication has passed, of each partition."""
+    return BackfillRanges({partition: await _offsets(log, each, asked) for partition, each in window.stretches.items()})
+
+
+async def _offsets(log: Log, stretch: WindowStretch, asked: Range) -> tuple[int, int]:
+    first, last = stretch.start, stretch.last
+    if asked.first is not None:
+        first = max(first, asked.first)
+    if asked.last is not None:
+        last = min(last, asked.last)
+    if asked.since_ms is not None:
+        since = await log.offset_at(stretch.at, timestamp_ms=asked.since_ms)
+        first = max(first, since if since is not None else stretch.end)
+    if asked.until_ms is not None:
+        until = await log.offset_at(stretch.at, timestamp_ms=asked.until_ms)
+        last = min(last, until - 1 if until is not None else last)
+    return first, last
+
+
+def _touches(entries: Sequence[Entry], ranges: BackfillRanges) -> bool:
+    return any(ranges.has(entry.partition, entry.offset) for entry in entries)
+
+
+async def _apply_all(
+    store: Store,
+    window: AuditWindow,
+    by_id: Mapping[str, Sequence[Entry]],
+    ranges: BackfillRanges,
+    done: BackfilledPartition,
+    ttl_s: float,
+) -> BackfilledPartition:
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(id_: str) -> tuple[int, int, int]:
+        async with limit:
+            look = await look_at_key(store, window, id_, by_id[id_], marker_ttl_s=ttl_s)
+            if look.verdict is None:
+                return 0, 0, 1
+            rows = await _apply(store, window, id_, look.verdict, ranges)
+            return len(rows), _restored(look.verdict, rows), 0
+
+    counts = await asyncio.gather(*(one(id_) for id_ in by_id))
+    within = [e for entries in by_id.values() for e in entries if ranges.has(e.partition, e.offset)]
+    return msgspec.structs.replace(
+        done,
+        records=done.records + len(within),
+        journals=done.journals + len(by_id),
+        rows=done.rows + sum(rows for rows, _, _ in counts),
+        restored=done.restored + sum(restored for _, restored, _ in counts),
+        busy=done.busy + sum(busy for _, _, busy in counts),
+    )
+
+
+async def _apply(
+    store: Store, window: AuditWindow, id_: str, verdict: Judgement, ranges: BackfillRanges
+) -> list[EventRow]:
+    """Write what the records of the range left: rows, the head, deletions; at their own places, so none can harm."""
+    topic, fold = window.at.topic, verdict.fold
+    rows = [row for row in expected_rows(fold) if ranges.has(row.partition, row.offset)]
+    if rows:
+        await store.writer.write_rows(topic, id_, rows)
+        await store.writer.write_gaps(topic, id_, [gap for piece in fold.pieces for gap in piece.gaps])
+    meta = fold.meta
+    if meta is not None and not verdict.is_guess and ranges.has(meta.partition, meta.offset):
+        await store.writer.write_meta(meta)
+    for piece in fold.pieces:
+        for deletion, place in piece.deletions:
+            if ranges.has(_partition_at(window, id_, place), place.offset):
+                await store.writer.delete_rows(topic, id_, [deletion], at=place)
+    return rows
+
+
+def _partition_at(window: AuditWindow, id_: str, place: Place) -> int:
+    """Return where a journal's records were in the generation of a place."""
+    layout = window.layout
+    if layout.generation == 0:
+        return window.at.partition
+    return next(p for p in window.stretches if layout.is_home(id_, place.generation, TopicPartition(layout.topic, p)))
+
+
+def _restored(verdict: Judgement, rows: Sequence[EventRow]) -> int:
+    """Count the rows that were written and had not been right before."""
+    kinds = (FindingKind.ROW_MISSING, FindingKind.ROW_CHANGED)
+    wrong = {(finding.seq_nr, finding.offset) for finding in verdict.findings if finding.kind in kinds}
+    return sum((row.seq_nr, row.offset) in wrong for row in rows)
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -45,7 +195,7 @@ class BackfillSummary:
 
 def backfill(
     spark: SparkSession,
-    places: Places,
+    places: Endpoints,
     selection: Selection | None = None,
     *,
     first: int | None = None,

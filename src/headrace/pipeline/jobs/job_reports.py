@@ -11,9 +11,9 @@ from headrace.errors import OperationFailed
 from headrace.journal import Layout, Topology
 from headrace.log import Log
 from headrace.model import TopicPartition
-from headrace.pipeline.logs.planning import Selection, topics_of
-from headrace.pipeline.spark.opened import log_of, run, store_of
-from headrace.pipeline.spark.places import Places
+from headrace.pipeline.logs.plan import Selection, topics_of
+from headrace.pipeline.spark.places import Endpoints
+from headrace.pipeline.spark.process import log_of, run, store_of
 from headrace.store import Store
 
 if TYPE_CHECKING:
@@ -113,20 +113,20 @@ def check(reports: Sequence[PartitionReport], what: str) -> None:
             raise OperationFailed(f"{what} {at}", report.error, outcome_known=False)
 
 
-def partitions_now(places: Places, selection: Selection) -> list[TopicPartition]:
+def partitions_now(places: Endpoints, selection: Selection) -> list[TopicPartition]:
     """Return all partitions of the selected topics."""
     layouts = run(_layouts(places, selection))
     return [TopicPartition(layout.topic, number) for layout in layouts for number in range(layout.partitions)]
 
 
-def partitions_ever(places: Places, selection: Selection) -> list[TopicPartition]:
+def partitions_ever(places: Endpoints, selection: Selection) -> list[TopicPartition]:
     """Return them with those that a topic had before it was made anew: its journals may still be from there."""
     layouts = run(_layouts(places, selection))
     most = {layout.topic: max(each.partitions for each in layout.generations) for layout in layouts}
     return [TopicPartition(topic, number) for topic, count in most.items() for number in range(count)]
 
 
-async def _layouts(places: Places, selection: Selection) -> list[Layout]:
+async def _layouts(places: Endpoints, selection: Selection) -> list[Layout]:
     log, store = await log_of(places), await store_of(places)
     return [await layout_of(log, store, topic) for topic in await topics_of(log, store, selection)]
 

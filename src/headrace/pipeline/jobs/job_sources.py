@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from headrace.pipeline.comparing.findings import FINDING_COLUMNS
-from headrace.pipeline.jobs.audit_task import audit_partition
-from headrace.pipeline.jobs.backfill_task import backfill_partition
-from headrace.pipeline.jobs.expiry_task import purge_partition
+from headrace.pipeline.audits.findings import FINDING_COLUMNS
+from headrace.pipeline.jobs.audit import audit_partition
+from headrace.pipeline.jobs.backfill import backfill_partition
+from headrace.pipeline.jobs.expiry import purge_partition
 from headrace.pipeline.jobs.job_reports import REPORT_COLUMNS
 from headrace.pipeline.jobs.partition_jobs import PartitionJob, Work
-from headrace.pipeline.jobs.tag_backfill_task import fill_partition
+from headrace.pipeline.jobs.tag_backfill import fill_partition
 
 __all__ = ["AuditJob", "BackfillJob", "PurgeExpiredJob", "TagBackfillJob"]
 

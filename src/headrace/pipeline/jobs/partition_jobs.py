@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from headrace.model import TopicPartition
-from headrace.pipeline.spark.places import PLACES_OPTION, Places
-from headrace.pipeline.spark.registering import register
+from headrace.pipeline.spark.places import PLACES_OPTION, Endpoints
+from headrace.pipeline.spark.session import register
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Arguments", "PartitionJob", "Work", "job_frame"]
 
 Arguments: TypeAlias = Mapping[str, Any]
-Work: TypeAlias = Callable[[Places, TopicPartition, Arguments], "Iterator[pa.RecordBatch]"]
+Work: TypeAlias = Callable[[Endpoints, TopicPartition, Arguments], "Iterator[pa.RecordBatch]"]
 
 
 class _Part(InputPartition):
@@ -50,7 +50,7 @@ class PartitionJob(DataSource):
 class _Reader(DataSourceReader):
     def __init__(self, work: Work, options: Mapping[str, str]) -> None:
         self._work = work
-        self._places = Places.unpack(options[PLACES_OPTION])
+        self._places = Endpoints.unpack(options[PLACES_OPTION])
         self._partitions = [TopicPartition(*at) for at in json.loads(options["partitions"])]
         self._arguments: Arguments = json.loads(options["arguments"])
 
@@ -68,7 +68,7 @@ class _Reader(DataSourceReader):
 def job_frame(
     spark: SparkSession,
     job: type[PartitionJob],
-    places: Places,
+    places: Endpoints,
     partitions: Sequence[TopicPartition],
     arguments: Arguments,
 ) -> DataFrame:

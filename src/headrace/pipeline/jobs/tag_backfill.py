@@ -1,32 +1,87 @@
-"""Back-fill of a tag: history gets a tag that its events were not written with, while writing goes on.
-
-Most of it is counted while replication goes on as ever and leaves the tag alone. Then replication is asked to wait at a
-cut, what came meanwhile is counted, and from the cut on events that bring the tag are numbered as they come.
-"""
+"""What one task of a tag's back-fill does: count the journals of its partition under the tag."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import pickle
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from headrace.errors import BadArgument, OperationFailed
 from headrace.model import TopicPartition
 from headrace.observe import get_logger
-from headrace.pipeline.jobs.job_reports import FilledPartition, reports_of
-from headrace.pipeline.replicating.replication import Replication
-from headrace.pipeline.spark.opened import log_of, run, store_of
-from headrace.pipeline.spark.places import Places
-from headrace.tags import Chooser
-from headrace.tags.catching_up import CatchingUp
-from headrace.tags.filling import TagFills
-from headrace.tags.fills import PlacesOfTopic, TagFill
+from headrace.pipeline.jobs.job_reports import FilledPartition, report_batch, reports_of
+from headrace.pipeline.replication.replication import Replication
+from headrace.pipeline.spark.places import Endpoints
+from headrace.pipeline.spark.process import log_of, run, store_of, told
+from headrace.store import Place
+from headrace.tags import CatchingUp, Chooser, HistoryCount, PlacesOfTopic, TagFill, TagFills, TagRegistry
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["TagBackfillSummary", "backfill_tag", "name_of"]
+    from headrace.pipeline.jobs.partition_jobs import Arguments
+
+__all__ = ["TagBackfillSummary", "backfill_tag", "fill_partition", "name_of"]
+
+
+def fill_partition(places: Endpoints, at: TopicPartition, arguments: Arguments) -> Iterator[pa.RecordBatch]:
+    """Count one partition; in a worker."""
+    started_s = time.perf_counter()
+    report = FilledPartition(topic=at.topic, partition=at.partition)
+    try:
+        _check_first_attempt(arguments["tag"])
+        report = run(_fill(places, at, arguments))
+    except Exception as error:
+        report = msgspec.structs.replace(report, error=told(error))
+    yield report_batch(msgspec.structs.replace(report, took_s=time.perf_counter() - started_s))
+
+
+def _check_first_attempt(tag: str) -> None:
+    """Refuse to go on where a task has died: rows may be there whose numbers were not noted."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() > 0:
+        raise OperationFailed(f"back-filling tag {tag!r}", "a task has died; begin again, with --again")
+
+
+async def _fill(places: Endpoints, at: TopicPartition, arguments: Arguments) -> FilledPartition:
+    tag, settings = arguments["tag"], places.settings_of_tags()
+    store = await store_of(places)
+    await TagFills(await log_of(places), store, settings).current(tag, arguments["fill"])
+    # The registry is read before the journals: those that are at its places or above are left to a later pass.
+    registry = await TagRegistry(store, settings).open()
+    replicated = await store.reader.replicated(at)
+    history = HistoryCount(store, settings, registry, tag, at, _chooser(arguments["choose"]))
+    after = arguments["after"].get(str(at))
+    if after is None:
+        await history.sweep()
+    await history.count(after=Place(*after) if after is not None else Place(-1, -2))
+    await history.redact()
+    if arguments["is_last"]:
+        await history.sweep_late()
+    counted = history.counted
+    return FilledPartition(
+        topic=at.topic,
+        partition=at.partition,
+        generation=replicated.generation if replicated is not None else -1,
+        seen=replicated.offset if replicated is not None else -2,
+        journals=counted.journals,
+        events=counted.events,
+        rows=counted.rows,
+    )
+
+
+def _chooser(packed: str) -> Chooser:
+    choose: Chooser = pickle.loads(base64.b64decode(packed))  # noqa: S301 - the driver of this job made it
+    return choose
+
 
 _logger = get_logger(__name__)
 
@@ -49,7 +104,7 @@ class TagBackfillSummary:
 
 
 def backfill_tag(
-    spark: SparkSession, places: Places, tag: str, choose: Chooser, *, name: str | None = None, again: bool = False
+    spark: SparkSession, places: Endpoints, tag: str, choose: Chooser, *, name: str | None = None, again: bool = False
 ) -> TagBackfillSummary:
     """Give a tag to all events that `choose` says True to, up to a cut; later ones must be written with it.
 
@@ -70,7 +125,7 @@ def name_of(choose: Chooser) -> str:
 class _Backfill:
     """One run."""
 
-    def __init__(self, spark: SparkSession, places: Places, tag: str, choose: Chooser, name: str) -> None:
+    def __init__(self, spark: SparkSession, places: Endpoints, tag: str, choose: Chooser, name: str) -> None:
         self._spark = spark
         self._places = places
         self._tag = tag

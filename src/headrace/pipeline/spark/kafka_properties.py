@@ -5,11 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.errors import BadArgument
-from headrace.pipeline.spark.certificates import pem_of
-from headrace.pipeline.spark.private_keys import java_key
+from headrace.errors import BadArgument, MissingExtra
+from headrace.pipeline.spark.places import pem_of
 
-__all__ = ["java_properties"]
+__all__ = ["java_key", "java_properties"]
+
+_PLAIN = "-----BEGIN PRIVATE KEY-----"
+
+
+def java_key(pem: str, password: str | None) -> str:
+    """Return the key. Raises BadArgument if it is none, or the password does not open it."""
+    if _PLAIN in pem:
+        return pem
+    try:
+        from cryptography.hazmat.primitives import serialization
+    except ImportError as error:
+        raise MissingExtra("cryptography", "pipeline") from error
+    try:
+        key = serialization.load_pem_private_key(pem.encode(), password.encode() if password else None)
+    except (TypeError, ValueError) as error:  # their texts hold no part of the key
+        rule = f"it must be a key in PEM format that ssl.key.password opens: {error}"
+        raise BadArgument("log.kafka.client", "ssl.key", rule) from error
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return key.private_bytes(encoding, form, serialization.NoEncryption()).decode()
+
 
 _SAME = frozenset({"client.id", "client.rack", "sasl.kerberos.service.name"})
 _LOGIN = {

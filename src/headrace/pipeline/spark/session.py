@@ -1,31 +1,94 @@
-"""The one place that builds a Spark session."""
+"""The one place that builds a Spark session, gives it a home, and makes data sources known to it."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import PipelineSettings
 from headrace.errors import FetchFailed, MissingExtra
 from headrace.observe import get_logger
-from headrace.pipeline.spark.homes import compiled_home
-from headrace.pipeline.spark.places import Places
-from headrace.pipeline.spark.redaction import SECRET_NAMES, is_secret
-from headrace.services import Quiet, Watcher, find_java, spark_jars
+from headrace.pipeline.spark.places import SECRET_NAMES, Endpoints, is_secret
+from headrace.services import Quiet, Watcher, cache_folder, find_java, spark_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
 
-__all__ = ["end_session", "spark_session"]
+__all__ = ["compiled_home", "end_session", "register", "spark_session"]
 
 _logger = get_logger(__name__)
+
+_LINKED = ("bin", "sbin", "jars", "conf", "licenses")
+
+
+@contextlib.contextmanager
+def compiled_home() -> Iterator[None]:
+    """Let Spark start from such a home; one that somebody chose by SPARK_HOME stays.
+
+    Where none can be made, as in a cache that may only be read, Spark starts from its own: slower, and as well.
+    """
+    home = None if "SPARK_HOME" in os.environ else _home(cache_folder() / "spark-home")
+    if home is None:
+        yield
+        return
+    os.environ["SPARK_HOME"] = str(home)
+    try:
+        yield
+    finally:
+        del os.environ["SPARK_HOME"]
+
+
+def _home(folder: Path) -> Path | None:
+    """Return the home for the pyspark of this interpreter, made of links; None where there can be none."""
+    import pyspark
+
+    package = Path(pyspark.__file__).parent.resolve()
+    key = hashlib.sha256(str(package).encode()).hexdigest()[:12]
+    home = folder / f"{metadata.version('pyspark')}-{key}"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        for name in _LINKED:
+            if (package / name).exists():
+                with contextlib.suppress(FileExistsError):  # others may do the same
+                    (home / name).symlink_to(package / name)
+    except OSError as error:
+        _logger.info("Spark starts from its own home", reason=str(error))
+        return None
+    return home
+
+
+_lock = threading.Lock()
+
+# Without it Spark refuses a source that takes filters, and it is off unless somebody turns it on.
+_PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+def register(spark: SparkSession, source: type[DataSource]) -> None:
+    """Register a Python data source, unless the session knows it, and set what it needs of the session.
+
+    Spark keeps sources for each session, so the session itself remembers, in a property, which ones it knows.
+    The JVM looks for a source in the session that is active in the calling thread, which Spark sets only in the thread
+    that made the session; there is no public way to say so.
+    """
+    spark._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)  # noqa: SLF001
+    known = f"headrace.source.{source.name()}"
+    with _lock:
+        if spark.conf.get(known, None) is None:
+            spark.conf.set(_PUSH_DOWN, "true")
+            spark.dataSource.register(source)
+            spark.conf.set(known, "registered")
+
 
 _LOOPBACK = "127.0.0.1"
 _started: list[subprocess.Popen[bytes]] = []  # the JVM of this process, if we started it
@@ -62,7 +125,7 @@ def spark_session(
     name: str = "headrace",
     watcher: Watcher | None = None,
     is_brief: bool = False,
-    places: Places | None = None,
+    places: Endpoints | None = None,
 ) -> SparkSession:
     """Return the session of this process, started if there is none. `is_brief` is for little work, as in tests.
 
@@ -154,7 +217,7 @@ def _not_submitted(preferred: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in preferred.items() if not submitted.contains(key)}
 
 
-def _jars(places: Places | None, watcher: Watcher | None) -> list[Path]:
+def _jars(places: Endpoints | None, watcher: Watcher | None) -> list[Path]:
     """Return Kafka's connector and Avro's reader. The embedded tier needs them only for typed columns."""
     try:
         return spark_jars(watcher or Quiet())

@@ -20,8 +20,8 @@ _MODULES = (
     "pyspark.sql.datasource_internal",
     "pyspark.sql.pandas.types",
     "pyspark.sql.worker.plan_data_source_read",
-    "headrace.pipeline.logs.log_source",
-    "headrace.pipeline.replicating.tasks",
+    "headrace.pipeline.logs.source",
+    "headrace.pipeline.replication.task",
 )
 
 

@@ -1,8 +1,4 @@
-"""Journals, their heads and the replicated offsets as DataFrames.
-
-Log and store are looked at when a frame is first acted on. Spark keeps that look for further actions with the same
-filters: who wants what came since makes the frame anew.
-"""
+"""Journals, their heads and the replicated offsets as DataFrames; payloads typed by the registry's schemas."""
 
 from __future__ import annotations
 
@@ -13,18 +9,58 @@ from uuid import uuid4
 
 import msgspec
 
-from headrace.pipeline.logs.planning import Selection
-from headrace.pipeline.spark.places import PLACES_OPTION, Places
-from headrace.pipeline.spark.registering import register
-from headrace.pipeline.tables.manners import Manners
-from headrace.pipeline.tables.typed_events import with_events
-from headrace.serde import BlockingRegistry
+from headrace.errors import UnknownSubject
+from headrace.pipeline.logs.plan import Selection, topics_of
+from headrace.pipeline.spark.places import PLACES_OPTION, Endpoints
+from headrace.pipeline.spark.process import log_of, run, store_of
+from headrace.pipeline.spark.session import register
+from headrace.pipeline.tables.scans import Manners
+from headrace.pipeline.topics.avro_read import decoded, is_framed_column, type_name
+from headrace.pipeline.topics.avro_schemas import SchemaReading, reading_of_topics
+from headrace.serde import BlockingRegistry, subject_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import DataSource
 
-__all__ = ["journal_frame", "meta_frame", "pointer_frame"]
+__all__ = ["journal_frame", "meta_frame", "pointer_frame", "reading_of_selection", "with_events", "with_reading"]
+
+
+def with_events(frame: DataFrame, places: Endpoints, selection: Selection, registry: BlockingRegistry) -> DataFrame:
+    """Return a journal's frame with the columns `event_type` and `event`. Raises UnknownSubject.
+
+    Events of a journal are of many types: `event` is a struct with a member for each, called by its short name, all
+    null but the one that `event_type` gives the full name of; a type that Spark can't hold, such as a record that
+    holds itself, stays bytes. Payloads that are no framed Avro have neither. The types are those that are registered
+    now for the selected topics; a later id fails the query, naming it.
+    """
+    reading = reading_of_selection(places, selection, registry)
+    if reading is None:
+        topic = selection.topics[0] if selection.topics else "<topic>"
+        raise UnknownSubject(f"{subject_of(topic)}, or of a type of {topic}'s records,", "the registry")
+    return with_reading(frame, reading)
+
+
+def reading_of_selection(places: Endpoints, selection: Selection, registry: BlockingRegistry) -> SchemaReading | None:
+    """Return how the events of the selected journals are read; None when there is no schema for any."""
+
+    async def topics() -> tuple[str, ...]:
+        return tuple(await topics_of(await log_of(places), await store_of(places), selection))
+
+    return reading_of_topics(registry, run(topics()))
+
+
+def with_reading(frame: DataFrame, reading: SchemaReading) -> DataFrame:
+    """Return a journal's frame with the columns `event_type` and `event`."""
+    from pyspark.sql import functions as f
+
+    place = f.concat(f.lit("event "), f.col("seq_nr"), f.lit(" of '"), f.col("key"), f.lit("'"))
+    is_avro = (f.col("payload_type") == "binary") & is_framed_column(f.col("payload"))
+    payload = f.when(is_avro, f.col("payload"))
+    columns = {"event_type": type_name(payload, reading), "event": decoded(payload, reading, place)}
+    after = frame.columns.index("payload_text") + 1
+    return frame.withColumns(columns).select(*frame.columns[:after], *columns, *frame.columns[after:])
+
 
 _ALL = Selection()
 _AN_HOUR = timedelta(hours=1)
@@ -32,7 +68,7 @@ _AN_HOUR = timedelta(hours=1)
 
 def journal_frame(
     spark: SparkSession,
-    places: Places,
+    places: Endpoints,
     selection: Selection = _ALL,
     *,
     held: Literal["raise", "skip"] = "raise",
@@ -64,21 +100,21 @@ def journal_frame(
 
 
 def meta_frame(
-    spark: SparkSession, places: Places, selection: Selection = _ALL, *, counts: Path | None = None
+    spark: SparkSession, places: Endpoints, selection: Selection = _ALL, *, counts: Path | None = None
 ) -> DataFrame:
     """Return the heads of journals as the store has them, markers of purged ones included.
 
     What replication has not reached is not in it. Filters on key, topic and partition decide what is read.
     """
-    from headrace.pipeline.tables.meta_source import HeadraceMetaSource
+    from headrace.pipeline.tables.store_sources import HeadraceMetaSource
 
     options = {} if counts is None else {"counts": str(counts)}
     return _load(spark, HeadraceMetaSource, places, selection, options)
 
 
-def pointer_frame(spark: SparkSession, places: Places, selection: Selection = _ALL) -> DataFrame:
+def pointer_frame(spark: SparkSession, places: Endpoints, selection: Selection = _ALL) -> DataFrame:
     """Return how far each partition is replicated, what its log holds, and how far replication is behind."""
-    from headrace.pipeline.tables.pointer_source import HeadracePointerSource
+    from headrace.pipeline.tables.store_sources import HeadracePointerSource
 
     return _load(spark, HeadracePointerSource, places, selection, {})
 
@@ -86,7 +122,7 @@ def pointer_frame(spark: SparkSession, places: Places, selection: Selection = _A
 def _load(
     spark: SparkSession,
     source: type[DataSource],
-    places: Places,
+    places: Endpoints,
     selection: Selection,
     options: dict[str, str],
 ) -> DataFrame:

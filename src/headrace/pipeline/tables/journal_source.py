@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 from pyspark.sql.datasource import DataSource, InputPartition
 
-from headrace.pipeline.spark.opened import log_of, store_of
-from headrace.pipeline.spark.pulling import pulled
-from headrace.pipeline.tables.counting import Counts
-from headrace.pipeline.tables.journal_columns import JOURNAL_SCHEMA
-from headrace.pipeline.tables.journal_parts import JournalPart
-from headrace.pipeline.tables.journal_reading import JournalsReader
-from headrace.pipeline.tables.manners import Manners
-from headrace.pipeline.tables.selected_reader import SelectedReader
+from headrace.pipeline.spark.process import log_of, pulled, store_of
+from headrace.pipeline.tables.journal_tasks import JOURNAL_SCHEMA, JournalsReader
+from headrace.pipeline.tables.parts import JournalPart, SelectedReader
+from headrace.pipeline.tables.scans import Counts, Manners
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,18 +7,58 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from headrace.errors import BadArgument, HeadraceError, OperationFailed
-from headrace.pipeline.logs.planning import Selection
-from headrace.pipeline.spark.opened import log_of, run
-from headrace.pipeline.spark.places import Places
-from headrace.pipeline.tables.frames import journal_frame, meta_frame, pointer_frame
-from headrace.pipeline.tables.topic_views import topic_view
-from headrace.pipeline.tables.typed_events import reading_of_selection, with_reading
-from headrace.serde import BlockingRegistry
+from headrace.pipeline.logs.plan import Selection
+from headrace.pipeline.spark.places import Endpoints
+from headrace.pipeline.spark.process import log_of, run
+from headrace.pipeline.tables.frames import journal_frame, meta_frame, pointer_frame, reading_of_selection, with_reading
+from headrace.pipeline.topics.avro_read import decoded
+from headrace.pipeline.topics.avro_schemas import reading_of_topic
+from headrace.pipeline.topics.frames import compact, place, topic_frame
+from headrace.serde import BlockingRegistry, Part
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["query", "told_by_spark", "view_name"]
+__all__ = ["query", "told_by_spark", "topic_view", "view_name"]
+
+_COLUMNS = (
+    "partition",
+    "offset",
+    "timestamp",
+    "key",
+    "value",
+    "key_bytes",
+    "value_bytes",
+    "map_from_entries(transform(headers, h -> struct(h.key, CAST(h.value AS STRING)))) AS headers",
+)
+
+
+def topic_view(
+    spark: SparkSession,
+    places: Endpoints,
+    topic: str,
+    kind: Literal["topic", "compact"],
+    registry: BlockingRegistry | None,
+) -> DataFrame:
+    """Return a topic's records, or the newest of each key; the bytes stand beside keys and values.
+
+    Keys are decoded before the newest of each is looked for, values after; what Spark can't hold stays bytes.
+    """
+    frame = topic_frame(spark, places, topic).selectExpr("*", "key AS key_bytes")
+    frame = _decoded(frame, topic, "key", registry)
+    if kind == "compact":
+        frame = compact(frame)
+    frame = frame.selectExpr("*", "value AS value_bytes")
+    return _decoded(frame, topic, "value", registry).selectExpr(*_COLUMNS)
+
+
+def _decoded(frame: DataFrame, topic: str, part: Part, registry: BlockingRegistry | None) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    reading = None if registry is None else reading_of_topic(registry, topic, part)
+    data = f.col(part)
+    return frame.withColumn(part, data.cast("string") if reading is None else decoded(data, reading, place()))
+
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -28,7 +68,7 @@ _OURS = re.compile(r"headrace\.errors\.\w+: (.*)|\[USER_RAISED_EXCEPTION\] (.*?)
 
 def query(
     spark: SparkSession,
-    places: Places,
+    places: Endpoints,
     statement: str,
     selection: Selection | None = None,
     *,
@@ -90,17 +130,17 @@ def _copy_of(spark: SparkSession) -> SparkSession:
     return copied
 
 
-async def _topics(places: Places) -> Sequence[str]:
+async def _topics(places: Endpoints) -> Sequence[str]:
     return await (await log_of(places)).admin.topics()
 
 
-def _journal(frame: DataFrame, places: Places, selection: Selection, registry: BlockingRegistry | None) -> DataFrame:
+def _journal(frame: DataFrame, places: Endpoints, selection: Selection, registry: BlockingRegistry | None) -> DataFrame:
     reading = None if registry is None else reading_of_selection(places, selection, registry)
     return frame if reading is None else with_reading(frame, reading)
 
 
 def _make_topic_view(
-    spark: SparkSession, places: Places, name: str, topics: Sequence[str], registry: BlockingRegistry | None
+    spark: SparkSession, places: Endpoints, name: str, topics: Sequence[str], registry: BlockingRegistry | None
 ) -> None:
     """Make the view if there is such a topic."""
     kind: Literal["topic", "compact"] = "topic" if name.startswith("topic_") else "compact"

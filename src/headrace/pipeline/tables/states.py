@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from headrace.errors import BadArgument, OperationFailed
-from headrace.journal.decoding import event_of_row
 from headrace.model import StoredEvent
-from headrace.pipeline.logs.planning import Selection
-from headrace.pipeline.spark.errors_told import told
-from headrace.pipeline.spark.places import Places
+from headrace.pipeline.logs.plan import Selection
+from headrace.pipeline.spark.places import Endpoints
+from headrace.pipeline.spark.process import told
 from headrace.pipeline.tables.frames import journal_frame
+from headrace.protocol import event_of_row
 from headrace.store import EventRow
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _STATES_AT_ONCE = 1000
 
 def state_as_of(
     spark: SparkSession,
-    places: Places,
+    places: Endpoints,
     selection: Selection,
     fold: Fold,
     initial: object,
@@ -152,7 +152,7 @@ def _millis(time: datetime) -> int:
 def _batch(states: list[tuple[Any, ...]]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    from headrace.pipeline.spark.arrow_rows import batch_of_rows
+    from headrace.pipeline.spark.process import batch_of_rows
 
     types = (pa.string(), pa.string(), pa.int64(), pa.int64(), pa.bool_(), pa.string())
     names = ("topic", "key", "seq_nr", "events", "is_complete", "state")

@@ -1,27 +1,164 @@
-"""Journals of one partition as the store has them, with what the log adds folded on top."""
+"""Journals of one partition as the store has them, with what the log adds above the replicated offset, folded."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from headrace.errors import IntegrityBroken, ReadAgain
-from headrace.journal import Layout
-from headrace.journal.folding import Entry, exists
-from headrace.journal.journal_state import fold
-from headrace.pipeline.tables.journal_heads import Head
-from headrace.pipeline.tables.wanted import Wanted
-from headrace.store import EventRow, JournalMeta, StoreReader
+import msgspec
 
-__all__ = ["Found", "StoredJournals"]
+from headrace.errors import IntegrityBroken, OffsetOutOfRange, ReadAgain, RecordsLost
+from headrace.journal import Layout, fold
+from headrace.log import Log
+from headrace.model import Record, TopicPartition
+from headrace.pipeline.tables.predicates import Wanted
+from headrace.pipeline.tables.scans import Counts
+from headrace.protocol import BOUNDARY_KEY, Append, Entry, Mark, decode_append, entry_of, exists, rows_of
+from headrace.store import EventRow, JournalMeta, Place, ReplicatedOffset, StoreReader
+
+__all__ = [
+    "FoundEvents",
+    "HeadStretch",
+    "HeadValues",
+    "JournalHead",
+    "StoredJournals",
+    "Undecodable",
+    "read_head",
+    "replicated_of",
+    "stretches",
+]
 
 _ATTEMPTS = 5
+_RECORDS_AT_ONCE = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class HeadStretch:
+    """Offsets of a partition, from `start` up to `end` (exclusive), of one generation."""
+
+    at: TopicPartition
+    generation: int
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class JournalHead:
+    """The actions of each key, in order; and how far the partition was replicated before."""
+
+    replicated: ReplicatedOffset | None
+    entries: dict[str, list[Entry]] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Place:
+        """The last place that was replicated."""
+        return Place(-1, -1) if self.replicated is None else Place(self.replicated.generation, self.replicated.offset)
+
+
+def stretches(
+    layout: Layout, partition: int, replicated: Mapping[int, ReplicatedOffset | None], ends: Mapping[int, int]
+) -> list[HeadStretch]:
+    """Return where the log may hold what the store lacks of the partition's keys, in the order of the keys' records.
+
+    A key that moved here has its earlier records in other partitions; they count until replication has passed the
+    boundary there.
+    """
+    found = []
+    last = layout.generation
+    for number in range(layout.first_generation(0), last + 1):
+        generation = layout.generations[number]
+        for of in [partition] if number == last else range(generation.partitions):
+            known = replicated.get(of)
+            start = max(generation.boundaries.get(of, 0), known.offset + 1 if known is not None else 0)
+            end = ends[of] if number == last else min(ends[of], layout.generations[number + 1].boundaries[of])
+            if start < end:
+                found.append(HeadStretch(TopicPartition(layout.topic, of), number, start, end))
+    return found
+
+
+async def replicated_of(store: StoreReader, layout: Layout, partition: int) -> ReplicatedOffset | None:
+    """Return how far a partition of the topic, as it is, was replicated."""
+    found = await store.replicated(TopicPartition(layout.topic, partition))
+    return found if found is not None and found.generation >= layout.first_generation(partition) else None
+
+
+async def read_head(
+    log: Log,
+    store: StoreReader,
+    layout: Layout,
+    partition: int,
+    *,
+    ends: Mapping[int, int],
+    keys: frozenset[str] | None,
+    counts: Counts,
+) -> JournalHead:
+    """Read the actions, of `keys` only if given. Raises RecordsLost."""
+    of = range(layout.partitions) if layout.generation > layout.first_generation(0) else [partition]
+    replicated = {each: await replicated_of(store, layout, each) for each in of}
+    for _ in range(_ATTEMPTS):
+        scan = _Scan(layout, partition, replicated[partition], keys)
+        try:
+            for stretch in stretches(layout, partition, replicated, ends):
+                await scan.read(log, stretch, replicated[stretch.at.partition], counts)
+            return scan.head
+        except OffsetOutOfRange as error:
+            before = replicated
+            replicated = {each: await replicated_of(store, layout, each) for each in of}
+            if replicated == before:  # else what left the log reached the store first
+                raise RecordsLost(error.topic, error.partition, error.offset, error.start - 1) from error
+    raise ReadAgain(layout.topic, "its records kept moving from the log to the store")
+
+
+class _Scan:
+    """One pass over the stretches."""
+
+    def __init__(
+        self, layout: Layout, partition: int, replicated: ReplicatedOffset | None, keys: frozenset[str] | None
+    ) -> None:
+        self.head = JournalHead(replicated)
+        self._layout = layout
+        self._home = TopicPartition(layout.topic, partition)
+        self._has_moves = layout.generation > 0
+        self._keys = None if keys is None else {*(key.encode() for key in keys), BOUNDARY_KEY.encode()}
+
+    async def read(self, log: Log, stretch: HeadStretch, replicated: ReplicatedOffset | None, counts: Counts) -> None:
+        log_time_ms = replicated.log_time_ms if replicated is not None else 0
+        batches = log.read(stretch.at, stretch.start, stretch.end, headers_only=True, max_records=_RECORDS_AT_ONCE)
+        async for batch in batches:
+            counts.headers += len(batch.records)
+            for record in batch.records:
+                if record.offset >= stretch.end:
+                    return
+                log_time_ms = max(log_time_ms, record.timestamp_ms)
+                if self._keys is not None and record.key not in self._keys:
+                    continue
+                if not self._take(record, stretch, log_time_ms):
+                    return
+
+    def _take(self, record: Record, stretch: HeadStretch, log_time_ms: int) -> bool:
+        """Add a record; False at the boundary of a growth that is not published: nobody has written behind it."""
+        entry = entry_of(record, stretch.generation, log_time_ms=log_time_ms)
+        if entry is None:
+            return True
+        if isinstance(entry.action, Mark):
+            return (entry.action.generation or 0) <= self._layout.generation
+        if not self._has_moves or self._is_ours(entry, stretch):
+            self.head.entries.setdefault(entry.id, []).append(msgspec.structs.replace(entry, record=None))
+        return True
+
+    def _is_ours(self, entry: Entry, stretch: HeadStretch) -> bool:
+        return self._layout.route(entry.id) == self._home and self._layout.is_home(
+            entry.id, stretch.generation, stretch.at
+        )
+
+
 _HELD_BACK = 1000
 _PAGE = 500
 
 
 @dataclass(slots=True)
-class Found:
+class FoundEvents:
     """A journal. `first` to `last` are the numbers of its rows that are wanted; `rows` those that were read.
 
     `rest` is set where there are more: a long journal is not gathered. `appends` are the log's, those that live.
@@ -40,7 +177,9 @@ class Found:
 class StoredJournals:
     """Finds journals and reads their rows."""
 
-    def __init__(self, reader: StoreReader, layout: Layout, head: Head, wanted: Wanted, skew_ms: int | None) -> None:
+    def __init__(
+        self, reader: StoreReader, layout: Layout, head: JournalHead, wanted: Wanted, skew_ms: int | None
+    ) -> None:
         self._reader = reader
         self._topic = layout.topic
         self._head = head
@@ -57,7 +196,7 @@ class StoredJournals:
             replicated is None or self._is_above(replicated.offset) or self._is_later(replicated.log_time_ms)
         )
 
-    async def find(self, id_: str, stored: JournalMeta | None) -> Found:
+    async def find(self, id_: str, stored: JournalMeta | None) -> FoundEvents:
         """Fold what the log adds on the state, and read the first rows; forgets what the log adds.
 
         Rows that vanish while they are read were deleted by what is newer than the state: then all is done again.
@@ -70,7 +209,7 @@ class StoredJournals:
             stored = await self._reader.meta(self._topic, id_)
         raise ReadAgain(id_, "events were deleted faster than they could be read")
 
-    async def rows(self, found: Found) -> AsyncIterator[Sequence[EventRow]]:
+    async def rows(self, found: FoundEvents) -> AsyncIterator[Sequence[EventRow]]:
         """Yield the journal's rows, some at a time. Raises ReadAgain if a long journal was cut short meanwhile."""
         yield found.rows
         if found.rest is None:
@@ -84,9 +223,9 @@ class StoredJournals:
         if not await self._is_whole(found, count):
             raise ReadAgain(found.id, "events were deleted or it was purged")
 
-    def _found(self, id_: str, stored: JournalMeta | None, entries: Sequence[Entry]) -> Found:
+    def _found(self, id_: str, stored: JournalMeta | None, entries: Sequence[Entry]) -> FoundEvents:
         meta, appends = fold(stored, entries)
-        found = Found(id_, stored, meta, appends if exists(meta) else ())
+        found = FoundEvents(id_, stored, meta, appends if exists(meta) else ())
         if meta is None or stored is None or not self._has_rows(stored, meta):
             return found
         low, high = self._wanted.seq_nr
@@ -122,7 +261,7 @@ class StoredJournals:
             return False
         return high is None or stored.created_ms is None or stored.created_ms - self._skew_ms <= high
 
-    async def _gather(self, found: Found) -> bool:
+    async def _gather(self, found: FoundEvents) -> bool:
         """Read the rows of a journal that is not long; False if they are not those of its state any more."""
         stored = found.stored
         if stored is None:
@@ -139,7 +278,7 @@ class StoredJournals:
                 return True
         return await self._is_whole(found, len(found.rows))
 
-    async def _is_whole(self, found: Found, count: int) -> bool:
+    async def _is_whole(self, found: FoundEvents, count: int) -> bool:
         """Say whether so many rows are all there are: there is no gap, or nothing was deleted while they were read."""
         if count == found.last - found.first + 1:
             return True
@@ -148,7 +287,7 @@ class StoredJournals:
         return is_same and now is not None and now.delete_to < found.first
 
 
-def _own(found: Found, page: Sequence[EventRow], above: int) -> list[EventRow]:
+def _own(found: FoundEvents, page: Sequence[EventRow], above: int) -> list[EventRow]:
     """Return the rows of the journal's own incarnation; their numbers rise."""
     rows = []
     for row in page:
@@ -159,3 +298,80 @@ def _own(found: Found, page: Sequence[EventRow], above: int) -> list[EventRow]:
         above = row.seq_nr
         rows.append(row)
     return rows
+
+
+_VALUES_AT_ONCE = 1000
+
+
+class Undecodable(NamedTuple):
+    """An append whose value can't be decoded."""
+
+    key: str
+    partition: int
+    offset: int
+    reason: str
+
+
+class _Living(NamedTuple):
+    entry: Entry
+    append: Append
+    meta: JournalMeta
+
+
+Events = list[tuple[str, EventRow]]
+
+
+class HeadValues:
+    """Gathers the appends that live, then reads them."""
+
+    def __init__(self, log: Log, layout: Layout, wanted: Wanted) -> None:
+        self._log = log
+        self._topic = layout.topic
+        self._wanted = wanted
+        self._living: dict[int, dict[int, _Living]] = {}
+        self._broken: set[str] = set()
+
+    def want(self, found: FoundEvents) -> None:
+        """Take note of a journal's appends, as far as they may be wanted."""
+        meta = found.meta
+        if meta is None:
+            return
+        for entry in found.appends:
+            append = entry.action
+            if isinstance(append, Append) and self._is_wanted(entry, append):
+                self._living.setdefault(entry.partition, {})[entry.offset] = _Living(entry, append, meta)
+
+    def _is_wanted(self, entry: Entry, append: Append) -> bool:
+        low, high = self._wanted.seq_nr
+        is_of_numbers = (low is None or append.last >= low) and (high is None or append.first <= high)
+        return is_of_numbers and entry.offset in self._wanted.offset and entry.timestamp_ms in self._wanted.time_ms
+
+    async def read(self) -> AsyncIterator[tuple[Undecodable | None, Events]]:
+        """Yield, for each record that was read, its living events, or why it has none."""
+        for partition, living in sorted(self._living.items()):
+            at = TopicPartition(self._topic, partition)
+            batches = self._log.read(at, min(living), max(living) + 1, max_records=_VALUES_AT_ONCE)
+            try:
+                async for batch in batches:
+                    for record in batch.records:
+                        yield self._events(record, living.pop(record.offset, None))
+            except OffsetOutOfRange as error:
+                raise ReadAgain(self._topic, "records left the log") from error
+            if living:
+                raise ReadAgain(self._topic, f"offset {min(living)} of {at} is gone")
+
+    def _events(self, record: Record, living: _Living | None) -> tuple[Undecodable | None, Events]:
+        if living is None or living.entry.id in self._broken:
+            return None, []
+        id_ = living.entry.id
+        try:
+            return None, [(id_, row) for row in _rows(record, living)]
+        except ValueError as error:
+            self._broken.add(id_)  # nothing behind it counts
+            return Undecodable(id_, record.partition, record.offset, str(error)), []
+
+
+def _rows(record: Record, living: _Living) -> list[EventRow]:
+    """Return the rows that replication will write for an append, without those that are deleted."""
+    rows = rows_of(living.entry, record, living.meta, decode_append(living.append, record.value))
+    return [row for row in rows if row.seq_nr > living.meta.delete_to]

@@ -3,6 +3,6 @@
 Promises: one port (`headrace.serde.Registry`), the same behaviour from each; `open_registry` finds them by address.
 """
 
-from headrace.serde.registries.opening import open_registry
+from headrace.serde.registries.backends import open_registry
 
 __all__ = ["open_registry"]

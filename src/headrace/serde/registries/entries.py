@@ -1,48 +1,103 @@
-"""Entries of the registry in the log, and their fold.
-
-An entry says what it adds and which number it wants to be: `nr` is one more than that of the last entry its writer had
-seen. It counts if it is the first with its number, in the order of the log; any other is void, and its writer looks
-again. So nodes that register at once agree on every id without a lock, whatever version of this code decided what
-was compatible: the fold only counts.
-
-Every entry has a key of its own. Compaction therefore never removes one that counts, and never moves one behind
-another; void ones are given back by a tombstone.
-"""
+"""What a registry holds, as a plain value; entries of the registry in the log, and their fold."""
 
 from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import IncompatibleData
+from headrace.errors import BadArgument, IncompatibleData, UnknownSchema, UnknownSubject
 from headrace.model import Record
-from headrace.serde.levels import Level
+from headrace.serde.compatibility import Level, check_compatible
 from headrace.serde.ports import Version
-from headrace.serde.registries.catalogue import Catalogue
 from headrace.serde.schemas import Schema
 
-__all__ = ["Entries", "Entry", "entry_of_level", "entry_of_version"]
+__all__ = ["Entries", "RegistryContents", "RegistryEntry", "check_subject", "entry_of_level", "entry_of_version"]
+
+
+class RegistryContents:
+    """Schemas by id, versions by subject, levels. `registry` is what errors call it."""
+
+    def __init__(self, registry: str, level: Level) -> None:
+        self._registry = registry
+        self._schemas: dict[int, Schema] = {}
+        self._ids: dict[Schema, int] = {}
+        self._versions: dict[str, list[Version]] = {}
+        self._levels: dict[str | None, Level] = {None: level}
+
+    def find(self, subject: str, schema: Schema) -> Version | None:
+        """Return the subject's version with that very schema."""
+        return next((each for each in self._versions.get(subject, ()) if each.schema == schema), None)
+
+    def next_version(self, subject: str, schema: Schema) -> Version:
+        """Return what registering the schema would add. Raises IncompatibleSchema."""
+        check_subject(subject)
+        earlier = self._versions.get(subject, [])
+        check_compatible(schema, earlier, self.level(subject), subject=subject)
+        schema_id = self._ids.get(schema) or max(self._schemas, default=0) + 1
+        return Version(subject, len(earlier) + 1, schema_id, schema)
+
+    def add(self, version: Version) -> None:
+        """Take a version in."""
+        self._schemas[version.schema_id] = version.schema
+        self._ids.setdefault(version.schema, version.schema_id)
+        self._versions.setdefault(version.subject, []).append(version)
+
+    def set_level(self, subject: str | None, level: Level) -> None:
+        """Set a level."""
+        self._levels[subject] = level
+
+    def level(self, subject: str | None) -> Level:
+        """Return the level in force."""
+        return self._levels.get(subject, self._levels[None])
+
+    def holds(self, schema_id: int) -> bool:
+        """Say whether the id is known."""
+        return schema_id in self._schemas
+
+    def schema(self, schema_id: int) -> Schema:
+        """Return a schema. Raises UnknownSchema."""
+        if schema_id not in self._schemas:
+            raise UnknownSchema(schema_id, self._registry)
+        return self._schemas[schema_id]
+
+    def versions(self, subject: str) -> Sequence[Version]:
+        """Return a subject's versions. Raises UnknownSubject."""
+        if subject not in self._versions:
+            raise UnknownSubject(subject, self._registry)
+        return tuple(self._versions[subject])
+
+    def subjects(self) -> Sequence[str]:
+        """Return all subjects, sorted."""
+        return sorted(self._versions)
+
+
+def check_subject(subject: str) -> None:
+    """Raise BadArgument unless it can be a subject's name."""
+    if not subject or len(subject.encode()) > 255 or not subject.isprintable():
+        raise BadArgument("subject", subject, "a subject is 1 to 255 bytes of printable text")
+
 
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RegistryEntry:
     """What goes into the log."""
 
     key: bytes
     value: bytes
 
 
-def entry_of_version(nr: int, version: Version) -> Entry:
+def entry_of_version(nr: int, version: Version) -> RegistryEntry:
     """Return the entry that adds a version."""
     content = {"subject": version.subject, "version": version.version, "id": version.schema_id}
     return _entry(nr, {**content, "schema": version.schema.text})
 
 
-def entry_of_level(nr: int, subject: str | None, level: Level) -> Entry:
+def entry_of_level(nr: int, subject: str | None, level: Level) -> RegistryEntry:
     """Return the entry that sets a level."""
     return _entry(nr, {"subject": subject, "level": level})
 
@@ -50,7 +105,7 @@ def entry_of_level(nr: int, subject: str | None, level: Level) -> Entry:
 class Entries:
     """The fold: entries in the order of the log, into a catalogue."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: RegistryContents) -> None:
         self._catalogue = catalogue
         self._last_nr = 0
         self._counted: set[bytes | None] = set()
@@ -84,9 +139,9 @@ class Entries:
         self._counted.add(record.key)
 
 
-def _entry(nr: int, content: dict[str, Any]) -> Entry:
+def _entry(nr: int, content: dict[str, Any]) -> RegistryEntry:
     value = json.dumps({"format": FORMAT, "nr": nr, **content}, ensure_ascii=False)
-    return Entry(f"{nr}/{uuid.uuid4().hex}".encode(), value.encode())
+    return RegistryEntry(f"{nr}/{uuid.uuid4().hex}".encode(), value.encode())
 
 
 def _where(record: Record) -> str:

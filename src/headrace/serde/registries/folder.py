@@ -20,9 +20,9 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from headrace.errors import IncompatibleData, UnknownSchema, UnknownSubject
-from headrace.serde.levels import Level, check_compatible
+from headrace.serde.compatibility import Level, check_compatible
 from headrace.serde.ports import Version
-from headrace.serde.registries.catalogue import check_subject
+from headrace.serde.registries.entries import check_subject
 from headrace.serde.schemas import Schema
 
 __all__ = ["FolderRegistry"]

@@ -9,10 +9,9 @@ from headrace.errors import OffsetOutOfRange, OperationFailed, TimedOut, Unavail
 from headrace.log import Log, ensure_topic
 from headrace.model import Cleanup, NewRecord, TopicConfig, TopicPartition
 from headrace.observe import get_logger
-from headrace.serde.levels import Level
+from headrace.serde.compatibility import Level
 from headrace.serde.ports import Version
-from headrace.serde.registries.catalogue import Catalogue
-from headrace.serde.registries.entries import Entries, Entry, entry_of_level, entry_of_version
+from headrace.serde.registries.entries import Entries, RegistryContents, RegistryEntry, entry_of_level, entry_of_version
 from headrace.serde.schemas import Schema
 
 __all__ = ["LogRegistry"]
@@ -29,7 +28,7 @@ class LogRegistry:
         self._log = log
         self._at = TopicPartition(topic, 0)
         self._timeout_s = timeout_s
-        self._catalogue = Catalogue(f"topic {topic!r}", level)
+        self._catalogue = RegistryContents(f"topic {topic!r}", level)
         self._entries = Entries(self._catalogue)
         self._position = 0
         self._reading = asyncio.Lock()
@@ -44,7 +43,7 @@ class LogRegistry:
         if known is not None:
             return known
 
-        def decide() -> Entry | None:
+        def decide() -> RegistryEntry | None:
             if self._catalogue.find(subject, schema) is not None:
                 return None
             return entry_of_version(self._entries.next_nr, self._catalogue.next_version(subject, schema))
@@ -82,12 +81,12 @@ class LogRegistry:
     async def set_level(self, subject: str | None, level: Level) -> None:
         """Write the level."""
 
-        def decide() -> Entry | None:
+        def decide() -> RegistryEntry | None:
             return entry_of_level(self._entries.next_nr, subject, level)
 
         await self.write(decide)
 
-    async def write(self, decide: Callable[[], Entry | None]) -> None:
+    async def write(self, decide: Callable[[], RegistryEntry | None]) -> None:
         """Decide on what the log holds, write, and see whether it counts; if somebody was faster, decide again."""
         async with self._writing:
             await self._make_topic()
@@ -98,7 +97,7 @@ class LogRegistry:
                     return
         raise TimedOut("writing to the schema registry", self._timeout_s)
 
-    async def _append(self, entry: Entry) -> bool:
+    async def _append(self, entry: RegistryEntry) -> bool:
         record = NewRecord(self._at.topic, entry.key, entry.value, partition=0)
         try:
             (position,) = await self._log.append([record])

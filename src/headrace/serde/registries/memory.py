@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.serde.levels import Level
+from headrace.serde.compatibility import Level
 from headrace.serde.ports import Version
-from headrace.serde.registries.catalogue import Catalogue
+from headrace.serde.registries.entries import RegistryContents
 from headrace.serde.schemas import Schema
 
 __all__ = ["MemoryRegistry"]
@@ -16,7 +16,7 @@ class MemoryRegistry:
     """All of it in this process."""
 
     def __init__(self, *, level: Level = Level.FULL_TRANSITIVE) -> None:
-        self._catalogue = Catalogue("the registry in memory", level)
+        self._catalogue = RegistryContents("the registry in memory", level)
         self.levels = MemoryLevels(self._catalogue)
 
     async def register(self, subject: str, schema: Schema) -> Version:
@@ -46,7 +46,7 @@ class MemoryRegistry:
 class MemoryLevels:
     """Levels in memory."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: RegistryContents) -> None:
         self._catalogue = catalogue
 
     async def get(self, subject: str | None) -> Level:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.config import StoreSettings
 from headrace.errors import MissingExtra
-from headrace.store.cassandra.addresses import parse
+from headrace.store.cassandra.address import parse
 
 if TYPE_CHECKING:
     from headrace.store.cassandra.store import CassandraStore

@@ -1,26 +1,174 @@
-"""One connection to a cluster, for the event loop: requests bounded in number, with a deadline, repeated on trouble."""
+"""One connection to a cluster, for the event loop: set up, encrypted, bounded, with deadlines and retries."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 import time
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from cassandra.cluster import ResultSet
-from cassandra.policies import FallthroughRetryPolicy
+from cassandra import ConsistencyLevel
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, ResultSet
+from cassandra.connection import DefaultEndPoint
+from cassandra.policies import (
+    ConstantSpeculativeExecutionPolicy,
+    DCAwareRoundRobinPolicy,
+    FallthroughRetryPolicy,
+    NoSpeculativeExecutionPolicy,
+    TokenAwarePolicy,
+)
+from cassandra.query import tuple_factory
 
 from headrace.config import CassandraStoreSettings
-from headrace.errors import Closed
+from headrace.errors import BadArgument, Closed
 from headrace.runtime import Backoff
-from headrace.store.cassandra.addresses import ClusterAddress
+from headrace.store.cassandra.address import ClusterAddress
 from headrace.store.cassandra.binding import Binding
-from headrace.store.cassandra.clusters import connect, make_cluster, nodes_by_dc
-from headrace.store.cassandra.completions import Completions
 from headrace.store.cassandra.faults import DRIVER_ERRORS, explain, is_transient
 from headrace.store.metrics import PAGES, REQUEST_SECONDS, REQUESTS, RETRIES
 
-__all__ = ["Page", "Row", "Session"]
+__all__ = ["Completions", "Page", "Row", "Session", "connect", "make_cluster", "nodes_by_dc", "tls_context"]
+
+_SECTION = "store.cassandra"
+
+
+def tls_context(settings: CassandraStoreSettings) -> ssl.SSLContext | None:
+    """Return how to encrypt, None where TLS is off. Raises BadArgument for files that are not there or no PEM."""
+    if not settings.tls:
+        return None
+    context = _trusting(settings)
+    if settings.certificate_location is not None:
+        _add_certificate(context, settings)
+    return context
+
+
+def _trusting(settings: CassandraStoreSettings) -> ssl.SSLContext:
+    try:
+        # The content wins: it is what a worker gets, whose machine may not have the file.
+        file = None if settings.ca_pem else settings.ca_location
+        return ssl.create_default_context(cafile=file, cadata=settings.ca_pem)
+    except (OSError, ValueError) as error:  # ssl's errors are OSErrors
+        where = "ca_pem" if settings.ca_pem else "ca_location"
+        raise BadArgument(f"{_SECTION}.{where}", settings.ca_location, f"it must be certificates: {error}") from error
+
+
+def _add_certificate(context: ssl.SSLContext, settings: CassandraStoreSettings) -> None:
+    # An empty one instead of none: OpenSSL would ask at the terminal.
+    password = settings.key_password.get_secret_value() if settings.key_password else ""
+    try:
+        context.load_cert_chain(settings.certificate_location or "", settings.key_location, password)
+    except (OSError, ValueError) as error:
+        files = (settings.certificate_location, settings.key_location)
+        rule = f"they must be a certificate and its key as PEM, and key_password must open it: {error}"
+        raise BadArgument(f"{_SECTION}.certificate_location and key_location", files, rule) from error
+
+
+# Version 5 adds checksums that Python is slow at; all of Cassandra 3.11 to 5 speak 4.
+_PROTOCOL = 4
+_HEARTBEAT_S = 5
+_OTHER_NODES = 2
+
+# Without a handler of its own the driver's warnings would go to stderr of programs that configure no logging.
+logging.getLogger("cassandra").addHandler(logging.NullHandler())
+
+
+def make_cluster(address: ClusterAddress, settings: CassandraStoreSettings) -> Any:  # noqa: ANN401 - the driver has no types
+    """Return the driver's Cluster, not connected yet."""
+    nearest = DCAwareRoundRobinPolicy(settings.local_dc or "")
+    profile = ExecutionProfile(
+        # Shuffled, because otherwise every attempt at a row goes to the same replica first, a frozen one included.
+        load_balancing_policy=TokenAwarePolicy(nearest, shuffle_replicas=True),
+        speculative_execution_policy=_speculation(settings),
+        consistency_level=ConsistencyLevel.name_to_value[settings.consistency],
+        serial_consistency_level=ConsistencyLevel.LOCAL_SERIAL,
+        request_timeout=settings.attempt_timeout_s,
+        row_factory=tuple_factory,
+    )
+    return Cluster(
+        contact_points=[DefaultEndPoint(host, port) for host, port in address.contacts],
+        port=address.contacts[0][1],
+        auth_provider=_login(settings),
+        ssl_context=tls_context(settings),
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        protocol_version=_PROTOCOL,
+        connect_timeout=settings.attempt_timeout_s,
+        control_connection_timeout=settings.attempt_timeout_s,
+        max_schema_agreement_wait=settings.request_timeout_s,
+        # A node that falls silent counts as down after these; by default it would be asked first for a minute.
+        idle_heartbeat_interval=_HEARTBEAT_S,
+        idle_heartbeat_timeout=settings.attempt_timeout_s,
+    )
+
+
+def nodes_by_dc(cluster: Any) -> dict[str, int]:  # noqa: ANN401
+    """Return how many nodes each data centre has, as far as the driver knows."""
+    return dict(Counter(host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter))
+
+
+def _speculation(settings: CassandraStoreSettings) -> Any:  # noqa: ANN401
+    """Ask a second and a third node when the first is slow; the driver does so only for what may be repeated."""
+    if settings.speculate_after_s is None:
+        return NoSpeculativeExecutionPolicy()
+    return ConstantSpeculativeExecutionPolicy(settings.speculate_after_s, _OTHER_NODES)
+
+
+def connect(cluster: Any) -> Any:  # noqa: ANN401
+    """Return the driver's Session; blocks. A cluster that did not answer leaves no thread behind."""
+    try:
+        return cluster.connect()
+    except BaseException:
+        cluster.shutdown()
+        raise
+
+
+def _login(settings: CassandraStoreSettings) -> Any:  # noqa: ANN401
+    if settings.username is None:
+        return None
+    password = settings.password.get_secret_value() if settings.password else ""
+    return PlainTextAuthProvider(settings.username, password)
+
+
+class Completions:
+    """Hands answers over; those that arrive together wake the loop once."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ready: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._is_woken = False
+
+    def succeeded(self, rows: Any, future: asyncio.Future[Any]) -> None:  # noqa: ANN401 - the driver has no types
+        """Take an answer, in the driver's thread."""
+        self._post(future, rows, None)
+
+    def failed(self, error: BaseException, future: asyncio.Future[Any]) -> None:
+        """Take a failure, in the driver's thread."""
+        self._post(future, None, error)
+
+    def _post(self, future: asyncio.Future[Any], rows: Any, error: BaseException | None) -> None:  # noqa: ANN401
+        self._ready.append((future, rows, error))
+        if self._is_woken:
+            return
+        self._is_woken = True
+        try:
+            self._loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:
+            return  # the loop was closed without closing us: nobody is left to tell
+
+    def _deliver(self) -> None:
+        self._is_woken = False  # first: what is posted from here on wakes the loop again
+        while self._ready:
+            future, rows, error = self._ready.popleft()
+            if future.done():
+                continue  # the caller was cancelled
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(rows)
+
 
 Row = tuple[Any, ...]
 

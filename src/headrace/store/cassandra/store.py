@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from headrace.config import StoreSettings
 from headrace.store.cassandra import reader, snapshots, writer
-from headrace.store.cassandra.addresses import ClusterAddress
-from headrace.store.cassandra.migrations import migrate, settle_meta_segments
+from headrace.store.cassandra.address import ClusterAddress
+from headrace.store.cassandra.schema import migrate, schema, settle_meta_segments
 from headrace.store.cassandra.session import Session
-from headrace.store.cassandra.shared import CassandraSettings
-from headrace.store.cassandra.tables import schema
+from headrace.store.cassandra.settings import CassandraSettings
 from headrace.store.cassandra.tags import CassandraTags
 
 __all__ = ["CassandraStore"]

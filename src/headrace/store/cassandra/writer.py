@@ -1,16 +1,17 @@
-"""The write side of the Cassandra store: every write and deletion carries its record's place as its write time."""
+"""Cutting rows into batches: each of one partition, within limits."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from headrace.config import CassandraStoreSettings
-from headrace.store.cassandra.batches import cut
 from headrace.store.cassandra.binding import unlogged
 from headrace.store.cassandra.columns import EVENT, META, POINTER, event_values, meta_values, pointer_values
-from headrace.store.cassandra.segments import Segments
+from headrace.store.cassandra.reader import Segments
 from headrace.store.cassandra.session import Session
 from headrace.store.metrics import ROWS_WRITTEN
 from headrace.store.rows import (
@@ -24,7 +25,40 @@ from headrace.store.rows import (
     write_time,
 )
 
-__all__ = ["ABOVE_CLOCKS", "QUERIES", "CassandraWriter", "all_of"]
+__all__ = ["ABOVE_CLOCKS", "QUERIES", "CassandraWriter", "all_of", "cut", "cut_groups", "size_of"]
+
+R = TypeVar("R")
+
+_OVERHEAD_BYTES = 150
+
+
+def cut(rows: Sequence[EventRow], *, max_rows: int, max_bytes: int) -> Iterator[list[EventRow]]:
+    """Yield the rows by segment, in batches; a row above the limit goes by itself."""
+    return cut_groups(rows, key=attrgetter("segment"), size_of=size_of, max_rows=max_rows, max_bytes=max_bytes)
+
+
+def cut_groups(
+    rows: Sequence[R], *, key: Callable[[R], Any], size_of: Callable[[R], int], max_rows: int, max_bytes: int
+) -> Iterator[list[R]]:
+    """Yield rows of one key in batches; a row above the limit goes by itself."""
+    for _, group in groupby(sorted(rows, key=key), key):
+        batch: list[R] = []
+        batch_bytes = 0
+        for row in group:
+            row_bytes = size_of(row)
+            if batch and (len(batch) == max_rows or batch_bytes + row_bytes > max_bytes):
+                yield batch
+                batch, batch_bytes = [], 0
+            batch.append(row)
+            batch_bytes += row_bytes
+        yield batch
+
+
+def size_of(row: EventRow) -> int:
+    """Estimate what a row takes in a request."""
+    texts = (row.metadata, row.origin, row.version, *row.tags, *row.headers, *row.headers.values())
+    return _OVERHEAD_BYTES + len(row.payload or b"") + sum(len(text) for text in texts if text)
+
 
 _INSERT_EVENT = (
     f"INSERT INTO {{keyspace}}.journal (id, topic, segment, {', '.join(EVENT)}) "  # noqa: S608 - names of our own

@@ -13,8 +13,8 @@ from headrace.errors import HeadraceError
 from headrace.observe import get_logger
 from headrace.runtime import Clock
 from headrace.sqlite import GroupCommit, Leases
+from headrace.store.embedded.commits import StoreCall, StoreWork
 from headrace.store.embedded.journals import Journals
-from headrace.store.embedded.writing import Call, Work
 
 __all__ = ["Housekeeping"]
 
@@ -46,7 +46,7 @@ DELETE FROM journals WHERE number IN (
 class Housekeeping:
     """Removes deletions and purge markers that are older than any late writer."""
 
-    def __init__(self, commits: GroupCommit[Work], clock: Clock, *, gc_grace_s: float, interval_s: float) -> None:
+    def __init__(self, commits: GroupCommit[StoreWork], clock: Clock, *, gc_grace_s: float, interval_s: float) -> None:
         self._commits = commits
         self._clock = clock
         self._gc_grace_ms = int(gc_grace_s * 1000)
@@ -81,7 +81,7 @@ class Housekeeping:
                 _logger.warning("housekeeping failed, will try again", error=str(error), next_try_s=self._interval_s)
 
     async def _call(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        result: T = await self._commits.submit(Call(lambda db, journals: _then_forget(function, db, journals)))
+        result: T = await self._commits.submit(StoreCall(lambda db, journals: _then_forget(function, db, journals)))
         return result
 
     def _acquire(self, db: sqlite3.Connection) -> object:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from headrace.store.embedded.columns import Values
 from headrace.store.embedded.schema import MAX_SEQ_NR
 
-__all__ = ["Deletion", "Journal", "Journals", "number_of"]
+__all__ = ["Deletion", "Journals", "KnownJournal", "number_of"]
 
 _MOST = 20_000
 
@@ -46,7 +46,7 @@ class Deletion(NamedTuple):
 
 
 @dataclass(slots=True)
-class Journal:
+class KnownJournal:
     """One journal in the file."""
 
     number: int
@@ -62,7 +62,7 @@ class Journals:
     """Remembers them for as long as no other process has written; lives in the writer's thread."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], Journal] = {}
+        self._known: dict[tuple[str, str], KnownJournal] = {}
         self._version = -1
 
     def refresh(self, db: sqlite3.Connection) -> None:
@@ -76,7 +76,7 @@ class Journals:
         """Forget everything: a transaction failed."""
         self._known.clear()
 
-    def find(self, db: sqlite3.Connection, topic: str, id_: str) -> Journal:
+    def find(self, db: sqlite3.Connection, topic: str, id_: str) -> KnownJournal:
         """Return the journal, giving it a number if it has none."""
         known = self._known.get((topic, id_))
         if known is None:
@@ -90,10 +90,10 @@ def number_of(db: sqlite3.Connection, topic: str, id_: str) -> int | None:
     return None if row is None else int(row[0])
 
 
-def _load(db: sqlite3.Connection, topic: str, id_: str) -> Journal:
+def _load(db: sqlite3.Connection, topic: str, id_: str) -> KnownJournal:
     number = number_of(db, topic, id_)
     if number is None:
         made = db.execute("INSERT INTO journals (topic, id) VALUES (?, ?)", (topic, id_))
-        return Journal(int(made.lastrowid or 0))
+        return KnownJournal(int(made.lastrowid or 0))
     deletions = db.execute("SELECT segment, up_to, written FROM event_deletions WHERE journal = ?", (number,))
-    return Journal(number, [Deletion(*row) for row in deletions])
+    return KnownJournal(number, [Deletion(*row) for row in deletions])

@@ -1,22 +1,59 @@
-"""The read side of the embedded store: one short read transaction a page, so that the file can be checkpointed."""
+"""Reading the file: short read transactions in threads, counted and timed."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
+from headrace.errors import Closed
 from headrace.model import TopicPartition
 from headrace.runtime import Clock
-from headrace.store.arguments import check_paging
-from headrace.store.embedded.access import Access
+from headrace.sqlite import Readers
 from headrace.store.embedded.columns import EVENT, HEAD, REPLICATED, Values, event_of, head_of, replicated_of
 from headrace.store.embedded.journals import number_of
 from headrace.store.embedded.schema import MAX_SEQ_NR
-from headrace.store.metrics import PAGES
+from headrace.store.limits import check_paging
+from headrace.store.metrics import PAGES, REQUEST_SECONDS, REQUESTS
 from headrace.store.rows import EventRow, JournalMeta, ReplicatedOffset, segment_of
 
-__all__ = ["EmbeddedReader"]
+__all__ = ["Access", "EmbeddedReader"]
+
+T = TypeVar("T")
+
+
+class Access:
+    """The readers of one open store."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._readers = Readers(path)
+        self.is_closed = False
+
+    def check(self) -> None:
+        """Raise Closed after the store was closed."""
+        if self.is_closed:
+            raise Closed(f"the store in {self._path.parent}")
+
+    async def ask(self, operation: str, query: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a query; what was committed before sees it."""
+        self.check()
+        started_s, outcome = time.perf_counter(), "failed"
+        try:
+            answer = await self._readers.run(query)
+            outcome = "done"
+            return answer
+        finally:
+            REQUESTS.labels("embedded", operation, outcome).inc()
+            REQUEST_SECONDS.labels("embedded", operation).observe(time.perf_counter() - started_s)
+
+    def close(self) -> None:
+        """Wait for what is being read, then close the connections."""
+        self._readers.close()
+
 
 _REPLICATED = f"SELECT {', '.join(REPLICATED)} FROM replicated WHERE topic = ? AND partition = ?"  # noqa: S608
 # A purge marker whose time is up is kept a while longer, against late writers, but no longer seen.

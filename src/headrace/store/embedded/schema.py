@@ -7,7 +7,7 @@ a late writer of older rows loses; they go after the time of grace. An `up_to` b
 
 from __future__ import annotations
 
-from headrace.sqlite.leases import SCHEMA as LEASES
+from headrace.sqlite import SCHEMA as LEASES
 from headrace.store.rows import Place, write_time
 
 __all__ = ["ALL_SLOTS", "BY_HAND", "FORMAT", "MAX_SEQ_NR", "TABLES", "written"]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from headrace.runtime import Clock
 from headrace.sqlite import GroupCommit
-from headrace.store.embedded.access import Access
 from headrace.store.embedded.columns import SNAPSHOT, snapshot_of, snapshot_values, upsert
+from headrace.store.embedded.commits import StoreCall, StoreWork
 from headrace.store.embedded.journals import Journals, number_of
+from headrace.store.embedded.reader import Access
 from headrace.store.embedded.schema import ALL_SLOTS, written
-from headrace.store.embedded.writing import Call, Work
 from headrace.store.rows import Place, SnapshotRow
 
 __all__ = ["EmbeddedSnapshots", "drop_all"]
@@ -25,14 +25,14 @@ _ALL_OF = f"SELECT {', '.join(SNAPSHOT)} FROM snapshots WHERE journal = ? ORDER 
 class EmbeddedSnapshots:
     """The embedded store's Snapshots."""
 
-    def __init__(self, commits: GroupCommit[Work], access: Access, clock: Clock) -> None:
+    def __init__(self, commits: GroupCommit[StoreWork], access: Access, clock: Clock) -> None:
         self._commits = commits
         self._access = access
         self._clock = clock
 
     async def save(self, topic: str, id_: str, row: SnapshotRow) -> None:
         """Write a snapshot into its slot."""
-        await self._commits.submit(Call(lambda db, journals: _save(db, journals, topic, id_, row)))
+        await self._commits.submit(StoreCall(lambda db, journals: _save(db, journals, topic, id_, row)))
 
     async def load(self, topic: str, id_: str) -> Sequence[SnapshotRow]:
         """Return all snapshots of a journal."""
@@ -41,7 +41,7 @@ class EmbeddedSnapshots:
     async def delete(self, topic: str, id_: str, slot: int, *, at: Place) -> None:
         """Remove the snapshot in a slot."""
         now_ms = self._clock.now_ms()
-        await self._commits.submit(Call(lambda db, journals: _drop(db, journals, topic, id_, slot, at, now_ms)))
+        await self._commits.submit(StoreCall(lambda db, journals: _drop(db, journals, topic, id_, slot, at, now_ms)))
 
 
 def drop_all(db: sqlite3.Connection, journals: Journals, topic: str, id_: str, at: Place, now_ms: int) -> None:

@@ -8,15 +8,14 @@ from pathlib import Path
 from headrace.config import StoreSettings
 from headrace.runtime import Clock, crash_point
 from headrace.sqlite import GroupCommit, prepare_file
-from headrace.store.embedded.access import Access
+from headrace.store.embedded.commits import EventWriter, StoreWork
 from headrace.store.embedded.housekeeping import Housekeeping
-from headrace.store.embedded.reader import EmbeddedReader
+from headrace.store.embedded.reader import Access, EmbeddedReader
 from headrace.store.embedded.schema import FORMAT, TABLES
-from headrace.store.embedded.shared import EmbeddedSettings
+from headrace.store.embedded.settings import EmbeddedSettings
 from headrace.store.embedded.snapshots import EmbeddedSnapshots
 from headrace.store.embedded.tags import EmbeddedTags
 from headrace.store.embedded.writer import EmbeddedWriter
-from headrace.store.embedded.writing import EventWriter, Work
 from headrace.store.metrics import REQUEST_SECONDS
 
 __all__ = ["EmbeddedStore"]
@@ -34,7 +33,7 @@ class EmbeddedStore:
         path = folder / FILE_NAME
         events = EventWriter()
         self._access = Access(path)
-        self._commits: GroupCommit[Work] = GroupCommit(
+        self._commits: GroupCommit[StoreWork] = GroupCommit(
             path,
             events.apply,
             forget=events.journals.forget,

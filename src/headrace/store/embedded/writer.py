@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from headrace.runtime import Clock
 from headrace.sqlite import GroupCommit
+from headrace.store.embedded.commits import DeleteRows, MoveReplicated, StoreCall, StoreWork, WriteMeta, WriteRows
 from headrace.store.embedded.snapshots import drop_all
-from headrace.store.embedded.writing import Call, DeleteRows, MoveReplicated, Work, WriteMeta, WriteRows
 from headrace.store.metrics import ROWS_WRITTEN
 from headrace.store.rows import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion, SegmentGap
 
@@ -17,7 +17,7 @@ __all__ = ["EmbeddedWriter"]
 class EmbeddedWriter:
     """The embedded store's StoreWriter."""
 
-    def __init__(self, commits: GroupCommit[Work], clock: Clock, *, marker_ttl_s: float) -> None:
+    def __init__(self, commits: GroupCommit[StoreWork], clock: Clock, *, marker_ttl_s: float) -> None:
         self._commits = commits
         self._clock = clock
         self._marker_ttl_ms = int(marker_ttl_s * 1000)
@@ -43,7 +43,7 @@ class EmbeddedWriter:
     async def delete_snapshots(self, topic: str, id_: str, *, at: Place) -> None:
         """Remove the snapshots at or below the place."""
         now_ms = self._clock.now_ms()
-        await self._commits.submit(Call(lambda db, journals: drop_all(db, journals, topic, id_, at, now_ms)))
+        await self._commits.submit(StoreCall(lambda db, journals: drop_all(db, journals, topic, id_, at, now_ms)))
 
     async def move_replicated(self, offset: ReplicatedOffset) -> None:
         """Move a partition's replicated offset forward."""

@@ -1,0 +1,150 @@
+"""Opening all that an application uses, and closing it again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+
+from headrace.app.projections import ProjectionHandle, opened_projection, running_projection, share_of_arguments
+from headrace.config import HeadraceSettings, StoreSettings
+from headrace.errors import BadArgument
+from headrace.journal import HeadCache, Journal
+from headrace.log import Log, open_log
+from headrace.projection import Projection
+from headrace.serde import Registry, open_registry
+from headrace.store import Store, open_store
+from headrace.tags import After, TaggedEvent, TagQueries
+
+__all__ = ["Headrace", "connect"]
+
+
+class Headrace:
+    """An open Headrace: the log, the store, the schema registry, and what stands on them."""
+
+    def __init__(self, log: Log, store: Store | None, registry: Registry, settings: HeadraceSettings) -> None:
+        self.log = log
+        self.registry = registry
+        self.settings = settings
+        self._store = store
+        self._head_cache: HeadCache | None = None
+        self._tags: TagQueries | None = None
+
+    @property
+    def store(self) -> Store:
+        """The eventual store. Raises BadArgument when none was named."""
+        if self._store is None:
+            rule = "journals on Kafka need a store; connect(…, store='cassandra://host/keyspace')"
+            raise BadArgument("store", None, rule)
+        return self._store
+
+    def journal(
+        self, topic: str, *, read_only: bool = False, origin: str | None = None, partitions: int | None = None
+    ) -> Journal:
+        """Return the journals of a topic, which is made with so many partitions when it is first written to."""
+        settings = self.settings.journal
+        if self._head_cache is None:
+            self._head_cache = HeadCache(
+                self.log,
+                self.store.reader,
+                max_actions=settings.head.max_actions,
+                max_record_bytes=settings.head.max_record_bytes,
+                idle_s=settings.head.idle_s,
+                trim_every_s=settings.head.trim_every_s,
+            )
+        return Journal(
+            self.log,
+            self.store,
+            topic,
+            cache=self._head_cache,
+            origin=origin,
+            read_only=read_only,
+            timeout_s=settings.read_timeout_s,
+            snapshots_kept=settings.snapshots_kept,
+            partitions=settings.partitions if partitions is None else partitions,
+            lease_s=settings.lease_s,
+            slow_s=settings.slow_s,
+        )
+
+    @property
+    def tags(self) -> TagQueries:
+        """Queries by tag. Raises BadArgument when no store was named."""
+        if self._tags is None:
+            self._tags = TagQueries(self.log, self.store, self.settings.tags)
+        return self._tags
+
+    def events_by_tag(
+        self,
+        tag: str | Sequence[str],
+        *,
+        after: After = None,
+        live: bool = False,
+        read_only: bool = False,
+        skip_trimmed: bool = False,
+    ) -> AsyncGenerator[TaggedEvent, None]:
+        """Yield a tag's events of all journals, each once, in one order: those there are, or with `live` for ever.
+
+        Of several tags, all their events; one that has more than one of the tags comes once.
+        Goes on after `after`: an event's `tag_offset`, the text of one, or a time. With `read_only` nothing is written
+        to the log, and events may wait for partitions where nothing happens. With `skip_trimmed` it begins behind
+        events that were removed because of their age, where it would begin before them; else it raises TagTrimmed.
+        """
+        return self.tags.events(tag, after=after, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
+
+    def project(
+        self, projection: Projection, *, worker: int | None = None, workers: int | None = None
+    ) -> AbstractAsyncContextManager[ProjectionHandle]:
+        """Run a projection in this process while the block runs: `async with hr.project(balances): …`.
+
+        Wherever else it runs, all its workers share the journals out among themselves; or, with `worker` (from 0) of
+        `workers`, this one takes a fixed share. The block gets a handle, to wait for what was written to be handled.
+        A failing handler does not end the block: it is logged once, shown by `handle.health`, and tried again, unless
+        the projection's recovery says otherwise.
+        """
+        return running_projection(projection, self.tags, self.store, share_of_arguments(worker, workers))
+
+    def projection(self, projection: Projection) -> AbstractAsyncContextManager[ProjectionHandle]:
+        """Open a projection that runs elsewhere, to look at it, wait for it, pause it or resume it."""
+        return opened_projection(projection, self.tags, self.store)
+
+    async def close(self) -> None:
+        """Close what was opened on top of log and store, then those."""
+        if self._head_cache is not None:
+            await self._head_cache.close()
+        await self.registry.close()
+        if self._store is not None:
+            await self._store.close()
+        await self.log.close()
+
+
+def _store_of(address: str, settings: HeadraceSettings) -> str | None:
+    """An embedded log has its store in the same folder; others have the one the settings name, if they do."""
+    if address.startswith("embedded:"):
+        return address
+    return settings.store.address if settings.store.address != StoreSettings().address else None
+
+
+@contextlib.asynccontextmanager
+async def connect(
+    address: str | None = None, *, store: str | None = None, settings: HeadraceSettings | None = None
+) -> AsyncIterator[Headrace]:
+    """Open the log at `address` and what stands on it, while the block runs.
+
+    `embedded:./data` is a folder of this machine, log and store in one; `kafka://host:9092` is a cluster, its store
+    is named by `store`. The registry is the one that the settings name. Without an address the settings decide;
+    without settings they are loaded from the environment and the files it names.
+    """
+    settings = settings or HeadraceSettings.load()
+    address = address or settings.log.address
+    async with contextlib.AsyncExitStack() as half_open:
+        log = await open_log(address, settings=settings.log)
+        half_open.push_async_callback(log.close)
+        registry = await open_registry(log=log, settings=settings.registry)
+        half_open.push_async_callback(registry.close)
+        where = store or _store_of(address, settings)
+        opened = Headrace(log, await open_store(where, settings=settings.store) if where else None, registry, settings)
+        half_open.pop_all()
+    try:
+        yield opened
+    finally:
+        await opened.close()

@@ -1,0 +1,54 @@
+"""The demo's order of scenes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from typing import Annotated
+
+import typer
+
+__all__ = ["demo"]
+
+
+def demo(
+    address: Annotated[
+        str | None, typer.Option("--log", help="Where to run; else a new folder, thrown away at the end.")
+    ] = None,
+    store: Annotated[str | None, typer.Option("--store", help="The store of a log that is not embedded.")] = None,
+    spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Show the pipeline too; it starts Spark.")] = True,
+) -> None:
+    """See log, journals, tags, outbox and pipeline at work, with live readers and a process that is killed.
+
+    Example: headrace demo --no-spark
+    """
+    # The scenes import every room, and other commands have no need to wait for that.
+    from headrace.cli.demo.pipeline_part import show_pipeline
+    from headrace.cli.demo.voice import console
+
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder:
+        # On somebody's own log the demo keeps to topics of its own.
+        suffix = f"-demo-{os.getpid()}" if address else ""
+        place = address or f"embedded:{folder}/log"
+        asyncio.run(_run(place, store, suffix))
+        if spark and (store is not None or place.startswith("embedded:")):
+            show_pipeline(place, store, suffix)
+    console.print(f"\nAll of it took {time.monotonic() - started:.1f} s.")
+
+
+async def _run(address: str, store: str | None, suffix: str) -> None:
+    from headrace.app import connect
+    from headrace.cli.demo.journal_part import show_journal
+    from headrace.cli.demo.log_part import show_log
+    from headrace.cli.demo.outbox import show_outbox
+    from headrace.cli.demo.tags_part import show_tags
+
+    async with connect(address, store=store) as hr:
+        await show_log(hr.log, address, suffix)
+        if store is not None or address.startswith("embedded:"):
+            await show_journal(hr, suffix)
+            await show_tags(hr, suffix)
+        await show_outbox(hr.log, suffix)

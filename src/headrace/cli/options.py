@@ -1,0 +1,119 @@
+"""What commands share: the options that say where, and running a coroutine there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeAlias, TypeVar
+
+import typer
+
+from headrace.app import Headrace, connect
+from headrace.config import DEFAULTS, HeadraceSettings, Section
+from headrace.errors import BadArgument
+
+__all__ = [
+    "Address",
+    "AsJson",
+    "StoreAddress",
+    "answer",
+    "command_settings",
+    "confirm",
+    "creating_headrace",
+    "creating_settings",
+    "print_json",
+    "with_headrace",
+]
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Section)
+
+Address: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--log", help="The log: embedded:FOLDER or kafka://HOST:PORT. Default: the setting log.address."),
+]
+StoreAddress: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--store", help="The store of a log on Kafka: cassandra://HOST/KEYSPACE. An embedded log has its own."
+    ),
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON: one object, or one a line.")]
+
+
+def command_settings() -> HeadraceSettings:
+    """Return the settings of a command that works on what is there: it makes no folder and no keyspace.
+
+    A misspelt address is an error then, and not an empty place. Settings that say otherwise win.
+    """
+    made = creating_settings()
+    log = _unless_set(made, made.log.embedded, "log.embedded.create_folder")
+    store = _unless_set(made, made.store.embedded, "store.embedded.create_folder")
+    return made.model_copy(
+        update={
+            "log": made.log.model_copy(update={"embedded": log}),
+            "store": made.store.model_copy(update={"embedded": store}),
+        }
+    )
+
+
+def creating_settings() -> HeadraceSettings:
+    """Return the settings of a command that writes first: it may make a folder, but no keyspace."""
+    settings = HeadraceSettings.load()
+    cassandra = _unless_set(settings, settings.store.cassandra, "store.cassandra.create_keyspace")
+    return settings.model_copy(update={"store": settings.store.model_copy(update={"cassandra": cassandra})})
+
+
+def with_headrace(address: str | None, store: str | None, use: Callable[[Headrace], Awaitable[T]]) -> T:
+    """Open the Headrace that is there, do something with it, and close it again. Raises NothingThere."""
+    return _run(address, store, command_settings(), use)
+
+
+def creating_headrace(address: str | None, store: str | None, use: Callable[[Headrace], Awaitable[T]]) -> T:
+    """Open Headrace, making its folder if need be, do something with it, and close it again."""
+    return _run(address, store, creating_settings(), use)
+
+
+def print_json(value: object) -> None:
+    """Print one object, or one row of many, on a line of its own."""
+    typer.echo(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def confirm(question: str, *, is_sure: bool) -> None:
+    """Ask before something is lost, unless --yes was given. Raises BadArgument where nobody can answer."""
+    if is_sure:
+        return
+    try:
+        is_wanted = typer.confirm(question)
+    except typer.Abort as error:
+        if sys.stdin.isatty():  # Ctrl-C, or Ctrl-D
+            raise
+        raise BadArgument("--yes", is_sure, "there is no terminal to ask at; give --yes to go on") from error
+    if not is_wanted:
+        raise typer.Abort
+
+
+def answer(text: str, *, as_json: bool, **facts: object) -> None:
+    """Print what a command did: a sentence for people, or the facts in it as one JSON object."""
+    if as_json:
+        print_json(facts)
+    else:
+        typer.echo(text)
+
+
+def _unless_set(settings: HeadraceSettings, section: S, key: str) -> S:
+    """Return the section with the key switched off, unless somebody has set it."""
+    (found,) = [each for each in settings.describe() if each.key == key]
+    return section.model_copy(update={key.rpartition(".")[2]: False}) if found.source == DEFAULTS else section
+
+
+def _run(
+    address: str | None, store: str | None, settings: HeadraceSettings, use: Callable[[Headrace], Awaitable[T]]
+) -> T:
+    async def run() -> T:
+        async with connect(address, store=store, settings=settings) as hr:
+            return await use(hr)
+
+    return asyncio.run(run())

@@ -1,0 +1,402 @@
+"""Appending: events become a checked record; plain, or checked against what the journal holds."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import msgspec
+
+from headrace.errors import (
+    AppendIdReused,
+    BadArgument,
+    HeadraceError,
+    JournalHeld,
+    OperationFailed,
+    ReadAgain,
+    RecordsLost,
+    Unavailable,
+    VoidAppend,
+    WrongSeqNr,
+)
+from headrace.journal.attempts import AppendAttempt, RememberedAppends, Tries
+from headrace.journal.read import JournalReader
+from headrace.journal.topology import Routed, Topology
+from headrace.journal.window import KnownJournalState, without_skipped
+from headrace.log import Log
+from headrace.model import Event, Headers, NewRecord, Position, TopicPartition
+from headrace.observe import inject
+from headrace.protocol import (
+    MAX_METADATA_BYTES,
+    MAX_VALUE_BYTES,
+    Append,
+    Delete,
+    Effect,
+    Entry,
+    PayloadCodec,
+    PayloadFormat,
+    Purge,
+    Step,
+    append_headers,
+    check_expiry,
+    check_option,
+    check_size,
+    encode_action,
+    encode_binary_events,
+    encode_events,
+    encode_json,
+    encode_user_headers,
+    encode_value,
+    pointer_of,
+    step,
+)
+from headrace.runtime import crash_point
+from headrace.store import JournalMeta, Place
+
+__all__ = ["AppendOptions", "JournalWriter", "NewAppend", "new_append", "record_of"]
+
+_TRACE_PARENT = "traceparent"
+_canonical_json = msgspec.json.Encoder(order="deterministic").encode
+
+
+class AppendOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes with the events of one append."""
+
+    metadata: object = None
+    payload_metadata: object = None
+    headers: Mapping[str, str] | None = None
+    expire_after: timedelta | str | None = None
+    origin: str | None = None
+    version: str | None = None
+
+
+class NewAppend(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An append as its record will hold it, whatever becomes of the objects it was made from."""
+
+    first: int
+    last: int
+    payload_format: PayloadFormat
+    value: bytes
+    metadata: bytes | None = None
+    headers: Headers = ()
+    origin: str | None = None
+    version: str | None = None
+    digest: str | None = None
+
+    def traced(self) -> NewAppend:
+        """Return it with the current span in its headers, unless the application gave one itself or there is none."""
+        if any(name == _TRACE_PARENT for name, _ in self.headers):
+            return self
+        headers = inject(self.headers)
+        return self if headers is self.headers else msgspec.structs.replace(self, headers=headers)
+
+    def record(
+        self,
+        at: TopicPartition,
+        id_: str,
+        *,
+        expected: int | None = None,
+        append_id: str | None = None,
+        since: Place | None = None,
+    ) -> NewRecord:
+        """Return the record."""
+        if append_id is None and expected is None and self.metadata is None:
+            headers = append_headers(self.first, self.last, self.payload_format, self.origin, self.version)
+        else:
+            action = Append(
+                first=self.first,
+                last=self.last,
+                payload_format=self.payload_format,
+                metadata=self.metadata,
+                origin=self.origin,
+                version=self.version,
+                expected=expected,
+                append_id=append_id,
+                since=since,
+                digest=self.digest if append_id is not None else None,
+            )
+            headers = encode_action(action)
+        if self.headers:
+            headers += self.headers
+        return NewRecord(at.topic, id_.encode(), self.value, headers, at.partition)
+
+
+def new_append(events: Sequence[Event], options: AppendOptions, *, with_digest: bool = False) -> NewAppend:
+    """Encode an append of events that are checked. Raises BadArgument for what no record can carry.
+
+    With a digest it can be told from other appends that carry the same append id.
+    """
+    payload_format, value = _value(events, options)
+    check_size("events", len(value), MAX_VALUE_BYTES)
+    return NewAppend(
+        first=events[0].seq_nr,
+        last=events[-1].seq_nr,
+        payload_format=payload_format,
+        value=value,
+        metadata=_json("metadata", options.metadata),
+        headers=encode_user_headers(options.headers) if options.headers is not None else (),
+        origin=check_option("origin", options.origin),
+        version=check_option("version", options.version),
+        digest=_digest_of(events) if with_digest else None,
+    )
+
+
+def record_of(
+    at: TopicPartition,
+    id_: str,
+    events: Sequence[Event],
+    options: AppendOptions,
+    *,
+    expected: int | None = None,
+    append_id: str | None = None,
+    since: Place | None = None,
+) -> NewRecord:
+    """Return the record of an append."""
+    return new_append(events, options).record(at, id_, expected=expected, append_id=append_id, since=since)
+
+
+def _digest_of(events: Sequence[Event]) -> str:
+    """Return a text that is the same for the same events, whatever the order of the keys in their JSON."""
+    parts = []
+    for event in encode_events(events):
+        payload = event.payload or b""
+        if event.payload_type == "json":
+            payload = _canonical_json(msgspec.json.decode(payload))
+        parts.append((event.seq_nr, event.tags, event.payload_type, payload))
+    return hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=16).hexdigest()
+
+
+def _value(events: Sequence[Event], options: AppendOptions) -> tuple[PayloadFormat, bytes]:
+    if options.expire_after is None and options.payload_metadata is None:
+        value = encode_binary_events(events)
+        if value is not None:
+            return "binary", value
+    metadata = _json("payload_metadata", options.payload_metadata)
+    return encode_value(PayloadCodec(encode_events(events), check_expiry(options.expire_after), metadata))
+
+
+def _json(name: str, value: object) -> bytes | None:
+    if value is None:
+        return None
+    try:
+        encoded = encode_json(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadArgument(name, type(value).__name__, f"it must be what JSON can carry ({error})") from error
+    check_size(name, len(encoded), MAX_METADATA_BYTES)
+    return encoded
+
+
+_REMEMBERED = 100_000
+
+
+class JournalWriter:
+    """Writes the journals of one topic."""
+
+    def __init__(self, log: Log, topology: Topology, reader: JournalReader) -> None:
+        self._log = log
+        self._topology = topology
+        self._reader = reader
+        self._in_order = asyncio.Lock()
+        self._waiting = 0
+        self._written: OrderedDict[str, int] = OrderedDict()
+        self._appends = RememberedAppends()
+
+    async def append(self, id_: str, append: NewAppend) -> Position:
+        """Write events without looking; numbers that this instance knows to be taken are refused."""
+        if append.first <= self._written.get(id_, 0):
+            await self._refuse_known(id_, append.first)
+        routed = self._topology.routed(id_) if not self._waiting else None
+        if routed is None:
+            routed = await self._find_route(id_)
+        (position,) = await self._log.append([append.record(routed.route.at, id_)])
+        if time.monotonic() > routed.safe_until_s and await self._is_stray(id_, routed, position):
+            return await self.append_checked(id_, append, expected=None)
+        self._remember(id_, append.last)
+        return position
+
+    async def write(self, id_: str, action: Delete | Purge) -> Position:
+        """Write an action that has no events."""
+        headers = encode_action(action)
+        while True:
+            routed = await self._topology.find_route(id_)
+            at = routed.route.at
+            (position,) = await self._log.append([NewRecord(at.topic, id_.encode(), None, headers, at.partition)])
+            if not await self._is_stray(id_, routed, position):
+                return position
+
+    async def prepare(self, id_: str, append_id: str | None = None) -> AppendAttempt:
+        """Look at what is there before an append that may have to be tried again. Raises JournalHeld."""
+        layout = await self._topology.layout()
+        known = await self._reader.known(id_, layout)
+        stored = known.stored
+        if stored is not None and stored.held_from is not None:
+            raise _held(id_, stored, stored.held_from)
+        bounds = await self._log.bounds(layout.route(id_))
+        since = Place(layout.generation, bounds.high_watermark)
+        return AppendAttempt.of(layout.topic, id_, since, known, append_id=append_id)
+
+    async def append_checked(self, id_: str, append: NewAppend, *, expected: int | None) -> Position:
+        """Write events and say what became of them. Raises WrongSeqNr, VoidAppend, JournalHeld."""
+        return await self._try(await self.prepare(id_), append, expected)
+
+    async def append_once(self, id_: str, append: NewAppend, *, expected: int | None, append_id: str) -> Position:
+        """Write events once at most, whatever became of earlier tries with this append id from here.
+
+        Raises as `append_checked`, and AppendIdReused.
+        """
+        digest = append.digest or ""
+        if (known := self._appends.landed(id_, append_id, digest)) is not None:
+            return known
+        tries = self._appends.begin(id_, append_id, digest)
+        is_open, landed = tries.is_open, None
+        try:
+            attempt = await self._attempt_of(tries)
+            is_open = True  # until the answer is there, whatever ends this: a cancellation, too
+            landed = await self._try(attempt, append, expected)
+            is_open = False
+        except (WrongSeqNr, VoidAppend, AppendIdReused):  # the fold has passed over every try
+            is_open = False
+            raise
+        except HeadraceError as error:
+            is_unknown = isinstance(error, Unavailable) and not error.outcome_known
+            is_open = is_unknown or tries.is_open  # what this try could not write says nothing about those before it
+            raise
+        finally:
+            self._appends.end(tries, is_open=is_open, landed=landed)
+        return landed
+
+    async def append_attempt(self, attempt: AppendAttempt, append: NewAppend, *, expected: int | None) -> Position:
+        """Write the events of a prepared attempt, again perhaps, and say what became of them."""
+        return await self._try(attempt, append, expected)
+
+    def forget(self, id_: str) -> None:
+        """Forget what was written to a journal: it was purged."""
+        self._written.pop(id_, None)
+
+    async def _attempt_of(self, tries: Tries) -> AppendAttempt:
+        """Return what was known before the first of the tries."""
+        if tries.attempt is None:
+            prepared = await self.prepare(tries.id, tries.append_id)
+            tries.attempt = tries.attempt or prepared  # another call may have been quicker, and written since
+        return tries.attempt
+
+    async def _try(self, attempt: AppendAttempt, append: NewAppend, expected: int | None) -> Position:
+        crash_point("append.before-write")
+        position = await self._write_attempt(attempt, append, expected)
+        crash_point("append.written")
+        try:
+            landed = await self._outcome(attempt, position, expected, append.digest)
+        except (Unavailable, RecordsLost, JournalHeld) as error:
+            # It is in the log: nobody may take this for "nothing was done". Behind a hold it counts later, perhaps.
+            what = f"checking the append to {attempt.id!r}"
+            raise OperationFailed(what, _why_unknown(error), outcome_known=False) from error
+        self._remember(attempt.id, append.last)
+        return landed
+
+    async def _find_route(self, id_: str) -> Routed:
+        """Find out where to write; appends that were begun one after another go on, and reach the log, so."""
+        self._waiting += 1
+        try:
+            async with self._in_order:
+                return await self._topology.find_route(id_)
+        finally:
+            self._waiting -= 1
+
+    async def _is_stray(self, id_: str, routed: Routed, position: Position) -> bool:
+        try:
+            return await self._topology.is_stray(id_, routed, position.offset)
+        except Unavailable as error:  # the record is in the log: nobody may take this for "nothing was done"
+            raise OperationFailed(f"checking what was written to {id_!r}", str(error), outcome_known=False) from error
+
+    async def _write_attempt(self, attempt: AppendAttempt, append: NewAppend, expected: int | None) -> Position:
+        while True:
+            routed = await self._topology.find_route(attempt.id)
+            record = append.record(
+                routed.route.at, attempt.id, expected=expected, append_id=attempt.append_id, since=attempt.since
+            )
+            (position,) = await self._log.append([record])
+            if not await self._is_stray(attempt.id, routed, position):
+                return position
+
+    async def _refuse_known(self, id_: str, first: int) -> None:
+        """Refuse numbers that were written from here, unless somebody has purged the journal since."""
+        pointer = pointer_of((await self._reader.view(id_)).meta)
+        if first <= pointer:
+            raise WrongSeqNr(id_, first - 1, pointer)
+        self.forget(id_)
+
+    def _remember(self, id_: str, seq_nr: int) -> None:
+        written = self._written
+        if seq_nr > written.get(id_, 0):
+            written[id_] = seq_nr
+        written.move_to_end(id_)
+        if len(written) > _REMEMBERED:
+            written.popitem(last=False)
+
+    async def _outcome(
+        self, attempt: AppendAttempt, position: Position, expected: int | None, digest: str | None
+    ) -> Position:
+        """Fold the log from what was known before the first attempt up to the record just written."""
+        id_, meta = attempt.id, attempt.stored
+        is_reused = False
+        for entry in without_skipped(await self._entries(id_, attempt.known, position.offset)):
+            if meta is not None and entry.place <= meta.place:
+                continue
+            done = step(meta, entry)
+            is_ours = isinstance(entry.action, Append) and entry.action.append_id == attempt.append_id
+            if is_ours and done.effect is Effect.APPENDED:
+                if _has_digest(entry, digest):
+                    return Position(position.topic, entry.partition, entry.offset, entry.timestamp_ms)
+                is_reused = True
+            if entry.offset == position.offset and entry.partition == position.partition:
+                raise _refusal(attempt, meta, expected, done, is_reused=is_reused)
+            meta = done.meta
+        raise VoidAppend(id_, "its record was not found in the log again")
+
+    async def _entries(self, id_: str, known: KnownJournalState, up_to: int) -> list[Entry]:
+        """Return all that was done to the journal since; not what the head cache makes of it.
+
+        What the cache has dropped, because replication passed by or a purge came after it, the log still has.
+        """
+        layout = await self._topology.layout()
+        windows = await self._reader.windows(id_, layout, known, up_to, scan=False)
+        if windows is None or any(isinstance(entry.action, Purge) for window in windows for entry in window.entries):
+            windows = await self._reader.windows(id_, await self._topology.refresh(), known, up_to, scan=True)
+        if windows is None:
+            raise ReadAgain(id_, "the topic grew while the append was checked")
+        return [entry for window in windows for entry in window.entries]
+
+
+def _has_digest(entry: Entry, digest: str | None) -> bool:
+    """Return True if an append carries the events of that digest, as far as both say."""
+    written = entry.action.digest if isinstance(entry.action, Append) else None
+    return written is None or digest is None or written == digest
+
+
+def _refusal(
+    attempt: AppendAttempt, before: JournalMeta | None, expected: int | None, done: Step, *, is_reused: bool
+) -> AppendIdReused | JournalHeld | WrongSeqNr | VoidAppend:
+    """Return why an append does not count; `before` is the journal as the append met it."""
+    if done.effect is Effect.HELD and done.meta is not None and done.meta.held_from is not None:
+        return _held(attempt.id, done.meta, done.meta.held_from)
+    if is_reused:
+        return AppendIdReused(attempt.id, attempt.append_id)
+    pointer = pointer_of(before)
+    if expected is not None and expected != pointer:
+        return WrongSeqNr(attempt.id, expected, pointer)
+    return VoidAppend(attempt.id, done.reason)
+
+
+def _why_unknown(error: HeadraceError) -> str:
+    if not isinstance(error, RecordsLost):
+        return str(error)
+    gone = f"offsets {error.first} to {error.last} of {error.topic}[{error.partition}]"
+    return f"{gone} have left the log since the append was first tried; read the journal to see whether it is there"
+
+
+def _held(id_: str, meta: JournalMeta, offset: int) -> JournalHeld:
+    return JournalHeld(id_, meta.topic, meta.partition, offset, "a record can't be decoded")

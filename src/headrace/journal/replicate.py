@@ -1,0 +1,280 @@
+"""Carrying one run of a partition into the store, and the port of the views fed with it.
+
+The pipeline calls this inside its tasks; nothing here loops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from headrace.journal.metrics import REPLICATED_ROWS, STRAY_RECORDS, VOID_ACTIONS
+from headrace.journal.quarantine import held_entries, hold, hold_unstorable, let_go
+from headrace.model import Record, TopicPartition
+from headrace.observe import get_logger
+from headrace.protocol import (
+    Entry,
+    KeyFold,
+    KeyWrites,
+    Layout,
+    Mark,
+    PartitionBatch,
+    Poison,
+    Verdict,
+    batch_of,
+    decode_action,
+    fold_key,
+    held_place,
+)
+from headrace.runtime import crash_point
+from headrace.store import ReplicatedOffset, Store, StoreWriter, why_id_is_refused
+
+__all__ = ["Replicated", "Views", "replicate_batch"]
+
+
+class Views(Protocol):
+    """Written before the journals of a batch, so that whoever sees a journal's state can rely on its views."""
+
+    async def log_time_ms(self, layout: Layout, start: ReplicatedOffset) -> int:
+        """Return the log time to go on from after `start`: its own, or a later one where views need that."""
+        ...
+
+    async def last_offset(self, start: ReplicatedOffset) -> int | None:
+        """Return the last offset that may be applied now; None: any. Asked after `log_time_ms`."""
+        ...
+
+    async def write(self, at: TopicPartition, folds: Mapping[str, KeyFold], *, up_to: int) -> None:
+        """Write what the keys of a batch bring, which ends at offset `up_to`.
+
+        It may come again, cut elsewhere, and from two processes at once.
+        """
+        ...
+
+
+_KEYS_AT_ONCE = 64
+MAX_OFFSET = (1 << 62) - 1
+
+_logger = get_logger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """What a run did."""
+
+    offset: int
+    rows: int
+    keys: int
+    void: int
+    skipped: int
+    quarantined: tuple[str, ...] = ()
+    strays: tuple[str, ...] = ()
+
+
+async def replicate_batch(
+    store: Store,
+    layout: Layout,
+    at: TopicPartition,
+    records: Sequence[Record],
+    *,
+    up_to: int,
+    views: Views | None = None,
+) -> Replicated:
+    """Apply records to the store and say that the partition is replicated up to offset `up_to` (inclusive).
+
+    `views` get what counts of the events before any journal is written.
+
+    Records at or below what is replicated already change nothing. Runs may overlap, be cut anywhere, be repeated, and
+    be applied by two processes at once. What lies behind a boundary waits until all old partitions are at theirs, and
+    for a layout that knows the boundary; views may have to wait too. Then the answer's offset is below `up_to`, and the
+    rest is to be given again.
+    """
+    start = await _start(store, layout, at)
+    if start.generation > layout.generation:
+        return Replicated(start.offset, 0, 0, 0, 0)
+    if views is not None:
+        start = msgspec.structs.replace(start, log_time_ms=await views.log_time_ms(layout, start))
+        limit = await views.last_offset(start)
+        up_to = up_to if limit is None else min(up_to, limit)
+    up_to = min(up_to, await _limit(store, layout, at))
+    batch = _batch(start, records, up_to)
+    if batch.generation > layout.generation:
+        up_to = _unknown_boundary(records, start, layout.generation)
+        batch = _batch(start, records, up_to)
+    strays = _drop_strays(layout, at, batch)
+    aside = await _set_aside(store, at.topic, batch)
+    folds = await (_apply(store, at.topic, batch) if views is None else _apply_viewed(store, at, batch, views, up_to))
+    crash_point("replicate.before-offset")
+    if up_to > start.offset:
+        moved = msgspec.structs.replace(
+            start,
+            created_ms=start.created_ms or batch.log_time_ms,
+            generation=batch.generation,
+            offset=up_to,
+            log_time_ms=batch.log_time_ms,
+            updated_ms=batch.log_time_ms,
+            segment_size=batch.segment_size,
+        )
+        await store.writer.move_replicated(moved)
+    crash_point("replicate.after-offset")
+    done = _count(at.topic, folds, max(up_to, start.offset), batch.skipped + len(strays))
+    return dataclasses.replace(done, strays=strays, quarantined=(*done.quarantined, *aside))
+
+
+def _batch(start: ReplicatedOffset, records: Sequence[Record], up_to: int) -> PartitionBatch:
+    return batch_of(
+        [record for record in records if start.offset < record.offset <= up_to],
+        start.generation,
+        log_time_ms=start.log_time_ms,
+        segment_size=start.segment_size,
+    )
+
+
+def _unknown_boundary(records: Sequence[Record], start: ReplicatedOffset, known: int) -> int:
+    """Return where a generation begins that the layout does not know: the topic grew after the layout was read."""
+    for record in records:
+        action = decode_action(record) if record.offset > start.offset else None
+        if isinstance(action, Mark) and (action.generation or 0) > known:
+            return record.offset
+    raise AssertionError("only a Mark begins a generation")
+
+
+async def _apply(store: Store, topic: str, batch: PartitionBatch) -> list[KeyFold]:
+    async def one(id_: str) -> KeyFold:
+        fold = await _fold(store, topic, id_, batch.by_id[id_])
+        await _write_key(store, topic, id_, fold)
+        return fold
+
+    return await _each(batch.by_id, one)
+
+
+async def _apply_viewed(
+    store: Store, at: TopicPartition, batch: PartitionBatch, views: Views, up_to: int
+) -> list[KeyFold]:
+    """Fold all keys, give them to the views, and only then write the first of them."""
+
+    async def fold(id_: str) -> KeyFold:
+        return await _fold(store, at.topic, id_, batch.by_id[id_])
+
+    folds = dict(zip(batch.by_id, await _each(batch.by_id, fold), strict=True))
+    await views.write(at, folds, up_to=up_to)
+    crash_point("replicate.after-views")
+    await _each(folds, lambda id_: _write_key(store, at.topic, id_, folds[id_]))
+    return list(folds.values())
+
+
+async def _fold(store: Store, topic: str, id_: str, entries: Sequence[Entry]) -> KeyFold:
+    """Fold a key's entries on what the store has of it; a verdict among them needs what was held before."""
+    meta = await store.reader.meta(topic, id_)
+    is_opened = meta is not None and meta.held_from is not None and any(_is_verdict(entry) for entry in entries)
+    return fold_key(meta, entries, await held_entries(store, topic, id_) if is_opened else ())
+
+
+async def _write_key(store: Store, topic: str, id_: str, fold: KeyFold) -> None:
+    held_from = held_place(fold.meta)
+    if fold.held and held_from is not None:
+        await hold(store, topic, id_, fold.held, held_from=held_from)
+    for piece in fold.pieces:
+        await _write(store.writer, topic, id_, piece)
+    if fold.reopened_at is not None and fold.meta is not None:
+        partition = fold.meta.partition
+        await let_go(store, topic, id_, at=fold.reopened_at, partition=partition, held_from=held_from)
+
+
+def _is_verdict(entry: Entry) -> bool:
+    return isinstance(entry.action, Verdict)
+
+
+async def _each(ids: Iterable[str], do: Callable[[str], Coroutine[Any, Any, T]]) -> list[T]:
+    """Do something for each key, some at once. One that fails does not stop the others; it stops the batch."""
+    limit = asyncio.Semaphore(_KEYS_AT_ONCE)
+
+    async def one(id_: str) -> T:
+        async with limit:
+            return await do(id_)
+
+    done = await asyncio.gather(*(one(id_) for id_ in ids), return_exceptions=True)
+    for outcome in done:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in done if not isinstance(outcome, BaseException)]
+
+
+async def _start(store: Store, layout: Layout, at: TopicPartition) -> ReplicatedOffset:
+    """Return where replication of the partition stands; before its beginning if it has not begun."""
+    replicated = await store.reader.replicated(at)
+    first = layout.first_generation(at.partition)
+    if replicated is not None and replicated.generation >= first:
+        return replicated
+    return ReplicatedOffset(at=at, generation=first, offset=-1, log_time_ms=0, created_ms=0, updated_ms=0)
+
+
+async def _limit(store: Store, layout: Layout, at: TopicPartition) -> int:
+    """Return the last offset that may be applied: a boundary, until all partitions have reached theirs.
+
+    A key that moved would otherwise meet its later records before its earlier ones, also when it moved from one old
+    partition to another (as from 4 to 6 partitions).
+    """
+    for generation in layout.growths:
+        for partition, boundary in generation.boundaries.items():
+            if (await _start(store, layout, TopicPartition(at.topic, partition))).offset < boundary:
+                return generation.boundaries.get(at.partition, -1)
+    return MAX_OFFSET
+
+
+def _drop_strays(layout: Layout, at: TopicPartition, batch: PartitionBatch) -> tuple[str, ...]:
+    """Drop records of keys that had moved away: a producer with old metadata wrote them. Each is named."""
+    if layout.generation == 0:
+        return ()
+    entries = [entry for of_key in batch.by_id.values() for entry in of_key]
+    strays = [entry for entry in entries if not layout.is_home(entry.id, entry.generation, at)]
+    for entry in strays:
+        batch.by_id[entry.id].remove(entry)
+        _logger.error("stray record of a key that moved", key=entry.id, partition=str(at), offset=entry.offset)
+    STRAY_RECORDS.labels(at.topic).inc(len(strays))
+    return tuple(f"{entry.id} at offset {entry.offset}" for entry in strays)
+
+
+async def _set_aside(store: Store, topic: str, batch: PartitionBatch) -> tuple[str, ...]:
+    """Hold the journals whose id no store can keep, in the side table, and go on without them. Each is named."""
+    aside = []
+    for id_ in list(batch.by_id):
+        if (reason := why_id_is_refused(id_)) is None:
+            continue
+        entries = batch.by_id.pop(id_)
+        if entries:
+            aside.append(await hold_unstorable(store, topic, id_, entries, reason))
+    return tuple(aside)
+
+
+async def _write(writer: StoreWriter, topic: str, id_: str, piece: KeyWrites) -> None:
+    if piece.rows:
+        await writer.write_rows(topic, id_, piece.rows)
+    if piece.gaps:
+        await writer.write_gaps(topic, id_, piece.gaps)
+    crash_point("replicate.before-meta")
+    if piece.meta is not None:
+        await writer.write_meta(piece.meta)
+    crash_point("replicate.before-deletions")
+    places = {place for _, place in piece.deletions}
+    for place in sorted(places):
+        gone = [deletion for deletion, at in piece.deletions if at == place]
+        await writer.delete_rows(topic, id_, gone, at=place)
+    if piece.purged_at is not None:
+        await writer.delete_snapshots(topic, id_, at=piece.purged_at)
+    crash_point("replicate.after-key")
+
+
+def _count(topic: str, folds: Sequence[KeyFold], offset: int, skipped: int) -> Replicated:
+    rows = sum(len(piece.rows) for fold in folds for piece in fold.pieces)
+    void = sum(len(fold.void) for fold in folds)
+    REPLICATED_ROWS.labels(topic).inc(rows)
+    VOID_ACTIONS.labels(topic).inc(void)
+    poisoned = [entry.id for fold in folds for entry in fold.held if isinstance(entry.action, Poison)]
+    return Replicated(offset, rows, len(folds), void, skipped, tuple(dict.fromkeys(poisoned)))

@@ -1,0 +1,35 @@
+"""Front doors that load nothing until a name is asked for: importing a room imports the drivers of no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+from headrace.errors import MissingExtra
+
+__all__ = ["lazy_names"]
+
+Door = tuple[Callable[[str], object], Callable[[], list[str]], list[str]]
+
+
+def lazy_names(package: str, homes: Mapping[str, str], *, extras: Mapping[str, str] | None = None) -> Door:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package: `homes` has the names of each module.
+
+    A module that needs a package of `extras` which is not installed raises MissingExtra, with the extra's name.
+    """
+    home_of = {name: module for module, names in homes.items() for name in names.split()}
+
+    def load(name: str) -> object:
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        try:
+            module = import_module(home_of[name])
+        except ModuleNotFoundError as missing:
+            extra = (extras or {}).get(missing.name or "")
+            if extra is None:
+                raise
+            raise MissingExtra(str(missing.name), extra) from missing
+        return getattr(module, name)
+
+    names = sorted(home_of)
+    return load, lambda: names, names

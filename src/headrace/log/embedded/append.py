@@ -1,0 +1,172 @@
+"""Writing: every change to the file is a piece of work in one group commit."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from headrace.errors import BadArgument, HeadraceError, RecordTooLarge, TimestampTooFarAhead
+from headrace.log.embedded.catalog import Catalog, KnownTopic, PartitionTail
+from headrace.model import NewRecord, Position, partition_of, size_of
+from headrace.runtime import Clock, crash_point
+
+__all__ = ["AppendWork", "LogCall", "LogWork", "Placed", "RecordWriter", "savepoint"]
+
+# One step of SQLite takes and gives back the interpreter's lock, so a busy event loop would slow down a
+# statement per row; rows go in by the hundred.
+_CHUNK = 100
+_INSERT = "INSERT INTO records (place, timestamp_ms, key, value, headers) VALUES "
+_INSERT_ONE = _INSERT + "(?, ?, ?, ?, ?)"
+_INSERT_CHUNK = _INSERT + ", ".join(["(?, ?, ?, ?, ?)"] * _CHUNK)
+
+_encode_headers = msgspec.msgpack.Encoder().encode
+
+Row = tuple[int, int, bytes | None, bytes | None, bytes | None]
+
+
+class Placed(NamedTuple):
+    """A record that was checked, ready to be written: nothing can refuse it any more."""
+
+    record: NewRecord
+    partition: int
+    tail: PartitionTail
+    timestamp_ms: int
+    headers: bytes | None
+
+
+class LogWork(Protocol):
+    """Something to do inside a write transaction, whole or not at all.
+
+    What raises has changed nothing: it is refused before anything is written, or it ran in a savepoint.
+    """
+
+    def run(self, db: sqlite3.Connection, writer: RecordWriter) -> object:
+        """Do it and return the result, or raise."""
+        ...
+
+
+@contextmanager
+def savepoint(db: sqlite3.Connection) -> Iterator[None]:
+    """Undo what the block changed in the file if it raises; the transaction around it goes on."""
+    db.execute("SAVEPOINT work")
+    try:
+        yield
+    except BaseException:
+        db.execute("ROLLBACK TO work")
+        raise
+    finally:
+        db.execute("RELEASE work")
+
+
+@dataclass(frozen=True, slots=True)
+class LogCall:
+    """Any function of the connection, in a savepoint of its own: topics, groups, leases, retention."""
+
+    function: Callable[[sqlite3.Connection], Any]
+
+    def run(self, db: sqlite3.Connection, writer: RecordWriter) -> object:
+        """Run it after the records that came before it."""
+        writer.flush(db)
+        try:
+            with savepoint(db):
+                return self.function(db)
+        finally:
+            writer.catalog.forget()
+
+
+@dataclass(frozen=True, slots=True)
+class AppendWork:
+    """Records outside any transaction."""
+
+    records: Sequence[NewRecord]
+
+    def run(self, db: sqlite3.Connection, writer: RecordWriter) -> list[Position]:
+        """Write them all or, if one is refused, none."""
+        return writer.write(writer.check(db, self.records))
+
+
+class RecordWriter:
+    """Gives out offsets and gathers rows; one of these lives in the writer's thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.catalog = Catalog()
+        self._clock = clock
+        self._rows: list[Row] = []
+        self._spread = 0
+
+    def apply(self, db: sqlite3.Connection, works: Sequence[LogWork]) -> list[object]:
+        """Do all the works of a group, in order."""
+        self.catalog.refresh(db)
+        self._rows.clear()
+        outcomes: list[object] = []
+        for work in works:
+            try:
+                outcomes.append(work.run(db, self))
+            except sqlite3.Error:
+                raise  # the file itself failed, and with it everybody
+            except Exception as refusal:  # its own caller's: works of others share the commit, not the mistake
+                outcomes.append(refusal)
+        self.flush(db)
+        return outcomes
+
+    def check(self, db: sqlite3.Connection, records: Iterable[NewRecord]) -> list[Placed]:
+        """Say for each record all that writing it needs; or raise."""
+        now_ms = self._clock.now_ms()
+        find = self.catalog.find
+        placed: list[Placed] = []
+        for record in records:
+            known = find(db, record.topic)
+            timestamp_ms = record.timestamp_ms
+            if timestamp_ms is None:
+                timestamp_ms = now_ms
+            elif not 0 <= timestamp_ms <= now_ms + known.timestamp_ahead_ms:
+                raise _refused_timestamp(record, timestamp_ms, known.timestamp_ahead_ms)
+            if size_of(record) > known.max_record_bytes:
+                raise RecordTooLarge(record.topic, size_of(record), known.max_record_bytes)
+            partition = self._partition(record, known)
+            headers = _encode_headers(record.headers) if record.headers else None
+            placed.append(Placed(record, partition, known.tail(partition), timestamp_ms, headers))
+        return placed
+
+    def write(self, placed: Iterable[Placed]) -> list[Position]:
+        """Give each record the next offset of its partition."""
+        positions: list[Position] = []
+        for record, partition, tail, timestamp_ms, headers in placed:
+            offset = tail.next_offset
+            tail.next_offset = offset + 1
+            tail.is_changed = True
+            self._rows.append((tail.first_place + offset, timestamp_ms, record.key, record.value, headers))
+            positions.append(Position(record.topic, partition, offset, timestamp_ms))
+        return positions
+
+    def flush(self, db: sqlite3.Connection) -> None:
+        """Put the rows gathered so far into the file."""
+        rows = iter(self._rows)
+        for _ in range(len(self._rows) // _CHUNK):
+            db.execute(_INSERT_CHUNK, [value for row in islice(rows, _CHUNK) for value in row])
+        db.executemany(_INSERT_ONE, rows)
+        self._rows.clear()
+        crash_point("log.embedded.before-tails")
+        self.catalog.store_tails(db)
+
+    def _partition(self, record: NewRecord, known: KnownTopic) -> int:
+        if record.key is None and known.needs_keys:
+            raise BadArgument("key", None, f"records of the compacted topic {record.topic!r} need a key")
+        if record.partition is not None:
+            return record.partition
+        if record.key is not None:
+            return partition_of(record.key, known.partitions)
+        self._spread += 1
+        return self._spread % known.partitions
+
+
+def _refused_timestamp(record: NewRecord, timestamp_ms: int, bound_ms: int) -> HeadraceError:
+    if timestamp_ms < 0:
+        return BadArgument("timestamp_ms", timestamp_ms, "a timestamp is milliseconds since 1970, 0 or more")
+    return TimestampTooFarAhead(record.topic, timestamp_ms, bound_ms)

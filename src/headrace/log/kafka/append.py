@@ -1,0 +1,280 @@
+"""Appends outside of transactions: checked, placed, and given to the producer of their topic."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError
+
+from headrace.errors import (
+    BadArgument,
+    HeadraceError,
+    OperationFailed,
+    RecordTooLarge,
+    TimestampTooFarAhead,
+    UnknownPartition,
+    Unreachable,
+)
+from headrace.log.kafka.client import WHOLE_BATCH_BYTES
+from headrace.log.kafka.deliveries import DeliveryFailed, Placed
+from headrace.log.kafka.faults import PURGED, closed_first
+from headrace.log.kafka.metadata import Cluster, TopicCache
+from headrace.log.kafka.producer import Appender
+from headrace.model import (
+    HEADER_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    NewRecord,
+    Position,
+    Topic,
+    partition_of,
+    size_of,
+)
+
+__all__ = ["ANY_PARTITION", "Placer", "Producers", "RecordPlacement", "batch_bytes_of", "place", "refusal_of"]
+
+ANY_PARTITION = -1
+_BYTES = (bytes, type(None))
+_UTF8_BYTES_AT_MOST = 4
+
+
+class Placer:
+    """Places the records of one topic. What nearly every record is goes the short way; `place` has the last word."""
+
+    __slots__ = ("_limit_bytes", "_partitions", "topic")
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self._limit_bytes = topic.config.max_record_bytes
+        self._partitions = topic.partitions
+
+    def latest_ms(self) -> int:
+        """Return the latest timestamp that a record may have now."""
+        return time.time_ns() // 1_000_000 + self.topic.config.timestamp_ahead_ms
+
+    def place(self, record: NewRecord, *, latest_ms: int = 0) -> int:
+        """Return what `place` returns. `latest_ms`, looked up once for many records, keeps those with a time quick."""
+        key, value, timestamp_ms = record.key, record.value, record.timestamp_ms
+        if type(key) is not bytes or type(value) is not bytes:
+            return place(record, self.topic)
+        size_bytes = RECORD_OVERHEAD_BYTES + len(key) + len(value)
+        for name, content in record.headers:
+            size_bytes += _UTF8_BYTES_AT_MOST * len(name) + len(content or b"") + HEADER_OVERHEAD_BYTES
+        if size_bytes > self._limit_bytes or (timestamp_ms is not None and not 0 < timestamp_ms <= latest_ms):
+            return place(record, self.topic)
+        if record.partition is None:
+            return partition_of(key, self._partitions)
+        return record.partition if 0 <= record.partition < self._partitions else place(record, self.topic)
+
+
+def place(record: NewRecord, topic: Topic) -> int:
+    """Return the record's partition, ANY_PARTITION where the driver may choose.
+
+    The timestamp is held against this machine's clock: the broker has the last word, but it refuses a batch
+    whole, and with it the records of others.
+    """
+    config, key = topic.config, record.key
+    if not (isinstance(key, _BYTES) and isinstance(record.value, _BYTES)):
+        raise _not_bytes(record)
+    if key is None and config.cleanup.compacts:
+        raise BadArgument("key", None, f"topic {topic.name!r} is compacted, and only a key can be replaced")
+    size_bytes = size_of(record)
+    if size_bytes > config.max_record_bytes:
+        raise RecordTooLarge(topic.name, size_bytes, config.max_record_bytes)
+    if record.timestamp_ms is not None:
+        _check_timestamp(record.timestamp_ms, topic, time.time_ns() // 1_000_000)
+    if record.partition is not None:
+        return _given(record.partition, topic)
+    return ANY_PARTITION if key is None else partition_of(key, topic.partitions)
+
+
+def _not_bytes(record: NewRecord) -> BadArgument:
+    name, value = ("value", record.value) if isinstance(record.key, _BYTES) else ("key", record.key)
+    return BadArgument(f"{name} of a record for topic {record.topic!r}", value, "it must be bytes or None")
+
+
+def _check_timestamp(timestamp_ms: int, topic: Topic, now_ms: int) -> None:
+    if timestamp_ms < 1:
+        raise BadArgument("timestamp_ms", timestamp_ms, "Kafka's producers know no time before 1 ms after 1970")
+    if timestamp_ms > now_ms + topic.config.timestamp_ahead_ms:
+        raise TimestampTooFarAhead(topic.name, timestamp_ms, topic.config.timestamp_ahead_ms)
+
+
+def _given(partition: int, topic: Topic) -> int:
+    if not 0 <= partition < topic.partitions:
+        raise UnknownPartition(topic.name, partition, topic.partitions)
+    return partition
+
+
+_LANES_KEPT = 10_000
+
+
+def batch_bytes_of(topic: Topic) -> int:
+    """Return how large batches for the topic may grow: a broker refuses a batch above the topic's limit whole.
+
+    Small limits are rounded down to a power of two, so that there are few kinds of producers.
+    """
+    limit = topic.config.max_record_bytes
+    return WHOLE_BATCH_BYTES if limit >= WHOLE_BATCH_BYTES else 1 << (limit.bit_length() - 1)
+
+
+def refusal_of(error: object, record: NewRecord, topic: Topic | None) -> HeadraceError | None:
+    """Return the refusal of a single record that the broker answered with, if it was that."""
+    code = error.code()  # type: ignore[attr-defined]  # the driver has no types
+    if code == KafkaError.INVALID_TIMESTAMP:
+        bound_ms = topic.config.timestamp_ahead_ms if topic else 0
+        return TimestampTooFarAhead(record.topic, record.timestamp_ms, bound_ms)
+    if code in {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}:
+        return RecordTooLarge(record.topic, size_of(record), topic.config.max_record_bytes if topic else 0)
+    if code == KafkaError.INVALID_RECORD:
+        return BadArgument(f"record for topic {record.topic!r}", record.key, "the broker takes no such record there")
+    return None
+
+
+class RecordPlacement:
+    """Checks records against their topics and gives each a partition, all before anything is produced."""
+
+    def __init__(self, catalogue: TopicCache) -> None:
+        self._catalogue = catalogue
+
+    async def place(self, records: Sequence[NewRecord]) -> tuple[Mapping[str, Topic], list[Placed]]:
+        """Return the topics of the records, and the records with their partitions."""
+        topics = {name: await self._catalogue.get(name) for name in {record.topic for record in records}}
+        if len(topics) == 1:
+            return topics, _place_all(records, topics[records[0].topic])
+        return topics, [(record, place(record, topics[record.topic])) for record in records]
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """Ask again what these topics take: a broker refused what they were thought to take."""
+        for topic in topics:
+            self._catalogue.forget(topic)
+
+
+def _place_all(records: Sequence[NewRecord], topic: Topic) -> list[Placed]:
+    placer = Placer(topic)
+    place_one, latest_ms = placer.place, placer.latest_ms()
+    return [(record, place_one(record, latest_ms=latest_ms)) for record in records]
+
+
+class _Lane(NamedTuple):
+    placer: Placer
+    appender: Appender
+
+
+class Producers:
+    """The log's appenders, one for each size of batch."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        catalogue: TopicCache,
+        *,
+        delivery_timeout_s: float,
+    ) -> None:
+        self._cluster = cluster
+        self._catalogue = catalogue
+        self._faults = cluster.faults
+        self._delivery_timeout_s = delivery_timeout_s
+        self._placing = RecordPlacement(catalogue)
+        self._lanes: dict[str, _Lane] = {}
+        self._appenders: dict[int, Appender] = {}
+        self._retired: list[Appender] = []
+
+    def append(self, records: Sequence[NewRecord]) -> Awaitable[list[Position]]:
+        """Write records; what is returned gives their positions or raises DeliveryFailed.
+
+        Not a coroutine: one record for a known topic, the case that must be quick, needs no more than a future.
+        """
+        if len(records) != 1:
+            return self._append(records)
+        record = records[0]
+        topic = self._catalogue.fresh(record.topic)
+        if topic is None:
+            return self._append(records)
+        lane = self._lanes.get(record.topic)
+        if lane is None or lane.placer.topic is not topic or lane.appender.is_dead:
+            lane = self._lane(topic)
+        return lane.appender.append_one(record, lane.placer.place(record))
+
+    async def close(self, timeout_s: float) -> None:
+        """Flush and let go of all producers."""
+        appenders = [*self._appenders.values(), *self._retired]
+        await asyncio.gather(*(appender.close(timeout_s) for appender in appenders))
+
+    def _lane(self, topic: Topic) -> _Lane:
+        """Remember what appends of single records to a topic need, until its description changes."""
+        if len(self._lanes) >= _LANES_KEPT:
+            self._lanes.clear()
+        lane = self._lanes[topic.name] = _Lane(Placer(topic), self._appender(batch_bytes_of(topic)))
+        return lane
+
+    async def _append(self, records: Sequence[NewRecord]) -> list[Position]:
+        topics, placed = await self._placing.place(records)
+        return await self._spread(topics, placed)
+
+    async def _spread(self, topics: Mapping[str, Topic], placed: list[Placed]) -> list[Position]:
+        """Give each producer its records; nearly always there is one."""
+        sizes = {name: batch_bytes_of(topic) for name, topic in topics.items()}
+        if len(set(sizes.values())) == 1:
+            return await self._appender(next(iter(sizes.values()))).append(placed)
+        parts: dict[int, list[int]] = {}
+        for index, (record, _) in enumerate(placed):
+            parts.setdefault(sizes[record.topic], []).append(index)
+        results = await asyncio.gather(
+            *(self._appender(size).append([placed[index] for index in part]) for size, part in parts.items()),
+            return_exceptions=True,
+        )
+        return _in_order(list(parts.values()), results)
+
+    def _appender(self, batch_bytes: int) -> Appender:
+        """Return the producer for batches of a size; one that failed for good is replaced."""
+        appender = self._appenders.get(batch_bytes)
+        if appender is not None and appender.is_dead:
+            self._retired.append(self._appenders.pop(batch_bytes))
+            appender = None
+        if appender is None:
+            config = self._cluster.configs.producer(batch_bytes=batch_bytes)
+            appender = Appender(config, self._faults.address, self._cluster.threads)
+            self._appenders[batch_bytes] = appender
+        return appender
+
+    async def named(self, failure: DeliveryFailed) -> HeadraceError:
+        """Return the error to raise for a record that was not delivered."""
+        topic = failure.record.topic
+        refusal = refusal_of(failure.error, failure.record, self._catalogue.fresh(topic))
+        self._catalogue.forget(topic)  # deleted, grown or re-configured by somebody else, perhaps
+        if refusal is not None:
+            return refusal
+        if failure.error.code() == KafkaError._DESTROY:  # noqa: SLF001 - its partition was taken away
+            return await self._gone(topic)
+        if failure.error.code() in PURGED:
+            return closed_first(topic)
+        if failure.brokers_down:
+            return Unreachable(self._faults.address, failure.error.str(), outcome_known=False)
+        return self._faults.of(
+            failure.error,
+            f"append to topic {topic!r}",
+            timeout_s=self._delivery_timeout_s,
+            topic=topic,
+            outcome_known=False,
+        )
+
+    async def _gone(self, topic: str) -> HeadraceError:
+        """Say what became of a topic whose partition disappeared under an append."""
+        try:
+            await self._catalogue.get(topic)
+        except HeadraceError as error:
+            return error
+        return OperationFailed(f"append to topic {topic!r}", "its partition was replaced", outcome_known=False)
+
+
+def _in_order(parts: list[list[int]], results: Sequence[list[Position] | BaseException]) -> list[Position]:
+    """Put the positions back into the order of the records; the first failure is raised once all have settled."""
+    landed: dict[int, Position] = {}
+    for part, result in zip(parts, results, strict=True):
+        if isinstance(result, BaseException):
+            raise result
+        landed.update(zip(part, result, strict=True))
+    return [landed[index] for index in sorted(landed)]

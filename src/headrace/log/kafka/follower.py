@@ -1,0 +1,358 @@
+"""The one consumer of a log that follows partitions: all that anybody listens to, in one thread.
+
+The event loop says what it wants, as a whole; the thread makes it so between two polls, and hands over what came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import confluent_kafka
+from confluent_kafka import Consumer, KafkaError, KafkaException
+
+from headrace.errors import OperationFailed, UnreadableRecord
+from headrace.log.follower import Feed
+from headrace.log.kafka.client import DRIVER_LOG, LOGGER, ClientConfigs
+from headrace.log.kafka.consumers import take
+from headrace.log.kafka.metadata import Cluster, TopicCache
+from headrace.log.kafka.read import count_batch, find_bounds, is_mended, out_of_range, record_of
+from headrace.log.kafka.topic_watch import TopicWatch
+from headrace.model import Batch, Record, TopicPartition
+
+__all__ = ["KafkaSource", "sort_messages"]
+
+# How long one poll blocks the thread: what a new partition waits for at most, and closing.
+_POLL_S = 0.05
+_RECORDS_AT_ONCE = 1000
+_LINGER_S = 5.0
+_ANSWER_S = 1.0
+# So many polls may wait for the event loop to take them.
+_POLLS_AHEAD = 4
+
+
+class _Wanted(NamedTuple):
+    """From where a partition is to be followed; `turn` tells one such errand from the next."""
+
+    turn: int
+    start: int
+
+
+class Brought(NamedTuple):
+    """What one poll brought of a partition: records, and the error behind them."""
+
+    at: TopicPartition
+    turn: int
+    batch: Batch
+    error: Any
+
+
+@dataclass(slots=True)
+class Assigned:
+    """A partition that the consumer has, and how far it was read.
+
+    A consumer may still hold what it had queued of the same partition at another place. So if the first that comes
+    does not begin at the start, it is asked for once more: aborted and control records make such gaps too, and then the
+    second look finds the same.
+    """
+
+    turn: int
+    start: int
+    position: int
+    is_sure: bool = False
+    doubt: int | None = None
+    has_failed: bool = False
+
+
+@dataclass(slots=True)
+class Sorted:
+    """Messages by partition, and the partitions that have to be asked again."""
+
+    brought: list[Brought] = field(default_factory=list)
+    doubtful: list[TopicPartition] = field(default_factory=list)
+
+
+class KafkaSource:
+    """Follows partitions for feeds. The consumer is made when it is needed, and let go when it is not any more."""
+
+    def __init__(self, configs: ClientConfigs, cluster: Cluster, catalogue: TopicCache) -> None:
+        self._configs = configs
+        self._cluster = cluster
+        self._catalogue = catalogue
+        self._loop = asyncio.get_running_loop()
+        self._feeds: dict[TopicPartition, Feed] = {}
+        self._wanted: Mapping[TopicPartition, _Wanted] = {}
+        self._has_changed = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._ahead = threading.Semaphore(_POLLS_AHEAD)
+        self._is_closed = False
+        self._naming: set[asyncio.Task[None]] = set()
+        self._watch = TopicWatch(cluster, self._topic_is_gone)
+
+    def start(self, feed: Feed) -> None:
+        """Follow a partition from the feed's position on."""
+        self._feeds[feed.at] = feed
+        self._watch.add(feed.at.topic)
+        self._want({**self._wanted, feed.at: _Wanted(feed.turn, feed.position)})
+
+    def stop(self, feed: Feed) -> None:
+        """Follow it no more for now."""
+        if self._feeds.get(feed.at) is feed and feed.at in self._wanted:
+            self._want({at: wanted for at, wanted in self._wanted.items() if at != feed.at})
+
+    def end(self, feed: Feed) -> None:
+        """Forget it."""
+        if self._feeds.get(feed.at) is feed:
+            self.stop(feed)
+            del self._feeds[feed.at]
+            self._watch.keep({at.topic for at in self._feeds})
+
+    async def close(self) -> None:
+        """Let the consumer and its thread go."""
+        self._is_closed = True
+        await self._watch.close()
+        self._has_changed.set()
+        thread = self._thread
+        if thread is not None:
+            await asyncio.to_thread(thread.join)
+        await asyncio.gather(*self._naming, return_exceptions=True)
+
+    def _want(self, wanted: Mapping[TopicPartition, _Wanted]) -> None:
+        with self._lock:
+            self._wanted = wanted
+            if wanted and self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(target=self._run, name="headrace-kafka-follower", daemon=True)
+                self._thread.start()
+        self._has_changed.set()
+
+    def _run(self) -> None:
+        """Follow until nothing has been wanted for a while. In the thread, as all below up to `_hand_over`."""
+        while True:
+            try:
+                _Pump(self).run()
+            except Exception as error:  # a thread that ended would let every listener wait in vain
+                LOGGER.warning("the consumer that follows partitions failed: %s", error)
+                self._fail_all(error)
+            with self._lock:
+                if self._is_closed or not self._wanted:
+                    self._thread = None
+                    return
+
+    def rest(self) -> bool:
+        """Wait until something is wanted; False if nothing was for long."""
+        deadline_s = time.monotonic() + _LINGER_S
+        while not self._wanted and not self._is_closed and time.monotonic() < deadline_s:
+            self._has_changed.clear()
+            if not self._wanted:
+                self._has_changed.wait(deadline_s - time.monotonic())
+        return bool(self._wanted) and not self._is_closed
+
+    @property
+    def wanted(self) -> Mapping[TopicPartition, _Wanted]:
+        """What is wanted now."""
+        return self._wanted
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether all is over."""
+        return self._is_closed
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The consumer's configuration."""
+        return self._configs.reader(follow=True)
+
+    def hand_over(self, brought: list[Brought]) -> None:
+        """Give what came to the event loop; waits while that has enough to do."""
+        while not self._ahead.acquire(timeout=_POLL_S):
+            if self._is_closed:
+                return
+        try:
+            self._loop.call_soon_threadsafe(self._take, brought)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            self._is_closed = True
+
+    def _fail_all(self, error: Exception) -> None:
+        """Tell all feeds that the consumer broke; whoever still listens makes a new one."""
+        self._has_changed.clear()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._fail, self._wanted, error)
+        self._has_changed.wait(_ANSWER_S)
+
+    def _take(self, brought: Iterable[Brought]) -> None:
+        self._ahead.release()
+        for at, turn, batch, error in brought:
+            feed = self._feeds.get(at)
+            if feed is None or feed.turn != turn:
+                continue
+            count_batch(at.topic, batch)
+            feed.take(batch, turn)
+            if error is not None and feed.turn == turn:
+                naming = self._loop.create_task(self._name_error(feed, turn, error), name=f"headrace-kafka-error-{at}")
+                self._naming.add(naming)
+                naming.add_done_callback(self._naming.discard)
+
+    async def _name_error(self, feed: Feed, turn: int, error: Any) -> None:  # noqa: ANN401
+        at = feed.at
+        try:
+            if isinstance(error, UnreadableRecord):
+                named: Exception = error
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
+                named = out_of_range(at, feed.position, await find_bounds(self._cluster, at))
+            else:
+                self._catalogue.forget(at.topic)
+                timeout_s = self._cluster.request_timeout_s
+                named = self._cluster.faults.of(error, f"follow {at}", timeout_s=timeout_s, topic=at.topic)
+        except Exception as failure:  # the question failed: its error is as good
+            named = failure
+        if feed.turn == turn:
+            feed.fail(named)
+
+    def _fail(self, wanted: Mapping[TopicPartition, _Wanted], error: Exception) -> None:
+        for at, (turn, *_) in wanted.items():
+            feed = self._feeds.get(at)
+            if feed is not None and feed.turn == turn:
+                feed.fail(OperationFailed(f"following {at}", str(error)))
+
+    def _topic_is_gone(self, topic: str, error: Exception) -> None:
+        self._catalogue.forget(topic)
+        for at, feed in list(self._feeds.items()):
+            if at.topic == topic:
+                feed.fail(error)
+
+
+class _Pump:
+    """One consumer, in its thread."""
+
+    def __init__(self, source: KafkaSource) -> None:
+        self._source = source
+        self._consumer: Any = Consumer(source.config, logger=DRIVER_LOG)
+        self._assigned: dict[TopicPartition, Assigned] = {}
+        self._asked: set[str] = set()
+
+    def run(self) -> None:
+        """Bring what is wanted until nothing is. Raises KafkaException, RuntimeError."""
+        source = self._source
+        applied: Mapping[TopicPartition, _Wanted] | None = None
+        try:
+            while not source.is_closed:
+                wanted = source.wanted
+                if wanted is not applied:
+                    self._apply(wanted)
+                    applied = wanted
+                if not wanted:
+                    if not source.rest():
+                        return
+                    continue
+                self._poll()
+        finally:
+            self._consumer.close()
+            self._consumer = None
+
+    def _apply(self, wanted: Mapping[TopicPartition, _Wanted]) -> None:
+        """Make the assignment what is wanted. One that is sent to another place is given back and taken anew."""
+        assigned = self._assigned
+        gone = [at for at, has in assigned.items() if at not in wanted or wanted[at].turn != has.turn]
+        if gone:
+            self._consumer.incremental_unassign([_place(at) for at in gone])
+            for at in gone:
+                del assigned[at]
+        new = {at: Assigned(turn, start, start) for at, (turn, start) in wanted.items() if at not in assigned}
+        if new:
+            self._find_leaders({at.topic for at in new})
+            self._consumer.incremental_assign([_place(at, has.start) for at, has in new.items()])
+            assigned.update(new)
+
+    def _poll(self) -> None:
+        found = sort_messages(take(self._consumer, _RECORDS_AT_ONCE, _POLL_S), self._assigned)
+        if found.doubtful:
+            self._consumer.incremental_unassign([_place(at) for at in found.doubtful])
+            self._consumer.incremental_assign([_place(at, self._assigned[at].start) for at in found.doubtful])
+        if found.brought:
+            self._source.hand_over(found.brought)
+
+    def _find_leaders(self, topics: set[str]) -> None:
+        """Ask who leads topics that are new here: by itself the driver asks at its next tick, up to a second later."""
+        with contextlib.suppress(KafkaException):  # no broker answers: the driver goes on asking
+            for topic in topics - self._asked:
+                self._consumer.list_topics(topic, _ANSWER_S)
+                self._asked.add(topic)
+
+
+def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Assigned]) -> Sorted:
+    """Make batches of messages, one a partition, and move the positions.
+
+    The end-of-partition event carries a position past what readers never see.
+    """
+    found = Sorted()
+    records: dict[TopicPartition, list[Record]] = {}
+    errors: dict[TopicPartition, Any] = {}
+    before: dict[TopicPartition, int] = {}
+    for message in messages:
+        error = message.error()
+        is_end = error is not None and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001
+        if error is not None and not is_end:
+            if not is_mended(error):
+                errors |= _fail(message, error, assigned)
+            continue
+        at = TopicPartition(message.topic(), message.partition())
+        has = assigned.get(at)
+        offset = message.offset()
+        if has is None or has.has_failed or at in found.doubtful or offset < has.position:
+            continue
+        if not has.is_sure and not _is_believed(has, offset):
+            found.doubtful.append(at)
+            continue
+        before.setdefault(at, has.position)
+        if error is not None:
+            has.position = max(has.position, offset)
+        elif (unreadable := _take(message, has, records.setdefault(at, []))) is not None:
+            errors[at] = unreadable
+    for at in {**before, **errors}:
+        has = assigned[at]
+        if at in errors or has.position > before[at]:
+            found.brought.append(Brought(at, has.turn, Batch(records.get(at, []), has.position), errors.get(at)))
+    return found
+
+
+def _take(message: Any, has: Assigned, records: list[Record]) -> UnreadableRecord | None:  # noqa: ANN401
+    """Add a message's record, or return why it can't be decoded: nothing that comes behind it counts."""
+    try:
+        records.append(record_of(message))
+    except UnreadableRecord as unreadable:
+        has.has_failed = True
+        return unreadable
+    has.position = message.offset() + 1
+    return None
+
+
+def _fail(message: Any, error: Any, assigned: Mapping[TopicPartition, Assigned]) -> dict[TopicPartition, Any]:  # noqa: ANN401
+    """Note an error of a partition, of a topic, or of all: nothing that comes behind it counts."""
+    topic, partition = message.topic(), message.partition()
+    failed = [
+        at
+        for at, has in assigned.items()
+        if not has.has_failed and topic in (None, at.topic) and (partition in (None, at.partition) or partition < 0)
+    ]
+    for at in failed:
+        assigned[at].has_failed = True
+    return dict.fromkeys(failed, error)
+
+
+def _is_believed(has: Assigned, offset: int) -> bool:
+    """Say whether the first thing that came can be the first there is."""
+    if offset == has.start or offset == has.doubt:
+        has.is_sure = True
+        return True
+    has.doubt = offset
+    return False
+
+
+def _place(at: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> Any:  # noqa: ANN401
+    return confluent_kafka.TopicPartition(at.topic, at.partition, offset)

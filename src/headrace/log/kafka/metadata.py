@@ -1,0 +1,317 @@
+"""What topics are: asked of the brokers through the admin client, and remembered for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import ConfigResource, ConfigSource
+
+from headrace.errors import Closed, HeadraceError, Unavailable, UnknownPartition
+from headrace.log.kafka.client import ClientConfigs, Complaints, Threads, admin_client, greet
+from headrace.log.kafka.deliveries import refresh
+from headrace.log.kafka.faults import STALE_LEADER, UNANSWERED, Faults, error_in
+from headrace.model import Cleanup, Topic, TopicConfig, TopicPartition
+from headrace.observe import get_logger
+from headrace.runtime import Backoff
+
+__all__ = ["Change", "Cluster", "TopicCache", "from_kafka", "to_kafka"]
+
+_CLEANUP = "cleanup.policy"
+_RETENTION = "retention.ms"
+_TOMBSTONES = "delete.retention.ms"
+_MAX_BYTES = "max.message.bytes"
+_AHEAD = "message.timestamp.after.max.ms"
+_OURS = frozenset({_CLEANUP, _RETENTION, _TOMBSTONES, _MAX_BYTES, _AHEAD})
+
+
+def to_kafka(config: TopicConfig) -> dict[str, str]:
+    """Return what to set on a topic. `extra` wins: whoever writes a Kafka name there means it."""
+    return {
+        _CLEANUP: str(config.cleanup),
+        _RETENTION: str(-1 if config.retention_ms is None else config.retention_ms),
+        _TOMBSTONES: str(config.tombstone_retention_ms),
+        _MAX_BYTES: str(config.max_record_bytes),
+        _AHEAD: str(config.timestamp_ahead_ms),
+        **config.extra,
+    }
+
+
+def from_kafka(effective: Mapping[str, str], own: Mapping[str, str]) -> TopicConfig:
+    """Return a topic's settings from all that hold for it and those set on the topic itself."""
+    retention_ms = int(effective[_RETENTION])
+    policies = {policy.strip() for policy in effective[_CLEANUP].split(",")} - {""}
+    return TopicConfig(
+        cleanup=_cleanup_of(policies),
+        # Kafka takes no policy at all for "keep everything", and a retention of 0; both have a neighbour here.
+        retention_ms=None if retention_ms < 0 or not policies else max(1, retention_ms),
+        tombstone_retention_ms=int(effective[_TOMBSTONES]),
+        max_record_bytes=max(1, int(effective[_MAX_BYTES])),
+        timestamp_ahead_ms=max(1, int(effective[_AHEAD])),
+        extra={name: value for name, value in own.items() if name not in _OURS},
+    )
+
+
+def _cleanup_of(policies: set[str]) -> Cleanup:
+    if "compact" not in policies:
+        return Cleanup.DELETE
+    return Cleanup.COMPACT_DELETE if "delete" in policies else Cleanup.COMPACT
+
+
+_logger = get_logger(__name__)
+_WAITS = Backoff(first_s=0.02, limit_s=0.5, jitter=0.2)
+_MORE_PATIENCE = 1.5
+_REFRESH_S = 1.0  # a frozen broker may be the one that is asked; the next look goes elsewhere
+_NO_ANSWER = KafkaError(KafkaError._TIMED_OUT, "no broker gave an answer")  # noqa: SLF001
+_AGAIN = STALE_LEADER | UNANSWERED
+
+
+@dataclass(slots=True)
+class Change:
+    """A request that changes something; `may_be_made` once an attempt went unanswered."""
+
+    may_be_made: bool = False
+
+
+class Cluster:
+    """Asks the brokers and names what goes wrong."""
+
+    def __init__(
+        self, configs: ClientConfigs, faults: Faults, threads: Threads, *, request_timeout_s: float, attempt_s: float
+    ) -> None:
+        self.configs = configs
+        self.faults = faults
+        self.threads = threads
+        self.request_timeout_s = request_timeout_s
+        self._attempt_s = attempt_s
+        self._complaints = Complaints()
+        self._looked_at: set[str] = set()
+        self._refreshing: asyncio.Future[None] | None = None
+        self._clients = [admin_client(configs.admin(), self._complaints, given=configs.given)]
+
+    @property
+    def client(self) -> Any:  # noqa: ANN401 - the driver has no types
+        """The admin client itself. Raises Closed to requests that a close overtakes."""
+        if not self._clients:
+            raise Closed(f"log {self.faults.address}")
+        return self._clients[0]
+
+    async def check(self, *, connect_s: float) -> None:
+        """Raise Unreachable unless a broker answers in time, Forbidden as soon as one refuses us."""
+        timeout_s = self.request_timeout_s
+        await self.threads.run(
+            greet, self.client, self._complaints, self.faults.address, timeout_s=timeout_s, connect_s=connect_s
+        )
+
+    async def ask(
+        self,
+        operation: str,
+        request: Callable[..., Mapping[Any, Future[Any]]],
+        *args: Any,  # noqa: ANN401
+        topic: str | None = None,
+        change: Change | None = None,
+        is_answer: Callable[[Any], bool] = lambda _: True,
+        **options: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """Send a request about one thing and return its answer; raises what `Faults` makes of a refusal.
+
+        Until the request's time is up, an attempt that nobody answers is made again, with a fresh look at who leads:
+        without one librdkafka goes on asking a controller that is dead. `change` is given with what changes something,
+        and is told when an attempt may have made the change.
+        """
+        deadline = time.monotonic() + self.request_timeout_s
+        attempt = 0
+        while True:
+            attempt += 1
+            left_s = max(0.01, deadline - time.monotonic())
+            error: Any = _NO_ANSWER
+            try:
+                answer = await self._answer(
+                    request, *args, request_timeout=self._patience_s(attempt, left_s), **options
+                )
+                if is_answer(answer):
+                    return answer
+            except KafkaException as failure:
+                error = error_in(failure)
+            if change is not None and error.code() in UNANSWERED:
+                change.may_be_made = True
+            wait_s = _WAITS.delay_s(attempt)
+            if error.code() not in _AGAIN or time.monotonic() + wait_s >= deadline:
+                raise self._fault(error, operation, topic, change) from KafkaException(error)
+            await asyncio.sleep(wait_s)
+            await self._refresh()
+
+    def _patience_s(self, attempt: int, left_s: float) -> float:
+        """Return how long to wait for an attempt: longer each time, because some requests just take long."""
+        return float(min(self._attempt_s * _MORE_PATIENCE ** (attempt - 1), left_s))
+
+    async def _refresh(self) -> None:
+        """Let the client learn who leads; those who need it at one time share one look."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = self.threads.start(refresh, self.client, _REFRESH_S)
+        await asyncio.shield(self._refreshing)
+
+    def _fault(self, error: Any, operation: str, topic: str | None, change: Change | None) -> HeadraceError:  # noqa: ANN401
+        is_known = change is None or not change.may_be_made
+        return self.faults.of(error, operation, timeout_s=self.request_timeout_s, topic=topic, outcome_known=is_known)
+
+    async def _answer(self, request: Callable[..., Mapping[Any, Future[Any]]], *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        try:
+            (answer,) = request(*args, **options).values()
+            return await asyncio.wrap_future(answer)
+        finally:
+            self.client.poll(0)  # lets librdkafka's log lines out, which would pile up otherwise
+
+    async def metadata(self) -> Any:  # noqa: ANN401
+        """Return what any broker says about the cluster: its brokers and topics."""
+        deadline = time.monotonic() + self.request_timeout_s
+        attempt = 0
+        while True:
+            attempt += 1
+            left_s = max(0.01, deadline - time.monotonic())
+            try:
+                return await self.threads.run(self.client.list_topics, timeout=self._patience_s(attempt, left_s))
+            except KafkaException as failure:
+                error = error_in(failure)
+                if error.code() not in _AGAIN or time.monotonic() >= deadline:
+                    raise self._fault(error, "list topics", None, None) from failure
+            await asyncio.sleep(_WAITS.delay_s(attempt))
+
+    async def names(self) -> list[str]:
+        """Return the names of all topics, the brokers' own included."""
+        return list((await self.metadata()).topics)
+
+    async def layout(self, topic: str) -> Any:  # noqa: ANN401
+        """Return the driver's description of a topic: its id, its partitions and their leaders."""
+        return await self.ask(
+            f"describe topic {topic!r}", self.client.describe_topics, TopicCollection([topic]), topic=topic
+        )
+
+    async def describe(self, topic: str) -> Topic:
+        """Return what a topic is. Never makes one, whatever the brokers' auto.create.topics.enable says."""
+        layout, (effective, own) = await asyncio.gather(self.layout(topic), self.settings(topic))
+        await self._warn_of_one_copy(topic, layout)
+        return Topic(
+            name=topic,
+            topic_id=str(layout.topic_id),
+            partitions=len(layout.partitions),
+            config=from_kafka(effective, own),
+        )
+
+    async def brokers(self) -> int:
+        """Return how many brokers the cluster has."""
+        return len((await self.metadata()).brokers)
+
+    async def _warn_of_one_copy(self, topic: str, layout: Any) -> None:  # noqa: ANN401
+        """Warn once of a topic that a single broker's disk can lose though there are several brokers."""
+        if topic in self._looked_at or topic.startswith("__"):
+            return
+        self._looked_at.add(topic)
+        alone = sum(len(part.replicas) == 1 for part in layout.partitions)
+        try:
+            brokers = await self.brokers() if alone else 0
+        except Unavailable:  # what was asked for is known; the next description looks again
+            self._looked_at.discard(topic)
+            return
+        if brokers > 1:
+            _logger.warning(
+                "a topic keeps one copy of its records on a cluster of several brokers: what one broker loses is gone",
+                topic=topic,
+                brokers=brokers,
+                partitions_with_one_copy=alone,
+                next_step="give its partitions more replicas with kafka-reassign-partitions.sh, then set its "
+                "min.insync.replicas",
+            )
+
+    async def settings(self, topic: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Return all settings that hold for a topic, and those set on the topic itself."""
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        entries = await self.ask(f"describe topic {topic!r}", self.client.describe_configs, [resource], topic=topic)
+        effective = {name: entry.value for name, entry in entries.items()}
+        source = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+        own = {name: entry.value for name, entry in entries.items() if entry.source == source}
+        return effective, own
+
+    async def close(self) -> None:
+        """Let go of the client; its destruction blocks, so it happens in a thread."""
+        await self.threads.run(self._clients.clear)
+
+
+class TopicCache:
+    """Descriptions of topics, each trusted for `max_age_s`; many askers of one topic share one request."""
+
+    def __init__(self, describe: Callable[[str], Awaitable[Topic]], *, max_age_s: float) -> None:
+        self._describe = describe
+        self._max_age_s = max_age_s
+        self._loop = asyncio.get_running_loop()
+        self._known: dict[str, tuple[float, Topic]] = {}
+        self._asking: dict[str, asyncio.Task[Topic]] = {}
+
+    def fresh(self, name: str) -> Topic | None:
+        """Return the topic if its description is young enough."""
+        known = self._known.get(name)
+        return known[1] if known is not None and known[0] > self._loop.time() else None
+
+    async def get(self, name: str) -> Topic:
+        """Return the topic, asking the brokers if need be. Raises UnknownTopic."""
+        known = self.fresh(name)
+        return known if known is not None else await asyncio.shield(self._ask(name))
+
+    async def check(self, at: TopicPartition) -> None:
+        """Raise UnknownTopic or UnknownPartition unless the partition is there; a small count is asked for again."""
+        topic = await self.get(at.topic)
+        if at.partition >= topic.partitions:
+            self.forget(at.topic)
+            topic = await self.get(at.topic)
+        if not 0 <= at.partition < topic.partitions:
+            raise UnknownPartition(at.topic, at.partition, topic.partitions)
+
+    def remember(self, topic: Topic) -> Topic:
+        """Take a description that was just made."""
+        self._known[topic.name] = (self._loop.time() + self._max_age_s, topic)
+        return topic
+
+    def forget(self, name: str) -> None:
+        """Ask again next time: something went wrong with the topic, or it was changed."""
+        self._known.pop(name, None)
+        self._asking.pop(name, None)
+
+    async def close(self) -> None:
+        """Stop asking."""
+        asking = list(self._asking.values())
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    def _ask(self, name: str) -> asyncio.Task[Topic]:
+        task = self._asking.get(name)
+        if task is None:
+            task = self._loop.create_task(self._refresh(name), name=f"headrace-describe-{name}")
+            task.add_done_callback(_look)
+            self._asking[name] = task
+        return task
+
+    async def _refresh(self, name: str) -> Topic:
+        asking = asyncio.current_task()
+        try:
+            topic = await self._describe(name)
+        except BaseException:
+            self._known.pop(name, None)
+            raise
+        else:
+            # Forgotten meanwhile means that the answer may be older than the change.
+            return self.remember(topic) if self._asking.get(name) is asking else topic
+        finally:
+            if self._asking.get(name) is asking:
+                del self._asking[name]
+
+
+def _look(task: asyncio.Task[Topic]) -> None:
+    """Look at the error of a request whose askers are all gone, so that asyncio does not report it."""
+    if not task.cancelled():
+        task.exception()

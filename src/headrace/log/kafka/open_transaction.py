@@ -1,0 +1,269 @@
+"""One transaction from begin to its end: what was put into it, what came of each record, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import Any, cast
+
+from confluent_kafka import KafkaException
+
+from headrace.errors import Closed, Fenced, HeadraceError, TransactionFailed, TransactionMisused
+from headrace.log.kafka.append import refusal_of
+from headrace.log.kafka.client import LOGGER, WHOLE_BATCH_BYTES, Threads
+from headrace.log.kafka.deliveries import REFRESHES, Placed, is_about_partition, produce, refresh
+from headrace.log.kafka.faults import FATAL_TOLD, NO_OFFSET, error_in
+from headrace.log.metrics import TRANSACTIONS
+from headrace.model import NewRecord, Position, Topic, size_of
+
+__all__ = [
+    "Attempt",
+    "Standing",
+    "State",
+    "abort_at_last",
+    "commit_until",
+    "count_outcome",
+    "deliver_all",
+    "enlist",
+    "flush_and_abort",
+]
+
+
+class State(Enum):
+    """Where a producer stands between two calls."""
+
+    READY = auto()
+    OPEN = auto()
+    EXPIRED = auto()  # aborted because it was open for too long; its owner does not know yet
+    SPENT = auto()  # never to be used again
+    CLOSED = auto()
+
+
+def count_outcome(outcome: str) -> None:
+    """Count how a transaction ended."""
+    TRANSACTIONS.labels("kafka", outcome).inc()
+
+
+class Standing:
+    """The state of one producer, and the errors for calls that don't fit it."""
+
+    def __init__(self, transactional_id: str, timeout_s: float) -> None:
+        self.state = State.READY
+        self._transactional_id = transactional_id
+        self._timeout_s = timeout_s
+        self._reason = ""
+        self._was_fenced = False
+        self._commit_is_known = True
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the producer must not be used again."""
+        return self.state is State.SPENT
+
+    def expect(self, call: str, *states: State) -> None:
+        """Raise what is wrong with `call` now."""
+        if self.state in states:
+            return
+        if self.state is State.CLOSED:
+            raise Closed(f"transactional producer {self._transactional_id!r}")
+        if self.state is State.SPENT:
+            raise self.spent(outcome_known=self._commit_is_known or call != "commit")
+        if self.state is State.EXPIRED and call != "begin":
+            raise self.expired()
+        raise TransactionMisused(self._transactional_id, f"{call} {_PROBLEMS[self.state]}")
+
+    def spend(self, reason: str, *, fenced: bool = False, commit_is_known: bool = True) -> None:
+        """Note that the producer must not be used again, and why; the first reason counts."""
+        if self.state is State.SPENT:
+            return
+        self.state = State.SPENT
+        self._reason, self._was_fenced, self._commit_is_known = reason, fenced, commit_is_known
+
+    def spent(self, *, outcome_known: bool) -> HeadraceError:
+        """Return what to tell somebody who uses a producer that is spent."""
+        if self._was_fenced:
+            return Fenced(self._transactional_id, outcome_known)
+        return TransactionFailed(self._transactional_id, f"{self._reason}; take the id again", outcome_known)
+
+    def expired(self) -> TransactionFailed:
+        """Return what to tell the owner of a transaction that was open for too long."""
+        reason = f"it was open for longer than its {self._timeout_s:g} s and was aborted"
+        return TransactionFailed(self._transactional_id, reason)
+
+
+_PROBLEMS = {
+    State.READY: "without a transaction; begin one first",
+    State.OPEN: "while a transaction is open; commit or abort it first",
+    State.EXPIRED: "while a transaction is open; commit or abort it first",
+}
+
+
+class Attempt:
+    """Gathers positions and errors. Deliveries arrive in the producer's thread, records on the loop."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, Topic] = {}
+        self.records: Counter[str] = Counter()
+        self.is_broken = False  # a call of this transaction failed: the driver will not commit it
+        self.offsets_sent_s: float | None = None
+        self._positions: list[Position | None] = []
+        self._failure: Any = None
+        self._refusal: HeadraceError | None = None
+        self._queued_bytes: Counter[tuple[str, int]] = Counter()
+
+    @property
+    def positions(self) -> list[Position]:
+        """Where the records landed, once all are delivered."""
+        return cast("list[Position]", self._positions)
+
+    @property
+    def landed(self) -> list[Position]:
+        """Where those records landed that are delivered."""
+        return [position for position in self._positions if position is not None]
+
+    @property
+    def refusal(self) -> HeadraceError | None:
+        """What a broker refused, if it refused a record."""
+        return self._refusal
+
+    @property
+    def failure(self) -> Any:  # noqa: ANN401 - the driver has no types
+        """The driver's error for the first record that was not delivered, if there was one."""
+        return self._failure
+
+    def know(self, topics: Mapping[str, Topic]) -> None:
+        """Remember the topics of records to come."""
+        self.topics.update(topics)
+
+    def add(self, record: NewRecord, partition: int) -> int:
+        """Count a record that is about to be produced; returns its place in the transaction."""
+        self.records[record.topic] += 1
+        if self._is_small(record):
+            self._queued_bytes[record.topic, partition] += size_of(record)
+        self._positions.append(None)
+        return len(self._positions) - 1
+
+    def drop_last(self, record: NewRecord, partition: int) -> None:
+        """Take back the last `add`: the record could not be queued."""
+        self.records[record.topic] -= 1
+        if self._is_small(record):
+            self._queued_bytes[record.topic, partition] -= size_of(record)
+        self._positions.pop()
+
+    def needs_flush(self, record: NewRecord, partition: int) -> bool:
+        """Say whether this record could make a batch larger than its topic takes.
+
+        A transactional id has one producer, so the batches of topics with small limits are kept small by sending
+        what is queued, instead of by another producer.
+        """
+        if not self._is_small(record):
+            return False
+        queued = self._queued_bytes[record.topic, partition]
+        return queued > 0 and queued + size_of(record) > self.topics[record.topic].config.max_record_bytes
+
+    def flushed(self) -> None:
+        """Nothing is queued any more."""
+        self._queued_bytes.clear()
+
+    def delivered(self, index: int, record: NewRecord, error: Any, message: Any) -> None:  # noqa: ANN401
+        """Take the driver's report on one record."""
+        if error is None and message.offset() < 0:
+            error = NO_OFFSET
+        if error is None:
+            self._positions[index] = Position(
+                message.topic(), message.partition(), message.offset(), message.timestamp()[1]
+            )
+            return
+        self._failure = self._failure or error
+        if self._refusal is None:
+            self._refusal = refusal_of(error, record, self.topics.get(record.topic))
+
+    def _is_small(self, record: NewRecord) -> bool:
+        return self.topics[record.topic].config.max_record_bytes < WHOLE_BATCH_BYTES
+
+
+_ROOM_S = 0.05
+
+
+async def enlist(producer: Any, threads: Threads, attempt: Attempt, placed: Placed, *, flush_s: float) -> None:  # noqa: ANN401
+    """Produce one record for `attempt`. Raises KafkaException, and the record is not part of it then."""
+    record, partition = placed
+    if attempt.needs_flush(record, partition):
+        await threads.run(producer.flush, flush_s)
+        attempt.flushed()
+    index = attempt.add(record, partition)
+    report = functools.partial(attempt.delivered, index, record)
+    try:
+        await _queue(producer, threads, placed, report)
+    except FATAL_TOLD:
+        attempt.drop_last(record, partition)
+        raise
+
+
+async def _queue(producer: Any, threads: Threads, placed: Placed, report: Callable[..., None]) -> None:  # noqa: ANN401
+    """Produce when there is room, with a few more tries when the partition is new to the producer."""
+    refreshed = 0
+    while True:
+        try:
+            return produce(producer, *placed, report)
+        except BufferError:
+            await threads.run(producer.poll, _ROOM_S)
+        except KafkaException as failure:
+            if refreshed == REFRESHES or not is_about_partition(error_in(failure)):
+                raise
+            refreshed += 1
+            await threads.run(refresh, producer)
+
+
+_RETRY_S = 0.05
+_CLOSING_S = 5.0
+_LANDING_S = 1.0
+_FATALS = 3
+
+
+def deliver_all(producer: Any, deadline: float) -> int:  # noqa: ANN401
+    """Wait for the records of a transaction; returns how many are still on their way when the time is up."""
+    for _ in range(_FATALS):
+        with contextlib.suppress(*FATAL_TOLD):
+            return int(producer.flush(max(0.001, deadline - time.monotonic())))
+    return len(producer)
+
+
+def commit_until(producer: Any, deadline: float) -> None:  # noqa: ANN401
+    """Commit, again and again while it makes sense. Raises KafkaException."""
+    while True:
+        try:
+            producer.commit_transaction(max(0.001, deadline - time.monotonic()))
+            _hear(producer)
+            return
+        except KafkaException as failure:
+            if not error_in(failure).retriable() or time.monotonic() >= deadline:
+                raise
+            time.sleep(_RETRY_S)
+
+
+def flush_and_abort(producer: Any, timeout_s: float) -> None:  # noqa: ANN401
+    """Abort; what is on its way lands first, so that its offsets are settled when the abort returns."""
+    deliver_all(producer, time.monotonic() + _LANDING_S)
+    producer.abort_transaction(timeout_s)
+    _hear(producer)
+
+
+def _hear(producer: Any) -> None:  # noqa: ANN401
+    """Let out what librdkafka has to tell about connections."""
+    with contextlib.suppress(*FATAL_TOLD):
+        producer.poll(0)
+
+
+def abort_at_last(producer: Any, transactional_id: str) -> None:  # noqa: ANN401
+    """Abort before the producer is closed; what can't be aborted now the brokers abort in time."""
+    try:
+        producer.abort_transaction(_CLOSING_S)
+        count_outcome("aborted")
+    except FATAL_TOLD as failure:
+        LOGGER.warning("%s was closed before its transaction was aborted: %s", transactional_id, failure)
+        count_outcome("failed")

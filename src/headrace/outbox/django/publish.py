@@ -1,0 +1,96 @@
+"""Producers that write with Django's connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
+
+from headrace.errors import BadArgument
+from headrace.outbox.dialects import speech_of
+from headrace.outbox.django.addresses import database_url
+from headrace.outbox.insert import count_inserted, statements
+from headrace.outbox.messages import EncodedMessage, GivenHeaders, Message
+from headrace.outbox.payloads import RowEncoder
+from headrace.outbox.ports import Serializer
+from headrace.outbox.producers import record
+from headrace.outbox.settings import OutboxSettings
+from headrace.outbox.table_names import checked_prefix, renamed
+from headrace.outbox.wake import announce
+
+__all__ = ["DjangoOutbox", "DjangoProducer", "outbox_settings"]
+
+
+def outbox_settings() -> OutboxSettings:
+    """Return what Django's settings say in HEADRACE_OUTBOX, a dict with the names of the section `outbox`."""
+    return OutboxSettings(**getattr(django_settings, "HEADRACE_OUTBOX", {}))
+
+
+class DjangoOutbox:
+    """Makes producers. Without settings it takes those of HEADRACE_OUTBOX."""
+
+    def __init__(self, settings: OutboxSettings | None = None) -> None:
+        self.settings = settings or outbox_settings()
+        if self.settings.backend != "db":
+            rule = "with Django messages go through the database; use headrace.outbox.Outbox for the others"
+            raise BadArgument("backend", self.settings.backend, rule)
+
+    def producer(
+        self, topic: str, *, serializer: Serializer | None = None, key_serializer: Serializer | None = None
+    ) -> DjangoProducer:
+        """Return a producer. Without a serializer payloads are bytes, text or None."""
+        encoding = RowEncoder(topic, self.settings, serializer=serializer, key_serializer=key_serializer)
+        return DjangoProducer(encoding, table_prefix=self.settings.table_prefix)
+
+
+class DjangoProducer:
+    """Publishes to one topic, in the transaction that is open on a database of Django's.
+
+    The row is inserted at once. So publish after the changes whose order matters: of two transactions that change one
+    row, the one that got its lock first then also publishes first.
+    """
+
+    def __init__(self, encoding: RowEncoder, *, table_prefix: str) -> None:
+        self._encoding = encoding
+        self._table_prefix = checked_prefix(table_prefix)
+
+    def publish(
+        self,
+        payload: Any,  # noqa: ANN401 - the serializer's business
+        *,
+        key: Any = None,  # noqa: ANN401
+        partition_key: Any = None,  # noqa: ANN401
+        headers: GivenHeaders = (),
+        event_time: datetime | int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> None:
+        """Publish one message. Raises BadArgument outside of a transaction."""
+        self.publish_list([Message(payload, key, partition_key, headers, event_time)], using=using)
+
+    def publish_list(self, messages: Sequence[Message], *, using: str = DEFAULT_DB_ALIAS) -> None:
+        """Publish messages, in order: all are encoded before the first is stored."""
+        given, encoded = self._encoding.encode_given(messages)
+        if not encoded or record(given, encoded):
+            return
+        self._insert(encoded, using)
+        # Not at a rollback, nor when the savepoint around is rolled back.
+        transaction.on_commit(partial(announce, database_url(using)), using=using, robust=True)
+
+    def _insert(self, messages: Sequence[EncodedMessage], using: str) -> None:
+        connection = connections[using]
+        _need_transaction(connection, using)
+        with connection.cursor() as cursor:
+            for sql, values in statements(speech_of(connection.vendor), "format", messages):
+                cursor.execute(renamed(sql, self._table_prefix), values)
+        count_inserted(messages)
+
+
+def _need_transaction(connection: Any, using: str) -> None:  # noqa: ANN401 - Django's, which has no types
+    """Refuse a connection that commits each statement by itself: the message would be sent whatever follows."""
+    if not connection.in_atomic_block and connection.get_autocommit():
+        rule = "it commits each statement by itself; publish inside of django.db.transaction.atomic()"
+        raise BadArgument("using", using, rule)

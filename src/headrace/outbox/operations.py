@@ -1,0 +1,95 @@
+"""What an operator does with an outbox: look, change, run a relay. Errors of drivers get names here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+from sqlalchemy.engine import Connection
+
+from headrace.config import HeadraceSettings
+from headrace.observe import serve
+from headrace.outbox.databases import Database
+from headrace.outbox.dead import dead_messages, missing_ids, purge, replay
+from headrace.outbox.engines import named_errors
+from headrace.outbox.relay import checked_threads
+from headrace.outbox.run import opened_relay
+from headrace.outbox.schema import migrate, need_newest, schema_version
+from headrace.outbox.sent import sent_messages
+from headrace.outbox.settings import OutboxSettings
+from headrace.outbox.stats import status
+from headrace.outbox.table_names import DEFAULT_PREFIX
+from headrace.runtime import shutdown_on_signals
+
+__all__ = [
+    "ask",
+    "change",
+    "check",
+    "dead_messages",
+    "make_tables",
+    "missing_ids",
+    "need_tables",
+    "purge",
+    "relay_until_told",
+    "replay",
+    "sent_messages",
+    "status",
+]
+
+T = TypeVar("T")
+
+
+def check(settings: OutboxSettings) -> None:
+    """Raise BadArgument unless a relay could work with the settings."""
+    checked_threads(settings)
+
+
+def make_tables(url: str, *, to: str, table_prefix: str = DEFAULT_PREFIX) -> str | None:
+    """Bring the tables to a version; returns it."""
+    return migrate(url, to=to, table_prefix=table_prefix)
+
+
+def ask(url: str, question: Callable[[Connection], T], *, table_prefix: str = DEFAULT_PREFIX) -> T:
+    """Ask the database something."""
+    return _use(url, table_prefix, Database.reading, question)
+
+
+def change(url: str, do: Callable[[Connection], T], *, table_prefix: str = DEFAULT_PREFIX) -> T:
+    """Change something, in one transaction."""
+    return _use(url, table_prefix, Database.writing, do)
+
+
+def need_tables(url: str, *, table_prefix: str = DEFAULT_PREFIX) -> None:
+    """Raise MissingTables or OutdatedTables, with what to run, unless the tables are there and new enough."""
+    need_newest(url, schema_version(url, table_prefix=table_prefix), table_prefix=table_prefix)
+
+
+async def relay_until_told(
+    url: str, log_address: str, settings: HeadraceSettings, *, tell: Callable[[str], None]
+) -> None:
+    """Run a relay until the first signal; the second ends the process."""
+    port = settings.observe.metrics_port
+    async with shutdown_on_signals() as stop:
+        with nullcontext() if port is None else serve(port):
+            async with opened_relay(url, log_address, settings=settings.outbox, log_settings=settings.log) as relay:
+                tell(f"relaying with {len(relay.workers)} worker{'s' if len(relay.workers) != 1 else ''}")
+                await stop.wait()
+                tell("stopping: what is in hand is finished first; another signal does not wait for it")
+        tell("stopped")
+
+
+def _use(
+    url: str,
+    table_prefix: str,
+    enter: Callable[[Database], AbstractContextManager[Connection]],
+    use: Callable[[Connection], T],
+) -> T:
+    need_tables(url, table_prefix=table_prefix)
+    opened = Database(url, threads=1, table_prefix=table_prefix)
+    try:
+        with named_errors(url, "using"), enter(opened) as connection:
+            return use(connection)
+    finally:
+        asyncio.run(opened.close())

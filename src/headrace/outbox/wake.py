@@ -1,0 +1,106 @@
+"""Waking relays at a commit: directly in this process, by NOTIFY in others where the database can."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from sqlalchemy import URL
+
+from headrace.observe import get_logger
+from headrace.outbox.engines import url_of
+
+__all__ = ["CHANNEL", "announce", "listen", "listening", "listening_url", "stop_listening"]
+
+CHANNEL = "headrace_outbox"
+
+_logger = get_logger(__name__)
+
+_IDLE_S = 60.0
+# Commits of this long share one NOTIFY; and a hook that runs right before the commit is behind it then.
+_GATHER_S = 0.001
+
+_lock = threading.Lock()
+_listeners: dict[str, set[Callable[[], None]]] = {}
+_notifiers: dict[str, Notifier] = {}
+
+
+def announce(url: URL) -> None:
+    """Say that messages were committed to the database. Cheap, and never raises: relays look by themselves as well."""
+    name = listening_url(url)
+    with _lock:
+        callbacks = list(_listeners.get(name, ()))
+    for callback in callbacks:
+        callback()
+    if not callbacks and url.get_backend_name() == "postgresql":
+        _notifier(name, url).notify()
+
+
+def listening(name: str, callback: Callable[[], None]) -> None:
+    """Call back, from any thread, when somebody in this process commits messages to the database."""
+    with _lock:
+        _listeners.setdefault(name, set()).add(callback)
+
+
+def stop_listening(name: str, callback: Callable[[], None]) -> None:
+    """Don't call back any more."""
+    with _lock:
+        _listeners.get(name, set()).discard(callback)
+
+
+def listening_url(url: URL) -> str:
+    """Return a name for the database that is the same whatever the driver and the user."""
+    return f"{url.get_backend_name()}://{url.host or ''}:{url.port or ''}/{url.database}"
+
+
+def _notifier(name: str, url: URL) -> Notifier:
+    with _lock:
+        if name not in _notifiers:
+            _notifiers[name] = Notifier(url)
+        return _notifiers[name]
+
+
+class Notifier:
+    """Sends NOTIFY from a thread and connection of its own.
+
+    Not inside the application's transaction: PostgreSQL lets only one transaction with a NOTIFY commit at a time.
+    """
+
+    def __init__(self, url: URL) -> None:
+        self._conninfo = url_of(url).set(drivername="postgresql").render_as_string(hide_password=False)
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def notify(self) -> None:
+        """Have a NOTIFY sent soon."""
+        self._wanted.set()
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="headrace-outbox-notify", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        import psycopg
+
+        try:
+            with psycopg.connect(self._conninfo, autocommit=True, connect_timeout=10) as connection:
+                while self._wanted.wait(_IDLE_S):
+                    time.sleep(_GATHER_S)
+                    self._wanted.clear()
+                    connection.execute(f"NOTIFY {CHANNEL}")
+        except psycopg.Error as error:
+            _logger.info("relays were not notified, they will look by themselves", error=str(error))
+
+
+async def listen(url: URL, wake: Callable[[], None]) -> None:
+    """Call `wake` at each notification, for ever. Raises what the driver raises when the connection ends."""
+    import psycopg
+
+    conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
+    async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True, connect_timeout=10) as connection:
+        await connection.execute(f"LISTEN {CHANNEL}")
+        wake()  # for what was committed while nobody listened
+        async for _ in connection.notifies():
+            wake()

@@ -1,0 +1,152 @@
+"""Journals of a partition for a comparison: their records from the log, their rows from the store, put together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from headrace.pipeline.audits.bases import judge
+from headrace.pipeline.audits.findings import Finding
+from headrace.pipeline.audits.judge import JournalCase, Judgement, Stored, claimed_place
+from headrace.pipeline.audits.tag_judge import TagVerdict
+from headrace.pipeline.audits.windows import AuditWindow, KeyWindow
+from headrace.protocol import Append, Entry
+from headrace.store import DEFAULT_SEGMENT_SIZE, EventRow, JournalMeta, Place, Store, StoreReader, segment_of
+
+__all__ = ["KeyLook", "look", "look_at_key"]
+
+_SEGMENTS_BELOW = 50  # as many as one question to Cassandra asks for
+
+
+async def look(
+    reader: StoreReader, topic: str, id_: str, window: KeyWindow, segment_sizes: Iterable[int], last_seq_nr: int
+) -> Stored | None:
+    """Return what the store has; None if replication changed it meanwhile.
+
+    The head is written before rows are removed, so rows that were read between two equal heads belong to it.
+    `segment_sizes` and `last_seq_nr` say where the records of the log may have put rows.
+    """
+    meta = await reader.meta(topic, id_)
+    stored = Stored(meta)
+    sizes = dict.fromkeys([*([meta.segment_size] if meta is not None else []), *segment_sizes])
+    seen: set[tuple[int, int, int]] = set()
+    for size in sizes:
+        first, last = _bounds(meta, size, last_seq_nr)
+        async for page in reader.rows(topic, id_, segment_size=size, first=first, last=last):
+            for row in page:
+                _sort(stored, window, row, seen if len(sizes) > 1 else None)
+    return stored if await reader.meta(topic, id_) == meta else None
+
+
+def _bounds(meta: JournalMeta | None, size: int, last_seq_nr: int) -> tuple[int, int]:
+    deleted_to = meta.delete_to if meta is not None and not meta.is_purged else 0
+    last = max(last_seq_nr, meta.seq_nr if meta is not None else 0, 1)
+    first_segment = max(0, segment_of(max(deleted_to, 1), size) - _SEGMENTS_BELOW)
+    return first_segment * size + 1, (segment_of(last, size) + 2) * size
+
+
+def _sort(stored: Stored, window: KeyWindow, row: EventRow, seen: set[tuple[int, int, int]] | None) -> None:
+    place = claimed_place(row)
+    if seen is not None:
+        key = (row.segment, row.seq_nr, row.timestamp_ms)
+        if key in seen:
+            return
+        seen.add(key)
+    stored.rows += 1
+    if place < Place(0, 0) or (window.is_before(place) and _is_wrong(stored.meta, window, row)):
+        stored.wrong_before.append(row)
+    elif window.is_before(place):
+        stored.last_before = max(stored.last_before, row.seq_nr)
+    elif window.is_ahead(place):
+        stored.ahead.append(row)
+    else:
+        stored.within.append(row)
+
+
+def _is_wrong(meta: JournalMeta | None, window: KeyWindow, row: EventRow) -> bool:
+    """Say whether a row of before the window contradicts the journal's head, or can't be at all."""
+    if window.is_whole:
+        return True
+    if meta is None:
+        return False
+    return meta.is_purged or row.record_id != meta.record_id or not meta.delete_to < row.seq_nr <= meta.seq_nr
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLook:
+    """What one look at a journal showed. Without a verdict replication was at work there."""
+
+    id: str
+    stored: Stored | None = None
+    verdict: Judgement | None = None
+    tags: TagVerdict | None = None
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong, in the views by tag too."""
+        of_journal = self.verdict.findings if self.verdict is not None else []
+        return [*of_journal, *(self.tags.findings if self.tags is not None else [])]
+
+    @property
+    def has_tag_findings(self) -> bool:
+        """Whether something is wrong in the views by tag."""
+        return self.tags is not None and bool(self.tags.findings)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the store has what it should."""
+        return self.verdict is not None and not self.findings
+
+
+async def look_at_key(
+    store: Store, window: AuditWindow, id_: str, entries: Sequence[Entry], *, marker_ttl_s: float
+) -> KeyLook:
+    """Compare one journal. `entries` are its records, those that are not replicated yet included if they were read.
+
+    A head or rows above the window are replication's that goes on, as long as the log has their records.
+    """
+    key_window = window.of_key(id_)
+    entries = sorted((entry for entry in entries if not key_window.is_before(entry.place)), key=lambda e: e.place)
+    sizes = [entry.segment_size for entry in entries if entry.segment_size] or [_size(window)]
+    last = max((entry.action.last for entry in entries if isinstance(entry.action, Append)), default=0)
+    stored = await look(store.reader, window.at.topic, id_, key_window, sizes, last)
+    if stored is None or _is_ahead(stored.meta, key_window, entries):
+        return KeyLook(id_)
+    case = _case(window, key_window, id_, _sized(window, stored.meta, entries), marker_ttl_s)
+    return KeyLook(id_, stored, judge(case, stored))
+
+
+def _case(
+    window: AuditWindow, key_window: KeyWindow, id_: str, entries: Sequence[Entry], marker_ttl_s: float
+) -> JournalCase:
+    return JournalCase(
+        at=window.at,
+        id=id_,
+        window=key_window,
+        entries=[entry for entry in entries if not key_window.is_ahead(entry.place)],
+        is_log_time_exact=window.is_log_time_exact,
+        highest_log_time_ms=window.highest_log_time_ms,
+        markers_gone_before_ms=int((time.time() - marker_ttl_s) * 1000),
+        places_ahead=frozenset(entry.place for entry in entries if key_window.is_ahead(entry.place)),
+    )
+
+
+def _is_ahead(meta: JournalMeta | None, window: KeyWindow, entries: Sequence[Entry]) -> bool:
+    """Say whether the head is of a record that replication has not passed yet."""
+    if meta is None or not window.is_ahead(meta.place):
+        return False
+    return any(entry.place == meta.place for entry in entries)
+
+
+def _sized(window: AuditWindow, meta: JournalMeta | None, entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Give the records a segment size where the log does not tell theirs any more: the head's, or the topic's."""
+    size = meta.segment_size if meta is not None else _size(window)
+    return [entry if entry.segment_size else msgspec.structs.replace(entry, segment_size=size) for entry in entries]
+
+
+def _size(window: AuditWindow) -> int:
+    replicated = window.home.replicated
+    return replicated.segment_size if replicated is not None else DEFAULT_SEGMENT_SIZE

@@ -1,0 +1,80 @@
+"""The log as Spark sees it: a stream or a table of records, the same columns whatever log it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from headrace.pipeline.logs.plan import Offsets, assigned, encode_offsets
+from headrace.pipeline.logs.records import LOG_COLUMNS
+from headrace.pipeline.spark.kafka_properties import java_properties
+from headrace.pipeline.spark.places import PLACES_OPTION, Endpoints
+from headrace.pipeline.spark.session import register
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["log_stream", "log_table"]
+
+
+def log_stream(spark: SparkSession, places: Endpoints, starts: Offsets, *, max_records: int) -> DataFrame:
+    """Return the records from `starts` on, committed ones only, as a stream of at most so many a batch."""
+    if _is_kafka(places):
+        options = {
+            **_kafka_options(places),
+            "assign": assigned(starts),
+            "startingOffsets": encode_offsets(starts),
+            "maxOffsetsPerTrigger": str(max_records),
+        }
+        return _columns(spark.readStream.format("kafka").options(**options).load())
+    _register(spark)
+    options = {
+        PLACES_OPTION: places.pack(),
+        "starts": encode_offsets(starts),
+        "maxrecords": str(max_records),
+    }
+    return spark.readStream.format("headrace_log").options(**options).load()
+
+
+def log_table(spark: SparkSession, places: Endpoints, starts: Offsets, ends: Offsets) -> DataFrame:
+    """Return the records from `starts` up to `ends` (exclusive), committed ones only."""
+    starts = {at: starts[at] for at in ends}
+    if _is_kafka(places):
+        options = {
+            **_kafka_options(places),
+            "assign": assigned(starts),
+            "startingOffsets": encode_offsets(starts),
+            "endingOffsets": encode_offsets(ends),
+        }
+        return _columns(spark.read.format("kafka").options(**options).load())
+    _register(spark)
+    options = {PLACES_OPTION: places.pack(), "starts": encode_offsets(starts), "ends": encode_offsets(ends)}
+    return spark.read.format("headrace_log").options(**options).load()
+
+
+def _is_kafka(places: Endpoints) -> bool:
+    return urlsplit(places.log).scheme == "kafka"
+
+
+def _kafka_options(places: Endpoints) -> Mapping[str, str]:
+    client = places.settings_of_log().kafka.client
+    return {
+        "kafka.bootstrap.servers": urlsplit(places.log).netloc,
+        "kafka.isolation.level": "read_committed",
+        "includeHeaders": "true",
+        "failOnDataLoss": "true",
+        **{f"kafka.{name}": value for name, value in java_properties(client).items()},
+    }
+
+
+def _columns(frame: DataFrame) -> DataFrame:
+    return frame.selectExpr(
+        *("unix_millis(timestamp) AS timestamp_ms" if c == "timestamp_ms" else c for c in LOG_COLUMNS)
+    )
+
+
+def _register(spark: SparkSession) -> None:
+    from headrace.pipeline.logs.source import HeadraceLogSource
+
+    register(spark, HeadraceLogSource)

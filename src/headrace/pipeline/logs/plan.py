@@ -1,0 +1,153 @@
+"""Where replication begins: which topics and partitions, from which offsets, and how Spark writes these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from headrace.errors import LayoutLost, OffsetOutOfRange, RecordsLost, UnknownTopic, WrongPartitionCount
+from headrace.journal import Layout, Topology
+from headrace.log import Log
+from headrace.model import Bounds, TopicPartition
+from headrace.store import ReplicatedOffset, Store
+
+__all__ = [
+    "Offsets",
+    "Plan",
+    "Selection",
+    "assigned",
+    "decode_offsets",
+    "encode_offsets",
+    "items",
+    "plan_of",
+    "topics_of",
+]
+
+Offsets: TypeAlias = Mapping[TopicPartition, int]
+
+_decode = msgspec.json.Decoder(dict[str, dict[str, int]]).decode
+
+
+def encode_offsets(offsets: Offsets) -> str:
+    """Return offsets as JSON."""
+    by_topic: dict[str, dict[str, int]] = {}
+    for at, offset in sorted(offsets.items()):
+        by_topic.setdefault(at.topic, {})[str(at.partition)] = offset
+    return msgspec.json.encode(by_topic).decode()
+
+
+def assigned(offsets: Offsets) -> str:
+    """Return the partitions as JSON, by topic."""
+    by_topic: dict[str, list[int]] = {}
+    for at in sorted(offsets):
+        by_topic.setdefault(at.topic, []).append(at.partition)
+    return msgspec.json.encode(by_topic).decode()
+
+
+def decode_offsets(text: str | bytes) -> dict[TopicPartition, int]:
+    """Read offsets from JSON."""
+    return dict(items(_decode(text)))
+
+
+def items(by_topic: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[TopicPartition, int]]:
+    """Yield the offsets of a decoded JSON object."""
+    for topic, partitions in by_topic.items():
+        for partition, offset in partitions.items():
+            yield TopicPartition(topic, int(partition)), offset
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which journals: those named; those whose topic begins so; or all that the store knows of."""
+
+    topics: tuple[str, ...] = ()
+    prefix: str | None = None
+
+    def __str__(self) -> str:
+        if self.topics:
+            return ", ".join(self.topics)
+        return "all journals" if self.prefix is None else f"topics {self.prefix}…"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The layouts of the topics, and what each partition still has to give: from `starts` up to `ends` (exclusive)."""
+
+    layouts: Mapping[str, Layout]
+    starts: Mapping[TopicPartition, int]
+    ends: Mapping[TopicPartition, int]
+
+    @property
+    def lag(self) -> int:
+        """How many offsets are to be replicated."""
+        return sum(self.ends[at] - start for at, start in self.starts.items())
+
+    def shape(self) -> dict[str, tuple[int, int, bool]]:
+        """Return what a running query depends on: when it changes, another query is needed."""
+        return {
+            topic: (layout.generation, layout.partitions, layout.growing_to is not None)
+            for topic, layout in self.layouts.items()
+        }
+
+
+async def topics_of(log: Log, store: Store, selection: Selection) -> Sequence[str]:
+    """Return the topics that are there and are selected. Raises UnknownTopic for a name that is not there."""
+    names = await log.admin.topics()
+    if selection.topics:
+        for topic in selection.topics:
+            if topic not in names:
+                raise UnknownTopic(topic)
+        return sorted(selection.topics)
+    if selection.prefix is not None:
+        return [name for name in names if name.startswith(selection.prefix)]
+    known = {key.removeprefix("topic/") for key in await store.settings.all("topic/")}
+    return [name for name in names if name in known]
+
+
+async def plan_of(log: Log, store: Store, selection: Selection) -> Plan:
+    """Look at log and store. Raises RecordsLost, OffsetOutOfRange, WrongPartitionCount."""
+    layouts = {}
+    starts: dict[TopicPartition, int] = {}
+    ends: dict[TopicPartition, int] = {}
+    for topic in await topics_of(log, store, selection):
+        layout = layouts[topic] = await _layout(log, store, topic)
+        for partition in range(layout.partitions):
+            at = TopicPartition(topic, partition)
+            bounds, replicated = await log.bounds(at), await store.reader.replicated(at)
+            if replicated is not None and replicated.generation > layout.generation:
+                layout = layouts[topic] = await _newer_layout(log, store, at, replicated)
+            starts[at] = start_of(layout, at, bounds, replicated)
+            ends[at] = bounds.end
+    return Plan(layouts, starts, ends)
+
+
+async def _layout(log: Log, store: Store, topic: str) -> Layout:
+    layout = await Topology(log, store.settings, topic).layout()
+    actual = (await log.admin.describe(topic)).partitions
+    if actual > layout.partitions and layout.growing_to is None:
+        raise WrongPartitionCount(topic, actual, layout.partitions)
+    return layout
+
+
+async def _newer_layout(log: Log, store: Store, at: TopicPartition, replicated: ReplicatedOffset) -> Layout:
+    """Return the layout of a topic that grew a moment ago. Raises LayoutLost if the store knows none so new."""
+    layout = await _layout(log, store, at.topic)
+    if replicated.generation > layout.generation:
+        known = f"{at} is replicated in generation {replicated.generation}, the layout knows {layout.generation}"
+        raise LayoutLost(at.topic, known)
+    return layout
+
+
+def start_of(layout: Layout, at: TopicPartition, bounds: Bounds, replicated: ReplicatedOffset | None) -> int:
+    """Return the first offset that the store does not have. Raises RecordsLost, OffsetOutOfRange."""
+    start = 0
+    if replicated is not None and replicated.generation >= layout.first_generation(at.partition):
+        start = replicated.offset + 1
+    if start < bounds.start:
+        raise RecordsLost(at.topic, at.partition, start, bounds.start - 1)
+    if start > bounds.high_watermark:
+        raise OffsetOutOfRange(at.topic, at.partition, start - 1, bounds.start, bounds.high_watermark)
+    return min(start, bounds.end)

@@ -1,0 +1,153 @@
+"""What tasks and batches of a running replication report: small messages, metrics, watchers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from headrace.model import TopicPartition
+from headrace.observe import counter, gauge, histogram
+
+__all__ = [
+    "BatchReport",
+    "ReplicationWatcher",
+    "SilentWatcher",
+    "TaskOutcome",
+    "count",
+    "read_outcomes",
+    "read_unfinished",
+    "write_outcomes",
+]
+
+
+class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition's part of a micro-batch: `seen` is its last record, `applied` how far the store has come.
+
+    `is_held` says that the rest waits for other partitions to reach the boundary of a growth.
+    """
+
+    topic: str
+    partition: int
+    task: int
+    first: int
+    seen: int
+    applied: int
+    records: int
+    rows: int = 0
+    void: int = 0
+    skipped: int = 0
+    quarantined: tuple[str, ...] = ()
+    strays: tuple[str, ...] = ()
+    is_held: bool = False
+    error: str | None = None
+    is_fault: bool = False
+    took_s: float = 0.0
+
+    @property
+    def at(self) -> TopicPartition:
+        """The partition."""
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that the task was given is in the store."""
+        return self.error is None and not self.is_held
+
+    def packed(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+    @classmethod
+    def unpack(cls, plain: dict[str, Any]) -> TaskOutcome:
+        """Read what `packed` returned."""
+        return msgspec.convert(plain, cls)
+
+
+def write_outcomes(folder: Path, batch_id: int, outcomes: Sequence[TaskOutcome]) -> None:
+    """Leave the outcomes of a batch for the driver; they appear whole."""
+    part = folder / f"{batch_id}.part"
+    part.write_text(json.dumps([outcome.packed() for outcome in outcomes]))
+    part.rename(folder / f"{batch_id}.json")
+
+
+def read_unfinished(folder: Path) -> list[TaskOutcome]:
+    """Return what the tasks of a failed batch could not finish; none if it failed for another reason."""
+    found = [TaskOutcome.unpack(plain) for path in folder.glob("*.json") for plain in json.loads(path.read_text())]
+    return [outcome for outcome in found if not outcome.is_complete]
+
+
+def read_outcomes(folder: Path, batch_id: int) -> list[TaskOutcome]:
+    """Take the outcomes of a batch; none if it had no data."""
+    path = folder / f"{batch_id}.json"
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return []
+    path.unlink()
+    return [TaskOutcome.unpack(plain) for plain in found]
+
+
+LAG = gauge(
+    "pipeline", "lag", "records", "Offsets of the log that the store does not have yet.", ["topic", "partition"]
+)
+RECORDS = counter("pipeline", "records", "Records that were replicated.", ["topic"])
+ROWS = counter("pipeline", "rows", "Rows that were written.", ["topic"])
+VOID = counter("pipeline", "void_actions", "Actions that changed nothing.", ["topic"])
+HELD = counter("pipeline", "quarantined", "Keys that were quarantined.", ["topic"])
+BATCH = histogram("pipeline", "batch", "Time of a micro-batch.", [])
+RESTARTS = counter("pipeline", "restarts", "Queries begun anew, by reason.", ["reason"])
+
+
+class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished micro-batch."""
+
+    batch: int
+    records: int
+    rows: int
+    took_s: float
+    lag: Mapping[TopicPartition, int]
+    outcomes: Sequence[TaskOutcome] = ()
+
+    @property
+    def records_per_s(self) -> float:
+        """How fast it was."""
+        return self.records / self.took_s if self.took_s > 0 else 0.0
+
+
+class ReplicationWatcher(Protocol):
+    """Told what happens, on the driver."""
+
+    def batch(self, report: BatchReport) -> None:
+        """A micro-batch is done."""
+        ...
+
+    def event(self, text: str) -> None:
+        """Something happened that a person should know."""
+        ...
+
+
+class SilentWatcher:
+    """Says nothing."""
+
+    def batch(self, report: BatchReport) -> None:
+        """Say nothing."""
+
+    def event(self, text: str) -> None:
+        """Say nothing."""
+
+
+def count(report: BatchReport) -> None:
+    """Put a batch into the metrics."""
+    BATCH.observe(report.took_s)
+    for at, lag in report.lag.items():
+        LAG.labels(at.topic, str(at.partition)).set(lag)
+    for outcome in report.outcomes:
+        RECORDS.labels(outcome.topic).inc(outcome.records)
+        ROWS.labels(outcome.topic).inc(outcome.rows)
+        VOID.labels(outcome.topic).inc(outcome.void)
+        HELD.labels(outcome.topic).inc(len(outcome.quarantined))

@@ -1,0 +1,161 @@
+"""What one Spark task does: carry its partition's records into the store, in the order of the log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace.errors import HeadraceError, IntegrityBroken, ReadAgain
+from headrace.journal import Layout, Replicated, layout_key, replicate_batch
+from headrace.model import Record, TopicPartition
+from headrace.pipeline.logs.records import records_of_batch
+from headrace.pipeline.replication.reports import TaskOutcome
+from headrace.pipeline.spark.places import Endpoints
+from headrace.pipeline.spark.process import run, store_of, tag_writer_of, told
+from headrace.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["chunks", "replicate_partition"]
+
+_NAMED = 20  # a message stays small; the store has them all
+_CHUNK_RECORDS = 20_000
+_CHUNK_BYTES = 16_000_000
+
+_decode_layout = msgspec.json.Decoder(Layout).decode
+
+
+class OnePartition:
+    """Asserts what replication stands on: a task has one partition, and its offsets rise."""
+
+    def __init__(self) -> None:
+        self.at: TopicPartition | None = None
+        self.first = -1
+        self.last = -1
+
+    def check(self, records: list[Record]) -> TopicPartition:
+        """Look at the next records of the task."""
+        for record in records:
+            at = TopicPartition(record.topic, record.partition)
+            if self.at is None:
+                self.at, self.first, self.last = at, record.offset, record.offset - 1
+            if at != self.at or record.offset <= self.last:
+                raise IntegrityBroken(
+                    str(self.at), record.offset, f"the task was given {at} offset {record.offset} after {self.last}"
+                )
+            self.last = record.offset
+        if self.at is None:
+            raise AssertionError("a batch without records has no partition")
+        return self.at
+
+
+def replicate_partition(places: Endpoints, batches: Iterator[pa.RecordBatch]) -> TaskOutcome | None:
+    """Replicate a task's records; None if it had none. What goes wrong is in the outcome."""
+    started = time.perf_counter()
+    partition, totals = OnePartition(), Totals()
+    for some in chunks(batches):
+        if totals.is_stopped:
+            totals.records += sum(batch.num_rows for batch in some)  # drained: Spark's writer expects them to be taken
+            partition.last = max(partition.last, some[-1].column("offset")[-1].as_py())
+            continue
+        records = [record for batch in some for record in records_of_batch(batch)]
+        try:
+            at = partition.check(records)
+            totals.add(records, run(_replicate(places, at, records)))
+        except Exception as error:
+            totals.stop(error)
+    if partition.at is None:
+        return None
+    return totals.outcome(partition, time.perf_counter() - started)
+
+
+def chunks(
+    batches: Iterable[pa.RecordBatch], *, max_records: int = _CHUNK_RECORDS, max_bytes: int = _CHUNK_BYTES
+) -> Iterator[list[pa.RecordBatch]]:
+    """Put batches together: a key's state is read and written once for each chunk, and its rows go in larger batches.
+
+    A chunk ends behind the batch that brings it to a limit; empty batches are left out.
+    """
+    some: list[pa.RecordBatch] = []
+    for batch in batches:
+        if batch.num_rows:
+            some.append(batch)
+        if sum(one.num_rows for one in some) >= max_records or sum(one.nbytes for one in some) >= max_bytes:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+class Totals:
+    """Adds up what the chunks of a task did."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self._done: list[Replicated] = []
+        self._is_held = False
+        self._error: BaseException | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing may follow: something failed, or the rest must wait."""
+        return self._is_held or self._error is not None
+
+    def add(self, records: list[Record], done: Replicated) -> None:
+        """Add a chunk."""
+        self.records += len(records)
+        self._done.append(done)
+        self._is_held = done.offset < records[-1].offset
+
+    def stop(self, error: BaseException) -> None:
+        """Remember what went wrong."""
+        self._error = error
+
+    def outcome(self, partition: OnePartition, took_s: float) -> TaskOutcome:
+        """Return the task's message."""
+        if partition.at is None:
+            raise AssertionError("a task without records has no outcome")
+        return TaskOutcome(
+            topic=partition.at.topic,
+            partition=partition.at.partition,
+            task=_task_number(),
+            first=partition.first,
+            seen=partition.last,
+            applied=self._done[-1].offset if self._done else -1,
+            records=self.records,
+            rows=sum(done.rows for done in self._done),
+            void=sum(done.void for done in self._done),
+            skipped=sum(done.skipped for done in self._done),
+            quarantined=tuple(key for done in self._done for key in done.quarantined)[:_NAMED],
+            strays=tuple(stray for done in self._done for stray in done.strays)[:_NAMED],
+            is_held=self._is_held,
+            error=told(self._error) if self._error is not None else None,
+            is_fault=self._error is not None and not isinstance(self._error, HeadraceError),
+            took_s=took_s,
+        )
+
+
+async def _replicate(places: Endpoints, at: TopicPartition, records: list[Record]) -> Replicated:
+    """Replicate one chunk. The layout is read after the records: one that they were written by is stored before."""
+    store = await store_of(places)
+    layout = await _layout(store, at.topic)
+    views = await tag_writer_of(places)
+    return await replicate_batch(store, layout, at, records, up_to=records[-1].offset, views=views)
+
+
+async def _layout(store: Store, topic: str) -> Layout:
+    stored = await store.settings.get(layout_key(topic))
+    if stored is None:
+        raise ReadAgain(topic, "its layout is gone from the store")
+    return _decode_layout(stored)
+
+
+def _task_number() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.taskAttemptId() if context is not None else -1

@@ -1,0 +1,196 @@
+"""Spark data sources over the heads of journals and over the replicated offsets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, InputPartition
+
+from headrace.journal import Topology
+from headrace.model import TopicPartition
+from headrace.pipeline.logs.plan import topics_of
+from headrace.pipeline.spark.places import Endpoints
+from headrace.pipeline.spark.process import TIME, batch_of_rows, log_of, micros, pulled, run, store_of
+from headrace.pipeline.tables.parts import JournalPart, SelectedReader
+from headrace.pipeline.tables.predicates import Wanted
+from headrace.pipeline.tables.scans import Counts
+from headrace.store import JournalMeta, StoreReader
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = ["META_SCHEMA", "POINTER_SCHEMA", "HeadraceMetaSource", "HeadracePointerSource"]
+
+META_SCHEMA = (
+    "topic string, key string, seq_nr bigint, delete_to bigint, is_purged boolean, held_from bigint, partition int, "
+    "offset bigint, generation int, segment_size int, created timestamp, updated timestamp, expire_after string, "
+    "expire_on timestamp, record_id string, origin string, properties map<string,string>, metadata string"
+)
+_HEAD_COLUMNS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("key", pa.string()),
+        ("seq_nr", pa.int64()),
+        ("delete_to", pa.int64()),
+        ("is_purged", pa.bool_()),
+        ("held_from", pa.int64()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("generation", pa.int32()),
+        ("segment_size", pa.int32()),
+        ("created", TIME),
+        ("updated", TIME),
+        ("expire_after", pa.string()),
+        ("expire_on", TIME),
+        ("record_id", pa.string()),
+        ("origin", pa.string()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("metadata", pa.string()),
+    ]
+)
+_PAGE = 500
+
+
+class HeadraceMetaSource(DataSource):
+    """`spark.read.format("headrace_meta")`. Options: where log and store are; `selection`; `counts`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "headrace_meta"
+
+    def schema(self) -> str:
+        """Return the columns."""
+        return META_SCHEMA
+
+    def reader(self, schema: StructType) -> _HeadReader:
+        """Read."""
+        return _HeadReader(self.options)
+
+
+class _HeadReader(SelectedReader):
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a part; in a worker."""
+        if not isinstance(partition, JournalPart):
+            return  # Spark makes up a part where there is none
+        counts = Counts(partition.layout.topic, partition.partition)
+
+        async def batches() -> AsyncIterator[pa.RecordBatch]:
+            reader = (await store_of(self._places)).reader
+            async for page in _metas(reader, partition, self._wanted):
+                counts.metas += len(page)
+                yield batch_of_rows([_values(meta) for meta in page], _HEAD_COLUMNS)
+
+        try:
+            yield from pulled(batches())
+        finally:
+            counts.write(self._counts)
+
+
+async def _metas(reader: StoreReader, part: JournalPart, wanted: Wanted) -> AsyncIterator[Sequence[JournalMeta]]:
+    layout, home = part.layout, part.partition
+    if wanted.keys is not None:
+        asked = [key for key in sorted(wanted.keys) if layout.route(key).partition == home]
+        found = [await reader.meta(layout.topic, key) for key in asked]
+        yield [meta for meta in found if meta is not None]
+    elif len(layout.generations) == 1:
+        async for page in reader.metas(layout.topic, partition=home, page_size=_PAGE):
+            yield page
+    else:
+        async for page in reader.metas(layout.topic, page_size=_PAGE):
+            yield [meta for meta in page if layout.route(meta.id).partition == home]
+
+
+def _values(meta: JournalMeta) -> tuple[Any, ...]:
+    return (
+        meta.topic,
+        meta.id,
+        meta.seq_nr,
+        meta.delete_to,
+        meta.is_purged,
+        meta.held_from,
+        meta.partition,
+        meta.offset,
+        meta.generation,
+        meta.segment_size,
+        micros(meta.created_ms),
+        micros(meta.updated_ms),
+        meta.expire_after,
+        micros(meta.expire_on_ms),
+        None if meta.record_id is None else str(meta.record_id),
+        meta.origin,
+        list(meta.properties.items()),
+        meta.metadata,
+    )
+
+
+POINTER_SCHEMA = (
+    "topic string, partition int, generation int, offset bigint, log_time timestamp, created timestamp, "
+    "updated timestamp, log_start bigint, log_end bigint, lag bigint"
+)
+_OFFSET_COLUMNS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("generation", pa.int32()),
+        ("offset", pa.int64()),
+        ("log_time", TIME),
+        ("created", TIME),
+        ("updated", TIME),
+        ("log_start", pa.int64()),
+        ("log_end", pa.int64()),
+        ("lag", pa.int64()),
+    ]
+)
+
+
+class HeadracePointerSource(DataSource):
+    """`spark.read.format("headrace_pointers")`. Options: where log and store are; `selection`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "headrace_pointers"
+
+    def schema(self) -> str:
+        """Return the columns."""
+        return POINTER_SCHEMA
+
+    def reader(self, schema: StructType) -> _OffsetReader:
+        """Read."""
+        return _OffsetReader(self.options)
+
+
+class _OffsetReader(SelectedReader):
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return a part for each topic."""
+
+        async def look() -> Sequence[str]:
+            return await topics_of(await log_of(self._places), await store_of(self._places), self._selection)
+
+        wanted = self._wanted.topics
+        return [InputPartition(topic) for topic in run(look()) if wanted is None or topic in wanted]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a topic's offsets; in a worker."""
+        if partition.value is not None:  # Spark makes up a part where there is none
+            yield batch_of_rows(run(_pointers(self._places, partition.value)), _OFFSET_COLUMNS)
+
+
+async def _pointers(places: Endpoints, topic: str) -> list[tuple[Any, ...]]:
+    log, store = await log_of(places), await store_of(places)
+    layout = await Topology(log, store.settings, topic, is_reader=True).layout()
+    rows = []
+    for partition in range(layout.partitions):
+        at = TopicPartition(topic, partition)
+        bounds = await log.bounds(at)
+        known = await store.reader.replicated(at)
+        if known is None or known.generation < layout.first_generation(partition):
+            rows.append((*at, *[None] * 5, bounds.start, bounds.end, bounds.end - bounds.start))
+            continue
+        times = (micros(known.log_time_ms), micros(known.created_ms), micros(known.updated_ms))
+        lag = max(0, bounds.end - known.offset - 1)
+        rows.append((*at, known.generation, known.offset, *times, bounds.start, bounds.end, lag))
+    return rows

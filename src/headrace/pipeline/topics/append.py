@@ -1,0 +1,141 @@
+"""A DataFrame appended to a topic, by the log's own port in Spark's tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import BadArgument
+from headrace.log import Log
+from headrace.model import NewRecord
+from headrace.pipeline.spark.places import Endpoints
+from headrace.pipeline.spark.process import log_of, run
+from headrace.pipeline.topics.avro_write import ColumnEncoding, encoded
+from headrace.serde import BlockingRegistry, framed_key_partition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+__all__ = ["Appended", "append_frame"]
+
+_RECORDS_AT_ONCE = 2000
+_HEADERS = "array<struct<key:string,value:binary>>"
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """How many records were written, in all and by partition."""
+
+    records: int
+    by_partition: Mapping[int, int]
+
+
+def append_frame(
+    frame: DataFrame,
+    places: Endpoints,
+    topic: str,
+    *,
+    registry: BlockingRegistry | None = None,
+    schema: Any = None,  # noqa: ANN401
+    key: Any = None,  # noqa: ANN401
+) -> Appended:
+    """Append a frame to a topic, each row to the partition of its key. Raises UnknownTopic, BadArgument.
+
+    Columns: `key` and `value`, text or binary, and, if there, `headers` (a map of texts, or as topics have them) and
+    `timestamp`; others are refused. At least once: a task that Spark runs again appends its rows again. Rows of one
+    task keep their order, so rows that are sorted within partitions by key arrive so.
+
+    With a `registry` values are written as framed Avro: as `schema` (a class or a Schema), else as the newest version
+    of `<topic>-value`, else as a schema made of the columns. What breaks the subject's level raises
+    IncompatibleSchema before anything is written. Keys that are text or binary stay so; `key` is the type of keys as
+    `KeyCodec` writes them; other keys are framed Avro too, and their body decides their partition.
+    """
+
+    async def partitions() -> int:
+        return (await (await log_of(places)).admin.describe(topic)).partitions
+
+    count, is_framed = run(partitions()), False
+    _check_names(frame)
+    if registry is not None:
+        frame, is_framed = encoded(frame, topic, ColumnEncoding(registry, schema, key))
+    elif schema is not None or key is not None:
+        raise BadArgument("registry", None, "schema and key are for Avro; give a registry with them")
+    writer = TopicWriter(places.pack(), topic, count if is_framed else None)
+    written = frame.selectExpr(*_columns(frame)).mapInArrow(writer, "partition int, n bigint")
+    by_partition: Counter[int] = Counter()
+    for row in written.groupBy("partition").sum("n").collect():
+        by_partition[row[0]] += row[1]
+    return Appended(by_partition.total(), dict(sorted(by_partition.items())))
+
+
+def _check_names(frame: DataFrame) -> None:
+    for name in frame.columns:
+        if name not in ("key", "value", "headers", "timestamp"):
+            raise BadArgument(
+                "frame", name, "its columns are key, value, and maybe headers and timestamp; select those"
+            )
+
+
+def _columns(frame: DataFrame) -> list[str]:
+    """Return what makes a log's columns of the frame's."""
+    types = dict(frame.dtypes)
+    for name in ("key", "value"):
+        if types.get(name) not in ("string", "binary"):
+            raise BadArgument(f"column {name}", types.get(name), "it must be there, as string or binary")
+    headers = f"CAST(NULL AS {_HEADERS})"
+    if types.get("headers", "").startswith("map"):
+        pairs = "transform(map_entries(headers), e -> named_struct('key', e.key, 'value', CAST(e.value AS BINARY)))"
+        headers = f"CAST({pairs} AS {_HEADERS})"
+    elif "headers" in types:
+        headers = f"CAST(headers AS {_HEADERS})"
+    time = "unix_millis(timestamp)" if "timestamp" in types else "CAST(NULL AS BIGINT)"
+    return ["CAST(key AS BINARY) AS key", "CAST(value AS BINARY) AS value", f"{headers} AS headers", f"{time} AS time"]
+
+
+class TopicWriter:
+    """What a task does with its rows; by name, so that it is not shipped by value.
+
+    Where keys are framed it is told the number of partitions: the body of a key decides, never its schema's id.
+    """
+
+    def __init__(self, places: str, topic: str, framed_over: int | None) -> None:
+        self._places = places
+        self._topic = topic
+        self._framed_over = framed_over
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Append the rows and tell how many went where."""
+        import pyarrow as pa
+
+        places = Endpoints.unpack(self._places)
+        counts: Counter[int] = Counter()
+        for batch in batches:
+            for start in range(0, batch.num_rows, _RECORDS_AT_ONCE):
+                records = _records(self._topic, batch.slice(start, _RECORDS_AT_ONCE), self._framed_over)
+                counts.update(run(_append(places, records)))
+        partitions = pa.array(list(counts), pa.int32())
+        yield pa.RecordBatch.from_arrays([partitions, pa.array(list(counts.values()), pa.int64())], ["partition", "n"])
+
+
+def _records(topic: str, batch: pa.RecordBatch, framed_over: int | None) -> list[NewRecord]:
+    keys, values, headers, times = (column.to_pylist() for column in batch.columns)
+    return [
+        NewRecord(topic, key, value, _headers(pairs), _partition(key, framed_over), time)
+        for key, value, pairs, time in zip(keys, values, headers, times, strict=True)
+    ]
+
+
+def _partition(key: bytes | None, framed_over: int | None) -> int | None:
+    return None if key is None or framed_over is None else framed_key_partition(key, framed_over)
+
+
+def _headers(pairs: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((pair["key"], pair["value"]) for pair in pairs or ())
+
+
+async def _append(places: Endpoints, records: list[NewRecord]) -> list[int]:
+    log: Log = await log_of(places)
+    return [position.partition for position in await log.append(records)]

@@ -1,0 +1,217 @@
+"""What a projection is, as an application defines it, and what happens when its handler fails."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from headrace.errors import BadArgument
+from headrace.protocol import check_tag
+from headrace.runtime import Backoff
+from headrace.tags import TaggedEvent, TagOffset
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+__all__ = [
+    "Database",
+    "DeadLetter",
+    "Handler",
+    "HandlerOutcome",
+    "Projection",
+    "Recovery",
+    "Reset",
+    "letter_of",
+    "reason_of",
+]
+
+_REASON_LENGTH = 1000
+
+
+class HandlerOutcome(enum.StrEnum):
+    """What becomes of an event that could not be handled."""
+
+    RETRY = "retry"
+    FAIL = "fail"
+    SKIP = "skip"
+    DEAD_LETTER = "dead-letter"
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What a projection does about an event that its handler can't handle.
+
+    It is tried `retries` times more, after the waits of `backoff`. `then` is what follows: `"fail"` stops the
+    projection before the event (a running worker starts again after a while), `"skip"` passes over it, and
+    `"dead-letter"` stores where it is, its error and the number of attempts, and goes on. The events behind it wait
+    meanwhile, so that a journal's events stay in order.
+    """
+
+    then: HandlerOutcome | str = HandlerOutcome.FAIL
+    retries: int = 0
+    backoff: Backoff = field(default_factory=lambda: Backoff(first_s=0.1, limit_s=10.0))
+
+    def __post_init__(self) -> None:
+        allowed = [str(outcome) for outcome in HandlerOutcome if outcome is not HandlerOutcome.RETRY]
+        if self.then not in allowed:
+            raise BadArgument("then", self.then, f"it is one of {', '.join(allowed)}")
+        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
+            raise BadArgument("retries", self.retries, "it is a whole number, 0 or more")
+
+    def outcome(self, attempts: int) -> HandlerOutcome:
+        """Return what to do after so many attempts have failed."""
+        return HandlerOutcome.RETRY if attempts <= self.retries else HandlerOutcome(self.then)
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """An event that was set aside: where it is, why, and after how many attempts. `offset` is its tag offset."""
+
+    tag: str
+    topic: str
+    id: str
+    seq_nr: int
+    offset: str
+    error: str
+    attempts: int
+    failed_ms: int
+
+    @property
+    def tag_offset(self) -> TagOffset:
+        """The event's place under its tag."""
+        return TagOffset.parse(self.offset)
+
+    @property
+    def place_before(self) -> TagOffset:
+        """The place before the event's record, from where a query of its tag gives it.
+
+        The event's number under the tag is not needed for it: with several tags the offset does not tell that.
+        """
+        return self.tag_offset._replace(seq_nr=self.seq_nr - 1).before_record
+
+    def is_of(self, event: TaggedEvent) -> bool:
+        """Say whether it is the letter of an event, whatever number that has by now."""
+        return event.tag_offset.time == self.tag_offset.time and event.seq_nr == self.seq_nr
+
+
+def letter_of(event: TaggedEvent, error: BaseException, *, attempts: int, now_ms: int) -> DeadLetter:
+    """Return the dead letter of an event."""
+    return DeadLetter(
+        tag=event.tag,
+        topic=event.topic,
+        id=event.id,
+        seq_nr=event.seq_nr,
+        offset=str(event.tag_offset),
+        error=reason_of(error),
+        attempts=attempts,
+        failed_ms=now_ms,
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error as a line of text that a database takes."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    # A handler's message may quote anything: PostgreSQL takes no NUL, and nothing takes half a surrogate pair.
+    plain = " ".join(text.split()).replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+    return plain if len(plain) <= _REASON_LENGTH else f"{plain[:_REASON_LENGTH]}…"
+
+
+Database: TypeAlias = "str | URL | Engine | AsyncEngine"
+
+# With a database: handler(connection, event), reset(connection). Without: handler(event), reset(). Either may be
+# a coroutine function where the engine is asynchronous, or where there is no database. A handler that is grouped gets
+# a list of events in place of one.
+Handler: TypeAlias = Callable[..., Any]
+Reset: TypeAlias = Callable[..., Any]
+
+_NAME_LENGTH = 200
+_LONGEST_LEASE_S = 86_400
+_SOURCE_LENGTH = 500
+
+
+def _no_handler() -> None:
+    """Stand for a handler that was forgotten."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Feeds a handler from a tag, or with `tags` from several: their events in one order, each once.
+
+    `reset` empties what the handler made, for rebuilds. `slots` is how finely the work can be shared, fixed once the
+    projection has run; `batch_size` is the most events of one transaction. `recovery` says what happens to an event
+    that the handler can't handle. With `grouped` the handler gets lists of events, up to `batch_size` at once.
+
+    Without a database the offset is stored after every `save_every` events (None: after each batch), before a worker
+    stops, and before an event that fails; after a crash at most so many events come again. `lease_s` is how long a
+    worker that died keeps its slots then.
+    """
+
+    name: str
+    tag: str = ""
+    handler: Handler = _no_handler
+    database: Database | None = None
+    reset: Reset | None = None
+    slots: int = 32
+    batch_size: int = 500
+    recovery: Recovery = field(default_factory=Recovery)
+    grouped: bool = False
+    save_every: int | None = None
+    lease_s: float = 10.0
+    tags: Sequence[str] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tags that the handler is fed from, each once, sorted: their order means nothing."""
+        return (self.tag,) if self.tag else tuple(sorted(set(self.tags)))
+
+    @property
+    def source(self) -> str:
+        """The tags as one text, which is stored with the offsets: they mean nothing for other tags.
+
+        One tag is its own text. Texts that a database's column does not hold are told apart by a digest.
+        """
+        if len(self.sources) == 1:
+            return self.sources[0]
+        text = json.dumps(self.sources, ensure_ascii=False)
+        if len(text) <= _SOURCE_LENGTH:
+            return text
+        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return f"{len(self.sources)} tags, {digest}"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not 1 <= len(self.name) <= _NAME_LENGTH:
+            raise BadArgument("name", self.name, f"a projection's name has 1 to {_NAME_LENGTH} characters")
+        if self.name != self.name.strip():  # MariaDB takes "a" and "a " for one name
+            raise BadArgument("name", self.name, "a projection's name has no blanks around it")
+        self._check_tags()
+        if not callable(self.handler) or self.handler is _no_handler:
+            raise BadArgument("handler", self.handler, "it is a function that takes an event")
+        for name in ("slots", "batch_size", "save_every"):
+            self._check_count(name)
+        if not 0 < self.lease_s < _LONGEST_LEASE_S:
+            raise BadArgument("lease_s", self.lease_s, f"it lies between 0 and {_LONGEST_LEASE_S} s")
+
+    def _check_tags(self) -> None:
+        if not isinstance(self.tag, str):
+            raise BadArgument("tag", self.tag, "it is one tag, a text; several are given as tags=(…)")
+        if isinstance(self.tags, str | bytes) or not isinstance(self.tags, Sequence):
+            raise BadArgument("tags", self.tags, "it is a tuple of tags; one tag is given as tag=…")
+        if bool(self.tag) == bool(self.tags):
+            raise BadArgument("tag", self.tag or "", "a projection is fed from one `tag`, or from several `tags`")
+        for tag in self.tags:
+            check_tag(tag, "tags")
+        if self.tag:
+            check_tag(self.tag)
+
+    def _check_count(self, name: str) -> None:
+        value = getattr(self, name)
+        if name == "save_every" and value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise BadArgument(name, value, "it is a whole number, at least 1")

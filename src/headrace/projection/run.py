@@ -1,0 +1,394 @@
+"""Running a projection: from where it is, without an end, started again after each failure."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from headrace.errors import HandlerFailed, SlotsMoved, TagGap
+from headrace.observe import Health, get_logger, span
+from headrace.projection.delivery import EventFailed
+from headrace.projection.metrics import BEHIND, FAILURES, HANDLED, SET_ASIDE
+from headrace.projection.ports import Offsets, Target
+from headrace.projection.projection import HandlerOutcome, Projection, letter_of, reason_of
+from headrace.projection.slots import check_not_ahead, earliest, fresh, late, moved, owned
+from headrace.projection.workers import Attendance
+from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock, crash_point
+from headrace.tags import TaggedEvent, TagOffset, TagQueries
+
+__all__ = ["ProjectionRunner", "Situation", "batches"]
+
+
+async def batches(
+    events: AsyncGenerator[TaggedEvent, None], *, size: int, queue: int = 2, idle_s: float | None = None
+) -> AsyncGenerator[list[TaggedEvent], None]:
+    """Yield the events in batches; while one is being handled the next gathers, up to `size` events.
+
+    Where nothing comes for `idle_s`, an empty batch says so.
+    """
+    gathered: asyncio.Queue[TaggedEvent | None] = asyncio.Queue(size * queue)
+    feeding = asyncio.create_task(_feed(events, gathered), name="headrace-projection-feed")
+    try:
+        while True:
+            try:
+                async with asyncio.timeout(idle_s):
+                    event = await gathered.get()
+            except TimeoutError:
+                yield []
+                continue
+            if event is None:
+                break
+            batch = [event]
+            while len(batch) < size and not gathered.empty():
+                more = gathered.get_nowait()
+                if more is None:
+                    yield batch
+                    await feeding
+                    return
+                batch.append(more)
+            yield batch
+        await feeding
+    finally:
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+
+
+async def _feed(events: AsyncGenerator[TaggedEvent, None], into: asyncio.Queue[TaggedEvent | None]) -> None:
+    try:
+        async with aclosing(events):
+            async for event in events:
+                await into.put(event)
+    finally:
+        if not _is_cancelled():
+            await into.put(None)  # the end, or a failure that the reader will raise
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+_logger = get_logger(__name__)
+
+_QUIET_S = 60.0
+
+
+class Situation:
+    """Whether a projection's worker gets on, and at what it fails. Changes are logged; all failures are counted."""
+
+    def __init__(self, projection: str, health: Health) -> None:
+        self.projection = projection
+        self.health = health
+        self.error: str | None = None
+        self._kind: tuple[str, str] | None = None
+        self._place: TagOffset | None = None
+        self._overtaken_s: float | None = None
+
+    def event_fails(self, event: TaggedEvent, error: BaseException, *, attempts: int, next_step: str) -> None:
+        """Count a failure at an event; log it if it is a new one."""
+        FAILURES.labels(self.projection).inc()
+        offset = str(event.tag_offset)
+        if self._is_new((type(error).__name__, offset), error, event.tag_offset):
+            _logger.error(
+                "a projection's handler failed",
+                projection=self.projection,
+                tag=event.tag,
+                topic=event.topic,
+                id=event.id,
+                seq_nr=event.seq_nr,
+                offset=offset,
+                attempts=attempts,
+                next_step=next_step,
+                exc_info=error,
+            )
+
+    def run_fails(self, error: BaseException) -> None:
+        """Count a failure of something else than the handler, such as the database; log it if it is a new one."""
+        if isinstance(error, HandlerFailed):  # counted and logged when it happened
+            self.health.down(str(error))
+            return
+        FAILURES.labels(self.projection).inc()
+        if self._is_new((type(error).__name__, ""), error, None):
+            _logger.error("a projection stopped and is tried again", projection=self.projection, exc_info=error)
+
+    def set_aside(self, event: TaggedEvent, error: BaseException, *, attempts: int, outcome: str) -> None:
+        """Log an event that is given up; each is lost to the handler, so each is named."""
+        _logger.warning(
+            "a projection gave up an event",
+            projection=self.projection,
+            tag=event.tag,
+            topic=event.topic,
+            id=event.id,
+            seq_nr=event.seq_nr,
+            offset=str(event.tag_offset),
+            attempts=attempts,
+            outcome=outcome,
+            error=reason_of(error),
+        )
+
+    def overtaken(self) -> None:
+        """Note that another worker or a command moved the slots; rivals that never stop are not worth a line each."""
+        now_s = time.monotonic()
+        if self._overtaken_s is None or now_s - self._overtaken_s >= _QUIET_S:
+            _logger.info("a projection's slots were moved; loading them again", projection=self.projection)
+            self._overtaken_s = now_s
+
+    def gets_on(self, to: TagOffset) -> None:
+        """Note that the projection has come up to an offset; if that is past what failed, say that it works again."""
+        if self._kind is None or (self._place is not None and to < self._place):
+            return
+        _logger.info("a projection works again", projection=self.projection, offset=str(to))
+        self._kind = self._place = self.error = None
+        self.health.up()
+
+    def _is_new(self, kind: tuple[str, str], error: BaseException, place: TagOffset | None) -> bool:
+        is_new = kind != self._kind
+        self._kind, self._place, self.error = kind, place, reason_of(error)
+        self.health.down(self.error)
+        return is_new
+
+
+# Events of other workers move the offset too, but need not be stored at once.
+_PASSED_AT_MOST = 5000
+# But they must be some time: what a slot stands before may be removed from the views, and would count as missed.
+_STORE_PASSED_S = 10.0
+# Whoever moved the slots is at work: there is no hurry to meet again.
+_AFTER_RIVALS_S = 0.05
+# A worker that ran for so long begins its back-off anew when it fails again.
+_STEADY_S = 60.0
+
+
+class ProjectionRunner:
+    """Feeds a projection's handler. Worker number `worker` of `workers` takes its share of the journals.
+
+    With an attendance, `run` takes the share and minds the pauses that it tells.
+    """
+
+    def __init__(
+        self,
+        projection: Projection,
+        queries: TagQueries,
+        target: Target,
+        *,
+        worker: int = 0,
+        workers: int = 1,
+        clock: Clock = SYSTEM_CLOCK,
+        health: Health | None = None,
+        attendance: Attendance | None = None,
+    ) -> None:
+        self.projection = projection
+        self.health = health or Health(f"projection {projection.name}")
+        self.situation = Situation(projection.name, self.health)
+        self._queries = queries
+        self._target = target
+        self._slots = owned(worker, workers, projection.slots)
+        self._clock = clock
+        self._attendance = attendance
+        self._offsets: Offsets = {}
+        self._began: Offsets = {}
+        self._last = TagOffset.at(0)
+        self._passed = 0
+        self._stored_s = 0.0
+
+    async def run(self, *, backoff: Backoff | None = None) -> None:
+        """Run for ever; whatever fails is counted, logged once, and tried again after a while."""
+        waits = backoff or Backoff()
+        if self._attendance is None:
+            await self._keep_on(self.run_once, waits)
+        else:
+            await self._keep_on(partial(self._attend, self._attendance, waits), waits)
+
+    async def _keep_on(self, work: Callable[[], Awaitable[None]], waits: Backoff) -> None:
+        in_a_row = 0
+        while True:
+            started_s = self._clock.monotonic_s()
+            try:
+                await work()
+            except Exception as error:
+                self.situation.run_fails(error)
+            in_a_row = 1 if self._clock.monotonic_s() - started_s >= _STEADY_S else in_a_row + 1
+            await asyncio.sleep(waits.delay_s(in_a_row))
+
+    async def _attend(self, attendance: Attendance, waits: Backoff) -> None:
+        """Run while there is something to run, and be seen by others meanwhile, also when it fails."""
+        async with attendance.open(lambda: self.situation.error):
+            await self._keep_on(partial(self._run_plans, attendance), waits)
+
+    async def _run_plans(self, attendance: Attendance) -> None:
+        """Run the slots that are ours, but not during a pause."""
+        while True:
+            attendance.changed.clear()
+            plan = attendance.plan
+            if plan.is_paused or not plan.slots:
+                await attendance.changed.wait()
+            else:
+                self._slots = list(plan.slots)
+                await self._run_plan(attendance)
+
+    async def _run_plan(self, attendance: Attendance) -> None:
+        try:
+            await _until(attendance.changed, self.run_once())
+        except TagGap as gap:
+            # Other journals have taken the slots past the missing event: who began again would pass over it.
+            await attendance.pause(f"{gap}, then headrace projection rebuild; or accept the loss with resume")
+            raise
+
+    async def run_once(self) -> None:
+        """Run from where the projection is until something fails. Being overtaken by a rival is no failure."""
+        while True:
+            try:
+                await self.catch_up(live=True)
+            except SlotsMoved:
+                self.situation.overtaken()
+                await asyncio.sleep(_AFTER_RIVALS_S)
+
+    async def catch_up(self, *, live: bool = False) -> int:
+        """Handle what is there, or with `live` all that comes; returns how many events were handled.
+
+        Raises HandlerFailed for an event that can't be handled and that the projection's recovery does not pass over;
+        SlotsMoved if another worker moved the same slots.
+        """
+        stored = await self._target.load()
+        check_not_ahead(self.projection.name, stored, self._clock.now_ms())
+        self._offsets = self._began = {slot: stored[slot] for slot in self._slots}
+        self._passed = 0
+        self._last = earliest(self._offsets) or TagOffset.at(0)
+        events = self._queries.events(self.projection.sources, after=earliest(self._offsets), live=live)
+        count = 0
+        self._stored_s = self._clock.monotonic_s()
+        async with aclosing(batches(events, size=self.projection.batch_size, idle_s=_STORE_PASSED_S)) as found:
+            async for batch in found:
+                count += await self._take(batch)
+        await self._store_passed()
+        return count
+
+    async def _take(self, batch: Sequence[TaggedEvent]) -> int:
+        mine = self._mine(batch)
+        self._passed += len(batch)
+        self._last = max([self._last, *(event.tag_offset for event in batch)])
+        if mine or self._is_time_to_store():
+            await self._handle(mine, self._last)
+        return len(mine)
+
+    def _is_time_to_store(self) -> bool:
+        """Say whether the events of others that were passed are worth a write."""
+        has_waited = self._clock.monotonic_s() - self._stored_s >= _STORE_PASSED_S
+        return self._passed >= _PASSED_AT_MOST or (self._passed > 0 and has_waited)
+
+    def _mine(self, batch: Sequence[TaggedEvent]) -> list[TaggedEvent]:
+        """Return the events of a batch that this worker is to handle, in their order."""
+        mine, read_up_to = [], self._last
+        for event in batch:
+            found = fresh([event], self._offsets, self.projection.slots)
+            mine += found or late([event], self._began, read_up_to, self.projection.slots)
+            read_up_to = max(read_up_to, event.tag_offset)
+        return mine
+
+    async def _store_passed(self) -> None:
+        if self._passed:
+            await self._move([], self._last)
+
+    async def _handle(self, events: Sequence[TaggedEvent], to: TagOffset) -> None:
+        """Handle events together; around one that fails, those before it together, then it alone, then the rest."""
+        rest = events
+        while True:
+            try:
+                await self._move(rest, to)
+                return
+            except EventFailed as failed:
+                if failed.index is None:  # a group does not say which: find out one by one
+                    await self._handle_one_by_one(rest)
+                    rest = []
+                    continue
+                before, failing, rest = rest[: failed.index], rest[failed.index], rest[failed.index + 1 :]
+                await self._settle(before)
+                await self._recover(failing, failed.error)
+
+    async def _settle(self, events: Sequence[TaggedEvent]) -> None:
+        """Bring the events before a failing one home: done already without transactions, rolled back with them."""
+        if not events:
+            return
+        if not self._target.is_transactional:
+            self._note_moved(events, events[-1].tag_offset)
+            return
+        try:  # one that was missing may come behind its place
+            await self._move(events, max(event.tag_offset for event in events))
+        except EventFailed:  # another one fails now: no more guessing
+            await self._handle_one_by_one(events)
+
+    async def _handle_one_by_one(self, events: Sequence[TaggedEvent]) -> None:
+        for event in events:
+            try:
+                await self._move([event], event.tag_offset)
+            except EventFailed as failed:
+                await self._recover(event, failed.error)
+
+    async def _recover(self, event: TaggedEvent, error: BaseException) -> None:
+        """Do with an event that failed once what the projection's recovery says. Raises HandlerFailed."""
+        recovery, attempts = self.projection.recovery, 1
+        while True:
+            outcome = recovery.outcome(attempts)
+            self.situation.event_fails(event, error, attempts=attempts, next_step=outcome.value)
+            if outcome is not HandlerOutcome.RETRY:
+                await self._give_up(event, error, attempts, outcome)
+                return
+            await asyncio.sleep(recovery.backoff.delay_s(attempts))
+            attempts += 1
+            try:
+                await self._move([event], event.tag_offset, attempt=attempts)
+                return
+            except EventFailed as failed:
+                error = failed.error
+
+    async def _give_up(self, event: TaggedEvent, error: BaseException, attempts: int, outcome: HandlerOutcome) -> None:
+        if outcome is HandlerOutcome.FAIL:
+            raise HandlerFailed(
+                self.projection.name,
+                event.tag,
+                event.topic,
+                event.id,
+                event.seq_nr,
+                str(event.tag_offset),
+                attempts,
+                reason_of(error),
+            ) from error
+        if outcome is HandlerOutcome.DEAD_LETTER:
+            letter = letter_of(event, error, attempts=attempts, now_ms=self._clock.now_ms())
+            await self._target.bury(letter, self._offsets, event.tag_offset)
+            self._note_moved([], event.tag_offset)
+        else:
+            await self._move([], event.tag_offset)
+        SET_ASIDE.labels(self.projection.name, outcome.value).inc()
+        self.situation.set_aside(event, error, attempts=attempts, outcome=outcome.value)
+
+    async def _move(self, events: Sequence[TaggedEvent], to: TagOffset, *, attempt: int = 1) -> None:
+        with span("projection.handle", projection=self.projection.name, events=str(len(events))):
+            await self._target.handle(events, self._offsets, to, attempt=attempt)
+        crash_point("projection.handled")
+        self._note_moved(events, to)
+
+    def _note_moved(self, events: Sequence[TaggedEvent], to: TagOffset) -> None:
+        name = self.projection.name
+        self._offsets = moved(self._offsets, to)
+        self._passed = 0
+        self._stored_s = self._clock.monotonic_s()
+        HANDLED.labels(name).inc(len(events))
+        BEHIND.labels(name).set(max(0.0, (self._clock.now_ms() - to.log_time_ms) / 1000))
+        self.situation.gets_on(to)
+
+
+async def _until(changed: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Work until the plan changes; the batch in hand comes to its end. Raises what the work raises."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(changed.wait())
+    try:
+        await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.gather(working, waiting, return_exceptions=True)

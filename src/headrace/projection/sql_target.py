@@ -1,0 +1,268 @@
+"""Offsets inside the handler's own SQL transaction: each event has its effect exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from headrace.errors import OperationFailed
+from headrace.projection.delivery import Delivery, EventFailed, delivering, to_the_end
+from headrace.projection.ports import Offsets
+from headrace.projection.projection import DeadLetter, Projection
+from headrace.projection.slots import is_replay, moves, slot_of
+from headrace.projection.sql_tables import OFFSETS, ProjectionTables
+from headrace.runtime import Backoff, crash_point
+from headrace.tags import TaggedEvent, TagOffset
+
+__all__ = ["OFFSETS", "SqlDeadLetters", "SqlTarget"]
+
+T = TypeVar("T")
+
+# Deadlocks and serialization failures: as PostgreSQL names them, and MariaDB and MySQL.
+_MET_STATES = frozenset({"40001", "40P01"})
+_MET_CODES = frozenset({1213})
+_ATTEMPTS = 8
+_MET_AGAIN = Backoff(first_s=0.02, limit_s=1.0)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of the application's own function, which may be a coroutine function where the engine is asynchronous."""
+
+    function: Callable[..., Any]
+    arguments: tuple[object, ...] = ()
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def run(self, connection: Connection) -> None:
+        """Make the call."""
+        with self.around():
+            self.function(connection, *self.arguments)
+
+    async def run_async(self, connection: AsyncConnection) -> None:
+        """Make the call, and wait for it if it wants to be waited for."""
+        with self.around():
+            done = self.function(connection, *self.arguments)
+            if inspect.isawaitable(done):
+                await done
+
+
+@dataclass(frozen=True)
+class _Transaction:
+    """Work on our tables, the calls of the application, and more work on our tables."""
+
+    before: Callable[[Connection], None]
+    calls: Sequence[_Call] = ()
+    after: Callable[[Connection], None] | None = None
+
+    def run(self, engine: Engine) -> None:
+        """Do it all, or nothing."""
+        with engine.begin() as connection:
+            self.before(connection)
+            for call in self.calls:
+                call.run(connection)
+            if self.after is not None:
+                self.after(connection)
+            crash_point("projection.sql.before-commit")
+
+    async def run_async(self, engine: AsyncEngine) -> None:
+        """Do it all, or nothing."""
+        async with engine.begin() as connection:
+            await connection.run_sync(self.before)
+            for call in self.calls:
+                await call.run_async(connection)
+            if self.after is not None:
+                await connection.run_sync(self.after)
+            crash_point("projection.sql.before-commit")
+
+
+class SqlTarget:
+    """Moves the offsets and calls the handler in one transaction. `is_ours`: the engine was made for us."""
+
+    def __init__(self, engine: Engine | AsyncEngine, projection: Projection, *, is_ours: bool) -> None:
+        self._engine = engine
+        self._projection = projection
+        self._is_ours = is_ours
+        self._tables = ProjectionTables(projection)
+        self._replay_to: Offsets = {}
+        self._is_prepared = False
+
+    @property
+    def is_transactional(self) -> bool:
+        """True: what the handler did goes with the offsets."""
+        return True
+
+    @property
+    def letters(self) -> SqlDeadLetters:
+        """The events that were set aside, in a table of the same database."""
+        return SqlDeadLetters(self, self._tables, self._projection)
+
+    async def load(self) -> Offsets:
+        """Return how far each slot is, with the tables and rows made where they are missing."""
+        await self.prepare()
+        offsets, self._replay_to = await self.read(self._tables.load)
+        return offsets
+
+    async def handle(self, events: Sequence[TaggedEvent], known: Offsets, to: TagOffset, *, attempt: int = 1) -> None:
+        """Move on and handle events, or nothing of it."""
+        moving = moves(known, to, events, self._projection.slots)
+        move = partial(self._tables.move, moving=moving, to=to)
+        await self.transact(_Transaction(move, self._calls(events, attempt)))
+
+    async def bury(self, letter: DeadLetter, known: Offsets, to: TagOffset) -> None:
+        """Move on and store the letter, or nothing of it."""
+        moving = moves(known, to, (), self._projection.slots)
+        add = partial(self._tables.add_letter, letter=letter)
+        await self.transact(_Transaction(partial(self._tables.move, moving=moving, to=to), after=add))
+
+    async def begin_again(self, at: TagOffset | None) -> None:
+        """Take the offsets, reset the handler's work, and put the offsets to their new place, in one transaction.
+
+        The offsets come first: that waits for workers in the middle of a batch, whose work is then reset too. Until
+        the end they stand where no worker knows them, because some databases commit at a TRUNCATE or CREATE in
+        between.
+        """
+        await self.prepare()
+        reset = self._projection.reset
+        calls = [_Call(reset)] if reset is not None else []
+        await self.transact(_Transaction(self._tables.take_all, calls, partial(self._tables.put_all, at=at)))
+
+    async def put(self, places: Offsets) -> None:
+        """Put some slots to other places."""
+        await self.prepare()
+        await self.transact(_Transaction(partial(self._tables.put, places=places)))
+
+    async def close(self) -> None:
+        """Let go of an engine of our own."""
+        if not self._is_ours:
+            return
+        if isinstance(self._engine, AsyncEngine):
+            await self._engine.dispose()
+        else:
+            await to_the_end(self._engine.dispose)
+
+    async def prepare(self) -> None:
+        """Make tables and rows where they are missing. Raises BadArgument for an engine that commits each statement."""
+        if self._is_prepared:
+            return
+        for function in (self._tables.make, self._tables.add_rows):
+            try:
+                await self.read(function)
+            except OperationFailed:  # another worker was quicker: then it is there now
+                await self.read(function)
+        self._is_prepared = True
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Do something in a transaction that calls nothing of the application. Raises OperationFailed."""
+        try:
+            if isinstance(self._engine, AsyncEngine):
+                async with self._engine.begin() as connection:
+                    return await connection.run_sync(work)
+            return await to_the_end(_run, self._engine, work)
+        except DBAPIError as error:
+            raise self._failed(error, outcome_known=not error.connection_invalidated) from error
+
+    async def transact(self, transaction: _Transaction) -> None:
+        """Run a transaction, some times more where it met another one.
+
+        Raises EventFailed, SlotsMoved, and OperationFailed for the database's own failures.
+        """
+        for attempt in itertools.count(1):
+            try:
+                await self._run(transaction)
+                return
+            except EventFailed as failed:
+                error = failed.error
+                if not isinstance(error, DBAPIError) or not (error.connection_invalidated or has_met_another(error)):
+                    raise
+                failure = self._failed(error, outcome_known=True)  # not the event's fault
+            except DBAPIError as failed:
+                error, failure = failed, self._failed(failed, outcome_known=not failed.connection_invalidated)
+            if error.connection_invalidated or not has_met_another(error) or attempt >= _ATTEMPTS:
+                raise failure from error
+            await asyncio.sleep(_MET_AGAIN.delay_s(attempt))
+
+    async def _run(self, transaction: _Transaction) -> None:
+        if isinstance(self._engine, AsyncEngine):
+            await transaction.run_async(self._engine)
+        else:
+            await to_the_end(transaction.run, self._engine)
+
+    def _failed(self, error: DBAPIError, *, outcome_known: bool) -> OperationFailed:
+        operation = f"writing projection {self._projection.name!r}"
+        return OperationFailed(operation, str(error.orig), outcome_known=outcome_known)
+
+    def _calls(self, events: Sequence[TaggedEvent], attempt: int) -> list[_Call]:
+        handler = self._projection.handler
+        if self._projection.grouped and events:
+            around = partial(delivering, None, self._delivery(events[-1], attempt))
+            return [_Call(handler, (list(events),), around)]
+        return [
+            _Call(handler, (event,), partial(delivering, index, self._delivery(event, attempt)))
+            for index, event in enumerate(events)
+        ]
+
+    def _delivery(self, event: TaggedEvent, attempt: int) -> Delivery:
+        return Delivery(is_replay(event, self._replay_to, self._projection.slots), attempt)
+
+
+class SqlDeadLetters:
+    """Dead letters in the projection's own database."""
+
+    def __init__(self, target: SqlTarget, tables: ProjectionTables, projection: Projection) -> None:
+        self._target = target
+        self._tables = tables
+        self._projection = projection
+
+    async def all(self) -> Sequence[DeadLetter]:
+        """Return them in the order of their events."""
+        await self._target.prepare()
+        return await self._target.read(self._tables.letters)
+
+    async def replay(self, letter: DeadLetter, event: TaggedEvent) -> bool:
+        """Handle the event and remove the letter in one transaction, while the journal's worker waits."""
+        argument = [event] if self._projection.grouped else event
+        around = partial(delivering, 0, Delivery(is_replay=False, attempt=letter.attempts + 1))
+        take = partial(self._take, letter=letter)
+        try:
+            await self._target.transact(_Transaction(take, [_Call(self._projection.handler, (argument,), around)]))
+        except _LetterGone:
+            return False
+        return True
+
+    async def remove(self, letters: Sequence[DeadLetter]) -> int:
+        """Remove letters; returns how many there were."""
+        await self._target.prepare()
+        return await self._target.read(partial(self._tables.remove, letters=letters))
+
+    def _take(self, connection: Connection, letter: DeadLetter) -> None:
+        self._tables.lock_slot(connection, slot_of(letter.topic, letter.id, self._projection.slots))
+        if not self._tables.remove(connection, [letter]):
+            raise _LetterGone
+
+
+def has_met_another(error: DBAPIError) -> bool:
+    """Say whether the database gave a transaction up because of another one: the same again may get through."""
+    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+    if state is not None:
+        return state in _MET_STATES
+    code = next(iter(getattr(error.orig, "args", ())), None)
+    return isinstance(code, int) and code in _MET_CODES
+
+
+class _LetterGone(Exception):
+    """Another process replayed or removed the letter first."""
+
+
+def _run(engine: Engine, work: Callable[[Connection], T]) -> T:
+    with engine.begin() as connection:
+        return work(connection)

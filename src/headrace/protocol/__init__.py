@@ -1,0 +1,123 @@
+"""The protocol of journals, pure: actions and their headers, payloads, the fold, layouts, entries, limits.
+
+Journals, events by tag, the pipeline and the tests all speak it; nothing here does I/O except to read through a log
+that it is given.
+"""
+
+__all__: list[str] = []
+from headrace.protocol.actions import Append, Delete, Mark, PayloadFormat, Poison, Purge, Verdict, duration_of
+from headrace.protocol.entries import (
+    BOUNDARY_KEY,
+    EntryScanner,
+    PartitionBatch,
+    Stretch,
+    batch_of,
+    entries_of,
+    entry_of,
+    next_generation,
+    stretches_of,
+)
+from headrace.protocol.events import decode_append, event_of_row, events_of_record
+from headrace.protocol.fold import Effect, Entry, Step, exists, held_place, pointer_of, record_id_of, step
+from headrace.protocol.head import Head, HeadAnswer, HeadIndex, HeadKind
+from headrace.protocol.headers import append_headers, decode_action, encode_action, encode_user_headers
+from headrace.protocol.key_writes import KeyFold, KeyWrites, Removal, fold_key, rows_of
+from headrace.protocol.layout import Generation, Layout, Stay, layout_key
+from headrace.protocol.limits import (
+    MAX_METADATA_BYTES,
+    MAX_VALUE_BYTES,
+    UNCHECKED,
+    Expected,
+    Unchecked,
+    check_count,
+    check_events,
+    check_expected,
+    check_expiry,
+    check_id,
+    check_option,
+    check_payloads,
+    check_seq_nr,
+    check_size,
+    check_tag,
+    check_text,
+    check_timestamp,
+)
+from headrace.protocol.payloads import (
+    PayloadCodec,
+    decode_payload,
+    encode_binary_events,
+    encode_events,
+    encode_json,
+    encode_value,
+)
+
+__all__ = [
+    "BOUNDARY_KEY",
+    "MAX_METADATA_BYTES",
+    "MAX_VALUE_BYTES",
+    "UNCHECKED",
+    "Append",
+    "Delete",
+    "Effect",
+    "Entry",
+    "EntryScanner",
+    "Expected",
+    "Generation",
+    "Head",
+    "HeadAnswer",
+    "HeadIndex",
+    "HeadKind",
+    "KeyFold",
+    "KeyWrites",
+    "Layout",
+    "Mark",
+    "PartitionBatch",
+    "PayloadCodec",
+    "PayloadFormat",
+    "Poison",
+    "Purge",
+    "Removal",
+    "Stay",
+    "Step",
+    "Stretch",
+    "Unchecked",
+    "Verdict",
+    "append_headers",
+    "batch_of",
+    "check_count",
+    "check_events",
+    "check_expected",
+    "check_expiry",
+    "check_id",
+    "check_option",
+    "check_payloads",
+    "check_seq_nr",
+    "check_size",
+    "check_tag",
+    "check_text",
+    "check_timestamp",
+    "decode_action",
+    "decode_append",
+    "decode_payload",
+    "duration_of",
+    "encode_action",
+    "encode_binary_events",
+    "encode_events",
+    "encode_json",
+    "encode_user_headers",
+    "encode_value",
+    "entries_of",
+    "entry_of",
+    "event_of_row",
+    "events_of_record",
+    "exists",
+    "fold_key",
+    "held_place",
+    "layout_key",
+    "next_generation",
+    "pointer_of",
+    "record_id_of",
+    "rows_of",
+    "step",
+    "stretches_of",
+]

@@ -1,0 +1,305 @@
+"""The value of an Append record: its events, as JSON or, as soon as one payload is binary, in a binary form.
+
+Both are kafka-journal's, byte for byte.
+
+Payloads are kept as bytes (`Encoded`): of the JSON, of the text, or the binary itself, so that carrying them from the
+log to the store decodes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from headrace.errors import BadArgument
+from headrace.model import Event, Payload
+from headrace.protocol.actions import PayloadFormat, raw_json
+
+__all__ = [
+    "Encoded",
+    "PayloadCodec",
+    "binary_event",
+    "checked_json",
+    "decode_payload",
+    "decode_value",
+    "encode_binary_events",
+    "encode_events",
+    "encode_json",
+    "encode_value",
+]
+
+_KINDS = (None, "binary", "json", "text")
+_INT = struct.Struct(">i")
+_HEAD = struct.Struct(">qi")
+_COUNT = struct.Struct(">Bi")
+# An event without tags: size of what follows, seq_nr, size of the tags, kind, size of the payload.
+_UNTAGGED = struct.Struct(">iqiBi")
+_UNTAGGED_BODY = _UNTAGGED.size - 4
+_BINARY = 1
+# A whole value of one such event, up to its payload: version, count, and the event as above.
+_ONE = struct.Struct(">BiiqiBi")
+_NO_METADATA = b"{}"
+_TOO_DEEP = "its JSON is nested too deeply"
+_DEEP_AT_MOST = 500
+_json_encode = msgspec.json.Encoder().encode
+
+
+class Encoded(msgspec.Struct, frozen=True, gc=False):
+    """An event with its payload as bytes; `payload_type` is None, "binary", "json" or "text"."""
+
+    seq_nr: int
+    tags: tuple[str, ...] = ()
+    payload_type: str | None = None
+    payload: bytes | None = None
+
+
+class PayloadCodec(msgspec.Struct, frozen=True, gc=False):
+    """A record's value: events, and what goes with all of them. `metadata` is JSON."""
+
+    events: tuple[Encoded, ...]
+    expire_after: str | None = None
+    metadata: bytes | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True, omit_defaults=True, rename={"expire_after": "expireAfter"}):
+    expire_after: str | None = None
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _JsonEvent(msgspec.Struct, frozen=True):
+    """The fields in kafka-journal's order; absent options are left out."""
+
+    seqNr: int  # noqa: N815
+    tags: tuple[str, ...] = ()
+    payloadType: str | msgspec.UnsetType | None = msgspec.UNSET  # noqa: N815
+    payload: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _JsonValue(msgspec.Struct, frozen=True):
+    events: tuple[_JsonEvent, ...]
+    metadata: _Metadata = _Metadata()
+
+
+_decode_json_value = msgspec.json.Decoder(_JsonValue).decode
+_decode_metadata = msgspec.json.Decoder(_Metadata).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+def encode_events(events: Sequence[Event]) -> tuple[Encoded, ...]:
+    """Turn payloads into bytes. Raises BadArgument for what JSON can't carry."""
+    return tuple(Encoded(event.seq_nr, event.tags, *_encode_payload(event)) for event in events)
+
+
+def encode_binary_events(events: Sequence[Event]) -> bytes | None:
+    """Return the value of an append of plain binary events; None if one has a tag or another payload.
+
+    The same bytes as `encode_value` gives, at a tenth of its price: most appends are such.
+    """
+    if len(events) == 1:
+        return _encode_binary_event(events[0])
+    parts = [_COUNT.pack(1, len(events))]
+    for event in events:
+        payload: object = event.payload
+        if type(payload) is not bytes or event.tags != ():
+            return None
+        size = len(payload)
+        parts += (_UNTAGGED.pack(_UNTAGGED_BODY + size, event.seq_nr, 0, _BINARY, size), payload)
+    parts.append(_NO_METADATA)
+    return b"".join(parts)
+
+
+def _encode_binary_event(event: Event) -> bytes | None:
+    payload: object = event.payload
+    if type(payload) is not bytes or event.tags != ():
+        return None
+    size = len(payload)
+    return _ONE.pack(1, 1, _UNTAGGED_BODY + size, event.seq_nr, 0, _BINARY, size) + payload + _NO_METADATA
+
+
+def decode_payload(payload_type: str | None, payload: bytes | None) -> Payload:
+    """Turn a payload's bytes back into what the application gave."""
+    if payload_type is None or payload is None:
+        return None
+    if payload_type == "binary":
+        return payload
+    return payload.decode() if payload_type == "text" else msgspec.json.decode(payload)
+
+
+def binary_event(value: bytes) -> tuple[int, bytes] | None:
+    """Return seq_nr and payload of a value that holds one plain binary event and no more; None for any other."""
+    if len(value) < _ONE.size or not value.endswith(_NO_METADATA):
+        return None
+    version, count, size, seq_nr, tags_size, kind, payload_size = _ONE.unpack_from(value)
+    is_plain = version == 1 and count == 1 and tags_size == 0 and kind == _BINARY and payload_size >= 0
+    if not is_plain or size != _UNTAGGED_BODY + payload_size or len(value) != _ONE.size + payload_size + 2:
+        return None
+    return seq_nr, value[_ONE.size : -2]
+
+
+def encode_value(payloads: PayloadCodec) -> tuple[PayloadFormat, bytes]:
+    """Return the record's value and the form it has."""
+    if any(event.payload_type == "binary" for event in payloads.events):
+        return "binary", _encode_binary(payloads)
+    events = tuple(map(_json_event, payloads.events))
+    return "json", _json_encode(_JsonValue(events, _metadata(payloads)))
+
+
+def decode_value(payload_format: PayloadFormat, value: bytes | None) -> PayloadCodec:
+    """Return what a record's value holds. Raises ValueError for what is no such value."""
+    if value is None:
+        raise ValueError("an append has no value")
+    try:
+        return _decode_json(value) if payload_format == "json" else _decode_binary(value)
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"the binary value is cut off: {error}") from error
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+
+
+def _encode_payload(event: Event) -> tuple[str | None, bytes | None]:
+    payload: Any = event.payload
+    if payload is None:
+        return None, None
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return "binary", bytes(payload)
+    try:
+        return ("text", payload.encode()) if isinstance(payload, str) else ("json", encode_json(payload))
+    except (TypeError, ValueError, RecursionError) as error:
+        rule = f"a payload is None, bytes, str or what JSON can carry ({error})"
+        raise BadArgument(f"payload of event {event.seq_nr}", type(payload).__name__, rule) from error
+
+
+def _metadata(payloads: PayloadCodec) -> _Metadata:
+    data = msgspec.UNSET if payloads.metadata is None else msgspec.Raw(payloads.metadata)
+    return _Metadata(payloads.expire_after, data)
+
+
+def _payloads(events: tuple[Encoded, ...], metadata: _Metadata) -> PayloadCodec:
+    data = raw_json(metadata.data)
+    return PayloadCodec(events, metadata.expire_after, data if data is None else checked_json(data))
+
+
+def _json_event(event: Encoded) -> _JsonEvent:
+    if event.payload_type is None or event.payload is None:
+        return _JsonEvent(event.seq_nr, event.tags)
+    raw = event.payload if event.payload_type == "json" else _json_encode(event.payload.decode())
+    return _JsonEvent(event.seq_nr, event.tags, event.payload_type, msgspec.Raw(raw))
+
+
+def encode_json(value: object) -> bytes:
+    """Return a value as JSON that comes back as it is. Raises TypeError, ValueError, RecursionError."""
+    raw = _json_encode(value)
+    raw.decode()
+    _decode_raw(raw)  # what the value holds as raw JSON was written as it is
+    if b"null" in raw:
+        _check_finite(value)
+    return checked_json(raw)
+
+
+def _check_finite(value: object) -> None:
+    """Refuse the numbers that JSON does not have: they would come back as null."""
+    left = [msgspec.to_builtins(value)]
+    while left:
+        one = left.pop()
+        if isinstance(one, float) and not math.isfinite(one):
+            raise ValueError(f"JSON has no {one}")
+        if isinstance(one, dict):
+            left.extend(one.values())
+        elif isinstance(one, list | tuple | set | frozenset):
+            left.extend(one)
+
+
+def checked_json(raw: bytes) -> bytes:
+    """Return JSON that is carried as it is, if a reader will be able to decode it. Raises ValueError."""
+    if raw.count(b"[") + raw.count(b"{") > _DEEP_AT_MOST:
+        try:
+            msgspec.json.decode(raw)
+        except RecursionError as error:
+            raise ValueError(_TOO_DEEP) from error
+    return raw
+
+
+def _decode_json(value: bytes) -> PayloadCodec:
+    value.decode()  # payloads are carried as they are, but must be text
+    decoded = _decode_json_value(value)
+    return _payloads(tuple(map(_encoded, decoded.events)), decoded.metadata)
+
+
+def _encoded(event: _JsonEvent) -> Encoded:
+    if isinstance(event.payload, msgspec.UnsetType):
+        return Encoded(event.seqNr, event.tags)
+    raw = bytes(event.payload)
+    if event.payloadType == "text":
+        return Encoded(event.seqNr, event.tags, "text", _decode_text(raw).encode())
+    if event.payloadType not in ("json", None, msgspec.UNSET):
+        raise ValueError(f"unknown payloadType {event.payloadType!r}")
+    return Encoded(event.seqNr, event.tags, "json", checked_json(raw))
+
+
+def _encode_binary(payloads: PayloadCodec) -> bytes:
+    parts = [b"\x01", _INT.pack(len(payloads.events))]
+    for event in payloads.events:
+        tags = b"".join(_INT.pack(len(tag)) + tag for tag in (tag.encode() for tag in event.tags))
+        payload = event.payload or b""
+        kind = _KINDS.index(event.payload_type)
+        body = _HEAD.pack(event.seq_nr, len(tags)) + tags + bytes((kind,)) + _INT.pack(len(payload)) + payload
+        parts += [_INT.pack(len(body)), body]
+    return b"".join(parts) + _json_encode(_metadata(payloads))
+
+
+def _decode_binary(value: bytes) -> PayloadCodec:
+    version, at = value[0], 5
+    if version not in (0, 1):
+        raise ValueError(f"unknown version {version} of the binary form")
+    (count,) = _INT.unpack_from(value, 1)
+    if count < 0:
+        raise ValueError(f"the binary value says it holds {count} events")
+    events = []
+    for _ in range(count):
+        size, seq_nr, tags_size, kind, payload_size = _UNTAGGED.unpack_from(value, at)
+        if size < 0 or at + 4 + size > len(value):
+            raise ValueError("the binary value is cut off")
+        start, at = at + 4, at + 4 + size
+        if kind == _BINARY and tags_size == 0 and payload_size >= 0 and size == _UNTAGGED_BODY + payload_size:
+            events.append(Encoded(seq_nr, (), "binary", value[at - payload_size : at]))
+        else:
+            events.append(_decode_binary_event(value[start:at]))
+    metadata = value[at:]
+    if version == 1 and metadata == _NO_METADATA:
+        return PayloadCodec(tuple(events))
+    metadata.decode()
+    return _payloads(tuple(events), _decode_metadata(metadata) if version == 1 else _Metadata())
+
+
+def _decode_binary_event(body: bytes) -> Encoded:
+    seq_nr, tags_size = _HEAD.unpack_from(body)
+    end = _HEAD.size + tags_size
+    tags = _decode_tags(body, end)
+    kind = _KINDS[body[end]]
+    (size,) = _INT.unpack_from(body, end + 1)
+    payload = body[end + 5 : end + 5 + size]
+    if len(payload) != size:
+        raise ValueError("the binary value is cut off")
+    if kind in ("json", "text"):
+        payload.decode()
+    if kind == "json":
+        _decode_raw(checked_json(payload))
+    return Encoded(seq_nr, tags, kind, None if kind is None else payload)
+
+
+def _decode_tags(body: bytes, end: int) -> tuple[str, ...]:
+    at, tags = _HEAD.size, []
+    while at < end:
+        (size,) = _INT.unpack_from(body, at)
+        if size < 0 or at + 4 + size > end:
+            raise ValueError("a tag of the binary value does not fit into the tags")
+        tags.append(body[at + 4 : at + 4 + size].decode())
+        at += 4 + size
+    if at != end:
+        raise ValueError("the tags of the binary value have no length")
+    return tuple(tags)

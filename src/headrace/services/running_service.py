@@ -1,0 +1,138 @@
+"""A service that runs: all its nodes together or one at a time; held until a signal, or until one of them dies."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from headrace.errors import ServiceFailed
+from headrace.services.nodes import Node
+from headrace.services.ports import Service, ServiceLayout
+
+__all__ = ["RunningService", "hold", "told_to_end"]
+
+
+class RunningService:
+    """Handle of one started service; a context manager that stops it.
+
+    Promises: while it is not stopped, `address` and the data stay the same, whatever is killed and restarted.
+    """
+
+    def __init__(self, service: Service, layout: ServiceLayout, files: Sequence[Path], folder: Path) -> None:
+        self.name = service.name
+        self.folder = folder
+        self.throws_away = False
+        self.nodes = tuple(Node(plan, service=service, layout=layout, files=files) for plan in layout.nodes)
+        self._service = service
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Every node's `host:port`."""
+        return tuple(node.address for node in self.nodes)
+
+    @property
+    def address(self) -> str:
+        """All endpoints, joined by commas: what a client is given to start with."""
+        return ",".join(self.endpoints)
+
+    @property
+    def host(self) -> str:
+        """The first node's host."""
+        return self.nodes[0].plan.host
+
+    @property
+    def port(self) -> int:
+        """The first node's port for clients."""
+        return self.nodes[0].plan.ports[self._service.roles[0]]
+
+    @property
+    def url(self) -> str:
+        """How clients name the service, by its first node."""
+        return self._service.url(self.nodes[0].plan)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of the nodes that run."""
+        return tuple(node.pid for node in self.nodes if node.pid is not None)
+
+    @property
+    def is_ready(self) -> bool:
+        """Ask every node whether it serves."""
+        return all(node.is_ready for node in self.nodes)
+
+    def start(self) -> None:
+        """Start the nodes that are down and wait until all serve. Raises ServiceFailed."""
+        if self._service.is_seeded:
+            self.nodes[0].start()
+        self._each(Node.launch)
+        self._each(Node.await_ready)
+
+    def stop(self) -> None:
+        """Stop all nodes; throws the data away if the service was started that way."""
+        self._each(Node.stop)
+        if self.throws_away:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """Kill all nodes as kill -9 does; the data stays for `start`."""
+        self._each(Node.kill)
+
+    def pause(self) -> None:
+        """Freeze all nodes."""
+        self._each(Node.pause)
+
+    def resume(self) -> None:
+        """Let all nodes go on."""
+        self._each(Node.resume)
+
+    def restart(self) -> None:
+        """Stop all nodes and start them again, on the same ports and data."""
+        self._each(Node.stop)
+        self.start()
+
+    def _each(self, do: Callable[[Node], None]) -> None:
+        with ThreadPoolExecutor(len(self.nodes), thread_name_prefix=self.name) as threads:
+            for _ in threads.map(do, self.nodes):
+                pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+
+LOOK_EVERY_S = 0.5
+
+
+@contextmanager
+def told_to_end() -> Iterator[threading.Event]:
+    """Give an event that SIGINT, SIGTERM and SIGHUP set, in place of what they usually do."""
+    told = threading.Event()
+
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        told.set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, tell) for number in numbers}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def hold(services: Sequence[RunningService], told: threading.Event) -> None:
+    """Wait until the event is set. Raises ServiceFailed when a server dies first."""
+    nodes = [node for service in services for node in service.nodes]
+    while not told.wait(LOOK_EVERY_S):
+        for node in nodes:
+            if not node.is_running:
+                raise ServiceFailed(node.name, "it ended", node.log_tail())

@@ -1,0 +1,334 @@
+"""Giving a tag to history: the steps of a fill as all processes see them, and counting journals of a partition."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from headrace.config import TagSettings
+from headrace.errors import BadArgument, OperationFailed, TagBuilding, UnknownTopic
+from headrace.journal import Layout, layout_key
+from headrace.log import Log
+from headrace.model import NewRecord, TopicPartition
+from headrace.protocol import Mark, encode_action, event_of_row, exists
+from headrace.runtime import crash_point
+from headrace.store import EventRow, JournalMeta, Place, Store, TagNumber, TagRow
+from headrace.tags.events import TaggedEvent, TagOffset, tagged
+from headrace.tags.floors import Floors, read_layout
+from headrace.tags.marks import MARK_KEY
+from headrace.tags.registry import Bucket, FillState, PlacesOfTopic, TagFacts, TagFill, TagRegistry
+from headrace.tags.seams import SeamReader
+from headrace.tags.trimmed import read_trimmed
+from headrace.tags.write import Numbering
+
+__all__ = ["Chooser", "Counted", "HistoryCount", "TagFills"]
+
+Chooser: TypeAlias = Callable[[TaggedEvent], bool]
+
+_PIDS_AT_ONCE = 32
+
+
+@dataclass(slots=True)
+class Counted:
+    """What was looked at: journals and their events, and rows written under the tag."""
+
+    journals: int = 0
+    events: int = 0
+    rows: int = 0
+
+
+class HistoryCount:
+    """Gives a tag to the events of one partition's journals that a function chooses.
+
+    A number at or above the fill's `since` is one that this fill has counted to; a lower one is from before it. Each
+    journal has the `since` of the partition it lives in, which is another than its records' if its topic has grown.
+    """
+
+    def __init__(
+        self, store: Store, settings: TagSettings, registry: TagFacts, tag: str, at: TopicPartition, choose: Chooser
+    ) -> None:
+        self._store = store
+        self._tag = tag
+        self._at = at
+        self._choose = choose
+        self._fill: TagFill = registry.fills[tag]
+        self._layout: Layout | None = None
+        self._is_redacted = tag in registry.redact
+        self._numbering = Numbering(at.topic, registry.topics[at.topic].number, Bucket[settings.bucket])
+        self._removed: dict[str, JournalMeta] = {}
+        self.counted = Counted()
+
+    async def sweep(self) -> None:
+        """Remove the partition's rows under the tag that are from before the fill."""
+        since = self._fill.since_of(self._at)
+        async for rows in self._rows():
+            old = [row for row in rows if row.place <= since]
+            await self._store.tags.views.delete(old, at=_before(since))
+            for pid in {row.pid for row in old}:
+                if await self._store.reader.meta(self._at.topic, pid) is None:
+                    await self._store.tags.numbers.delete(self._at.topic, pid, self._tag, at=_before(since))
+
+    async def sweep_late(self) -> None:
+        """Remove what a replicator wrote under the tag that was slow to learn of the fill.
+
+        Its rows come between ours, which win over the removal. A journal without them has the numbers 1, 2, 3, …
+        """
+        last: dict[str, int] = {}
+        torn: set[str] = set()
+        async for rows in self._rows():
+            for row in rows:
+                if row.number != last.get(row.pid, 0) + 1:
+                    torn.add(row.pid)
+                last[row.pid] = row.number
+        if not torn:
+            return
+        before = _before(self._fill.since_of(self._at))
+        async for rows in self._rows():
+            await self._store.tags.views.delete([row for row in rows if row.pid in torn], at=before)
+        for pid in torn:
+            await self._store.tags.numbers.delete(self._at.topic, pid, self._tag, at=before)
+
+    async def count(self, *, after: Place) -> None:
+        """Count the journals that were changed after a place."""
+        limit = asyncio.Semaphore(_PIDS_AT_ONCE)
+
+        async def one(meta: JournalMeta) -> None:
+            async with limit:
+                await self._count(meta)
+
+        async for page in self._store.reader.metas(self._at.topic, partition=self._at.partition):
+            await asyncio.gather(*(one(meta) for meta in page if meta.place > after))
+
+    async def redact(self) -> None:
+        """Redact rows of deleted events, of the journals that `count` met: rows may have been written after that."""
+        if not self._removed:
+            return
+        async for rows in self._rows_of_topic():
+            for row in rows:
+                meta = self._removed.get(row.pid)
+                if meta is not None and _is_gone(row, meta):
+                    await self._store.tags.views.redact([row], at=max(meta.place, await self._since(meta)))
+
+    async def _count(self, meta: JournalMeta) -> None:
+        numbers = await self._store.tags.numbers.of(meta.topic, meta.id)
+        known, since = numbers.get(self._tag), await self._since(meta)
+        self.counted.journals += 1
+        if self._is_redacted and (meta.is_purged or meta.delete_to or meta.purged_at is not None):
+            self._removed[meta.id] = meta
+        if known is not None and known.place > max(meta.place, since):
+            raise self._unreachable(meta, known)
+        if known is not None and known.place < since:
+            await self._store.tags.numbers.delete(meta.topic, meta.id, self._tag, at=_before(since))
+            known = None
+        last: TagRow | None = None
+        async for rows in self._new_rows(meta, known):
+            await self._write(rows, since)
+            self.counted.rows += len(rows)
+            last = rows[-1]
+        crash_point("tags.fill-before-progress")
+        if last is not None:
+            await self._store.tags.numbers.write([self._progress(meta, last.number, since)])
+
+    def _unreachable(self, meta: JournalMeta, known: TagNumber) -> OperationFailed:
+        """Return the error of a numbering that nothing written now could win over, and counting on from would lose."""
+        return OperationFailed(
+            f"back-filling tag {self._tag!r}",
+            f"the numbers of {meta.id!r} were noted at generation {known.generation}, offset {known.offset}, which its "
+            f"partition has not come to; run: headrace topic grow {meta.topic} with more partitions, "
+            "then the back-fill with --again",
+        )
+
+    async def _new_rows(self, meta: JournalMeta, known: TagNumber | None) -> AsyncIterator[list[TagRow]]:
+        """Yield rows of the chosen events that were not counted before."""
+        number = known.number if known is not None else 0
+        async for events in self._events(meta, known):
+            self.counted.events += len(events)
+            rows = []
+            for event in events:
+                if self._choose(self._told(meta.id, event, number + 1)):
+                    number += 1
+                    rows.append(self._numbering.row(meta.id, event, self._tag, number))
+            if rows:
+                yield rows
+
+    async def _events(self, meta: JournalMeta, known: TagNumber | None) -> AsyncIterator[list[EventRow]]:
+        """Yield what was not looked at before. A journal that was purged since then begins anew."""
+        if not exists(meta):
+            return
+        first = meta.delete_to + 1
+        if known is not None and (meta.purged_at is None or meta.purged_at < known.place):
+            first = max(first, known.seq_nr + 1)
+        pages = self._store.reader.rows(
+            meta.topic, meta.id, segment_size=meta.segment_size, first=first, last=meta.seq_nr
+        )
+        async for page in pages:
+            yield [row for row in page if row.record_id == meta.record_id and row.place <= meta.place]
+
+    def _told(self, pid: str, event: EventRow, number: int) -> TaggedEvent:
+        offset = TagOffset.of(self._numbering.time_of(event), number, event.seq_nr)
+        return tagged(event_of_row(event), self._tag, self._at.topic, pid, number, offset)
+
+    async def _write(self, rows: Sequence[TagRow], since: Place) -> None:
+        views = self._store.tags.views
+        if old := [row for row in rows if row.place <= since]:
+            await views.write(old, at=since)
+        if new := [row for row in rows if row.place > since]:
+            await views.write(new)
+
+    def _progress(self, meta: JournalMeta, number: int, since: Place) -> TagNumber:
+        """Return how far a journal is counted: up to its state."""
+        generation, offset = max(meta.place, since)
+        return TagNumber(
+            topic=meta.topic,
+            pid=meta.id,
+            tag=self._tag,
+            seq_nr=meta.seq_nr,
+            number=number,
+            generation=generation,
+            offset=offset,
+        )
+
+    async def _since(self, meta: JournalMeta) -> Place:
+        """Return the place that the journal's rows and numbers from before the fill lie below."""
+        return self._fill.since_of(await self._home(meta.id, meta.partition))
+
+    async def _rows(self) -> AsyncIterator[list[TagRow]]:
+        """Yield the rows under the tag of the journals that live in the partition, wherever those were before."""
+        async for rows in self._rows_of_topic():
+            yield [row for row in rows if await self._home(row.pid, row.partition) == self._at]
+
+    async def _rows_of_topic(self) -> AsyncIterator[list[TagRow]]:
+        views = self._store.tags.views
+        for bucket_ms in await views.buckets(self._tag):
+            async for page in views.read(self._tag, bucket_ms):
+                yield [row for row in page if row.topic == self._at.topic]
+
+    async def _home(self, id_: str, partition: int) -> TopicPartition:
+        if self._layout is None:
+            self._layout = await read_layout(self._store, self._at.topic)
+        if self._layout is None:
+            raise UnknownTopic(self._at.topic)
+        return self._fill.home_of(self._layout, id_, partition)
+
+
+def _before(since: Place) -> Place:
+    return Place(since.generation, since.offset - 1)
+
+
+def _is_gone(row: TagRow, meta: JournalMeta) -> bool:
+    """Say whether a row's event is not in its journal any more."""
+    if row.is_redacted:
+        return False
+    is_purged = meta.is_purged or (meta.purged_at is not None and row.place <= meta.purged_at)
+    return is_purged or row.seq_nr <= meta.delete_to
+
+
+class TagFills:
+    """Begins, closes and finishes the fills of tags."""
+
+    def __init__(self, log: Log, store: Store, settings: TagSettings) -> None:
+        self._log = log
+        self._store = store
+        self._registry = TagRegistry(store, settings)
+        self._seams = SeamReader(log, store, self._registry, Floors(store, self._registry, log))
+
+    async def begin(self, tag: str, function: str, *, again: bool = False) -> TagFill:
+        """Say that a tag is being filled; a tag that was filled by this function stays as it is.
+
+        With `again` it is filled anew, whoever may have been at it. Raises TagBuilding, and BadArgument where there
+        is no journal: addresses that are wrong lead to an empty place.
+        """
+        if not await self._store.settings.all(layout_key("")):
+            raise BadArgument(
+                "tag", tag, "there are no journals here to give it to; check the addresses of log and store"
+            )
+        known = (await self._registry.open()).fills.get(tag)
+        trimmed = await read_trimmed(self._store.settings, tag)
+        if trimmed is not None and (again or known is None):
+            rule = f"its events up to offset {trimmed.last} were removed because of their age; give history another tag"
+            raise BadArgument("tag", tag, rule)
+        fresh = TagFill(uuid.uuid4().hex, function)
+        registry = await self._registry.change(lambda known: _begun(known, tag, fresh, again=again))
+        fill = registry.fills[tag]
+        if fill.id != fresh.id:
+            return fill
+        since = await self._mark()
+        return await self._change(tag, fill, since=since)
+
+    async def close(self, tag: str, fill: TagFill) -> TagFill:
+        """Choose the cut; replication waits there from now on. Raises OperationFailed if a topic has grown."""
+        closing = await self._change(tag, fill, state=FillState.CLOSING, close_id=uuid.uuid4().hex, cut={})
+        cut = await self._mark()
+        for topic, places in cut.items():
+            if topic in fill.since and fill.since[topic].generation != places.generation:
+                await self._change(tag, closing, state=FillState.BUILDING, close_id="")
+                raise OperationFailed(f"back-filling tag {tag!r}", f"topic {topic!r} has grown meanwhile; begin again")
+        return await self._change(tag, closing, cut=cut)
+
+    async def finish(self, tag: str, fill: TagFill) -> bool:
+        """Let replication and queries go on; False if replication has gone on by itself: then close again."""
+
+        def edit(registry: TagFacts) -> TagFacts:
+            known = _same(registry.fills.get(tag), tag, fill.id)
+            if known.close_id != fill.close_id:
+                return registry
+            return registry.with_fill(tag, msgspec.structs.replace(known, state=FillState.READY))
+
+        return (await self._registry.change(edit)).fills[tag].is_ready
+
+    async def current(self, tag: str, fill_id: str) -> TagFill:
+        """Return a fill as it is now. Raises OperationFailed if it is not this one any more."""
+        return _same((await self._registry.read()).fills.get(tag), tag, fill_id)
+
+    async def _change(self, tag: str, fill: TagFill, **changes: object) -> TagFill:
+        """Change a fill, unless somebody else did."""
+
+        def edit(registry: TagFacts) -> TagFacts:
+            known = _same(registry.fills.get(tag), tag, fill.id)
+            return registry.with_fill(tag, msgspec.structs.replace(known, **changes))
+
+        return (await self._registry.change(edit)).fills[tag]
+
+    async def _mark(self) -> dict[str, PlacesOfTopic]:
+        """Write a Mark into every partition, after what it stands for was said, and return where they are."""
+        topics = (await self._seams.discover()).topics
+        there = set(await self._log.admin.topics())
+        layouts = [layout for topic in topics if (layout := await read_layout(self._store, topic)) is not None]
+        return {layout.topic: await self._mark_topic(layout, is_gone=layout.topic not in there) for layout in layouts}
+
+    async def _mark_topic(self, layout: Layout, *, is_gone: bool) -> PlacesOfTopic:
+        """Mark one topic. Partitions that it had before it was made anew, or all if it is gone, get no more records."""
+        most = max(generation.partitions for generation in layout.generations)
+        offsets = dict.fromkeys(range(most), -1)
+        ats = [TopicPartition(layout.topic, partition) for partition in range(layout.partitions)]
+        if is_gone:
+            found = [await self._store.reader.replicated(at) for at in ats]
+            offsets |= {known.at.partition: known.offset + 1 for known in found if known is not None}
+        else:
+            positions = await self._log.append([_mark_of(at) for at in ats])
+            offsets |= {position.partition: position.offset for position in positions}
+        return PlacesOfTopic(layout.generation, offsets, is_gone)
+
+
+def _begun(known: TagFacts, tag: str, fresh: TagFill, *, again: bool) -> TagFacts:
+    found = known.fills.get(tag)
+    if found is not None and not again:
+        if found.is_ready and found.function == fresh.function:
+            return known
+        raise TagBuilding(tag, found.function)
+    return known.with_fill(tag, fresh)
+
+
+def _same(found: TagFill | None, tag: str, fill_id: str) -> TagFill:
+    if found is None or found.id != fill_id:
+        raise OperationFailed(f"back-filling tag {tag!r}", "another back-fill of it has begun")
+    return found
+
+
+def _mark_of(at: TopicPartition) -> NewRecord:
+    return NewRecord(at.topic, MARK_KEY, None, encode_action(Mark(id=uuid.uuid4().hex)), partition=at.partition)

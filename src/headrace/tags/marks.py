@@ -1,0 +1,171 @@
+"""Marks that let waiting events through: idle partitions are told that time has passed.
+
+One set of them serves all who wait, in this process and in others. Queries say which partitions hold them up; after a
+moment of gathering one Mark goes to each that nobody has moved meanwhile. Of several processes that wait for the same
+events the one of the lowest rank writes at once, and the others only what it leaves out. Where events come one after
+another most partitions move by themselves, so Marks have a budget: it grows with time and with the events, and who has
+used it up waits a little longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+
+from headrace.errors import HeadraceError
+from headrace.log import Log
+from headrace.model import NewRecord, Position, TopicPartition
+from headrace.observe import get_logger
+from headrace.protocol import Mark, encode_action
+from headrace.tags.metrics import MARKS
+
+__all__ = ["MARK_KEY", "MarkBudget", "Marker"]
+
+MARK_KEY = b"headrace-tags"
+
+_logger = get_logger(__name__)
+
+_RANK_LENGTH = 16
+# How long those who leave the Marks to another process look whether it writes them, and for how long they believe so.
+_LEAVE_S = 0.02
+_LEAVE_FOR_S = 2.0
+_LONGEST_WAIT_S = 0.1
+_LOOK_AGAIN_S = 0.005
+
+
+class MarkBudget:
+    """How many Marks may be written: some a second, and two for five events; what is left over is kept, up to a bound.
+
+    Pure: the caller says what time it is.
+    """
+
+    def __init__(self, now_s: float, *, per_s: float = 240.0, per_event: float = 0.4, most: float = 300.0) -> None:
+        self._per_s = per_s
+        self._per_event = per_event
+        self._most = most
+        self._left = most
+        self._at_s = now_s
+
+    def earn(self, events: int) -> None:
+        """Count events that came."""
+        self._left = min(self._most, self._left + events * self._per_event)
+
+    def allows(self, marks: int, now_s: float) -> bool:
+        """Say whether so many can be written now."""
+        self._left = min(self._most, self._left + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+        return self._left >= min(marks, self._most)
+
+    def spend(self, marks: int) -> None:
+        """Count Marks that were written."""
+        self._left = max(-self._most, self._left - marks)
+
+
+class Marker:
+    """Writes Marks for all queries of a process. With `is_reader` it writes none."""
+
+    def __init__(self, log: Log, *, gather_s: float = 0.002, is_reader: bool = False) -> None:
+        self.is_reader = is_reader
+        self.rank = uuid.uuid4().hex[:_RANK_LENGTH]
+        self._listeners: set[Callable[[Sequence[Position]], None]] = set()
+        self._log = log
+        self._gather_s = gather_s
+        self._wanted: dict[TopicPartition, int] = {}
+        self._reached_ms: dict[TopicPartition, int] = {}
+        self._read_to: dict[TopicPartition, int] = {}
+        self._round: asyncio.Task[None] | None = None
+        self._budget: MarkBudget | None = None
+        self._leaves_until_s = 0.0
+
+    @property
+    def leaves_to_others(self) -> bool:
+        """Whether another process has written the Marks lately."""
+        return asyncio.get_running_loop().time() < self._leaves_until_s
+
+    def join(self, listener: Callable[[Sequence[Position]], None]) -> None:
+        """Tell somebody of all Marks that are written from now on."""
+        self._listeners.add(listener)
+
+    def leave(self, listener: Callable[[Sequence[Position]], None]) -> None:
+        """Tell him no more. Where nobody listens, nobody waits for Marks either."""
+        self._listeners.discard(listener)
+        if not self._listeners:
+            self._wanted.clear()
+
+    def want(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> None:
+        """Say that partitions hold up events until they have come to a log time. Returns at once."""
+        if self.is_reader:
+            return
+        reached, wanted = self._reached_ms, self._wanted
+        for at in partitions:
+            if reached.get(at, -1) < timestamp_ms and wanted.get(at, -1) < timestamp_ms:
+                wanted[at] = timestamp_ms
+        if wanted and (self._round is None or self._round.done()):
+            self._round = asyncio.get_running_loop().create_task(self._write_on(), name="headrace-tag-marks")
+
+    def saw(self, at: TopicPartition, log_time_ms: int) -> None:
+        """Hear how far some query has read a partition: the log has that for all others too."""
+        if log_time_ms > self._reached_ms.get(at, -1):
+            self._reached_ms[at] = log_time_ms
+
+    def earn(self, at: TopicPartition, offset: int, events: int) -> None:
+        """Hear of events up to an offset that some query waits for. What another one told of is not counted again."""
+        if offset > self._read_to.get(at, -1):
+            self._read_to[at] = offset
+            if self._budget is not None:
+                self._budget.earn(events)
+
+    def met(self, mark_id: str) -> None:
+        """Hear of a Mark in the log. One of a lower rank says that another process does the work."""
+        if mark_id[:_RANK_LENGTH] < self.rank:
+            self._leaves_until_s = asyncio.get_running_loop().time() + _LEAVE_FOR_S
+
+    def forget(self, topic: str) -> None:
+        """Forget how far a topic has come: it is gone, and may be made again."""
+        for known in (self._reached_ms, self._read_to, self._wanted):
+            for at in [at for at in known if at.topic == topic]:
+                del known[at]
+
+    async def _write_on(self) -> None:
+        while self._wanted:
+            marks = await self._next_round()
+            self._wanted = {}
+            latest_ms = max(marks.values(), default=0)
+            topics = {at.topic for at in marks}  # a topic that is gone must not hold up the others
+            await asyncio.gather(*(self._write([at for at in marks if at.topic == t], latest_ms) for t in topics))
+
+    async def _next_round(self) -> dict[TopicPartition, int]:
+        """Wait until those who wait have gathered and the budget allows it; returns what is still wanted then."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        if self._budget is None:
+            self._budget = MarkBudget(began_s)
+        leave_s = _LEAVE_S * (1 + random.random()) if self.leaves_to_others else 0.0  # noqa: S311
+        await asyncio.sleep(self._gather_s + leave_s)
+        while True:
+            wanted = {at: ms for at, ms in self._wanted.items() if self._reached_ms.get(at, -1) < ms}
+            now_s = loop.time()
+            if not wanted or self._budget.allows(len(wanted), now_s) or now_s - began_s >= _LONGEST_WAIT_S:
+                self._budget.spend(len(wanted))
+                return wanted
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _write(self, marked: Sequence[TopicPartition], timestamp_ms: int) -> None:
+        """Write one Mark into each partition, all of one time, so that they serve whoever waits."""
+        try:
+            positions = await self._log.append([self._record(at, timestamp_ms) for at in marked])
+        except HeadraceError as error:
+            _logger.warning("idle partitions not marked", partitions=len(marked), error=str(error))
+            return
+        for at in marked:
+            MARKS.labels(at.topic).inc()
+            self._reached_ms[at] = max(timestamp_ms, self._reached_ms.get(at, -1))
+        written = [Position(p.topic, p.partition, p.offset, timestamp_ms) for p in positions]
+        for listener in list(self._listeners):
+            listener(written)
+
+    def _record(self, at: TopicPartition, timestamp_ms: int) -> NewRecord:
+        headers = encode_action(Mark(id=self.rank + uuid.uuid4().hex[_RANK_LENGTH:]))
+        return NewRecord(at.topic, MARK_KEY, None, headers, partition=at.partition, timestamp_ms=timestamp_ms)

@@ -1,0 +1,360 @@
+"""Repairing views by tag: writing them again from the journals; replicating up to a place first."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from headrace.config import TagSettings
+from headrace.errors import BadArgument, OperationFailed, UnknownTopic
+from headrace.journal import Layout, replicate_batch, write_mark
+from headrace.log import Log
+from headrace.model import TopicPartition
+from headrace.observe import SILENT, Progress
+from headrace.protocol import Mark, exists
+from headrace.store import EventRow, JournalMeta, Place, Store, TagNumber, TagRow
+from headrace.tags.floors import Floors, read_layout
+from headrace.tags.marks import MARK_KEY
+from headrace.tags.registry import NUMBERS_TABLE, TagFill, TagRegistry, TagUse
+from headrace.tags.seams import SeamReader
+from headrace.tags.trimmed import Trimmed, all_trimmed, is_trimmed
+from headrace.tags.write import Numbering, TagWriter, number_of
+
+__all__ = ["CatchingUp", "TagRepair", "highest_gone"]
+
+_LOOK_AGAIN_S = 0.05
+_RECORDS_AT_ONCE = 1000
+
+
+class CatchingUp:
+    """Replicates partitions up to given offsets, as far as they are not there yet."""
+
+    def __init__(self, log: Log, store: Store, settings: TagSettings) -> None:
+        self._log = log
+        self._store = store
+        self._writer = TagWriter(store, settings, log=log)
+
+    async def wait(self, offsets: Mapping[TopicPartition, int], *, patience_s: float) -> None:
+        """Let those whose work it is come to the offsets, as long as they move on: nothing of theirs is left then."""
+        loop = asyncio.get_running_loop()
+        before, since_s = -1, loop.time()
+        while (left := await self.missing(offsets)) > 0 and loop.time() - since_s < patience_s:
+            if left != before:
+                before, since_s = left, loop.time()
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def reach(self, offsets: Mapping[TopicPartition, int], *, within_s: float = 60.0) -> None:
+        """Return when all are replicated up to their offset (inclusive).
+
+        Raises OperationFailed when nothing moves, OffsetOutOfRange if the log lost what the store never got.
+        """
+        loop = asyncio.get_running_loop()
+        left, deadline_s = dict(offsets), loop.time() + within_s
+        while left:
+            before = dict(left)
+            left = {at: offset for at, offset in before.items() if not await self._advance(at, offset)}
+            if len(left) < len(before):
+                deadline_s = loop.time() + within_s
+            elif loop.time() > deadline_s:
+                at, offset = next(iter(left.items()))
+                raise OperationFailed(f"replicating {at} up to offset {offset}", "it is held up")
+            elif left:
+                await asyncio.sleep(_LOOK_AGAIN_S)  # some wait for others at the boundary of a growth
+
+    async def missing(self, offsets: Mapping[TopicPartition, int]) -> int:
+        """Return how many offsets lie between where replication is and where it should be."""
+        return sum([max(0, offset + 1 - await self._next(at)) for at, offset in offsets.items()])
+
+    async def _advance(self, at: TopicPartition, offset: int) -> bool:
+        start = await self._next(at)
+        if start > offset:
+            return True
+        layout = await read_layout(self._store, at.topic)
+        if layout is None:
+            raise UnknownTopic(at.topic)
+        async for batch in self._log.read(at, start, offset + 1, max_records=_RECORDS_AT_ONCE):
+            last = min(batch.next_offset - 1, offset)
+            done = await replicate_batch(self._store, layout, at, batch.records, up_to=last, views=self._writer)
+            if done.offset < last:
+                return False
+        return True
+
+    async def _next(self, at: TopicPartition) -> int:
+        """Return the first offset of a partition that is not replicated; none is of a topic that was made anew."""
+        known = await self._store.reader.replicated(at)
+        layout = await read_layout(self._store, at.topic)
+        is_of_topic = known is not None and (
+            layout is None or known.generation >= layout.first_generation(at.partition)
+        )
+        return known.offset + 1 if known is not None and is_of_topic else 0
+
+
+_ROWS_AT_ONCE = 2000
+_NOWHERE = Place(-1, -1)
+_OFFSET_BITS = 34
+_EVENT_BITS = 20
+
+
+class TagRepair:
+    """Rebuilds and deletes views by tag. Replication may go on, except where the tables were emptied: then it waits."""
+
+    def __init__(self, log: Log, store: Store, settings: TagSettings) -> None:
+        self._log = log
+        self._store = store
+        self._registry = TagRegistry(store, settings)
+        self._seams = SeamReader(log, store, self._registry, Floors(store, self._registry, log))
+        self._catching_up = CatchingUp(log, store, settings)
+
+    async def rebuild_all(self, progress: Progress = SILENT) -> int:
+        """Write all views again from what the journals hold, then let replication go on; returns the rows written.
+
+        Tables that were not emptied keep their epoch, and with it what tags were filled with. A store that was
+        replicated into without views gets them.
+        """
+        await self._store.tags.prepare()
+        is_off = (await self._registry.begin_building()).use is not TagUse.ON
+        registry = await self._seams.discover()
+        lost = await self._registry.lost_tables(registry)
+        if lost == (NUMBERS_TABLE,):
+            await self._count_rows()
+        trimmed = await all_trimmed(self._store.settings)
+        count = 0
+        for topic in registry.topics:
+            with progress.step(f"rebuilding the views of {topic}", unit="journals") as step:
+                async for meta in self._metas(topic):
+                    is_lost = bool(set(lost) - {NUMBERS_TABLE})
+                    count += await self._rebuild(meta, None, trimmed, at=None, is_lost=is_lost)
+                    step.advance()
+        if lost or is_off:
+            await self._registry.begin_epoch()
+        return count
+
+    async def give_up(self) -> bool:
+        """Keep no views by tag any more, so that others may replicate without; False if there were none."""
+        return await self._registry.switch_off()
+
+    async def rebuild(self, topic: str, id_: str, tag: str) -> int:
+        """Write a journal's rows under a tag again; returns how many. Raises BadArgument for a tag that was filled."""
+        registry = await self._registry.open()
+        if (fill := registry.fills.get(tag)) is not None:
+            rule = f"history was given it afterwards; run: headrace tags backfill {tag} {fill.function} --again"
+            raise BadArgument("tag", tag, rule)
+        place = await self._place(topic, id_)
+        meta = await self._store.reader.meta(topic, id_)
+        if meta is None or not exists(meta):
+            return 0
+        count = await self._rebuild(meta, tag, await all_trimmed(self._store.settings), at=place)
+        await self._find_first(topic, id_, tag, place)
+        return count
+
+    async def delete(self, topic: str, id_: str, tag: str) -> int:
+        """Remove a journal's rows under a tag up to now; returns how many. New events have the numbers after theirs.
+
+        Readers that had not come to them go on with what comes later.
+        """
+        await self._registry.open()
+        place = await self._place(topic, id_)
+        count = highest = 0
+        async for rows in self._rows(topic, id_, tag):
+            gone = [row for row in rows if row.place <= place]
+            await self._store.tags.views.delete(gone, at=place)
+            count, highest = count + len(gone), max([highest, *(row.number for row in gone)])
+        if count:
+            await self._store.tags.numbers.begin_at(topic, id_, tag, highest + 1, at=place)
+        return count
+
+    async def mark(self, at: TopicPartition) -> Place:
+        """Write a Mark into a partition and return its place, once replication is there."""
+        layout = await self._layout(at.topic)
+        offset = await write_mark(self._log, at, MARK_KEY.decode(), Mark(id=uuid.uuid4().hex))
+        await self._catching_up.reach({at: offset})
+        return Place(layout.generation, offset)
+
+    async def mend(
+        self,
+        topic: str,
+        id_: str,
+        right: Sequence[TagRow],
+        wrong: Sequence[TagRow],
+        numbers: Sequence[TagNumber],
+        *,
+        at: Place,
+    ) -> None:
+        """Put a journal's rows right: remove what is wrong, whoever wrote it and when, then write what is right.
+
+        `at` is the place of a `mark` in the journal's partition, from before it was judged. The numbering comes first.
+        Where it stays as it was, because it was noted at a place that the log has not come to, nothing of its tag is
+        changed: replication would give the numbers of rows that are written now to later events.
+        """
+        kept = await self._put_numbers(topic, id_, numbers, at)
+        right, wrong = ([row for row in rows if row.tag not in kept] for rows in (right, wrong))
+        await self._store.tags.views.delete([*wrong, *right], at=Place(at.generation, at.offset - 1))
+        await self._write(right, at)
+        if redacted := [row for row in right if row.is_redacted]:
+            await self._store.tags.views.redact(redacted, at=at)
+
+    async def _put_numbers(self, topic: str, id_: str, numbers: Sequence[TagNumber], at: Place) -> set[str]:
+        """Write numbers; returns the tags whose numbers are lower all the same."""
+        if not numbers:
+            return set()
+        await self._store.tags.numbers.write(numbers, at=at)
+        found = await self._store.tags.numbers.of(topic, id_)
+        return {right.tag for right in numbers if (known := found.get(right.tag)) is None or not _covers(known, right)}
+
+    async def _count_rows(self) -> None:
+        """Write the numbering again from the rows: the last number of each journal under each tag.
+
+        Rows beyond what is replicated don't count: of a batch that failed some may be missing before them.
+        """
+        views, replicated = self._store.tags.views, await self._replicated()
+        for tag in await views.tags():
+            first: dict[tuple[str, str], TagRow] = {}
+            last: dict[tuple[str, str], TagNumber] = {}
+            for bucket_ms in await views.buckets(tag):
+                async for page in views.read(tag, bucket_ms):
+                    for row in page:
+                        if row.place > replicated.get(TopicPartition(row.topic, row.partition), _NOWHERE):
+                            continue
+                        first.setdefault((row.topic, row.pid), row)
+                        last[row.topic, row.pid] = number_of(row)
+            numbers = list(last.values())
+            for start in range(0, len(numbers), _ROWS_AT_ONCE):
+                await self._store.tags.numbers.write(numbers[start : start + _ROWS_AT_ONCE])
+            for (topic, pid), row in first.items():
+                if row.number > 1:
+                    await self._store.tags.numbers.begin_at(topic, pid, tag, row.number, at=row.place)
+
+    async def _replicated(self) -> dict[TopicPartition, Place]:
+        """Return how far all partitions are replicated."""
+        found: dict[TopicPartition, Place] = {}
+        for topic in (await self._seams.announced()).topics:
+            layout = await read_layout(self._store, topic)
+            most = max(generation.partitions for generation in layout.generations) if layout is not None else 0
+            for at in (TopicPartition(topic, partition) for partition in range(most)):
+                if (known := await self._store.reader.replicated(at)) is not None:
+                    found[at] = Place(known.generation, known.offset)
+        return found
+
+    async def _find_first(self, topic: str, id_: str, tag: str, at: Place) -> None:
+        """Note where a journal's rows begin: with the lowest number from which on there is no gap."""
+        known = (await self._store.tags.numbers.of(topic, id_)).get(tag)
+        if known is None:
+            return
+        found = {row.number async for rows in self._rows(topic, id_, tag) for row in rows if row.place <= at}
+        first = max(found, default=known.number) + 1
+        while first - 1 in found:
+            first -= 1
+        if first != known.first:
+            await self._store.tags.numbers.begin_at(topic, id_, tag, first, at=at)
+
+    async def _rows(self, topic: str, id_: str, tag: str) -> AsyncIterator[list[TagRow]]:
+        views = self._store.tags.views
+        for bucket_ms in await views.buckets(tag):
+            async for page in views.read(tag, bucket_ms):
+                yield [row for row in page if (row.topic, row.pid) == (topic, id_)]
+
+    async def _rebuild(
+        self,
+        meta: JournalMeta,
+        tag: str | None,
+        trimmed: Mapping[str, Trimmed],
+        *,
+        at: Place | None,
+        is_lost: bool = False,
+    ) -> int:
+        """Write a journal's rows; `is_lost`: there are none any more."""
+        registry = await self._seams.announced()
+        # Journals don't say which events a tag was filled with.
+        filled = {tag: TagFill(fill.id, fill.function) for tag, fill in registry.fills.items()}
+        numbering = Numbering(meta.topic, registry.topics[meta.topic].number, self._registry.bucket, filled)
+        known = dict(await self._store.tags.numbers.of(meta.topic, meta.id))
+        counted = await self._before(meta, known)
+        before = {name: number for name, number in counted.items() if name not in filled and tag in (None, name)}
+        last = {name: _numbered(meta, name, number) for name, number in before.items()}
+        count = 0
+        async for events in self._events(meta):
+            done = numbering.number(meta.id, events, last)
+            last |= done.numbers
+            # Older versions began to count anew after a removal: what comes before number 1 stays removed.
+            wanted = [row for row in done.rows if row.number > 0 and (tag is None or row.tag == tag)]
+            rows = [row for row in wanted if not is_trimmed(trimmed, row)]
+            await self._write(rows, at)
+            count += len(rows)
+        fresh = [last[name] for name in before if name not in known or last[name].place > known[name].place]
+        await self._store.tags.numbers.write(fresh, at=at)
+        for name, number in before.items():
+            if number > 0 and (is_lost or name not in known):
+                await self._store.tags.numbers.begin_at(meta.topic, meta.id, name, number + 1, at=at or meta.place)
+        return count
+
+    async def _write(self, rows: list[TagRow], at: Place | None) -> None:
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            await self._store.tags.views.write(rows[start : start + _ROWS_AT_ONCE], at=at)
+
+    async def _before(self, meta: JournalMeta, known: dict[str, TagNumber]) -> dict[str, int]:
+        """Return the numbers before the first event that is left, by tag."""
+        left = dict.fromkeys(known, 0)
+        unknown: set[str] = set()
+        async for events in self._events(meta):
+            for event in events:
+                unknown |= set(event.tags) - set(known)
+                for tag in set(event.tags) & set(known):
+                    left[tag] += event.place <= known[tag].place
+        return {
+            **{tag: known[tag].number - count for tag, count in left.items()},
+            **dict.fromkeys(unknown, highest_gone(meta)),
+        }
+
+    async def _events(self, meta: JournalMeta) -> AsyncIterator[list[EventRow]]:
+        pages = self._store.reader.rows(
+            meta.topic, meta.id, segment_size=meta.segment_size, first=meta.delete_to + 1, last=meta.seq_nr
+        )
+        async for page in pages:
+            yield [row for row in page if row.tags and row.record_id == meta.record_id and row.place <= meta.place]
+
+    async def _metas(self, topic: str) -> AsyncIterator[JournalMeta]:
+        async for page in self._store.reader.metas(topic):
+            for meta in page:
+                if exists(meta):
+                    yield meta
+
+    async def _place(self, topic: str, id_: str) -> Place:
+        """Write a Mark into the journal's partition and return its place, once replication is there.
+
+        What it wrote later, of records below the Mark, would lose to the repair.
+        """
+        layout = await self._layout(topic)
+        at = layout.route(id_)
+        offset = await write_mark(self._log, at, id_, Mark(id=uuid.uuid4().hex))
+        await self._catching_up.reach({at: offset})
+        return Place(layout.generation, offset)
+
+    async def _layout(self, topic: str) -> Layout:
+        layout = await read_layout(self._store, topic)
+        if layout is None:
+            raise UnknownTopic(topic)
+        return layout
+
+
+def _covers(known: TagNumber, right: TagNumber) -> bool:
+    """Say whether the numbering is what it should be, or has gone on from there."""
+    is_same = (known.number, known.place) == (right.number, right.place)
+    return is_same or (known.number > right.number and known.place > right.place)
+
+
+def highest_gone(meta: JournalMeta) -> int:
+    """Return a number that is not below that of any event which is gone from a journal.
+
+    An event's number under a tag is not above its seq_nr, but goes on over purges. Of what a purge took nothing is
+    known but its place: no record holds 2²⁰ events.
+    """
+    if meta.purged_at is None:
+        return meta.delete_to
+    generation, offset = meta.purged_at
+    return (((generation << _OFFSET_BITS) + offset + 1) << _EVENT_BITS) + meta.delete_to
+
+
+def _numbered(meta: JournalMeta, tag: str, number: int) -> TagNumber:
+    """Return a number as it stood before all that is left."""
+    return TagNumber(topic=meta.topic, pid=meta.id, tag=tag, seq_nr=0, number=number, generation=-1, offset=-1)

@@ -1,0 +1,33 @@
+"""What every tier must do for journals. Each part has its own module; here they come together."""
+
+from __future__ import annotations
+
+from tests.suites.journal_append_ids import AppendIds
+from tests.suites.journal_clients import Clients
+from tests.suites.journal_economy import Economy
+from tests.suites.journal_growth import Growth
+from tests.suites.journal_holds import Holds
+from tests.suites.journal_limits import Limits
+from tests.suites.journal_quarantine import Quarantine
+from tests.suites.journal_retention import KeptRecords
+from tests.suites.journal_rivals import Rivals
+from tests.suites.journal_snapshots import SnapshotRing
+from tests.suites.journal_store import EventualStore
+
+__all__ = ["JournalConformance"]
+
+
+class JournalConformance(
+    Clients,
+    Economy,
+    Growth,
+    KeptRecords,
+    Quarantine,
+    Rivals,
+    AppendIds,
+    Holds,
+    Limits,
+    EventualStore,
+    SnapshotRing,
+):
+    """The whole exam; `log_address` and `store_address` are what a tier overrides."""
