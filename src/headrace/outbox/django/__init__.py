@@ -17,31 +17,20 @@ As an app ("headrace.outbox.django" in INSTALLED_APPS) it makes its tables with 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from headrace.errors import MissingExtra
+from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from headrace.outbox.django.addresses import database_url as database_url
     from headrace.outbox.django.publish import DjangoOutbox as DjangoOutbox
     from headrace.outbox.django.publish import DjangoProducer as DjangoProducer
 
-_HOMES = {"DjangoOutbox": "publishing", "DjangoProducer": "publishing", "database_url": "addresses"}
-
-__all__ = ["DjangoOutbox", "DjangoProducer", "database_url"]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'headrace.outbox.django' has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"headrace.outbox.django.{_HOMES[name]}"), name)
-    except ModuleNotFoundError as missing:
-        if missing.name not in ("django", "sqlalchemy"):
-            raise
-        raise MissingExtra(missing.name, "django") from missing
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "headrace.outbox.django.addresses": "database_url",
+        "headrace.outbox.django.publish": "DjangoOutbox DjangoProducer",
+    },
+    extras={"django": "django", "sqlalchemy": "django"},
+)
