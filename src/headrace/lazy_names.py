@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
-from headrace.errors import MissingExtra
-
 __all__ = ["lazy_names"]
 
 Door = tuple[Callable[[str], object], Callable[[], list[str]], list[str]]
@@ -28,6 +26,8 @@ def lazy_names(package: str, homes: Mapping[str, str], *, extras: Mapping[str, s
             extra = (extras or {}).get(missing.name or "")
             if extra is None:
                 raise
+            from headrace.errors import MissingExtra  # here: `headrace --help` imports this module, and needs no errors
+
             raise MissingExtra(str(missing.name), extra) from missing
         return getattr(module, name)
 

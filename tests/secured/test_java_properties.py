@@ -85,7 +85,7 @@ def test_files_travel_by_content(tmp_path: Path) -> None:
         "ssl.key.pem": key.read_text(),
     }
     assert places.settings_of_store().cassandra.ca_pem == authority.ca.read_text()
-    assert repr(places) == "Places('embedded:x', 'embedded:x')"
+    assert repr(places) == "Endpoints('embedded:x', 'embedded:x')"
     certificate.write_text(certificate.read_text() + authority.ca.read_text())
     places = Endpoints.of("embedded:x", settings=HeadraceSettings.model_validate(settings))
     assert places.settings_of_log().kafka.client["ssl.certificate.location"] == str(certificate)

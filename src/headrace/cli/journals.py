@@ -27,7 +27,7 @@ from headrace.cli.options import (
 )
 from headrace.cli.replication_lag import tell_unreplicated
 from headrace.errors import BadArgument
-from headrace.journal import UNCHECKED, Expected, Moment
+from headrace.journal import UNCHECKED, Expected, Moment, read_terms
 from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent
 
 __all__ = ["app"]
@@ -71,8 +71,9 @@ def append(
         first = seq_nr if seq_nr is not None else (await journal.pointer(id_) or 0) + 1
         events = [Event(first + n, payload, tuple(tag or ())) for n, payload in enumerate(given)]
         check: Expected = expected
-        if expected is None:
-            check = first - 1 if seq_nr is None else UNCHECKED
+        if expected is None:  # a shared topic refuses checks: others who read it don't know them
+            is_shared = (await read_terms(hr.store.settings, topic)).is_shared
+            check = first - 1 if seq_nr is None and not is_shared else UNCHECKED
         # With an append id the answer is what became of the events, not just that they were written.
         position = await journal.append(
             id_, events, expected=check, append_id=uuid.uuid4().hex, expire_after=expire_after
