@@ -13,6 +13,7 @@
     │   ├── Fenced                  somebody took over; this owner must stop
     │   ├── SlotsMoved              another worker, or a command, moved a projection's offsets
     │   ├── NotOwner                the group gave the partition to another member
+    │   ├── NotPartitionOwner       another node of the cluster owns the partition
     │   ├── TransactionMisused      begin, append, commit or abort out of order
     │   ├── WrongSeqNr              the journal is not where the append expects it
     │   ├── VoidAppend              the append is in the log and counts for nothing
@@ -38,6 +39,7 @@
     │   ├── TagBuilding             a tag is being given to history
     │   ├── HandlerFailed           a projection's handler could not handle an event
     │   ├── ProjectionRebuilding    a rebuild holds a projection's offsets
+    │   ├── Busy                    as many requests are in flight as may be
     │   └── WorkerFailed
     └── Misconfigured               an operator must act; the message ends with what to run
         ├── InvalidSettings
@@ -45,6 +47,8 @@
         ├── UnknownBackend
         ├── ImpossibleTopicChange
         ├── WrongPartitionCount
+        ├── WrongGroupSize          nodes disagree on the partitions of a group
+        ├── DuplicateNode           another process has this node's id
         ├── IncompatibleData        the folder was written by another version
         ├── MissingTables           the database has no outbox yet
         ├── OutdatedTables          the database's outbox is of an earlier version
@@ -85,9 +89,11 @@ __all__ = [
     "AppendIdReused",
     "BadArgument",
     "BadSchema",
+    "Busy",
     "ChecksumMismatch",
     "Closed",
     "DeadLettersFull",
+    "DuplicateNode",
     "Fenced",
     "FetchFailed",
     "Forbidden",
@@ -110,6 +116,7 @@ __all__ = [
     "NotEncodable",
     "NotFramed",
     "NotOwner",
+    "NotPartitionOwner",
     "NotRegistered",
     "OffsetAhead",
     "OffsetOutOfRange",
@@ -151,6 +158,7 @@ __all__ = [
     "VoidAppend",
     "WorkerFailed",
     "WrongBucketSize",
+    "WrongGroupSize",
     "WrongPartitionCount",
     "WrongSeqNr",
 ]
@@ -332,6 +340,20 @@ class NotOwner(Refused):
     group: str
     detail: str
     says: ClassVar[str] = "group {group!r} refused the commit: {detail}; the new owner starts from the last commit"
+
+
+@dataclass(eq=False)
+class NotPartitionOwner(Refused):
+    """This node does not own the partition, and did nothing; `owner` is the node that the log names, or empty."""
+
+    topic: str
+    partition: int
+    node: str
+    owner: str
+
+    def __str__(self) -> str:
+        where = f"ask node {self.owner!r}" if self.owner else "nobody is known to own it yet, ask again"
+        return f"node {self.node!r} does not own {self.topic}[{self.partition}]; nothing was done: {where}"
 
 
 @dataclass(eq=False)
@@ -613,6 +635,15 @@ class ProjectionRebuilding(Unavailable):
 
 
 @dataclass(eq=False)
+class Busy(Unavailable):
+    """As many requests are in flight as may be; this one was not taken."""
+
+    what: str
+    limit: int
+    says: ClassVar[str] = "{what} has {limit} requests in flight and takes no more; nothing was done, try again later"
+
+
+@dataclass(eq=False)
 class WorkerFailed(Unavailable):
     """A supervised worker gave up, or was never started."""
 
@@ -692,6 +723,32 @@ class WrongPartitionCount(Misconfigured):
         if self.expected > self.actual:
             return f"{known}; run: headrace topic grow {self.topic} --partitions {self.expected}"
         return f"{known}; partitions can't be taken away: ask for {self.actual}, or copy into a new topic"
+
+
+@dataclass(eq=False)
+class WrongGroupSize(Misconfigured):
+    """A node was started with another number of partitions than its cluster has."""
+
+    group: str
+    expected: int
+    actual: int
+    says: ClassVar[str] = (
+        "group {group!r} has {actual} partitions in this cluster, this node was started with {expected}; "
+        "start it with {actual}"
+    )
+
+
+@dataclass(eq=False)
+class DuplicateNode(Misconfigured):
+    """Another process runs as this node, and was there first."""
+
+    node: str
+    process: str
+    other_process: str
+    says: ClassVar[str] = (
+        "node id {node!r} is in use by process {other_process!r}, which was there before this one ({process!r}); "
+        "stop that process, or give this node an id of its own"
+    )
 
 
 @dataclass(eq=False)

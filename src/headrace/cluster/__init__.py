@@ -1,1 +1,21 @@
-"""Nodes that share partitions: members, their assignment, who owns what, and requests between them."""
+"""Nodes that share partitions: members, their assignment, who owns what, and requests between them.
+
+Promises: the partition's log decides who owns it; a coordinator only proposes and routes. Replicas are on distinct
+nodes; nothing moves without need.
+"""
+
+from headrace.cluster.coordinator import CoordinationStore, Coordinator
+from headrace.cluster.coordinators import open_coordinator
+from headrace.cluster.members import ClusterView, GroupSpec, Holding, MemberFacts, Owner, Placement
+
+__all__ = [
+    "ClusterView",
+    "CoordinationStore",
+    "Coordinator",
+    "GroupSpec",
+    "Holding",
+    "MemberFacts",
+    "Owner",
+    "Placement",
+    "open_coordinator",
+]

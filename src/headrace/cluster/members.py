@@ -29,12 +29,16 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """The data of one partition that a member has: how far its checkpoint is, and whether it has caught up."""
+    """The data of one partition that a member has: how far its checkpoint is, and whether it has caught up.
+
+    `epoch` is above 0 at the partition's owner, once it serves; a higher epoch replaces a lower one.
+    """
 
     group: str
     partition: int
     offset: int = -1
     is_online: bool = False
+    epoch: int = 0
 
 
 class MemberFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,8 @@ describes its own settings the same way, by deriving from `Settings` and `Sectio
 
 from headrace.config.headrace_settings import (
     CassandraStoreSettings,
+    ClusterSettings,
+    ClusterTlsSettings,
     EmbeddedLogSettings,
     EmbeddedStoreSettings,
     HeadraceSettings,
@@ -29,6 +31,8 @@ from headrace.config.settings import EffectiveValue, Section, Settings
 
 __all__ = [
     "CassandraStoreSettings",
+    "ClusterSettings",
+    "ClusterTlsSettings",
     "EffectiveValue",
     "EmbeddedLogSettings",
     "EmbeddedStoreSettings",
