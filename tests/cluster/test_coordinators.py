@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from headrace.services import RunningService
 from headrace.testing.conformance import CoordinatorConformance
 from headrace.testing.conformance.coordinator_setting import Outage
+from headrace.testing.proxy import TcpProxy
 
 
 class TestEmbeddedCoordinator(CoordinatorConformance):
@@ -38,3 +40,50 @@ class TestEmbeddedCoordinator(CoordinatorConformance):
                 db.close()
 
         return locked
+
+
+@pytest.mark.servers
+class TestZooKeeperCoordinator(CoordinatorConformance):
+    """Each test on a cluster of its own, behind a proxy that can be cut."""
+
+    @pytest.fixture
+    def proxy(self, zookeeper: RunningService) -> Iterator[TcpProxy]:
+        with TcpProxy(zookeeper.host, zookeeper.port) as proxy:
+            yield proxy
+
+    @pytest.fixture
+    def address(self, proxy: TcpProxy) -> str:
+        return f"zookeeper://{proxy.address}"
+
+    @pytest.fixture
+    def outage(self, proxy: TcpProxy) -> Outage:
+        @asynccontextmanager
+        async def cut() -> AsyncIterator[None]:
+            proxy.cut()
+            try:
+                yield
+            finally:
+                proxy.restore()
+
+        return cut
+
+
+@pytest.mark.servers
+class TestKafkaCoordinator(CoordinatorConformance):
+    """Each test on a topic and a group of its own."""
+
+    @pytest.fixture
+    def address(self, kafka: RunningService) -> str:
+        return f"kafka://{kafka.address}"
+
+    @pytest.fixture
+    def outage(self, kafka: RunningService) -> Outage:
+        @asynccontextmanager
+        async def paused() -> AsyncIterator[None]:
+            kafka.pause()
+            try:
+                yield
+            finally:
+                kafka.resume()
+
+        return paused

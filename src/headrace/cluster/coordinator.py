@@ -153,7 +153,8 @@ class Coordinator:
         seen: ClusterView | None = None
         while True:
             async with self._news:
-                await self._news.wait_for(lambda: self._is_over() or self._view is not seen)
+                while self._view is seen and not self._is_over():
+                    await self._news.wait()
             self.check()
             seen = self._view
             yield seen

@@ -90,7 +90,7 @@ class CoordinatorConformance(CoordinatorSetting):
         """C6: the plan of the dead leader goes on to be the plan, and the next one follows from it."""
         arguments = (address, cluster_name, self.session_s, "node-1")
         with running_function(STAY_A_MEMBER, *arguments) as child:
-            child.wait_for_line("joined", timeout_s=30)
+            child.wait_for_line("led by node-1", timeout_s=30)
             two = await another()
             await two.join(member("node-2"))
             view = await until(two, lambda view: _is_placed(view.placements, ["node-1", "node-2"]))

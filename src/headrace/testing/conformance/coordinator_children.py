@@ -16,7 +16,7 @@ def cluster_settings(cluster: str, session_s: float) -> HeadraceSettings:
 
 
 def stay_a_member(address: str, cluster: str, session_s: float, name: str) -> None:
-    """Join, print a line, and stay until killed; print the number of members whenever it changes."""
+    """Join, print a line, and stay until killed; print with each view who leads."""
 
     async def run() -> None:
         coordinator = await open_coordinator(address, settings=cluster_settings(cluster, session_s))
@@ -24,6 +24,6 @@ def stay_a_member(address: str, cluster: str, session_s: float, name: str) -> No
         await coordinator.join(MemberFacts(id=name, incarnation="child", address=f"{name}:1", groups=(group,)))
         print("joined", flush=True)
         async for view in coordinator.views():
-            print(f"members {len(view.members)}", flush=True)
+            print(f"led by {view.leader}", flush=True)
 
     asyncio.run(run())
