@@ -1,0 +1,136 @@
+"""Sessions of the coordinators whose time is ours to keep: on one machine, and in the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from headrace.cluster.coordinators.embedded import EmbeddedCoordinationStore
+from headrace.cluster.coordinators.kafka import KafkaCoordinationStore
+from headrace.cluster.planning import encode
+from headrace.errors import DuplicateNode
+from headrace.log import open_log
+from headrace.testing.clock import SettableClock
+from headrace.testing.conformance.coordinator_setting import member
+
+FACTS = encode(member("node-1", incarnation="first"))
+SECOND = encode(member("node-1", incarnation="second"))
+
+OpenStore = Callable[[], Awaitable[KafkaCoordinationStore]]
+
+
+@pytest.fixture
+def clock() -> SettableClock:
+    return SettableClock()
+
+
+@pytest_asyncio.fixture
+async def in_log(tmp_path: Path) -> AsyncIterator[OpenStore]:
+    """The coordinator of Kafka, on the embedded log."""
+    opened: list[KafkaCoordinationStore] = []
+
+    async def open_another() -> KafkaCoordinationStore:
+        log = await open_log(f"embedded:{tmp_path}")
+        opened.append(await KafkaCoordinationStore.open(log, cluster="c", session_s=0.6))
+        return opened[-1]
+
+    yield open_another
+    for store in opened:
+        await store.close()
+
+
+async def test_a_session_of_an_earlier_boot_has_ended(tmp_path: Path, clock: SettableClock) -> None:
+    """C6: its process has not survived, however much time it had left; the wall clock has no say."""
+    one = EmbeddedCoordinationStore(tmp_path / "c.db", session_s=5, clock=clock)
+    await one.enter("node-1", "first", FACTS)
+    await one.stop_renewing()
+    clock.set(clock.now_ms() + 3_600_000)
+    assert (await one.read()).is_member
+    clock.reboot()
+    other = EmbeddedCoordinationStore(tmp_path / "c.db", session_s=5, clock=clock)
+    assert not (await other.read()).members
+    await other.enter("node-1", "second", SECOND)
+    assert (await other.read()).is_member
+    assert not (await one.read()).is_member
+    await one.close()
+    await other.close()
+
+
+async def test_a_process_that_was_frozen_past_its_session_is_no_member(tmp_path: Path, clock: SettableClock) -> None:
+    """C6: it finds its session ended; if another process has the id by now, it can't enter again."""
+    one = EmbeddedCoordinationStore(tmp_path / "c.db", session_s=5, clock=clock)
+    other = EmbeddedCoordinationStore(tmp_path / "c.db", session_s=5, clock=clock)
+    await one.enter("node-1", "first", FACTS)
+    await one.stop_renewing()
+    clock.advance(5.1)
+    assert not (await one.read()).is_member
+    await other.enter("node-1", "second", SECOND)
+    entering = asyncio.create_task(one.enter("node-1", "first", FACTS))
+    while not entering.done():
+        clock.advance(0.5)  # the other one renews by its own timer, and shows so that it lives
+        await other._write(other._renew)
+        await asyncio.sleep(0.01)
+    with pytest.raises(DuplicateNode, match="second"):
+        await entering
+    await one.close()
+    await other.close()
+
+
+async def test_of_two_processes_that_enter_at_once_one_stays(in_log: OpenStore) -> None:
+    """C16: whichever the log has first; never both, never none."""
+    stores = [await in_log(), await in_log()]
+    entries = [
+        store.enter("node-1", name, encode(member("node-1", incarnation=name)))
+        for store, name in zip(stores, ("first", "second"), strict=True)
+    ]
+    outcomes = await asyncio.gather(*entries, return_exceptions=True)
+    stays = [store for store, outcome in zip(stores, outcomes, strict=True) if outcome is None]
+    async with asyncio.timeout(20):
+        while len(stays) == 2:
+            for store in stays:
+                try:
+                    await store.read()
+                except DuplicateNode:
+                    stays.remove(store)
+                    await store.leave()
+                    break
+            await asyncio.sleep(0.02)
+    (stayed,) = stays
+    for _ in range(20):
+        assert (await stayed.read()).is_member
+        await asyncio.sleep(0.05)
+
+
+async def test_a_late_heartbeat_of_a_frozen_process_does_not_depose_its_successor(in_log: OpenStore) -> None:
+    """C16: one record that was under way when its process froze is no proof of life."""
+    one, other = await in_log(), await in_log()
+    await one.enter("node-1", "first", FACTS)
+    session = one._session
+    assert session is not None
+    await one._stop_session()
+    await other.enter("node-1", "second", SECOND)
+    await one._beat(*session)
+    await other._read_to_the_end()
+    assert (await other.read()).is_member
+    await one._beat(*session)
+    await other._read_to_the_end()
+    with pytest.raises(DuplicateNode, match=r"node-1\.example:7000 \(first\)"):
+        await other.read()
+
+
+async def test_a_silent_log_ages_nobody(in_log: OpenStore) -> None:
+    """C6: members are missed after a session without a heartbeat, counted only while the topic can be read."""
+    one, observer = await in_log(), await in_log()
+    await one.enter("node-1", "first", FACTS)
+    await observer._read_to_the_end()
+    assert set((await observer.read()).members) == {"node-1"}
+    observer._looked_s -= 60  # as if this process had been frozen for a minute
+    assert set((await observer.read()).members) == {"node-1"}
+    await one._stop_session()
+    async with asyncio.timeout(10):
+        while (await observer.read()).members:
+            await asyncio.sleep(0.02)
