@@ -14,6 +14,7 @@
     │   ├── SlotsMoved              another worker, or a command, moved a projection's offsets
     │   ├── NotOwner                the group gave the partition to another member
     │   ├── NotPartitionOwner       another node of the cluster owns the partition
+    │   ├── RefusedByPeer           another node refused, with an error that has no name of its own here
     │   ├── TransactionMisused      begin, append, commit or abort out of order
     │   ├── WrongSeqNr              the journal is not where the append expects it
     │   ├── VoidAppend              the append is in the log and counts for nothing
@@ -130,6 +131,7 @@ __all__ = [
     "RecordsExpireSoon",
     "RecordsLost",
     "Refused",
+    "RefusedByPeer",
     "ReplayTooOld",
     "RetentionTooLong",
     "ServiceFailed",
@@ -354,6 +356,15 @@ class NotPartitionOwner(Refused):
     def __str__(self) -> str:
         where = f"ask node {self.owner!r}" if self.owner else "nobody is known to own it yet, ask again"
         return f"node {self.node!r} does not own {self.topic}[{self.partition}]; nothing was done: {where}"
+
+
+@dataclass(eq=False)
+class RefusedByPeer(Refused):
+    """A handler at another node refused, with an error of the application's own."""
+
+    peer: str
+    reason: str
+    says: ClassVar[str] = "node {peer!r} refused the request: {reason}"
 
 
 @dataclass(eq=False)

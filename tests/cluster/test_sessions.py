@@ -132,5 +132,5 @@ async def test_a_silent_log_ages_nobody(in_log: OpenStore) -> None:
     assert set((await observer.read()).members) == {"node-1"}
     await one._stop_session()
     async with asyncio.timeout(10):
-        while (await observer.read()).members:
+        while (await observer.read()).members:  # noqa: ASYNC110 - it can only be asked
             await asyncio.sleep(0.02)

@@ -1,0 +1,239 @@
+"""The side of a node that is asked: takes streams of other nodes and runs a handler for each request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from headrace.cluster.frames import GATHER_BYTES, Frame, FrameKind, encode_frame, frames_in
+from headrace.cluster.remote_errors import encode_error
+from headrace.cluster.transport import (
+    CLUSTER,
+    EXPECTED,
+    NODE,
+    SERVICE,
+    STREAM,
+    grpc_library,
+    server_credentials,
+    server_options,
+)
+from headrace.config import ClusterSettings
+from headrace.errors import Busy, Forbidden, HeadraceError, OperationFailed, TimedOut
+from headrace.observe import counter, get_logger
+
+__all__ = ["Handler", "IncomingRequest", "NodeServer"]
+
+HANDLED = counter("cluster", "requests_handled", "Requests of other nodes, by how they ended.", ["outcome"])
+
+_log = get_logger(__name__)
+
+
+class IncomingRequest(NamedTuple):
+    """What another node asks. `deadline_s` is on the loop's clock; `is_tell` if nobody waits for a reply."""
+
+    method: str
+    payload: bytes
+    deadline_s: float
+    peer: str
+    is_tell: bool
+
+
+Handler: TypeAlias = Callable[[IncomingRequest], Awaitable[bytes]]
+
+
+class NodeServer:
+    """Listens for other nodes.
+
+    Promises: a handler is cancelled when its caller gave up, or its deadline passed, or the caller is gone (not so for
+    tells); what it raises is carried to the caller. Beyond `max_requests_in_flight` of one caller requests get Busy.
+    """
+
+    def __init__(self, node: str, handlers: Mapping[str, Handler], settings: ClusterSettings) -> None:
+        self._node = node
+        self._handlers = handlers
+        self._settings = settings
+        self._server: Any = None
+        self._streams: set[_ServedStream] = set()
+        self.address = ""
+
+    async def start(self) -> None:
+        """Listen. Raises OperationFailed if the address can't be used."""
+        grpc = grpc_library()
+        settings = self._settings
+        self._server = grpc.aio.server(options=server_options(max_message_bytes=settings.max_message_bytes))
+        serve = grpc.stream_stream_rpc_method_handler(self._serve)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {STREAM: serve}),))
+        credentials = server_credentials(settings.tls)
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(settings.listen)
+            else:
+                port = self._server.add_secure_port(settings.listen, credentials)
+        except RuntimeError as error:
+            raise OperationFailed(f"listening on {settings.listen}", str(error)) from error
+        await self._server.start()
+        host = settings.listen.rpartition(":")[0]
+        self.address = settings.advertise or f"{host}:{port}"
+
+    async def stop(self, *, grace_s: float = 0.0) -> None:
+        """Stop listening, give running requests some time, then end all streams."""
+        running = [task for stream in self._streams for task in stream.tasks]
+        if running and grace_s > 0:
+            await asyncio.wait(running, timeout=grace_s)
+        if self._server is not None:
+            await self._server.stop(None)
+        for stream in list(self._streams):
+            stream.end()
+
+    async def _serve(self, requests: object, context: Any) -> None:  # noqa: ANN401 - grpc's
+        metadata = dict(context.invocation_metadata())
+        peer = str(metadata.get(NODE, context.peer()))
+        await context.send_initial_metadata(((NODE, self._node), (CLUSTER, self._settings.name)))
+        if metadata.get(CLUSTER) != self._settings.name or metadata.get(EXPECTED, self._node) != self._node:
+            return  # the caller sees in our metadata whom it has reached, and leaves
+        stream = _ServedStream(peer, self._node, self._handlers, context, self._settings)
+        self._streams.add(stream)
+        try:
+            await stream.run()
+        finally:
+            self._streams.discard(stream)
+
+
+class _ServedStream:
+    """One caller's stream: its running requests, and the replies that wait to be written."""
+
+    def __init__(
+        self,
+        peer: str,
+        node: str,
+        handlers: Mapping[str, Handler],
+        context: Any,  # noqa: ANN401 - grpc's
+        settings: ClusterSettings,
+    ) -> None:
+        self._peer = peer
+        self._node = node
+        self._handlers = handlers
+        self._context = context
+        self._limit = settings.max_requests_in_flight
+        self._max_bytes = settings.max_message_bytes
+        self._gather_bytes = min(GATHER_BYTES, self._max_bytes)
+        self._default_s = settings.request_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._tells: set[asyncio.Task[None]] = set()
+        self._outbox: deque[bytes] = deque()
+        self._ready = asyncio.Event()
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Return the requests that run."""
+        return [*self._running.values(), *self._tells]
+
+    async def run(self) -> None:
+        """Serve until the caller is gone."""
+        writer = asyncio.create_task(self._write_on(), name=f"headrace-replies-{self._peer}")
+        eof = grpc_library().aio.EOF
+        try:
+            while (message := await self._context.read()) is not eof:
+                for frame in frames_in(message):
+                    self._take(frame)
+        except HeadraceError as error:
+            _log.warning("a stream is not understood", peer=self._peer, reason=str(error))
+        finally:
+            writer.cancel()
+            self.end()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    def end(self) -> None:
+        """Cancel what runs for this caller; nobody is left to reply to."""
+        for task in list(self._running.values()):
+            task.cancel()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == FrameKind.CANCEL:
+            task = self._running.get(frame.id)
+            if task is not None:
+                task.cancel()
+            return
+        is_tell = frame.kind == FrameKind.TELL
+        if len(self._running) + len(self._tells) >= self._limit:
+            HANDLED.labels("busy").inc()
+            if not is_tell:
+                self._reply_error(frame.id, Busy(f"node {self._node!r}", self._limit))
+            return
+        left_s = frame.time_left_ms / 1000 or self._default_s
+        request = IncomingRequest(frame.method.decode(), frame.payload, self._loop.time() + left_s, self._peer, is_tell)
+        task = self._loop.create_task(self._handle(frame.id, request))
+        if is_tell:
+            self._tells.add(task)
+            task.add_done_callback(self._tells.discard)
+        else:
+            self._running[frame.id] = task
+
+    async def _handle(self, number: int, request: IncomingRequest) -> None:
+        timer = self._loop.call_at(request.deadline_s, self._expire, number)
+        try:
+            reply = await self._reply_of(request)
+        except asyncio.CancelledError:
+            HANDLED.labels("cancelled").inc()
+            raise
+        except Exception as error:
+            HANDLED.labels("failed").inc()
+            self._fail(number, request, error)
+        else:
+            HANDLED.labels("replied").inc()
+            if not request.is_tell:
+                self._send(encode_frame(FrameKind.REPLY, number, payload=reply))
+        finally:
+            timer.cancel()
+            self._running.pop(number, None)
+
+    async def _reply_of(self, request: IncomingRequest) -> bytes:
+        handler = self._handlers.get(request.method)
+        if handler is None:
+            raise Forbidden(f"call {request.method!r}", f"node {self._node!r} has no such method")
+        reply = await handler(request)
+        if len(reply) > self._max_bytes:
+            reason = f"{len(reply)} bytes are more than cluster.max_message_bytes, {self._max_bytes}"
+            raise OperationFailed("replying", reason, outcome_known=False)
+        return reply
+
+    def _fail(self, number: int, request: IncomingRequest, error: Exception) -> None:
+        if not isinstance(error, HeadraceError):
+            _log.error("a handler failed", method=request.method, peer=self._peer, exc_info=error)
+        if request.is_tell:
+            _log.warning("a tell failed", method=request.method, peer=self._peer, reason=str(error))
+        else:
+            self._reply_error(number, error)
+
+    def _expire(self, number: int) -> None:
+        task = self._running.get(number)
+        if task is not None:
+            task.cancel()
+            self._reply_error(number, TimedOut("the request", 0.0, outcome_known=False))
+
+    def _reply_error(self, number: int, error: Exception) -> None:
+        self._send(encode_frame(FrameKind.ERROR, number, payload=encode_error(error)))
+
+    def _send(self, frame: bytes) -> None:
+        self._outbox.append(frame)
+        self._ready.set()
+
+    async def _write_on(self) -> None:
+        """Write what has gathered while the last message was being written."""
+        while True:
+            await self._ready.wait()
+            message = self._gather()
+            if not self._outbox:
+                self._ready.clear()
+            await self._context.write(message)
+
+    def _gather(self) -> bytes:
+        taken = [self._outbox.popleft()]
+        size = len(taken[0])
+        while self._outbox and size + len(self._outbox[0]) <= self._gather_bytes:
+            taken.append(self._outbox.popleft())
+            size += len(taken[-1])
+        return taken[0] if len(taken) == 1 else b"".join(taken)
