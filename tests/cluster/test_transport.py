@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -49,7 +49,6 @@ class Service:
         self.seen: list[IncomingRequest] = []
         self.gate = asyncio.Event()
         self.cancelled = asyncio.Event()
-        self.told = asyncio.Event()
 
     async def echo(self, request: IncomingRequest) -> bytes:
         self.seen.append(request)
@@ -62,7 +61,6 @@ class Service:
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
-        self.told.set()
         return b"done"
 
     async def fail(self, request: IncomingRequest) -> bytes:
@@ -86,8 +84,6 @@ ERRORS: list[Exception] = [
     OwnRefusal(),
     ValueError("no such colour"),
 ]
-
-OpenPeer = Callable[..., Peer]
 
 
 @pytest.fixture
@@ -190,16 +186,6 @@ async def test_cancelling_a_call_cancels_its_handler(peer: Peer, service: Servic
     await asyncio.wait_for(service.cancelled.wait(), 5)
 
 
-async def test_a_tell_waits_for_nothing_and_is_not_cancelled(peer: Peer, service: Service) -> None:
-    """Not even when its sender is gone."""
-    await peer.tell("wait", b"", timeout_s=30)
-    await until(lambda: bool(service.seen))
-    assert service.seen[0].is_tell
-    await peer.close()
-    service.gate.set()
-    await asyncio.wait_for(service.told.wait(), 5)
-
-
 async def test_requests_in_flight_are_bounded(peer: Peer, service: Service) -> None:
     """One too many is refused at once, and has not been sent."""
     calls = [asyncio.create_task(peer.call("wait", b"", timeout_s=30)) for _ in range(50)]
@@ -299,9 +285,6 @@ async def test_a_request_that_waits_for_a_frozen_peer_times_out(service: Service
         child.send_signal(signal.SIGCONT)
         assert await peer.call("echo", b"awake", timeout_s=10) == b"awake"
         await peer.close()
-
-
-Make = Callable[[Service, ClusterTlsSettings], Awaitable[NodeServer]]
 
 
 def certificates(folder: Path, name: str) -> ClusterTlsSettings:

@@ -47,11 +47,6 @@ class Peer:
         connection, left_s = await self._connected(timeout_s)
         return await connection.call(method.encode(), payload, left_s)
 
-    async def tell(self, method: str, payload: bytes, *, timeout_s: float) -> None:
-        """Send, and return without waiting for anything; at most once."""
-        connection, left_s = await self._connected(timeout_s)
-        connection.tell(method.encode(), payload, left_s)
-
     async def close(self) -> None:
         """Close the connection; what is in flight fails."""
         self._is_closed = True
@@ -160,12 +155,6 @@ class _Connection:
         except asyncio.CancelledError:
             self._give_up(number)
             raise
-
-    def tell(self, method: bytes, payload: bytes, timeout_s: float) -> None:
-        """Send without waiting for anything."""
-        self._check(payload)
-        left_ms = _milliseconds(timeout_s)
-        self._send(0, encode_frame(FrameKind.TELL, 0, time_left_ms=left_ms, method=method, payload=payload))
 
     async def close(self, reason: str) -> None:
         """End the stream; what is in flight fails."""

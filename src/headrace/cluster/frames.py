@@ -23,13 +23,12 @@ GATHER_BYTES = 262_144  # frames gather in a message up to this size; a single o
 
 
 class FrameKind(IntEnum):
-    """What a frame is for. A request is answered by one reply or one error; a cancel and a tell by nothing."""
+    """What a frame is for. A request is answered by one reply or one error, a cancel by nothing."""
 
     REQUEST = 1
     REPLY = 2
     ERROR = 3
     CANCEL = 4
-    TELL = 5
 
 
 class Frame(NamedTuple):

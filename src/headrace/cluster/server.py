@@ -31,13 +31,12 @@ _log = get_logger(__name__)
 
 
 class IncomingRequest(NamedTuple):
-    """What another node asks. `deadline_s` is on the loop's clock; `is_tell` if nobody waits for a reply."""
+    """What another node asks; `deadline_s` is on the loop's clock."""
 
     method: str
     payload: bytes
     deadline_s: float
     peer: str
-    is_tell: bool
 
 
 Handler: TypeAlias = Callable[[IncomingRequest], Awaitable[bytes]]
@@ -46,8 +45,8 @@ Handler: TypeAlias = Callable[[IncomingRequest], Awaitable[bytes]]
 class NodeServer:
     """Listens for other nodes.
 
-    Promises: a handler is cancelled when its caller gave up, or its deadline passed, or the caller is gone (not so for
-    tells); what it raises is carried to the caller. Beyond `max_requests_in_flight` of one caller requests get Busy.
+    Promises: a handler is cancelled when its caller gave up, or its deadline passed, or the caller is gone; what it
+    raises is carried to the caller. Beyond `max_requests_in_flight` of one caller requests get Busy.
     """
 
     def __init__(self, node: str, handlers: Mapping[str, Handler], settings: ClusterSettings) -> None:
@@ -122,14 +121,13 @@ class _ServedStream:
         self._default_s = settings.request_timeout_s
         self._loop = asyncio.get_running_loop()
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._tells: set[asyncio.Task[None]] = set()
         self._outbox: deque[bytes] = deque()
         self._ready = asyncio.Event()
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
         """Return the requests that run."""
-        return [*self._running.values(), *self._tells]
+        return list(self._running.values())
 
     async def run(self) -> None:
         """Serve until the caller is gone."""
@@ -157,20 +155,13 @@ class _ServedStream:
             if task is not None:
                 task.cancel()
             return
-        is_tell = frame.kind == FrameKind.TELL
-        if len(self._running) + len(self._tells) >= self._limit:
+        if len(self._running) >= self._limit:
             HANDLED.labels("busy").inc()
-            if not is_tell:
-                self._reply_error(frame.id, Busy(f"node {self._node!r}", self._limit))
+            self._reply_error(frame.id, Busy(f"node {self._node!r}", self._limit))
             return
         left_s = frame.time_left_ms / 1000 or self._default_s
-        request = IncomingRequest(frame.method.decode(), frame.payload, self._loop.time() + left_s, self._peer, is_tell)
-        task = self._loop.create_task(self._handle(frame.id, request))
-        if is_tell:
-            self._tells.add(task)
-            task.add_done_callback(self._tells.discard)
-        else:
-            self._running[frame.id] = task
+        request = IncomingRequest(frame.method.decode(), frame.payload, self._loop.time() + left_s, self._peer)
+        self._running[frame.id] = self._loop.create_task(self._handle(frame.id, request))
 
     async def _handle(self, number: int, request: IncomingRequest) -> None:
         timer = self._loop.call_at(request.deadline_s, self._expire, number)
@@ -184,8 +175,7 @@ class _ServedStream:
             self._fail(number, request, error)
         else:
             HANDLED.labels("replied").inc()
-            if not request.is_tell:
-                self._send(encode_frame(FrameKind.REPLY, number, payload=reply))
+            self._send(encode_frame(FrameKind.REPLY, number, payload=reply))
         finally:
             timer.cancel()
             self._running.pop(number, None)
@@ -203,10 +193,7 @@ class _ServedStream:
     def _fail(self, number: int, request: IncomingRequest, error: Exception) -> None:
         if not isinstance(error, HeadraceError):
             _log.error("a handler failed", method=request.method, peer=self._peer, exc_info=error)
-        if request.is_tell:
-            _log.warning("a tell failed", method=request.method, peer=self._peer, reason=str(error))
-        else:
-            self._reply_error(number, error)
+        self._reply_error(number, error)
 
     def _expire(self, number: int) -> None:
         task = self._running.get(number)
