@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from headrace.cluster.server import IncomingRequest, NodeServer
 from headrace.config import ClusterSettings
@@ -28,5 +29,18 @@ def serve_slowly(listen: str, node: str) -> None:
         await server.start()
         print(f"listening on {server.address}", flush=True)
         await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+def run_node(folder: str, node_id: str) -> None:
+    """Be a node that takes what it is proposed for, until killed."""
+    from tests.cluster.test_node import Owning
+
+    async def run() -> None:
+        owning = Owning(node_id, Path(folder))
+        await owning.start()
+        print("started", flush=True)
+        await owning.node.wait()
 
     asyncio.run(run())

@@ -50,7 +50,7 @@ class NodeServer:
     """
 
     def __init__(self, node: str, handlers: Mapping[str, Handler], settings: ClusterSettings) -> None:
-        self._node = node
+        self.node = node
         self._handlers = handlers
         self._settings = settings
         self._server: Any = None
@@ -89,10 +89,10 @@ class NodeServer:
     async def _serve(self, requests: object, context: Any) -> None:  # noqa: ANN401 - grpc's
         metadata = dict(context.invocation_metadata())
         peer = str(metadata.get(NODE, context.peer()))
-        await context.send_initial_metadata(((NODE, self._node), (CLUSTER, self._settings.name)))
-        if metadata.get(CLUSTER) != self._settings.name or metadata.get(EXPECTED, self._node) != self._node:
+        await context.send_initial_metadata(((NODE, self.node), (CLUSTER, self._settings.name)))
+        if metadata.get(CLUSTER) != self._settings.name or metadata.get(EXPECTED, self.node) != self.node:
             return  # the caller sees in our metadata whom it has reached, and leaves
-        stream = _ServedStream(peer, self._node, self._handlers, context, self._settings)
+        stream = _ServedStream(peer, self.node, self._handlers, context, self._settings)
         self._streams.add(stream)
         try:
             await stream.run()
