@@ -208,6 +208,25 @@ async def test_a_server_bounds_what_it_runs(server: NodeServer, service: Service
     await eager.close()
 
 
+async def test_a_node_that_stops_answers_what_it_has_seen(peer: Peer, server: NodeServer, service: Service) -> None:
+    """C13: what it never saw fails at once with a known outcome, and can be asked elsewhere."""
+    seen = [asyncio.create_task(peer.call("wait", b"", timeout_s=30)) for _ in range(10)]
+    await until(lambda: len(service.seen) == 10)
+    stopping = asyncio.create_task(server.stop(grace_s=20))
+    await asyncio.sleep(0)
+    unseen = [asyncio.create_task(peer.call("echo", b"", timeout_s=30)) for _ in range(10)]
+    failures = await asyncio.wait_for(asyncio.gather(*unseen, return_exceptions=True), 10)
+    assert {type(each) for each in failures} == {Unreachable}
+    assert all(each.outcome_known for each in failures if isinstance(each, Unreachable))
+    assert not any(each.done() for each in seen)
+    service.gate.set()
+    assert await asyncio.wait_for(asyncio.gather(*seen), 10) == [b"done"] * 10
+    await stopping
+    with pytest.raises(Unreachable) as unreachable:
+        await peer.call("echo", b"", timeout_s=5)
+    assert unreachable.value.outcome_known
+
+
 async def test_messages_have_a_largest_size(peer: Peer) -> None:
     """Too large a request is refused here, too large a reply there; neither harms the stream."""
     assert len(await peer.call("large", b"100000", timeout_s=5)) == 100_000

@@ -39,6 +39,7 @@ class Peer:
         self._expected = expected
         self._settings = settings
         self._connection: _Connection | None = None
+        self._opened: set[_Connection] = set()
         self._connecting: asyncio.Task[_Connection] | None = None
         self._is_closed = False
 
@@ -52,14 +53,14 @@ class Peer:
         self._is_closed = True
         if self._connecting is not None:
             self._connecting.cancel()
-        if self._connection is not None:
-            await self._connection.close("this node closed the connection")
+        for connection in list(self._opened):
+            await connection.close("this node closed the connection")
 
     async def _connected(self, timeout_s: float) -> tuple[_Connection, float]:
         if self._is_closed:
             raise Closed(f"the connection to {self.address}")
         connection = self._connection
-        if connection is not None and not connection.is_lost:
+        if connection is not None and connection.takes_requests:
             return connection, timeout_s
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -73,8 +74,9 @@ class Peer:
         return connection, max(0.001, timeout_s - (loop.time() - began_s))
 
     async def _connect(self) -> _Connection:
-        if self._connection is not None:
-            await self._connection.close("the connection was lost")
+        for lost in [each for each in self._opened if each.is_lost]:
+            self._opened.discard(lost)
+            await lost.close("the connection was lost")
         connection = _Connection(self.address, self._node, self._settings)
         try:
             async with asyncio.timeout(_CONNECT_S):
@@ -86,6 +88,7 @@ class Peer:
             await connection.close("it could not be opened")
             raise
         self._connection = connection
+        self._opened.add(connection)
         return connection
 
 
@@ -123,6 +126,12 @@ class _Connection:
         self._ready = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.is_lost = False
+        self._is_leaving = False
+
+    @property
+    def takes_requests(self) -> bool:
+        """Return True unless the connection was lost, or the peer said goodbye."""
+        return not self.is_lost and not self._is_leaving
 
     async def open(self, expected: str | None) -> None:
         """Begin the stream, and look at who answers. Raises Unreachable."""
@@ -170,7 +179,7 @@ class _Connection:
             raise BadArgument("payload", f"{len(payload)} bytes", f"cluster.max_message_bytes is {self._max_bytes}")
         if len(self._requests) >= self._limit or len(self._outbox) >= self._limit:
             raise Busy(f"the connection to {self._address}", self._limit)
-        if self.is_lost:
+        if not self.takes_requests:
             raise Unreachable(self._address, "the connection was lost")
 
     def _send(self, number: int, frame: bytes) -> None:
@@ -208,7 +217,10 @@ class _Connection:
         try:
             while (message := await self._stream.read()) is not self._grpc.aio.EOF:
                 for frame in frames_in(message):
-                    self._settle(frame.id, frame.kind, frame.payload)
+                    if frame.kind == FrameKind.GOODBYE:
+                        self._hear_goodbye(frame.id)
+                    else:
+                        self._settle(frame.id, frame.kind, frame.payload)
         except (self._grpc.aio.AioRpcError, HeadraceError) as error:
             reason = _reason(error)
         self._lose(reason)
@@ -224,6 +236,16 @@ class _Connection:
             request.answered.set_result(payload)
         else:
             request.answered.set_exception(decode_error(payload, peer=self._address))
+
+    def _hear_goodbye(self, last_id: int) -> None:
+        """Fail what the peer never saw, at once and with a known outcome; wait for the rest."""
+        self._is_leaving = True
+        self._outbox.clear()
+        for number in [each for each in self._requests if each > last_id]:
+            request = self._requests.pop(number)
+            request.timer.cancel()
+            if not request.answered.done():
+                request.answered.set_exception(Unreachable(self._address, "the node is stopping"))
 
     def _expire(self, number: int, timeout_s: float) -> None:
         request = self._requests.get(number)

@@ -23,12 +23,16 @@ GATHER_BYTES = 262_144  # frames gather in a message up to this size; a single o
 
 
 class FrameKind(IntEnum):
-    """What a frame is for. A request is answered by one reply or one error, a cancel by nothing."""
+    """What a frame is for. A request is answered by one reply or one error, a cancel by nothing.
+
+    A goodbye comes from a node that stops: it answers the requests up to the id, and never saw those after it.
+    """
 
     REQUEST = 1
     REPLY = 2
     ERROR = 3
     CANCEL = 4
+    GOODBYE = 5
 
 
 class Frame(NamedTuple):

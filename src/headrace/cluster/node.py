@@ -175,7 +175,7 @@ class Node:
             owned = sum(each.epoch > 0 for each in self._holdings.values())
             raise TimedOut(f"draining node {self.id!r}, which still owns {owned} partitions,", timeout_s) from error
 
-    async def close(self, *, grace_s: float = 0.0) -> None:
+    async def close(self, *, grace_s: float = 5.0) -> None:
         """Leave the cluster; requests of others that run get `grace_s` to end."""
         if self._router is not None:
             self._router.stop_serving()

@@ -38,6 +38,7 @@ LOST_TELLS = counter("cluster", "tells_lost", "Tells that failed; they are sent 
 
 ACK_ATTEMPTS = 3
 ACK_ATTEMPT_S = 3.5  # longer than the three seconds in which a partition finds its next owner
+SHORTEST_RETRY_S = 0.02  # with less time left nothing is sent again: its outcome would only become unknown
 
 _log = get_logger(__name__)
 
@@ -258,7 +259,7 @@ class Router:
         last: HeadraceError | None = None
         if ticket is not None:
             await self._in_time(ticket.wait_to_send(), deadline_s, timeout_s, last, attempts)
-        while self._loop.time() < deadline_s:
+        while self._loop.time() < deadline_s - (SHORTEST_RETRY_S if attempts.failures else 0):
             try:
                 return await self._attempt(request, attempts, deadline_s, trail)
             except HeadraceError as error:

@@ -28,6 +28,7 @@ __all__ = ["Handler", "IncomingRequest", "NodeServer"]
 HANDLED = counter("cluster", "requests_handled", "Requests of other nodes, by how they ended.", ["outcome"])
 
 _log = get_logger(__name__)
+_LAST_WRITE_S = 1.0
 
 
 class IncomingRequest(NamedTuple):
@@ -77,14 +78,10 @@ class NodeServer:
         self.address = settings.advertise or f"{host}:{port}"
 
     async def stop(self, *, grace_s: float = 0.0) -> None:
-        """Stop listening, give running requests some time, then end all streams."""
-        running = [task for stream in self._streams for task in stream.tasks]
-        if running and grace_s > 0:
-            await asyncio.wait(running, timeout=grace_s)
+        """Give running requests some time, take no further ones, then end all streams and stop listening."""
+        await asyncio.gather(*(stream.finish(grace_s) for stream in self._streams))
         if self._server is not None:
-            await self._server.stop(None)
-        for stream in list(self._streams):
-            stream.end()
+            await self._server.stop(_LAST_WRITE_S)
 
     async def _serve(self, requests: object, context: Any) -> None:  # noqa: ANN401 - grpc's
         metadata = dict(context.invocation_metadata())
@@ -123,15 +120,42 @@ class _ServedStream:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._outbox: deque[bytes] = deque()
         self._ready = asyncio.Event()
-
-    @property
-    def tasks(self) -> list[asyncio.Task[None]]:
-        """Return the requests that run."""
-        return list(self._running.values())
+        self._reader: asyncio.Task[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._last_id = 0
+        self._is_finishing = False
+        self._is_finished = False
 
     async def run(self) -> None:
-        """Serve until the caller is gone."""
-        writer = asyncio.create_task(self._write_on(), name=f"headrace-replies-{self._peer}")
+        """Serve until the caller is gone, or this node stops."""
+        self._reader = asyncio.create_task(self._read_on(), name=f"headrace-requests-{self._peer}")
+        self._writer = asyncio.create_task(self._write_on(), name=f"headrace-replies-{self._peer}")
+        try:
+            await asyncio.wait({self._reader})
+        finally:
+            for task in (self._reader, self._writer):
+                task.cancel()
+            self.end()
+            await asyncio.gather(self._reader, self._writer, return_exceptions=True)
+
+    async def finish(self, grace_s: float) -> None:
+        """Say goodbye, let what runs end, write the last replies, and end the stream."""
+        self._is_finishing = True
+        self._send(encode_frame(FrameKind.GOODBYE, self._last_id))
+        if self._running:
+            await asyncio.wait(list(self._running.values()), timeout=grace_s)
+        self._is_finished = True
+        self._ready.set()
+        if self._writer is not None and self._reader is not None:
+            await asyncio.wait({self._writer}, timeout=_LAST_WRITE_S)
+            self._reader.cancel()
+
+    def end(self) -> None:
+        """Cancel what runs for this caller; nobody is left to reply to."""
+        for task in list(self._running.values()):
+            task.cancel()
+
+    async def _read_on(self) -> None:
         eof = grpc_library().aio.EOF
         try:
             while (message := await self._context.read()) is not eof:
@@ -139,15 +163,6 @@ class _ServedStream:
                     self._take(frame)
         except HeadraceError as error:
             _log.warning("a stream is not understood", peer=self._peer, reason=str(error))
-        finally:
-            writer.cancel()
-            self.end()
-            await asyncio.gather(writer, return_exceptions=True)
-
-    def end(self) -> None:
-        """Cancel what runs for this caller; nobody is left to reply to."""
-        for task in list(self._running.values()):
-            task.cancel()
 
     def _take(self, frame: Frame) -> None:
         if frame.kind == FrameKind.CANCEL:
@@ -155,6 +170,9 @@ class _ServedStream:
             if task is not None:
                 task.cancel()
             return
+        if self._is_finishing:
+            return  # the caller knows by the goodbye that this one was not seen
+        self._last_id = frame.id
         if len(self._running) >= self._limit:
             HANDLED.labels("busy").inc()
             self._reply_error(frame.id, Busy(f"node {self._node!r}", self._limit))
@@ -212,8 +230,10 @@ class _ServedStream:
         """Write what has gathered while the last message was being written."""
         while True:
             await self._ready.wait()
+            if not self._outbox and self._is_finished:
+                return
             message = self._gather()
-            if not self._outbox:
+            if not self._outbox and not self._is_finished:
                 self._ready.clear()
             await self._context.write(message)
 

@@ -5,6 +5,7 @@ What server and client share: the names on the wire, options, certificates. grpc
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ _PING_TIMEOUT_MS = 5000
 @cache
 def grpc_library() -> Any:  # noqa: ANN401 - a module
     """Return grpc, with its asynchronous half. Raises MissingExtra."""
+    # It prints lines about connections that end as they should; read once, when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         import grpc
         import grpc.aio
