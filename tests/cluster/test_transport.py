@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from headrace.config import ClusterSettings, ClusterTlsSettings
 from headrace.errors import (
     BadArgument,
     Busy,
-    Closed,
     Forbidden,
     HeadraceError,
     InvalidSettings,
@@ -259,8 +259,21 @@ async def test_nobody_listens() -> None:
         await peer.call("echo", b"", timeout_s=5)
     assert unreachable.value.outcome_known
     await peer.close()
-    with pytest.raises(Closed):
+    with pytest.raises(Unreachable, match="the connection was closed"):
         await peer.call("echo", b"", timeout_s=5)
+
+
+async def test_a_connection_that_is_closed_while_it_is_opened() -> None:
+    """C8: its callers find nobody, and are not cancelled themselves."""
+    listener = socket.create_server(("127.0.0.1", 0))  # takes connections, and never answers
+    peer = Peer(f"127.0.0.1:{listener.getsockname()[1]}", node="n", settings=SETTINGS)
+    calling = asyncio.create_task(peer.call("echo", b"", timeout_s=30))
+    await until(lambda: peer._connecting is not None)
+    await peer.close()
+    with pytest.raises(Unreachable, match="the connection was closed") as closed:
+        await calling
+    assert closed.value.outcome_known
+    listener.close()
 
 
 async def test_two_nodes_do_not_share_a_port(server: NodeServer) -> None:

@@ -19,7 +19,7 @@ from headrace.cluster.transport import (
     grpc_library,
 )
 from headrace.config import ClusterSettings
-from headrace.errors import BadArgument, Busy, Closed, HeadraceError, TimedOut, Unreachable
+from headrace.errors import BadArgument, Busy, HeadraceError, TimedOut, Unreachable
 
 __all__ = ["Peer"]
 
@@ -58,7 +58,7 @@ class Peer:
 
     async def _connected(self, timeout_s: float) -> tuple[_Connection, float]:
         if self._is_closed:
-            raise Closed(f"the connection to {self.address}")
+            raise Unreachable(self.address, "the connection was closed")
         connection = self._connection
         if connection is not None and connection.takes_requests:
             return connection, timeout_s
@@ -71,6 +71,11 @@ class Peer:
                 connection = await asyncio.shield(self._connecting)
         except TimeoutError as error:
             raise TimedOut(f"connecting to {self.address}", timeout_s) from error
+        except asyncio.CancelledError:
+            # Closed by others, because the node has left; to this caller nobody listens.
+            if self._is_closed and self._connecting.cancelled():
+                raise Unreachable(self.address, "the connection was closed") from None
+            raise
         return connection, max(0.001, timeout_s - (loop.time() - began_s))
 
     async def _connect(self) -> _Connection:
