@@ -11,6 +11,7 @@ from rich.console import Console
 
 from headrace import __version__
 from headrace.cli import (
+    clusters,
     demo,
     journals,
     outboxes,
@@ -48,6 +49,7 @@ app.add_typer(tags.app, name="tags", help="Events by tag: list, follow, repair."
 app.add_typer(topics.app, name="topic", help="Topics of the log.")
 app.add_typer(schemas.app, name="schema", help="Avro schemas and the registry that keeps them.")
 app.add_typer(outboxes.app, name="outbox", help="The outbox: its tables, its relay, what waits and what is dead.")
+app.add_typer(clusters.app, name="cluster", help="Nodes that share partitions: look at them, move, drain.")
 app.add_typer(settings.app, name="config", help="Settings and where they come from.")
 app.add_typer(pipelines.app, name="pipeline", help="Jobs on Spark: replication and what goes with it.")
 app.command("sql")(sql.sql)

@@ -159,9 +159,14 @@ class Coordinator:
             seen = self._view
             yield seen
 
+    async def fresh_view(self) -> ClusterView:
+        """Return what the server has now. Raises Unavailable if it does not answer."""
+        self.check()
+        return view_of(await self._store.read())
+
     async def request_move(self, group: str, partition: int, *, to: str) -> None:
         """Ask for `to` to become the owner of a partition, after it has caught up. Raises BadArgument."""
-        view = await self._fresh_view()
+        view = await self.fresh_view()
         if group not in view.groups:
             raise BadArgument("group", group, f"the cluster has {_listed(view.groups)}")
         if not 0 <= partition < view.groups[group].partitions:
@@ -173,7 +178,7 @@ class Coordinator:
 
     async def request_drain(self, member: str) -> None:
         """Ask a member to hand over all it has; it gets nothing more until it is started again. Raises BadArgument."""
-        view = await self._fresh_view()
+        view = await self.fresh_view()
         if member not in view.members:
             raise BadArgument("member", member, f"the members are {_listed(view.members)}")
         await self._store.put_request(drain_key(member), view.members[member].incarnation.encode())
@@ -195,10 +200,6 @@ class Coordinator:
         await self.leave()
         await self._store.close()
         await self._tell()
-
-    async def _fresh_view(self) -> ClusterView:
-        self.check()
-        return view_of(await self._store.read())
 
     async def _run(self) -> None:
         failures = 0
