@@ -41,7 +41,7 @@ async def _serve() -> None:
     ours = NodeServer("node", {"echo": echo}, SETTINGS)
     await ours.start()
     theirs = grpc.aio.server()
-    handler = grpc.unary_unary_rpc_method_handler(bare)
+    handler: Any = grpc.unary_unary_rpc_method_handler(bare)
     theirs.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", {"Echo": handler}),))
     port = theirs.add_insecure_port("127.0.0.1:0")
     await theirs.start()
@@ -79,7 +79,7 @@ async def setup(stage: Stage) -> AsyncIterator[Contest]:
         found = await asyncio.to_thread(child.wait_for_line, r"listening on (\S+) and (\S+)", 30)
         peer = Peer(found[1], node="bench", settings=SETTINGS)
         async with grpc.aio.insecure_channel(found[2]) as channel:
-            echo = channel.unary_unary("/bench/Echo")
+            echo: Any = channel.unary_unary("/bench/Echo")
             try:
                 yield Contest(
                     lambda: measure(lambda: peer.call("echo", PAYLOAD, timeout_s=60), requests, single),

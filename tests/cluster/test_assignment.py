@@ -291,6 +291,23 @@ def test_a_draining_node_hands_over_and_gets_nothing() -> None:
     assert replicas_are_apart(cluster.placements, wanted=2)
 
 
+def test_a_standby_stays_until_its_substitute_has_caught_up() -> None:
+    """C4: a partition has all its replicas online before one of them goes."""
+    cluster = Cluster(group(1, 2), NAMES[:3])
+    cluster.settle()
+    standby = cluster.placements[0].replicas[1]
+    cluster.drain(standby)
+    cluster.decide()
+    (substitute,) = set(NAMES[:3]) - set(cluster.placements[0].replicas) or {cluster.placements[0].replicas[2]}
+    for _ in range(3):
+        cluster.decide()
+        assert standby in cluster.placements[0].replicas
+    cluster.hold(substitute, 0)
+    cluster.decide()
+    assert standby not in cluster.placements[0].replicas
+    assert substitute in cluster.placements[0].replicas
+
+
 def test_the_last_node_that_drains_keeps_serving() -> None:
     """C5: there is nobody to hand over to."""
     cluster = Cluster(group(3), NAMES[:1])

@@ -111,6 +111,13 @@ class World:
         for site in self.sites.values():
             site.table.update(self.view)
 
+    def place(self, replicas: Mapping[int, tuple[str, ...]]) -> None:
+        """Let all know other replicas than there are."""
+        placements = [Placement(replicas=replicas.get(n, ("node-1", "node-2"))) for n in range(4)]
+        self.view = msgspec.structs.replace(self.view, placements={"accounts": tuple(placements)})
+        for site in self.sites.values():
+            site.table.update(self.view)
+
     def give(self, owners: Mapping[int, str]) -> None:
         """Let the partitions belong to these, and nobody know it."""
         for partition, owner in owners.items():
@@ -167,6 +174,7 @@ async def test_the_owner_itself_is_asked_without_the_network(world: World) -> No
 
 async def test_an_answer_that_names_the_owner_is_followed(world: World) -> None:
     """C8: the partition has moved and the coordinator does not say so yet; the next request goes there directly."""
+    world.place({1: ("node-1",)})
     world.give({1: "node-2"})
     world["node-1"].owner_named = "node-2"
     assert await world.router.ask("accounts", key_of(1), b"x") == b"node-2 1 x"
@@ -361,6 +369,18 @@ def test_members_are_asked_in_turn_until_one_is_named() -> None:
     assert asked == ["a", "b", "c", "a"]
     assert [trail.next(["c", "a", "b"]), trail.next(["c", "a", "b"]), trail.next(["c"])] == ["c", "a", "c"]
     assert Attempts().after(is_unknown=True).after(is_unknown=False) == Attempts(number=2, failures=2)
+
+
+async def test_a_request_is_repeated_after_all_earlier_ones_of_its_key() -> None:
+    """C8: one that is still under way may have to be repeated, too, and was first."""
+    lanes = Lanes()
+    with lanes.ticket("k") as first, lanes.ticket("k") as second, lanes.ticket("other") as other:
+        await asyncio.wait_for(other.wait_to_repeat(), 1)
+        repeating = asyncio.create_task(second.wait_to_repeat())
+        await asyncio.sleep(0)
+        assert not repeating.done()
+        first.end()
+        await repeating
 
 
 async def test_lanes_are_forgotten() -> None:

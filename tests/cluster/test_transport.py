@@ -186,6 +186,21 @@ async def test_cancelling_a_call_cancels_its_handler(peer: Peer, service: Servic
     await asyncio.wait_for(service.cancelled.wait(), 5)
 
 
+async def test_a_request_that_was_given_up_before_it_was_sent_is_never_sent(peer: Peer, service: Service) -> None:
+    """C8: its caller was told that nothing was done."""
+    await peer.call("echo", b"first", timeout_s=5)
+    connection = peer._connection
+    assert connection is not None
+    call = asyncio.create_task(peer.call("echo", b"late", timeout_s=5))
+    await asyncio.sleep(0)  # the request waits for the writer, which has its turn after this one
+    connection._expire(connection._last_id, 5)
+    with pytest.raises(TimedOut) as timed_out:
+        await call
+    assert timed_out.value.outcome_known
+    await peer.call("echo", b"next", timeout_s=5)
+    assert [each.payload for each in service.seen] == [b"first", b"next"]
+
+
 async def test_requests_in_flight_are_bounded(peer: Peer, service: Service) -> None:
     """One too many is refused at once, and has not been sent."""
     calls = [asyncio.create_task(peer.call("wait", b"", timeout_s=30)) for _ in range(50)]
@@ -219,6 +234,7 @@ async def test_a_node_that_stops_answers_what_it_has_seen(peer: Peer, server: No
     assert {type(each) for each in failures} == {Unreachable}
     assert all(each.outcome_known for each in failures if isinstance(each, Unreachable))
     assert not any(each.done() for each in seen)
+    assert len(service.seen) == 10
     service.gate.set()
     assert await asyncio.wait_for(asyncio.gather(*seen), 10) == [b"done"] * 10
     await stopping

@@ -66,6 +66,7 @@ class Peer:
         began_s = loop.time()
         if self._connecting is None or self._connecting.done():
             self._connecting = loop.create_task(self._connect())
+            self._connecting.add_done_callback(_retrieve)
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await asyncio.shield(self._connecting)
@@ -73,7 +74,7 @@ class Peer:
             raise TimedOut(f"connecting to {self.address}", timeout_s) from error
         except asyncio.CancelledError:
             # Closed by others, because the node has left; to this caller nobody listens.
-            if self._is_closed and self._connecting.cancelled():
+            if self._connecting.cancelled():
                 raise Unreachable(self.address, "the connection was closed") from None
             raise
         return connection, max(0.001, timeout_s - (loop.time() - began_s))
@@ -157,7 +158,7 @@ class _Connection:
         """Send a request and wait for its reply."""
         self._check(payload)
         self._last_id = number = self._last_id + 1
-        answered = self._loop.create_future()
+        answered: asyncio.Future[bytes] = self._loop.create_future()
         timer = self._loop.call_later(timeout_s, self._expire, number, timeout_s)
         self._requests[number] = _Request(answered, timer)
         left_ms = _milliseconds(timeout_s)
@@ -283,6 +284,12 @@ class _Connection:
         if self._stream is not None:
             with contextlib.suppress(Exception):  # it is gone anyway
                 self._stream.cancel()
+
+
+def _retrieve(connecting: asyncio.Task[_Connection]) -> None:
+    """Look at an error that all callers were too impatient to wait for; the next call connects again."""
+    if not connecting.cancelled():
+        connecting.exception()
 
 
 def _reason(error: BaseException) -> str:
