@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from headrace.cluster.coordinators import open_store
 from headrace.cluster.coordinators.embedded import EmbeddedCoordinationStore
 from headrace.cluster.coordinators.kafka import KafkaCoordinationStore
 from headrace.cluster.planning import encode
-from headrace.errors import DuplicateNode
+from headrace.errors import DuplicateNode, UnknownBackend, UnknownTopic
 from headrace.log import open_log
 from headrace.testing.clock import SettableClock
 from headrace.testing.conformance.coordinator_setting import member
@@ -113,11 +114,11 @@ async def test_a_late_heartbeat_of_a_frozen_process_does_not_depose_its_successo
     assert session is not None
     await one._stop_session()
     await other.enter("node-1", "second", SECOND)
-    await one._beat(*session)
-    await other._read_to_the_end()
+    await one._beat(session)
+    await other._topic.read_to_the_end()
     assert (await other.read()).is_member
-    await one._beat(*session)
-    await other._read_to_the_end()
+    await one._beat(session)
+    await other._topic.read_to_the_end()
     with pytest.raises(DuplicateNode, match=r"node-1\.example:7000 \(first\)"):
         await other.read()
 
@@ -126,11 +127,58 @@ async def test_a_silent_log_ages_nobody(in_log: OpenStore) -> None:
     """C6: members are missed after a session without a heartbeat, counted only while the topic can be read."""
     one, observer = await in_log(), await in_log()
     await one.enter("node-1", "first", FACTS)
-    await observer._read_to_the_end()
+    await observer._topic.read_to_the_end()
     assert set((await observer.read()).members) == {"node-1"}
-    observer._looked_s -= 60  # as if this process had been frozen for a minute
+    observer._topic._looked_s -= 60  # as if this process had been frozen for a minute
     assert set((await observer.read()).members) == {"node-1"}
     await one._stop_session()
     async with asyncio.timeout(10):
         while (await observer.read()).members:  # noqa: ASYNC110 - it can only be asked
             await asyncio.sleep(0.02)
+
+
+async def test_facts_that_a_second_process_overwrote_are_written_again(in_log: OpenStore) -> None:
+    """C16: the first one goes on, and is seen as it is."""
+    one, other = await in_log(), await in_log()
+    await one.enter("node-1", "first", FACTS)
+    await other._put_record("node-1", "second", SECOND)
+    await one._topic.read_to_the_end()
+    assert (await one.read()).members == {}
+    async with asyncio.timeout(10):
+        while (await one.read()).members != {"node-1": FACTS}:  # noqa: ASYNC110 - it can only be asked
+            await asyncio.sleep(0.01)
+
+
+async def test_foreign_records_in_the_topic_are_passed_over(in_log: OpenStore) -> None:
+    """C6: whatever somebody else writes there, members are seen."""
+    one = await in_log()
+    for key in ("beat/node-9", "member/node-9", "nonsense"):
+        await one._topic.put(key, b"\xff\xfe")
+    await one.enter("node-1", "first", FACTS)
+    assert set((await one.read()).members) == {"node-1"}
+
+
+async def test_a_topic_that_cannot_be_read_is_an_error(in_log: OpenStore) -> None:
+    """C6: the topic was deleted; the coordinator says so instead of showing what was."""
+    one = await in_log()
+    await one._log.admin.delete("c-cluster")
+    async with asyncio.timeout(10):
+        while one._topic.failure is None:  # noqa: ASYNC110 - it can only be asked
+            await asyncio.sleep(0.01)
+    with pytest.raises(UnknownTopic):
+        await one.read()
+
+
+def test_a_coordinator_of_another_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6: an entry point of the group headrace.coordinator, named by its scheme."""
+    (tmp_path / "theirs-1.0.dist-info").mkdir()
+    (tmp_path / "theirs-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    points = "[headrace.coordinator]\ntheirs = their_coordinator:open_store\n"
+    (tmp_path / "theirs-1.0.dist-info" / "entry_points.txt").write_text(points)
+    (tmp_path / "their_coordinator.py").write_text(
+        "async def open_store(address, settings):\n    return (address, settings.cluster.name)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert asyncio.run(open_store("theirs://here")) == ("theirs://here", "headrace")  # type: ignore[comparison-overlap]
+    with pytest.raises(UnknownBackend, match="known: embedded:, kafka:, theirs:, zookeeper:"):
+        asyncio.run(open_store("others://here"))

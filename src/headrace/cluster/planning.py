@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -58,6 +59,8 @@ def encode(value: Plan | MemberFacts) -> bytes:
     return msgspec.msgpack.encode(value)
 
 
+# Views are made again and again, mostly of the same facts.
+@lru_cache(maxsize=256)
 def decode_facts(data: bytes) -> MemberFacts:
     """Return what a member told of itself."""
     return _facts.decode(data)
@@ -75,7 +78,7 @@ def move_key(group: str, partition: int) -> str:
 
 def view_of(shared: Shared) -> ClusterView:
     """Return what a node makes of what all nodes share."""
-    members = {name: _facts.decode(data) for name, data in sorted(shared.members.items())}
+    members = {name: decode_facts(data) for name, data in sorted(shared.members.items())}
     plan = _plans.decode(shared.plan) if shared.plan is not None else None
     return ClusterView(
         revision=shared.version,

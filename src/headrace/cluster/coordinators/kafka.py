@@ -1,54 +1,41 @@
 """The coordinator in the log itself: a compacted topic that all nodes read, and a group that elects the leader.
 
-A member writes its facts again and again, as its heartbeat; one that was silent for a session is missed. Whoever the
-group gives the topic's only partition to leads. Of several records of a key the last one counts. The group's sessions
-and this topic only propose: who owns a partition is decided by that partition's own log.
-
-    member/<id>      [incarnation, joined, facts]: `joined` is the offset of the incarnation's first record
-    request/<key>    what operators asked for
-    plan             what the leader proposed last; its version is its offset + 1
+A member sends a beat several times in a session; one that was silent for a session is missed. Whoever the group gives
+the topic's only partition to leads. The group's sessions and this topic only propose: who owns a partition is decided
+by that partition's own log.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Coroutine, Iterable
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Coroutine
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
+from headrace.cluster.coordinators.cluster_topic import Beat, ClusterTopic, MemberRecord
 from headrace.cluster.planning import Shared, decode_facts
-from headrace.errors import DuplicateNode, OffsetOutOfRange, Unavailable, Unreachable
-from headrace.log import Log, Member, ensure_topic
-from headrace.model import Cleanup, NewRecord, Record, TopicConfig, TopicPartition
+from headrace.errors import DuplicateNode, HeadraceError, Unavailable
+from headrace.log import Log, Member
 from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Clock
 
 __all__ = ["KafkaCoordinationStore"]
 
-T = TypeVar("T")
-
 _log = get_logger(__name__)
 _BEATS = 4  # in a session
-_RETRY_S = 0.2
+_RETRY_S = 1.0
+_SHORTEST_GROUP_SESSION_S = 6.0  # brokers refuse shorter ones
 
 
-class _Heartbeat(msgspec.Struct, frozen=True, array_like=True):
+class _Session(NamedTuple):
+    """This node's membership; `joined` is the offset of its first beat."""
+
+    member: str
     incarnation: str
-    joined: int  # -1 in an incarnation's first record
-    facts: bytes
-
-
-class _Seen(msgspec.Struct):
-    """The last record of a member, where it is, and for how long the member has been silent since."""
-
-    beat: _Heartbeat
-    offset: int
-    silent_s: float = 0.0
-
-
-_beats = msgspec.msgpack.Decoder(_Heartbeat)
+    joined: int
+    address: str
 
 
 class KafkaCoordinationStore:
@@ -57,81 +44,75 @@ class KafkaCoordinationStore:
     def __init__(self, log: Log, topic: str, *, session_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self.session_s = session_s
         self._log = log
-        self._at = TopicPartition(topic, 0)
         self._clock = clock
-        self._members: dict[str, _Seen] = {}
-        self._requests: dict[str, bytes] = {}
-        self._plan: tuple[int, bytes] | None = None
-        self._next_offset = 0
-        self._looked_s = clock.monotonic_s()
-        self._outage: Unavailable | None = None
-        self._changed = asyncio.Event()
-        self._advanced = asyncio.Condition()
-        self._session: tuple[str, str, int] | None = None
+        self._topic = ClusterTopic(log, topic, session_s=session_s, clock=clock)
+        self._topic.on_beat = self._hear
+        self._session: _Session | None = None
         self._facts = b""
         self._renewed_ms = 0
         self._intrusions = 0
-        self._heard_s = clock.monotonic_s()
         self._leads = False
+        self._follower: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
     async def open(cls, log: Log, *, cluster: str, session_s: float) -> KafkaCoordinationStore:
         """Make the topic if need be, and read it. The log is closed with the store."""
-        topic = f"{cluster}-cluster"
-        await ensure_topic(log.admin, topic, partitions=1, config=TopicConfig(cleanup=Cleanup.COMPACT))
-        store = cls(log, topic, session_s=session_s)
-        store._start(store._follow())
-        await store._read_to_the_end()
+        store = cls(log, f"{cluster}-cluster", session_s=session_s)
+        try:
+            await store._topic.make()
+            store._follower = asyncio.create_task(store._topic.follow(), name="headrace-cluster-topic")
+            await store._topic.read_to_the_end()
+        except BaseException:
+            await store.close()
+            raise
         return store
 
     async def enter(self, member: str, incarnation: str, facts: bytes) -> None:
         """Begin a session; one of a process that died is waited for."""
         await self._stop_session()
         await self._wait_for_predecessor(member, incarnation)
-        self._facts = facts
-        joined = await self._beat(member, incarnation, -1)
-        await self._read_to(joined + 1)
+        await self._put_record(member, incarnation, facts)
+        address = decode_facts(facts).address
+        joined = await self._beat(_Session(member, incarnation, -1, address))
+        await self._topic.read_to(joined + 1)
         # Of two that enter at once at most one stays: see _check_replaced.
-        found = self._members.get(member)
+        found = self._topic.beats.get(member)
         if found is not None and found.beat.incarnation != incarnation:
-            self._raise_duplicate(member, incarnation, found)
+            _raise_duplicate(member, incarnation, found.beat)
         self._intrusions = 0
-        self._session = (member, incarnation, joined)
-        self._start(self._beat_on(member, incarnation, joined))
+        self._session = _Session(member, incarnation, joined, address)
+        self._start(self._beat_on(self._session))
         self._start(self._take_part())
 
     async def put_facts(self, facts: bytes) -> None:
         """Replace the facts of this session's member."""
         if self._session is not None and self._is_alive():
-            self._facts = facts
-            await self._beat(*self._session)
+            offset = await self._put_record(self._session.member, self._session.incarnation, facts)
+            await self._topic.read_to(offset + 1)
 
     async def leave(self) -> None:
         """End the session."""
         session = self._session
         await self._stop_session()
-        if session is not None and self._is_own(session):
-            await self._put(f"member/{session[0]}", None)
+        found = self._topic.beats.get(session.member) if session is not None else None
+        is_own = session is not None and found is not None and found.beat.incarnation == session.incarnation
+        if session is not None and is_own and not self._intrusions:  # else the entry is that of another process
+            await self._topic.put(f"beat/{session.member}", None)
+            await self._topic.put(f"member/{session.member}", None)
 
     async def read(self) -> Shared:
         """Return what all nodes share. Raises Unavailable while the topic can't be read."""
-        self._changed.clear()
-        if self._outage is not None:
-            raise self._outage
-        if self._clock.monotonic_s() - self._heard_s > self.session_s / 2:
-            # Living members are never silent for so long. Is nobody there, or does the log not answer?
-            await self._read_to_the_end()
-            self._heard_s = self._clock.monotonic_s()
-        self._age()
+        self._topic.changed.clear()
+        await self._topic.look()
         session = self._session
-        is_member = session is not None and session[0] in self._members and self._is_alive()
+        is_member = session is not None and self._is_alive()
         if session is not None and is_member:
             self._check_replaced(session)
-        version, plan = self._plan or (0, None)
+        version, plan = self._topic.plan
         return Shared(
-            members={name: seen.beat.facts for name, seen in self._members.items() if seen.silent_s < self.session_s},
-            requests=dict(self._requests),
+            members=self._topic.facts(),
+            requests=dict(self._topic.requests),
             plan=plan,
             version=version,
             is_member=is_member,
@@ -140,192 +121,127 @@ class KafkaCoordinationStore:
 
     async def put_plan(self, plan: bytes, *, expected: int) -> bool:
         """Replace the plan. Of two leaders the last one's counts, and the next plan follows from that."""
-        if expected != (self._plan or (0, b""))[0]:
+        if expected != self._topic.plan[0]:
             return False
-        await self._read_to(await self._put("plan", plan) + 1)
+        await self._topic.read_to(await self._topic.put("plan", plan) + 1)
         return True
 
     async def put_request(self, key: str, value: bytes | None) -> None:
         """Store a request, or remove it."""
-        await self._read_to(await self._put(f"request/{key}", value) + 1)
+        await self._topic.read_to(await self._topic.put(f"request/{key}", value) + 1)
 
     async def changed(self) -> None:
-        """Return when something was read, or the leader changed, since the last `read`."""
-        await self._changed.wait()
+        """Return when something new was read, or the leader changed, since the last `read`."""
+        await self._topic.changed.wait()
 
     async def close(self) -> None:
         """Let go of the log."""
         await self._stop_session()
-        await self._stop(self._tasks)
+        if self._follower is not None:
+            await _stop([self._follower])
         await self._log.close()
-
-    # Entering
 
     async def _wait_for_predecessor(self, member: str, incarnation: str) -> None:
         """Wait until an earlier process with this id is missed. Raises DuplicateNode when it shows that it lives."""
-        await self._read_to_the_end()
-        first = self._members.get(member)
-        while (found := self._members.get(member)) is not None and found.beat.incarnation != incarnation:
+        await self._topic.read_to_the_end()
+        first = self._topic.beats.get(member)
+        while (found := self._topic.beats.get(member)) is not None and found.beat.incarnation != incarnation:
             if first is None or found.offset != first.offset:
-                self._raise_duplicate(member, incarnation, found)
-            self._age()
+                _raise_duplicate(member, incarnation, found.beat)
+            await self._topic.look()
             if found.silent_s >= self.session_s:
                 return
             await asyncio.sleep(self.session_s / 20)
-            await self._read_to_the_end()
+            await self._topic.read_to_the_end()
 
-    def _raise_duplicate(self, member: str, incarnation: str, other: _Seen) -> NoReturn:
-        address = decode_facts(other.beat.facts).address
-        raise DuplicateNode(member, incarnation, f"{address} ({other.beat.incarnation})")
+    def _hear(self, member: str, beat: Beat) -> None:
+        """Count the beats of a process that has this node's id and joined before it."""
+        session = self._session
+        if session is not None and member == session.member and beat.incarnation != session.incarnation:
+            self._intrusions += 0 <= beat.joined < session.joined
 
-    def _check_replaced(self, session: tuple[str, str, int]) -> None:
+    def _check_replaced(self, session: _Session) -> None:
         """Raise DuplicateNode if a process that joined before this one has its id.
 
-        A single record may be a late one, of a process that was frozen and has stopped since.
+        A single beat may be a late one, of a process that was frozen and has stopped since.
         """
-        found = self._members[session[0]]
-        if self._intrusions > 1 and found.beat.incarnation != session[1]:
-            self._raise_duplicate(session[0], session[1], found)
+        found = self._topic.beats.get(session.member)
+        if self._intrusions > 1 and found is not None and found.beat.incarnation != session.incarnation:
+            _raise_duplicate(session.member, session.incarnation, found.beat)
 
-    # The session
+    async def _put_record(self, member: str, incarnation: str, facts: bytes) -> int:
+        self._facts = facts
+        return await self._topic.put(f"member/{member}", msgspec.msgpack.encode(MemberRecord(incarnation, facts)))
 
-    async def _beat(self, member: str, incarnation: str, joined: int) -> int:
+    async def _beat(self, session: _Session) -> int:
         began_ms = self._clock.boot_time().ms
-        beat = msgspec.msgpack.encode(_Heartbeat(incarnation, joined, self._facts))
-        offset = await self._put(f"member/{member}", beat)
+        beat = msgspec.msgpack.encode(Beat(session.incarnation, session.joined, session.address))
+        offset = await self._topic.put(f"beat/{session.member}", beat)
         self._renewed_ms = began_ms
         return offset
 
-    async def _beat_on(self, member: str, incarnation: str, joined: int) -> None:
+    async def _beat_on(self, session: _Session) -> None:
         while True:
             await asyncio.sleep(self.session_s / _BEATS)
             if not self._is_alive():
+                self._topic.changed.set()
                 return  # another process may have the id by now; who wants to be a member enters again
             try:
-                await self._beat(member, incarnation, joined)
+                await self._beat(session)
+                await self._restore_record(session)
             except Unavailable as error:  # the session ends unless the next attempt comes in time
                 _log.warning("the session could not be renewed", reason=str(error))
+
+    async def _restore_record(self, session: _Session) -> None:
+        """Write the facts again if another process with this id has overwritten them; it stops by itself."""
+        found = self._topic.records.get(session.member)
+        if found is None or found.incarnation != session.incarnation:
+            await self._put_record(session.member, session.incarnation, self._facts)
 
     def _is_alive(self) -> bool:
         """Return True if the session was renewed in time; the clock runs on while the machine sleeps."""
         return self._clock.boot_time().ms - self._renewed_ms < self.session_s * 1000
 
-    def _is_own(self, session: tuple[str, str, int]) -> bool:
-        found = self._members.get(session[0])
-        return found is not None and found.beat.incarnation == session[1]
-
     async def _take_part(self) -> None:
         """Be in the group that elects the leader; join it again when it was lost."""
+        session_s = max(_SHORTEST_GROUP_SESSION_S, self.session_s)
+        topic = self._topic.at.topic
         while True:
             member: Member | None = None
             try:
-                # Brokers refuse shorter sessions than six seconds.
-                session_s = max(6.0, self.session_s)
-                member = await self._log.groups.join(
-                    self._at.topic, [self._at.topic], start_at="latest", session_timeout_s=session_s
-                )
+                member = await self._log.groups.join(topic, [topic], start_at="latest", session_timeout_s=session_s)
                 await self._poll(member)
-            except Unavailable as error:
-                _log.warning("the group of the coordinator does not answer", reason=str(error))
+            except HeadraceError as error:
+                _log.warning("the group that elects the leader can't be joined", reason=str(error))
                 await asyncio.sleep(_RETRY_S)
             finally:
                 self._leads = False
                 if member is not None:
-                    with contextlib.suppress(Unavailable):
+                    with contextlib.suppress(HeadraceError):  # the group misses it after its session
                         await member.leave()
 
     async def _poll(self, member: Member) -> None:
         while True:
             await member.poll(timeout_s=self.session_s / _BEATS)
-            leads = self._at in member.assignment
+            leads = self._topic.at in member.assignment
             if leads != self._leads:
                 self._leads = leads
-                self._changed.set()
+                self._topic.changed.set()
 
     async def _stop_session(self) -> None:
         self._session = None
-        own, self._tasks = self._tasks[1:], self._tasks[:1]
-        await self._stop(own)
-
-    # The topic
-
-    async def _put(self, key: str, value: bytes | None) -> int:
-        record = NewRecord(self._at.topic, key.encode(), value, partition=0)
-        (position,) = await self._in_time(self._log.append([record]), f"appending {key!r}")
-        return position.offset
-
-    async def _follow(self) -> None:
-        """Read the topic for as long as the store is open."""
-        while True:
-            try:
-                async for batch in self._log.read(self._at, self._next_offset):
-                    self._outage = None
-                    await self._take(batch.records, batch.next_offset)
-            except OffsetOutOfRange as error:  # the topic was made again
-                self._members, self._requests, self._plan, self._next_offset = {}, {}, None, error.start
-            except Unavailable as error:
-                self._outage = error
-                self._changed.set()
-                await asyncio.sleep(_RETRY_S)
-
-    async def _take(self, records: Iterable[Record], next_offset: int) -> None:
-        for record in records:
-            kind, _, name = (record.key or b"").decode().partition("/")
-            if kind == "member":
-                self._take_member(name, record)
-            elif kind == "request" and record.value is not None:
-                self._requests[name] = record.value
-            elif kind == "request":
-                self._requests.pop(name, None)
-            elif kind == "plan" and record.value is not None:
-                self._plan = (record.offset + 1, record.value)
-        self._next_offset = next_offset
-        self._heard_s = self._clock.monotonic_s()
-        self._changed.set()
-        async with self._advanced:
-            self._advanced.notify_all()
-
-    def _take_member(self, name: str, record: Record) -> None:
-        if record.value is None:
-            self._members.pop(name, None)
-            return
-        beat = _beats.decode(record.value)
-        self._members[name] = _Seen(beat, record.offset)
-        if self._session is not None and name == self._session[0] and beat.incarnation != self._session[1]:
-            self._intrusions += 0 <= beat.joined < self._session[2]
-
-    def _age(self) -> None:
-        """Let the members' silence grow. A pause of this process, or of the log, counts as one short moment."""
-        now_s = self._clock.monotonic_s()
-        passed_s = min(now_s - self._looked_s, self.session_s / _BEATS)
-        self._looked_s = now_s
-        for seen in self._members.values():
-            seen.silent_s += passed_s
-
-    async def _read_to_the_end(self) -> None:
-        bounds = await self._in_time(self._log.bounds(self._at), "asking for the end")
-        await self._read_to(bounds.end)
-
-    async def _read_to(self, offset: int) -> None:
-        async def advance() -> None:
-            async with self._advanced:
-                await self._advanced.wait_for(lambda: self._next_offset >= offset)
-
-        await self._in_time(advance(), f"reading up to offset {offset}")
-
-    async def _in_time(self, work: Awaitable[T], operation: str) -> T:
-        """Give the log no longer than a session; by then this node is missed anyway."""
-        try:
-            async with asyncio.timeout(self.session_s):
-                return await work
-        except TimeoutError as error:
-            reason = f"{operation} took longer than {self.session_s:g} s"
-            raise Unreachable(str(self._at), reason, outcome_known=False) from error
+        tasks, self._tasks = self._tasks, []
+        await _stop(tasks)
 
     def _start(self, run: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(run, name="headrace-coordinator-kafka"))
 
-    async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+def _raise_duplicate(member: str, incarnation: str, other: Beat) -> NoReturn:
+    raise DuplicateNode(member, incarnation, f"{other.address} ({other.incarnation})")
+
+
+async def _stop(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
