@@ -29,6 +29,7 @@ IS_OLD = gauge("cluster", "view_is_old", "boolean", "1 while the coordinator doe
 
 _log = get_logger(__name__)
 _OFFSETS_EVERY_S = 1.0
+_START_S = 60.0
 
 
 class ConnectionPool:
@@ -122,13 +123,16 @@ class Node:
         return self._server.address if self._server is not None else ""
 
     async def start(self) -> None:
-        """Listen, join, and return when the first view is there. Raises DuplicateNode, WrongGroupSize, Unavailable."""
+        """Listen, join, and return when there is a plan for the groups of this node.
+
+        Raises DuplicateNode, WrongGroupSize, and Unavailable while the coordinator does not answer.
+        """
         settings = self._settings.cluster
         try:
             await self._listen(settings)
             self._coordinator = await open_coordinator(settings=self._settings)
-            await self._coordinator.join(self._facts())
-            self._table.update(self._coordinator.view)
+            await self._coordinator.join(self._facts(), timeout_s=_START_S)
+            await self._wait_for_plan()
             self._follower = asyncio.create_task(self._follow(), name=f"headrace-node-{self.id}")
         except BaseException:
             await self.close()
@@ -136,8 +140,9 @@ class Node:
         _log.info("node started", node=self.id, address=self.address, cluster=settings.name)
 
     async def views(self) -> AsyncIterator[ClusterView]:
-        """Yield the view now, and each newer one."""
+        """Yield the view now, and each newer one; the router knows it by then."""
         async for view in self.coordinator.views():
+            self._table.update(view)
             yield view
 
     async def wait(self) -> None:
@@ -221,10 +226,18 @@ class Node:
         )
         self._methods[ROUTED] = self._router.serve
 
+    async def _wait_for_plan(self) -> None:
+        try:
+            async with asyncio.timeout(_START_S):
+                async for view in self.views():
+                    if all(spec.name in view.placements for spec in self._specs):
+                        return
+        except TimeoutError as error:
+            raise TimedOut(f"waiting for a plan for node {self.id!r}", _START_S) from error
+
     async def _follow(self) -> None:
         with contextlib.suppress(HeadraceError):  # `views` and `wait` raise it to those above
-            async for view in self.coordinator.views():
-                self._table.update(view)
+            async for view in self.views():
                 MEMBERS.set(len(view.members))
                 IS_OLD.set(view.is_old)
                 if self._pool is not None and not view.is_old:

@@ -28,6 +28,8 @@ class RoutingTable:
 
     def update(self, view: ClusterView) -> None:
         """Take a newer view. Where it announces another owner than the last view did, it knows better than answers."""
+        if view is self.view:
+            return
         before, self.view = self.view, view
         for group in view.groups:
             for partition in range(view.groups[group].partitions):
