@@ -202,6 +202,20 @@ async def test_a_partition_without_an_owner_is_waited_for(world: World) -> None:
     assert await asyncio.wait_for(asking, 5) == b"node-2 0 x"
 
 
+async def test_an_owner_that_lost_its_session_is_still_asked(world: World) -> None:
+    """C6: the coordinator misses it, and its partitions are proposed to others; it owns them until one takes over."""
+    world.announce({0: "node-2"})
+    members = {name: facts for name, facts in world.view.members.items() if name != "node-2"}
+    owners = {"accounts": {n: owner for n, owner in world.view.owners["accounts"].items() if n != 0}}
+    world.view = msgspec.structs.replace(world.view, members=members, owners=owners)
+    for site in world.sites.values():
+        site.table.update(world.view)
+    assert await world.router.ask("accounts", key_of(0), b"x") == b"node-2 0 x"
+    world.announce({0: "node-1"})
+    assert await world.router.ask("accounts", key_of(0), b"x") == b"node-1 0 x"
+    assert set(world["client"].table.addresses) == {"node-1", "client"}
+
+
 async def test_an_owner_that_is_gone_is_retried_until_the_next_one_took_over(world: World) -> None:
     """C8: nothing was sent, so the request needs no id."""
     await world["node-1"].server.stop()

@@ -8,7 +8,9 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from cryptography import x509
@@ -20,6 +22,7 @@ from headrace.cluster.client import Peer
 from headrace.cluster.frames import Frame, FrameKind, encode_frame, frames_in
 from headrace.cluster.remote_errors import decode_error, encode_error
 from headrace.cluster.server import IncomingRequest, NodeServer
+from headrace.cluster.transport import CLUSTER, METHOD, NODE, SERVICE, STREAM, grpc_library
 from headrace.config import ClusterSettings, ClusterTlsSettings
 from headrace.errors import (
     BadArgument,
@@ -167,6 +170,17 @@ def test_an_error_with_fields_of_any_type_is_carried() -> None:
     assert isinstance(decode_error(encode_error(Unreachable("a", "b", False)), peer="p"), HeadraceError)
 
 
+def test_an_error_of_another_version_is_carried_as_far_as_it_is_understood() -> None:
+    """Its message stays, whatever became of its fields."""
+    other = msgspec.msgpack.encode(["WrongSeqNr", {"journal": "a"}, "expected 4, found 6", True, True])
+    assert (
+        str(decode_error(other, peer="node-2")) == "node 'node-2' refused the request: WrongSeqNr: expected 4, found 6"
+    )
+    garbage = decode_error(b"\xff", peer="node-2")
+    assert isinstance(garbage, OperationFailed)
+    assert not garbage.outcome_known
+
+
 async def test_a_deadline_ends_both_sides(peer: Peer, service: Service) -> None:
     """C8: the caller gets TimedOut with an unknown outcome, and the handler is cancelled."""
     with pytest.raises(TimedOut) as timed_out:
@@ -241,6 +255,54 @@ async def test_a_node_that_stops_answers_what_it_has_seen(peer: Peer, server: No
     with pytest.raises(Unreachable) as unreachable:
         await peer.call("echo", b"", timeout_s=5)
     assert unreachable.value.outcome_known
+
+
+async def test_a_caller_that_does_not_read_is_not_read(server: NodeServer, service: Service) -> None:
+    """Its replies would gather without bound; the others are served meanwhile."""
+    library = grpc_library()
+    count, longest = 400, 0
+    async with library.aio.insecure_channel(server.address) as channel:
+        stream = channel.stream_stream(METHOD)(metadata=[(NODE, "deaf"), (CLUSTER, "c")])
+
+        async def write() -> None:
+            for nr in range(count):
+                await stream.write(encode_frame(FrameKind.REQUEST, nr + 1, method=b"echo", payload=bytes(20_000)))
+
+        writing = asyncio.create_task(write())
+        await until(lambda: any(len(each._outbox) >= 50 for each in server._streams))
+        other = Peer(server.address, node="n", settings=SETTINGS)
+        assert await other.call("echo", b"served", timeout_s=10) == b"served"
+        await other.close()
+        replies = 0
+        while replies < count:
+            replies += len(list(frames_in(await stream.read())))
+            longest = max(longest, *(len(each._outbox) for each in server._streams))
+        await writing
+        stream.cancel()
+    assert longest <= 60
+
+
+async def test_a_peer_that_talks_nonsense_fails_its_callers_at_once() -> None:
+    """C8: with an unknown outcome; nobody waits for a deadline."""
+    library = grpc_library()
+
+    async def babble(requests: object, context: Any) -> None:
+        await context.send_initial_metadata(((NODE, "node-1"), (CLUSTER, "c")))
+        await context.read()
+        await context.write(b"\x07nonsense")
+        await context.read()
+
+    server = library.aio.server()
+    handlers = {STREAM: library.stream_stream_rpc_method_handler(babble)}
+    server.add_generic_rpc_handlers((library.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    peer = Peer(f"127.0.0.1:{port}", node="n", settings=SETTINGS)
+    with pytest.raises(Unreachable) as unreachable:
+        await peer.call("echo", b"", timeout_s=60)
+    assert not unreachable.value.outcome_known
+    await peer.close()
+    await server.stop(None)
 
 
 async def test_messages_have_a_largest_size(peer: Peer) -> None:

@@ -19,7 +19,7 @@ from headrace.cluster.transport import (
     grpc_library,
 )
 from headrace.config import ClusterSettings
-from headrace.errors import BadArgument, Busy, HeadraceError, TimedOut, Unreachable
+from headrace.errors import BadArgument, Busy, TimedOut, Unreachable
 
 __all__ = ["Peer"]
 
@@ -202,7 +202,7 @@ class _Connection:
                     self._ready.clear()
                 if message:
                     await self._stream.write(message)
-        except (self._grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        except Exception as error:  # whatever it is, nobody sends requests any more
             self._lose(_reason(error))
 
     def _gather(self) -> bytes:
@@ -227,9 +227,10 @@ class _Connection:
                         self._hear_goodbye(frame.id)
                     else:
                         self._settle(frame.id, frame.kind, frame.payload)
-        except (self._grpc.aio.AioRpcError, HeadraceError) as error:
+        except Exception as error:  # whatever it is, nobody reads replies any more
             reason = _reason(error)
-        self._lose(reason)
+        finally:
+            self._lose(reason)
 
     def _settle(self, number: int, kind: int, payload: bytes) -> None:
         request = self._requests.pop(number, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -12,6 +13,11 @@ from headrace.errors import BadArgument
 __all__ = ["ClusterView", "GroupSpec", "Holding", "MemberFacts", "Owner", "Placement", "Placements"]
 
 
+# They become parts of paths and keys at the coordinators.
+_NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,200}")
+_ID = re.compile(r"(?!\.+$)[A-Za-z0-9.:_\[\]-]{1,200}")
+
+
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A keyspace or an engine: N partitions, each on `replicas` nodes, one of which owns it."""
 
@@ -20,8 +26,8 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 1
 
     def __post_init__(self) -> None:
-        if not self.name or "/" in self.name:
-            raise BadArgument("group", self.name, "the name of a group is not empty and has no '/'")
+        if not _NAME.fullmatch(self.name):
+            raise BadArgument("group", self.name, "the name of a group is 1 to 200 letters, digits, '.', '_' and '-'")
         if self.partitions < 1:
             raise BadArgument("partitions", self.partitions, "a group has at least one")
         if self.replicas < 1:
@@ -52,8 +58,8 @@ class MemberFacts(msgspec.Struct, frozen=True, kw_only=True):
     holdings: tuple[Holding, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.id or "/" in self.id:
-            raise BadArgument("member", self.id, "the id of a member is not empty and has no '/'")
+        if not _ID.fullmatch(self.id):
+            raise BadArgument("node_id", self.id, "an id is 1 to 200 letters, digits, '.', ':', '_', '-', '[' and ']'")
         if not 0 < self.weight < 1e9:
             raise BadArgument("weight", self.weight, "a member's weight is above 0")
 

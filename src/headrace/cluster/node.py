@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -51,14 +51,14 @@ class ConnectionPool:
             self._peers[member] = found
         return found
 
-    def keep(self, members: Mapping[str, MemberFacts]) -> None:
-        """Close the connections to members that are gone."""
-        for member in self._peers.keys() - members.keys():
+    def keep(self, members: Collection[str]) -> None:
+        """Close the connections to all others."""
+        for member in self._peers.keys() - set(members):
             self._close(self._peers.pop(member))
 
     async def close(self) -> None:
         """Close all connections."""
-        self.keep({})
+        self.keep(())
         await asyncio.gather(*self._closing)
 
     def _close(self, peer: Peer) -> None:
@@ -240,8 +240,8 @@ class Node:
             async for view in self.views():
                 MEMBERS.set(len(view.members))
                 IS_OLD.set(view.is_old)
-                if self._pool is not None and not view.is_old:
-                    self._pool.keep(view.members)
+                if self._pool is not None:
+                    self._pool.keep(self._table.addresses)
 
     def _facts(self) -> MemberFacts:
         return MemberFacts(

@@ -9,6 +9,8 @@ import msgspec
 
 from headrace.cluster.assignment import Candidate, assign
 from headrace.cluster.members import ClusterView, GroupSpec, MemberFacts, Owner, Placements
+from headrace.errors import IncompatibleData
+from headrace.observe import get_logger
 
 __all__ = [
     "Plan",
@@ -21,6 +23,8 @@ __all__ = [
     "propose",
     "view_of",
 ]
+
+_log = get_logger(__name__)
 
 _DRAIN = "drain"
 _MOVE = "move"
@@ -78,8 +82,8 @@ def move_key(group: str, partition: int) -> str:
 
 def view_of(shared: Shared) -> ClusterView:
     """Return what a node makes of what all nodes share."""
-    members = {name: decode_facts(data) for name, data in sorted(shared.members.items())}
-    plan = _plans.decode(shared.plan) if shared.plan is not None else None
+    members = dict(_members(shared.members))
+    plan = _plan(shared.plan)
     return ClusterView(
         revision=shared.version,
         members=members,
@@ -135,10 +139,26 @@ def obsolete_requests(view: ClusterView, requests: Mapping[str, bytes]) -> Itera
             yield key
 
 
+def _members(shared: Mapping[str, bytes]) -> Iterator[tuple[str, MemberFacts]]:
+    """Yield the members whose facts are understood; one of another version must not stop all others."""
+    for name, data in sorted(shared.items()):
+        try:
+            yield name, decode_facts(data)
+        except msgspec.DecodeError as error:
+            _log.warning("a member is not understood", member=name, reason=str(error))
+
+
+def _plan(data: bytes | None) -> Plan | None:
+    try:
+        return None if data is None else _plans.decode(data)
+    except msgspec.DecodeError as error:
+        raise IncompatibleData("the cluster's plan", f"that can't be read ({error})", "its own") from error
+
+
 def _is_move_over(view: ClusterView, what: str, to: str) -> bool:
     group, _, number = what.rpartition("/")
     placements = view.placements.get(group, ())
-    if to not in view.members or to in view.draining or int(number) >= len(placements):
+    if not number.isdigit() or to not in view.members or to in view.draining or int(number) >= len(placements):
         return True
     owner = view.owners.get(group, {}).get(int(number))
     placement = placements[int(number)]
@@ -168,7 +188,8 @@ def _moves(requests: Mapping[str, bytes]) -> dict[str, dict[int, str]]:
         kind, _, rest = key.partition("/")
         if kind == _MOVE:
             group, _, partition = rest.rpartition("/")
-            moves.setdefault(group, {})[int(partition)] = value.decode()
+            if partition.isdigit():
+                moves.setdefault(group, {})[int(partition)] = value.decode()
     return moves
 
 

@@ -36,9 +36,12 @@ def encode_error(error: BaseException) -> bytes:
 
 def decode_error(data: bytes, *, peer: str) -> HeadraceError:
     """Return the error as it was raised at the peer, or OperationFailed if its type is not known here."""
-    carried = _decoder.decode(data)
+    try:
+        carried = _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        return OperationFailed(f"a request to {peer}", f"its error can't be read: {error}", outcome_known=False)
     kind = getattr(errors, carried.kind, None)
-    if carried.fields and isinstance(kind, type) and issubclass(kind, HeadraceError):
+    if isinstance(kind, type) and issubclass(kind, HeadraceError) and _has_fields(kind, carried.fields):
         error = kind.__new__(kind)
         error.__dict__.update({name: _as_raised(value) for name, value in carried.fields.items()})
         return error
@@ -52,6 +55,11 @@ def _fields(error: Any) -> dict[str, Any]:  # noqa: ANN401 - mypy takes no excep
     if not dataclasses.is_dataclass(error):
         return {}
     return {field.name: getattr(error, field.name) for field in dataclasses.fields(error)}
+
+
+def _has_fields(kind: Any, fields: dict[str, Any]) -> bool:  # noqa: ANN401 - as above
+    """Return True if the type has these fields here, too; a node of another version may have others."""
+    return dataclasses.is_dataclass(kind) and {each.name for each in dataclasses.fields(kind)} == fields.keys()
 
 
 def _as_raised(value: Any) -> Any:  # noqa: ANN401

@@ -311,7 +311,7 @@ class Router:
                 async with limit:
                     if handler is not None:
                         return await handler(request, deadline_s)
-                    peer = self._peers.peer(member, self._table.view.members[member].address)
+                    peer = self._peers.peer(member, self._table.addresses[member])
                     return await peer.call(ROUTED, msgspec.msgpack.encode(request), timeout_s=timeout_s)
             except HeadraceError:
                 raise

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
-from headrace.cluster.members import ClusterView
+from headrace.cluster.members import ClusterView, Owner
 
 __all__ = ["RoutingTable"]
 
@@ -14,10 +14,16 @@ _Partition: TypeAlias = tuple[str, int]
 
 
 class RoutingTable:
-    """The newest view, and the owners that answers named since the view last said something about their partition."""
+    """The newest view, and the owners that announcements and answers named.
 
-    def __init__(self, view: ClusterView | None = None) -> None:
-        self.view = view or ClusterView()
+    Promises: an owner whose session at the coordinator was lost is still asked, until another one takes over: it may
+    well be alive, and the partition's log decides who owns it.
+    """
+
+    def __init__(self) -> None:
+        self.view = ClusterView()
+        self.addresses: dict[str, str] = {}
+        self._announced: dict[_Partition, Owner] = {}
         self._learnt: dict[_Partition, str] = {}
         self._changed = asyncio.Event()
         self._on_move: list[Callable[[str, int, str], None]] = []
@@ -27,23 +33,21 @@ class RoutingTable:
         self._on_move.append(call)
 
     def update(self, view: ClusterView) -> None:
-        """Take a newer view. Where it announces another owner than the last view did, it knows better than answers."""
+        """Take a newer view. Where it announces a new owner, it knows better than earlier answers."""
         if view is self.view:
             return
-        before, self.view = self.view, view
-        for group in view.groups:
-            for partition in range(view.groups[group].partitions):
-                announced = view.owners.get(group, {}).get(partition)
-                if announced != before.owners.get(group, {}).get(partition):
-                    self._learnt.pop((group, partition), None)
-                    if announced is not None:
-                        self._move(group, partition, announced.member)
-        self._learnt = {where: member for where, member in self._learnt.items() if member in view.members}
+        self.view = view
+        for group, owners in view.owners.items():
+            for partition, owner in owners.items():
+                self._take(group, partition, owner)
+        known = {name: facts.address for name, facts in view.members.items()}
+        absent = {*self._learnt.values(), *(owner.member for owner in self._announced.values())} - known.keys()
+        self.addresses = {**{name: self.addresses[name] for name in absent if name in self.addresses}, **known}
         self._wake()
 
     def learn(self, group: str, partition: int, member: str) -> None:
         """Remember that a member owns a partition: it answered, or another one named it."""
-        if member in self.view.members and self.owner(group, partition) != member:
+        if member in self.addresses and self.owner(group, partition) != member:
             self._learnt[group, partition] = member
             self._move(group, partition, member)
             self._wake()
@@ -55,14 +59,17 @@ class RoutingTable:
 
     def owner(self, group: str, partition: int) -> str | None:
         """Return the member to ask first."""
-        return self._learnt.get((group, partition)) or self.view.owner_of(group, partition)
+        where = (group, partition)
+        announced = self._announced.get(where)
+        likely = self._learnt.get(where) or (announced.member if announced else None)
+        return likely if likely in self.addresses else self.view.owner_of(group, partition)
 
     def candidates(self, group: str, partition: int) -> list[str]:
         """Return all members worth asking, the likely owner first, then the replicas in the order of rank."""
         placements = self.view.placements.get(group, ())
         replicas = placements[partition].replicas if partition < len(placements) else ()
         likely = self.owner(group, partition)
-        listed = dict.fromkeys(([likely] if likely else []) + [each for each in replicas if each in self.view.members])
+        listed = dict.fromkeys(([likely] if likely else []) + [each for each in replicas if each in self.addresses])
         return list(listed)
 
     async def changed(self, *, timeout_s: float) -> None:
@@ -72,6 +79,15 @@ class RoutingTable:
                 await self._changed.wait()
         except TimeoutError:
             return
+
+    def _take(self, group: str, partition: int, owner: Owner) -> None:
+        before = self._announced.get((group, partition))
+        # The highest epoch counts, also when the member that announced it has vanished from the view.
+        if before is not None and owner.epoch <= before.epoch:
+            return
+        self._announced[group, partition] = owner
+        self._learnt.pop((group, partition), None)
+        self._move(group, partition, owner.member)
 
     def _move(self, group: str, partition: int, member: str) -> None:
         for call in self._on_move:

@@ -120,6 +120,8 @@ class _ServedStream:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._outbox: deque[bytes] = deque()
         self._ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
         self._reader: asyncio.Task[None] | None = None
         self._writer: asyncio.Task[None] | None = None
         self._last_id = 0
@@ -161,7 +163,9 @@ class _ServedStream:
             while (message := await self._context.read()) is not eof:
                 for frame in frames_in(message):
                     self._take(frame)
-        except HeadraceError as error:
+                # A caller that does not read its replies gets no further ones to wait for.
+                await self._room.wait()
+        except (HeadraceError, UnicodeDecodeError) as error:
             _log.warning("a stream is not understood", peer=self._peer, reason=str(error))
 
     def _take(self, frame: Frame) -> None:
@@ -225,6 +229,8 @@ class _ServedStream:
     def _send(self, frame: bytes) -> None:
         self._outbox.append(frame)
         self._ready.set()
+        if len(self._outbox) >= self._limit:
+            self._room.clear()
 
     async def _write_on(self) -> None:
         """Write what has gathered while the last message was being written."""
@@ -233,6 +239,8 @@ class _ServedStream:
             if not self._outbox and self._is_finished:
                 return
             message = self._gather()
+            if len(self._outbox) < self._limit:
+                self._room.set()
             if not self._outbox and not self._is_finished:
                 self._ready.clear()
             await self._context.write(message)

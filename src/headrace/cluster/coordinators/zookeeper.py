@@ -45,6 +45,7 @@ class ZooKeeperCoordinationStore:
         retry = KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0)
         client = KazooClient(hosts, timeout=session_s, connection_retry=retry)
         store = cls(client, hosts, cluster=cluster, session_s=session_s)
+        client.add_listener(store._watch)
         try:
             await asyncio.to_thread(client.start, _CONNECT_S)
             for path in ("members", "requests"):
