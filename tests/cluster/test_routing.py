@@ -211,9 +211,26 @@ async def test_an_owner_that_lost_its_session_is_still_asked(world: World) -> No
     for site in world.sites.values():
         site.table.update(world.view)
     assert await world.router.ask("accounts", key_of(0), b"x") == b"node-2 0 x"
+    assert world["node-1"].refusals == 0
     world.announce({0: "node-1"})
     assert await world.router.ask("accounts", key_of(0), b"x") == b"node-1 0 x"
     assert set(world["client"].table.addresses) == {"node-1", "client"}
+
+
+async def test_an_announcement_of_a_lower_epoch_changes_nothing(world: World) -> None:
+    """C6: a deposed owner that came back to the view still shows what it owned."""
+    world.announce({0: "node-2"})
+    table = world["client"].table
+    old = msgspec.structs.replace(world.view, owners={"accounts": {0: Owner("node-1", 1)}})
+    table.update(old)
+    assert table.owner("accounts", 0) == "node-2"
+
+
+async def test_a_node_that_leaves_serves_nothing_more(world: World) -> None:
+    """C13: further requests are answered as by one that owns nothing, and find the next owner."""
+    world["node-1"].router.stop_serving()
+    world["node-2"].owned.add(0)
+    assert await world.router.ask("accounts", key_of(0), b"x") == b"node-2 0 x"
 
 
 async def test_an_owner_that_is_gone_is_retried_until_the_next_one_took_over(world: World) -> None:

@@ -305,10 +305,10 @@ class Coordinator:
 
     async def _end(self, failure: HeadraceError) -> None:
         _log.error("membership ended", reason=str(failure), exc_info=failure.__cause__)
-        self._failure = failure
-        await self._tell()
         with contextlib.suppress(HeadraceError):  # its session ends by its time-out then
             await self._store.leave()
+        self._failure = failure
+        await self._tell()
 
     async def _grow_old(self, error: Unavailable) -> None:
         OUTAGES.inc()

@@ -38,8 +38,8 @@ def decode_error(data: bytes, *, peer: str) -> HeadraceError:
     """Return the error as it was raised at the peer, or OperationFailed if its type is not known here."""
     try:
         carried = _decoder.decode(data)
-    except msgspec.DecodeError as error:
-        return OperationFailed(f"a request to {peer}", f"its error can't be read: {error}", outcome_known=False)
+    except msgspec.DecodeError as unread:
+        return OperationFailed(f"a request to {peer}", f"its error can't be read: {unread}", outcome_known=False)
     kind = getattr(errors, carried.kind, None)
     if isinstance(kind, type) and issubclass(kind, HeadraceError) and _has_fields(kind, carried.fields):
         error = kind.__new__(kind)
