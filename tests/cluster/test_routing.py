@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -364,6 +366,44 @@ async def test_unknown_groups_and_partitions_are_refused(world: World) -> None:
         await world.router.ask("orders", b"k", b"x")
     with pytest.raises(BadArgument, match="has 4, from 0 on"):
         await world.router.ask_partition("accounts", 4, b"x")
+
+
+async def test_arguments_of_the_wrong_kind_are_refused(world: World) -> None:
+    """Before anything is sent; a time of 0 is no time, not the default."""
+    bad: list[tuple[Any, Any, Any]] = [("k", b"x", 1), (b"k", "x", 1), (b"k", bytearray(b"x"), 1), (None, b"x", 1)]
+    bad += [(b"k", b"x", timeout) for timeout in (0, -1, float("nan"), float("inf"))]
+    for key, payload, timeout_s in bad:
+        with pytest.raises(BadArgument):
+            await world.router.ask("accounts", key, payload, timeout_s=timeout_s)
+    assert world["node-1"].seen == []
+
+
+async def test_cancelling_at_random_leaves_nothing_behind(world: World) -> None:
+    """C8: neither in the router, nor in the connections, nor at the nodes that were asked; others are not harmed."""
+    rng = random.Random(7)
+    calls = []
+    for nr in range(300):
+        if nr % 20 == 0:
+            world.announce({n: rng.choice(["node-1", "node-2"]) for n in range(4)})
+        key, is_read = f"key-{rng.randrange(20)}".encode(), rng.random() < 0.5
+        work = world.router.ask("accounts", key, b"x", is_read=is_read, timeout_s=rng.choice([0.001, 0.01, 30]))
+        calls.append(asyncio.create_task(work))
+        for _ in range(rng.randrange(4)):
+            await asyncio.sleep(0)
+        if rng.random() < 0.5:
+            rng.choice(calls).cancel()
+    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
+    assert {type(each) for each in outcomes} <= {bytes, asyncio.CancelledError, TimedOut}
+    assert sum(isinstance(each, bytes) for each in outcomes) > 50
+    assert world.router._lanes._lanes == {}
+    assert world.router._away == {}
+    for peer in world["client"]._peers.values():
+        for connection in peer._opened:
+            assert connection._requests == {}
+    for name in ("node-1", "node-2"):
+        streams = list(world[name].server._streams)
+        await until(lambda streams=streams: not any(each._running for each in streams))  # type: ignore[misc]
+    assert (await world.router.ask("accounts", b"k", b"after")).endswith(b"after")
 
 
 async def test_a_node_that_does_not_serve_the_group_names_the_owner(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -135,6 +136,7 @@ class Router:
 
     def partition(self, group: str, key: bytes) -> int:
         """Return the partition of a key: the one that a plain Kafka producer would choose."""
+        _check_bytes("key", key)
         return partition_of(key, self._partitions(group))
 
     async def ask(
@@ -150,7 +152,7 @@ class Router:
         """Return the owner's reply. Raises its error, or TimedOut when the deadline has passed."""
         request = PartitionRequest(group, self.partition(group, key), payload, command_id, is_read=is_read)
         with self._lanes.ticket((group, key)) as ticket:
-            return await self._send(request, timeout_s or self._timeout_s, ticket)
+            return await self._send(request, self._time_for(timeout_s), ticket)
 
     async def ask_partition(
         self, group: str, partition: int, payload: bytes, *, is_read: bool = False, timeout_s: float | None = None
@@ -159,7 +161,7 @@ class Router:
         if not 0 <= partition < self._partitions(group):
             raise BadArgument("partition", partition, f"group {group!r} has {self._partitions(group)}, from 0 on")
         request = PartitionRequest(group, partition, payload, is_read=is_read)
-        return await self._send(request, timeout_s or self._timeout_s, None)
+        return await self._send(request, self._time_for(timeout_s), None)
 
     async def ack(
         self,
@@ -179,7 +181,7 @@ class Router:
         with self._lanes.ticket((group, key)) as ticket:
             for _ in range(ACK_ATTEMPTS - 1):
                 try:
-                    return await self._send(request, attempt_s, ticket, repeats_unknown=False)
+                    return await self._send(request, self._time_for(attempt_s), ticket, repeats_unknown=False)
                 except Unavailable as error:
                     RETRIES.labels(group, type(error).__name__).inc()
                     if not error.outcome_known:
@@ -251,6 +253,7 @@ class Router:
         self, request: PartitionRequest, timeout_s: float, ticket: Ticket | None, *, repeats_unknown: bool = True
     ) -> bytes:
         """Send until there is a reply, a refusal, or the deadline."""
+        _check_bytes("payload", request.payload)
         if self._is_closed:
             raise Closed("the router")
         deadline_s = self._loop.time() + timeout_s
@@ -339,12 +342,24 @@ class Router:
             if member != owner and not limit.expired():
                 limit.reschedule(self._loop.time())
 
+    def _time_for(self, timeout_s: float | None) -> float:
+        if timeout_s is None:
+            return self._timeout_s
+        if not 0 < timeout_s < math.inf:
+            raise BadArgument("timeout_s", timeout_s, "a request has a time above 0")
+        return timeout_s
+
     def _partitions(self, group: str) -> int:
         spec = self._table.view.groups.get(group)
         if spec is None:
             known = ", ".join(sorted(map(repr, self._table.view.groups))) or "none"
             raise BadArgument("group", group, f"the groups of the cluster are {known}")
         return spec.partitions
+
+
+def _check_bytes(name: str, value: object) -> None:
+    if type(value) is not bytes:
+        raise BadArgument(name, value, "it is bytes")
 
 
 def _out_of_time(group: str, partition: int, timeout_s: float, attempts: Attempts) -> TimedOut:
