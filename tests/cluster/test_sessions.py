@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from headrace.cluster import Coordinator, open_coordinator
 from headrace.cluster.coordinators import open_store
 from headrace.cluster.coordinators.embedded import EmbeddedCoordinationStore
 from headrace.cluster.coordinators.kafka import KafkaCoordinationStore
@@ -16,7 +18,8 @@ from headrace.cluster.planning import encode
 from headrace.errors import DuplicateNode, UnknownBackend, UnknownTopic
 from headrace.log import open_log
 from headrace.testing.clock import SettableClock
-from headrace.testing.conformance.coordinator_setting import member
+from headrace.testing.conformance.coordinator_children import cluster_settings
+from headrace.testing.conformance.coordinator_setting import member, until
 
 FACTS = encode(member("node-1", incarnation="first"))
 SECOND = encode(member("node-1", incarnation="second"))
@@ -182,3 +185,39 @@ def test_a_coordinator_of_another_package_is_found(tmp_path: Path, monkeypatch: 
     assert asyncio.run(open_store("theirs://here")) == ("theirs://here", "headrace")  # type: ignore[comparison-overlap]
     with pytest.raises(UnknownBackend, match="known: embedded:, kafka:, theirs:, zookeeper:"):
         asyncio.run(open_store("others://here"))
+
+
+async def test_leaving_while_entering_leaves_no_session(tmp_path: Path) -> None:
+    """C6: the session that was just being entered is ended, too."""
+    dead = EmbeddedCoordinationStore(tmp_path / "c.db", session_s=0.5)
+    await dead.enter("node-1", "first", FACTS)
+    await dead.stop_renewing()
+    coordinator = Coordinator(EmbeddedCoordinationStore(tmp_path / "c.db", session_s=0.5))
+    joining = asyncio.create_task(coordinator.join(member("node-1", incarnation="second"), timeout_s=5))
+    for _ in range(20):  # it waits for the dead one by now
+        await asyncio.sleep(0.005)
+    assert not joining.done()
+    await coordinator.leave()
+    joining.cancel()
+    async with asyncio.timeout(5):
+        while (await coordinator.fresh_view()).members:  # noqa: ASYNC110 - it can only be asked
+            await asyncio.sleep(0.01)
+    for _ in range(20):
+        assert not (await coordinator.fresh_view()).members
+        await asyncio.sleep(0.01)
+    await coordinator.close()
+    await dead.close()
+
+
+async def test_the_coordinator_does_not_wait_for_the_log(tmp_path: Path) -> None:
+    """C6: it has a file of its own; commits of the log, however long, hold no session up."""
+    log = await open_log(f"embedded:{tmp_path}")
+    blocking = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
+    blocking.execute("BEGIN EXCLUSIVE")
+    settings = cluster_settings("c", 1.0)
+    coordinator = await open_coordinator(f"embedded:{tmp_path}", settings=settings)
+    await coordinator.join(member("node-1"), timeout_s=5)
+    await until(coordinator, lambda view: "accounts" in view.placements)
+    await coordinator.close()
+    blocking.close()
+    await log.close()

@@ -109,6 +109,7 @@ class Coordinator:
         self._sent: MemberFacts | None = None
         self._entered = asyncio.Event()
         self._wake = asyncio.Event()
+        self._turning = asyncio.Lock()
         self._news = asyncio.Condition()
         self._failure: HeadraceError | None = None
         self._is_closed = False
@@ -185,10 +186,11 @@ class Coordinator:
 
     async def leave(self) -> None:
         """End this node's session; others see it at once."""
-        self._facts = self._sent = None
-        self._entered.clear()
-        with contextlib.suppress(Unavailable):  # the session ends by its time-out then
-            await self._store.leave()
+        async with self._turning:  # a session that is just being entered would outlive this otherwise
+            self._facts = self._sent = None
+            self._entered.clear()
+            with contextlib.suppress(Unavailable):  # the session ends by its time-out then
+                await self._store.leave()
 
     async def close(self) -> None:
         """Leave, and let go of everything."""
@@ -205,7 +207,8 @@ class Coordinator:
         failures = 0
         while True:
             try:
-                await self._turn()
+                async with self._turning:
+                    await self._turn()
                 failures = 0
                 await self._wait_for_changes()
             except Unavailable as error:
@@ -229,7 +232,7 @@ class Coordinator:
             shared = await self._store.read()
         view = view_of(shared)
         self._check_groups(view)
-        if shared.leads and await self._lead(shared, view):
+        if shared.leads and self._facts is not None and await self._lead(shared, view, self._facts.id):
             view = view_of(await self._store.read())
         if view != self._view:
             self._view = view
@@ -256,11 +259,10 @@ class Coordinator:
             if known is not None and known.partitions != spec.partitions:
                 raise WrongGroupSize(spec.name, spec.partitions, known.partitions)
 
-    async def _lead(self, shared: Shared, view: ClusterView) -> bool:
+    async def _lead(self, shared: Shared, view: ClusterView, leader: str) -> bool:
         """Propose a plan if the last one does not fit any more; True if something was written."""
-        assert self._facts is not None  # noqa: S101 - only members lead
         absent, awaited = self._look_for_absent(view)
-        plan = propose(view, leader=self._facts.id, absent=absent, awaited=awaited, threshold=self._threshold)
+        plan = propose(view, leader=leader, absent=absent, awaited=awaited, threshold=self._threshold)
         obsolete = list(obsolete_requests(view, shared.requests))
         for key in obsolete:
             await self._store.put_request(key, None)
