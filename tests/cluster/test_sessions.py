@@ -15,7 +15,7 @@ from headrace.cluster.coordinators import open_store
 from headrace.cluster.coordinators.embedded import EmbeddedCoordinationStore
 from headrace.cluster.coordinators.kafka import KafkaCoordinationStore
 from headrace.cluster.planning import encode
-from headrace.errors import DuplicateNode, UnknownBackend, UnknownTopic
+from headrace.errors import DuplicateNode, UnknownBackend, UnknownTopic, Unreachable
 from headrace.log import open_log
 from headrace.testing.clock import SettableClock
 from headrace.testing.conformance.coordinator_children import cluster_settings
@@ -159,6 +159,15 @@ async def test_foreign_records_in_the_topic_are_passed_over(in_log: OpenStore) -
         await one._topic.put(key, b"\xff\xfe")
     await one.enter("node-1", "first", FACTS)
     assert set((await one.read()).members) == {"node-1"}
+
+
+async def test_the_only_member_notices_the_end_of_an_outage(in_log: OpenStore) -> None:
+    """C6: nobody else writes a record that would show it."""
+    one = await in_log()
+    one._topic.failure = Unreachable("kafka", "gone")
+    assert not (await one.read()).is_member
+    await one.enter("node-1", "first", FACTS)
+    assert (await one.read()).is_member
 
 
 async def test_a_topic_that_cannot_be_read_is_an_error(in_log: OpenStore) -> None:

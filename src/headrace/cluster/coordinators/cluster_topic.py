@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from headrace.errors import HeadraceError, OffsetOutOfRange, Unreachable, UnreadableRecord
+from headrace.errors import HeadraceError, OffsetOutOfRange, Unavailable, Unreachable, UnreadableRecord
 from headrace.log import Log, ensure_topic
 from headrace.model import Cleanup, NewRecord, Record, TopicConfig, TopicPartition
 from headrace.observe import get_logger
@@ -126,11 +126,13 @@ class ClusterTopic:
 
         A pause of this process, or of the log, counts as one short moment: nobody could be heard then.
         """
-        if self.failure is not None:
+        if self.failure is not None and not isinstance(self.failure, Unavailable):
             raise self.failure
-        if self._clock.monotonic_s() - self._heard_s > self._session_s / 2:
-            # Living members are never silent for so long. Is nobody there, or does the log not answer?
+        if self.failure is not None or self._clock.monotonic_s() - self._heard_s > self._session_s / 2:
+            # Living members are never silent for so long. Is nobody there, or does the log not answer? After an outage
+            # there may be nothing new to read that would show its end.
             await self.read_to_the_end()
+            self.failure = None
             self._heard_s = self._clock.monotonic_s()
         now_s = self._clock.monotonic_s()
         passed_s = min(now_s - self._looked_s, self._session_s / 4)
