@@ -14,6 +14,8 @@
     │   ├── TagTrimmed              events under a tag were removed because of their age
     │   ├── SlotsMoved              another worker, or a command, moved a projection's offsets
     │   ├── NotOwner                the group gave the partition to another member
+    │   ├── NotPartitionOwner       another node of the cluster owns the partition
+    │   ├── RefusedByPeer           another node refused, with an error that has no name of its own here
     │   ├── TransactionMisused      begin, append, commit or abort out of order
     │   ├── WrongSeqNr              the journal is not where the append expects it
     │   ├── TopicShared             other services read the topic, and would not understand what was asked for
@@ -44,6 +46,7 @@
     │   ├── TagBuilding             a tag is being given to history
     │   ├── HandlerFailed           a projection's handler could not handle an event
     │   ├── ProjectionRebuilding    a rebuild holds a projection's offsets
+    │   ├── Busy                    as many requests are in flight as may be
     │   └── WorkerFailed
     └── Misconfigured               an operator must act; the message ends with what to run
         ├── InvalidSettings
@@ -51,6 +54,8 @@
         ├── UnknownBackend
         ├── ImpossibleTopicChange
         ├── WrongPartitionCount
+        ├── WrongGroupSize          nodes disagree on the partitions of a group
+        ├── DuplicateNode           another process has this node's id
         ├── IncompatibleData        the folder was written by another version
         ├── MissingTables           the database has no outbox yet
         ├── OutdatedTables          the database's outbox is of an earlier version
@@ -96,9 +101,11 @@ __all__ = [
     "AppendIdReused",
     "BadArgument",
     "BadSchema",
+    "Busy",
     "ChecksumMismatch",
     "Closed",
     "DeadLettersFull",
+    "DuplicateNode",
     "Fenced",
     "FetchFailed",
     "FileUnusable",
@@ -124,6 +131,7 @@ __all__ = [
     "NotEncodable",
     "NotFramed",
     "NotOwner",
+    "NotPartitionOwner",
     "NotRegistered",
     "NothingThere",
     "OffsetAhead",
@@ -140,6 +148,7 @@ __all__ = [
     "RecordsExpireSoon",
     "RecordsLost",
     "Refused",
+    "RefusedByPeer",
     "ReplayTooOld",
     "RetentionTooLong",
     "ServiceFailed",
@@ -172,6 +181,7 @@ __all__ = [
     "VoidAppend",
     "WorkerFailed",
     "WrongBucketSize",
+    "WrongGroupSize",
     "WrongPartitionCount",
     "WrongSeqNr",
 ]
@@ -371,6 +381,29 @@ class NotOwner(Refused):
     group: str
     detail: str
     says: ClassVar[str] = "group {group!r} refused the commit: {detail}; the new owner starts from the last commit"
+
+
+@dataclass(eq=False)
+class NotPartitionOwner(Refused):
+    """This node does not own the partition, and did nothing; `owner` is the node that the log names, or empty."""
+
+    topic: str
+    partition: int
+    node: str
+    owner: str
+
+    def __str__(self) -> str:
+        where = f"ask node {self.owner!r}" if self.owner else "nobody is known to own it yet, ask again"
+        return f"node {self.node!r} does not own {self.topic}[{self.partition}]; nothing was done: {where}"
+
+
+@dataclass(eq=False)
+class RefusedByPeer(Refused):
+    """A handler at another node refused, with an error of the application's own."""
+
+    peer: str
+    reason: str
+    says: ClassVar[str] = "node {peer!r} refused the request: {reason}"
 
 
 @dataclass(eq=False)
@@ -713,6 +746,15 @@ class ProjectionRebuilding(Unavailable):
 
 
 @dataclass(eq=False)
+class Busy(Unavailable):
+    """As many requests are in flight as may be; this one was not taken."""
+
+    what: str
+    limit: int
+    says: ClassVar[str] = "{what} has {limit} requests in flight and takes no more; nothing was done, try again later"
+
+
+@dataclass(eq=False)
 class WorkerFailed(Unavailable):
     """A supervised worker gave up, or was never started."""
 
@@ -792,6 +834,32 @@ class WrongPartitionCount(Misconfigured):
         if self.expected > self.actual:
             return f"{known}; run: headrace topic grow {self.topic} --partitions {self.expected}"
         return f"{known}; partitions can't be taken away: ask for {self.actual}, or copy into a new topic"
+
+
+@dataclass(eq=False)
+class WrongGroupSize(Misconfigured):
+    """A node was started with another number of partitions than its cluster has."""
+
+    group: str
+    expected: int
+    actual: int
+    says: ClassVar[str] = (
+        "group {group!r} has {actual} partitions in this cluster, this node was started with {expected}; "
+        "start it with {actual}"
+    )
+
+
+@dataclass(eq=False)
+class DuplicateNode(Misconfigured):
+    """Another process runs as this node, and was there first."""
+
+    node: str
+    process: str
+    other_process: str
+    says: ClassVar[str] = (
+        "node id {node!r} is in use by process {other_process!r}, which was there before this one ({process!r}); "
+        "stop that process, or give this node an id of its own"
+    )
 
 
 @dataclass(eq=False)

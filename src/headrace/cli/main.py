@@ -44,6 +44,7 @@ _PARTS = {
     "pipeline": _Part("pipeline_group", "Jobs on Spark: replication and what goes with it."),
     "sql": _Part("sql", "Ask journals and topics by SQL."),
     "copy": _Part("copies", "Copy journals from one tier to the other."),
+    "cluster": _Part("clusters", "Nodes that share partitions: look at them, move, drain."),
     "services": _Part("services", "Real servers from packages, for development and tests."),
     "config": _Part("settings", "Settings and where they come from."),
     "demo": _Part("demo", "See it work, in a folder that is thrown away."),

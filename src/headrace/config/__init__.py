@@ -8,6 +8,8 @@ describes its own settings the same way, by deriving from `Settings` and `Sectio
 from headrace.config.environment import variable_for
 from headrace.config.headrace_settings import (
     CassandraStoreSettings,
+    ClusterSettings,
+    ClusterTlsSettings,
     EmbeddedLogSettings,
     EmbeddedStoreSettings,
     HeadraceSettings,
@@ -32,6 +34,8 @@ from headrace.config.settings import EffectiveValue, Section, Settings
 __all__ = [
     "DEFAULTS",
     "CassandraStoreSettings",
+    "ClusterSettings",
+    "ClusterTlsSettings",
     "EffectiveValue",
     "EmbeddedLogSettings",
     "EmbeddedStoreSettings",

@@ -10,6 +10,8 @@ from headrace.config.settings import Section, Settings
 
 __all__ = [
     "CassandraStoreSettings",
+    "ClusterSettings",
+    "ClusterTlsSettings",
     "EmbeddedLogSettings",
     "EmbeddedStoreSettings",
     "HeadraceSettings",
@@ -355,6 +357,60 @@ class OutboxSettings(Section):
         return self.poison_by_topic.get(topic, self.poison)
 
 
+class ClusterTlsSettings(Section):
+    """Certificates of the connections between nodes; without them the nodes speak plain text."""
+
+    ca_location: str | None = Field(
+        default=None, description="File with the certificates to trust; nodes must show one signed by them."
+    )
+    certificate_location: str | None = Field(default=None, description="File with this node's certificate.")
+    key_location: str | None = Field(default=None, description="File with the key of that certificate.")
+    server_name: str | None = Field(
+        default=None, description="The name that the nodes' certificates carry; unset: the host of each address."
+    )
+
+
+class ClusterSettings(Section):
+    """Nodes that share partitions."""
+
+    name: str = Field(
+        default="headrace",
+        pattern="^[A-Za-z0-9._-]{1,100}$",
+        description="The cluster's name: what its topics, files and paths at the coordinator begin with.",
+    )
+    node_id: str | None = Field(
+        default=None, description="This node's id, the same after a restart; unset: its host and port."
+    )
+    coordinator: str | None = Field(
+        default=None,
+        description="embedded:FOLDER, zookeeper://HOST:PORT, kafka://HOST:PORT; unset: where the log is.",
+    )
+    listen: str = Field(
+        default="127.0.0.1:0", description="HOST:PORT where this node takes requests of others; port 0: any free one."
+    )
+    advertise: str | None = Field(
+        default=None, description="HOST:PORT where others reach this node; unset: where it listens."
+    )
+    weight: Annotated[float, Field(gt=0, lt=1e9)] = Field(
+        default=1.0, description="How much this node holds compared with others."
+    )
+    session_s: Annotated[float, Field(ge=1.0, le=300)] = Field(
+        default=6.0, description="A node that is silent for so long is missed by the coordinator; fail-over is faster."
+    )
+    absence_s: Seconds = Field(
+        default=60.0, description="How long the place of a node that left is kept while other replicas are there."
+    )
+    rebalance_threshold: Annotated[float, Field(ge=0, le=10)] = Field(
+        default=0.2, description="Share by which a node may be above or below its load before partitions move."
+    )
+    request_timeout_s: Seconds = Field(default=10.0, description="Deadline of a request that has none of its own.")
+    max_requests_in_flight: Count = Field(
+        default=10_000, description="Most requests on their way to one node; further ones are refused as Busy."
+    )
+    max_message_bytes: Count = Field(default=16_777_216, description="Largest request or reply between nodes.")
+    tls: ClusterTlsSettings = ClusterTlsSettings()
+
+
 class ServicesSettings(Section):
     """Real servers for development and tests."""
 
@@ -399,5 +455,6 @@ class HeadraceSettings(Settings):
     tags: TagSettings = TagSettings()
     registry: RegistrySettings = RegistrySettings()
     outbox: OutboxSettings = OutboxSettings()
+    cluster: ClusterSettings = ClusterSettings()
     services: ServicesSettings = ServicesSettings()
     observe: ObserveSettings = ObserveSettings()

@@ -6,8 +6,9 @@ class TestMyLog(LogConformance):
         return "mylog://127.0.0.1:1234"
 """
 
+from headrace.testing.conformance.coordinator import CoordinatorConformance
 from headrace.testing.conformance.log import LogConformance
 from headrace.testing.conformance.registry import RegistryConformance
 from headrace.testing.conformance.store import StoreConformance
 
-__all__ = ["LogConformance", "RegistryConformance", "StoreConformance"]
+__all__ = ["CoordinatorConformance", "LogConformance", "RegistryConformance", "StoreConformance"]

@@ -1,0 +1,377 @@
+"""Requests to partitions, wherever their owners are: ask, ack, tell, scatter and gather."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol, TypeAlias
+
+import msgspec
+
+from headrace.cluster.lanes import Lanes, Ticket
+from headrace.cluster.retries import Attempts, Trail, judge
+from headrace.cluster.routing_table import RoutingTable
+from headrace.cluster.server import IncomingRequest
+from headrace.errors import (
+    BadArgument,
+    Busy,
+    Closed,
+    HeadraceError,
+    NotPartitionOwner,
+    OperationFailed,
+    TimedOut,
+    Unavailable,
+    Unreachable,
+)
+from headrace.model import partition_of
+from headrace.observe import counter, get_logger
+
+__all__ = ["ROUTED", "Gathered", "PartitionHandler", "PartitionRequest", "Peers", "Router"]
+
+ROUTED = "partition"
+"""The method of the transport that carries requests to partitions."""
+
+RETRIES = counter("cluster", "request_retries", "Requests to partitions that were sent again.", ["group", "reason"])
+LOST_TELLS = counter("cluster", "tells_lost", "Tells that failed; they are sent at most once.", ["group"])
+
+ACK_ATTEMPTS = 3
+ACK_ATTEMPT_S = 3.5  # longer than the three seconds in which a partition finds its next owner
+SHORTEST_RETRY_S = 0.02  # with less time left nothing is sent again: its outcome would only become unknown
+
+_log = get_logger(__name__)
+
+
+class PartitionRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A request to the owner of a partition.
+
+    `command_id` makes it safe to repeat; `attempt` is above 1 if an earlier attempt may have been done.
+    """
+
+    group: str
+    partition: int
+    payload: bytes
+    command_id: str | None = None
+    attempt: int = 1
+    is_read: bool = False
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Return True if doing it twice is as good as once."""
+        return self.is_read or self.command_id is not None
+
+
+PartitionHandler: TypeAlias = Callable[[PartitionRequest, float], Awaitable[bytes]]
+"""Serves requests of a group on this node, until a deadline on the loop's clock.
+
+Raises NotPartitionOwner, only for what it never put into a commit.
+"""
+
+
+class PeerPort(Protocol):
+    """Another node, as the router needs it."""
+
+    async def call(self, method: str, payload: bytes, *, timeout_s: float) -> bytes:
+        """Return the reply."""
+        ...
+
+
+class Peers(Protocol):
+    """The other nodes."""
+
+    def peer(self, member: str, address: str) -> PeerPort:
+        """Return the connection to a member at its address."""
+        ...
+
+
+class Gathered(NamedTuple):
+    """What the partitions of a group replied, and the errors of those that did not."""
+
+    replies: Mapping[int, bytes]
+    failures: Mapping[int, HeadraceError]
+
+    def all(self) -> Mapping[int, bytes]:
+        """Return the replies. Raises the first partition's error if one failed."""
+        for _, error in sorted(self.failures.items()):
+            raise error
+        return self.replies
+
+
+_decoder = msgspec.msgpack.Decoder(PartitionRequest)
+
+
+class Router:
+    """Sends requests to the owners of partitions.
+
+    Promises: a node that is not the owner, and an owner that can't be reached, are retried until the deadline, within
+    which a partition finds its next owner. What may have been done is repeated only if it is a read or has a command
+    id. While a request of a key is being repeated, this router's later ones of that key wait. A refusal is raised.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        table: RoutingTable,
+        peers: Peers,
+        handlers: Mapping[str, PartitionHandler],
+        *,
+        timeout_s: float = 10.0,
+        max_tells: int = 10_000,
+    ) -> None:
+        self._node = node
+        self._table = table
+        self._peers = peers
+        self._handlers = handlers
+        self._timeout_s = timeout_s
+        self._max_tells = max_tells
+        self._loop = asyncio.get_running_loop()
+        self._lanes = Lanes()
+        self._tells: set[asyncio.Task[None]] = set()
+        self._away: dict[tuple[str, int], dict[asyncio.Timeout, str]] = {}
+        self._is_closed = False
+        self._is_leaving = False
+        table.on_move(self._interrupt)
+
+    def partition(self, group: str, key: bytes) -> int:
+        """Return the partition of a key: the one that a plain Kafka producer would choose."""
+        _check_bytes("key", key)
+        return partition_of(key, self._partitions(group))
+
+    async def ask(
+        self,
+        group: str,
+        key: bytes,
+        payload: bytes,
+        *,
+        command_id: str | None = None,
+        is_read: bool = False,
+        timeout_s: float | None = None,
+    ) -> bytes:
+        """Return the owner's reply. Raises its error, or TimedOut when the deadline has passed."""
+        request = PartitionRequest(group, self.partition(group, key), payload, command_id, is_read=is_read)
+        with self._lanes.ticket((group, key)) as ticket:
+            return await self._send(request, self._time_for(timeout_s), ticket)
+
+    async def ask_partition(
+        self, group: str, partition: int, payload: bytes, *, is_read: bool = False, timeout_s: float | None = None
+    ) -> bytes:
+        """Return the reply of a partition's owner to a request that has no key."""
+        if not 0 <= partition < self._partitions(group):
+            raise BadArgument("partition", partition, f"group {group!r} has {self._partitions(group)}, from 0 on")
+        request = PartitionRequest(group, partition, payload, is_read=is_read)
+        return await self._send(request, self._time_for(timeout_s), None)
+
+    async def ack(
+        self,
+        group: str,
+        key: bytes,
+        payload: bytes,
+        *,
+        message_id: str | None = None,
+        attempt_s: float = ACK_ATTEMPT_S,
+    ) -> bytes:
+        """Return the owner's reply, after three attempts at most if it does not answer. Never repeats a refusal.
+
+        The attempts carry one id, by which the owner does the work once.
+        """
+        number = message_id or uuid.uuid4().hex
+        request = PartitionRequest(group, self.partition(group, key), payload, number)
+        with self._lanes.ticket((group, key)) as ticket:
+            for _ in range(ACK_ATTEMPTS - 1):
+                try:
+                    return await self._send(request, self._time_for(attempt_s), ticket, repeats_unknown=False)
+                except Unavailable as error:
+                    RETRIES.labels(group, type(error).__name__).inc()
+                    if not error.outcome_known:
+                        request = msgspec.structs.replace(request, attempt=request.attempt + 1)
+                    await ticket.wait_to_repeat()
+            return await self._send(request, attempt_s, ticket, repeats_unknown=False)
+
+    def tell(self, group: str, key: bytes, payload: bytes, *, timeout_s: float | None = None) -> None:
+        """Send at most once, and return at once; failures are counted and logged. Raises Busy."""
+        if self._is_closed:
+            raise Closed("the router")
+        if len(self._tells) >= self._max_tells:
+            raise Busy("the router", self._max_tells)
+        work = self._tell(group, key, payload, timeout_s)
+        task = self._loop.create_task(work, name=f"headrace-tell-{group}")
+        self._tells.add(task)
+        task.add_done_callback(self._tells.discard)
+
+    async def scatter(
+        self,
+        group: str,
+        payload: bytes,
+        *,
+        partitions: Iterable[int] | None = None,
+        is_read: bool = True,
+        timeout_s: float | None = None,
+    ) -> Gathered:
+        """Ask all partitions of a group, or some, at once, and gather their replies."""
+        asked = list(range(self._partitions(group)) if partitions is None else partitions)
+        calls = (self.ask_partition(group, each, payload, is_read=is_read, timeout_s=timeout_s) for each in asked)
+        replies, failures = dict[int, bytes](), dict[int, HeadraceError]()
+        for partition, outcome in zip(asked, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if isinstance(outcome, HeadraceError):
+                failures[partition] = outcome
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                replies[partition] = outcome
+        return Gathered(replies, failures)
+
+    async def serve(self, incoming: IncomingRequest) -> bytes:
+        """Handle what another node's router sends; a handler of the transport."""
+        request = _decoder.decode(incoming.payload)
+        handler = None if self._is_leaving else self._handlers.get(request.group)
+        if handler is None:
+            owner = self._table.owner(request.group, request.partition) or ""
+            raise NotPartitionOwner(request.group, request.partition, self._node, "" if owner == self._node else owner)
+        return await handler(request, incoming.deadline_s)
+
+    def stop_serving(self) -> None:
+        """Answer further requests of other nodes as one that owns nothing: this node is about to leave."""
+        self._is_leaving = True
+
+    async def close(self) -> None:
+        """Wait for nothing: tells that are under way are cancelled."""
+        self._is_closed = True
+        for task in self._tells:
+            task.cancel()
+        await asyncio.gather(*self._tells, return_exceptions=True)
+
+    async def _tell(self, group: str, key: bytes, payload: bytes, timeout_s: float | None) -> None:
+        try:
+            await self.ask(group, key, payload, timeout_s=timeout_s)
+        except HeadraceError as error:
+            LOST_TELLS.labels(group).inc()
+            _log.warning("a tell failed", group=group, reason=str(error))
+
+    async def _send(
+        self, request: PartitionRequest, timeout_s: float, ticket: Ticket | None, *, repeats_unknown: bool = True
+    ) -> bytes:
+        """Send until there is a reply, a refusal, or the deadline."""
+        _check_bytes("payload", request.payload)
+        if self._is_closed:
+            raise Closed("the router")
+        deadline_s = self._loop.time() + timeout_s
+        attempts = Attempts(number=request.attempt)
+        trail = Trail()
+        last: HeadraceError | None = None
+        if ticket is not None:
+            await self._in_time(ticket.wait_to_send(), deadline_s, timeout_s, last, attempts)
+        while self._loop.time() < deadline_s - (SHORTEST_RETRY_S if attempts.failures else 0):
+            try:
+                return await self._attempt(request, attempts, deadline_s, trail)
+            except HeadraceError as error:
+                last = error
+            verdict = judge(last, is_repeatable=request.is_repeatable and repeats_unknown)
+            attempts = attempts.after(is_unknown=verdict.is_unknown)
+            if not verdict.retries:
+                raise last
+            RETRIES.labels(request.group, type(last).__name__).inc()
+            if ticket is not None:
+                await self._in_time(ticket.wait_to_repeat(), deadline_s, timeout_s, last, attempts)
+            # A change of the table ends the pause; a node that is wrong twice in a row is not asked in a loop.
+            await self._table.changed(timeout_s=min(attempts.pause_s, max(0.0, deadline_s - self._loop.time())))
+        raise _out_of_time(request.group, request.partition, timeout_s, attempts) from last
+
+    async def _in_time(
+        self, work: Awaitable[None], deadline_s: float, timeout_s: float, last: HeadraceError | None, attempts: Attempts
+    ) -> None:
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await work
+        except TimeoutError:
+            raise TimedOut("waiting for an earlier request of the key", timeout_s, attempts.number == 1) from last
+
+    async def _attempt(self, request: PartitionRequest, attempts: Attempts, deadline_s: float, trail: Trail) -> bytes:
+        """Ask one member once."""
+        group, partition = request.group, request.partition
+        candidates = self._table.candidates(group, partition)
+        if not candidates:
+            raise NotPartitionOwner(group, partition, self._node, "")
+        member = trail.next(candidates)
+        request = msgspec.structs.replace(request, attempt=attempts.number)
+        try:
+            reply = await self._ask_member(member, request, deadline_s)
+        except NotPartitionOwner as error:
+            self._table.forget(group, partition, member)
+            if error.owner and error.owner != member:
+                self._table.learn(group, partition, error.owner)
+            raise
+        if member != candidates[0]:
+            self._table.learn(group, partition, member)
+        return reply
+
+    async def _ask_member(self, member: str, request: PartitionRequest, deadline_s: float) -> bytes:
+        timeout_s = max(0.001, deadline_s - self._loop.time())
+        handler = self._handlers.get(request.group) if member == self._node else None
+        with self._under_way(member, request, deadline_s) as limit:
+            try:
+                async with limit:
+                    if handler is not None:
+                        return await handler(request, deadline_s)
+                    peer = self._peers.peer(member, self._table.addresses[member])
+                    return await peer.call(ROUTED, msgspec.msgpack.encode(request), timeout_s=timeout_s)
+            except HeadraceError:
+                raise
+            except Exception as error:  # a time-out, or what a handler of this node raised; others' arrive as ours
+                raise _explain(error, member, timeout_s, limit, self._loop.time() >= deadline_s) from error
+
+    @contextmanager
+    def _under_way(self, member: str, request: PartitionRequest, deadline_s: float) -> Iterator[asyncio.Timeout]:
+        """Note whom a repeatable request waits for: when the partition moves, it need not wait for a dead owner."""
+        limit = asyncio.timeout_at(deadline_s)
+        if not request.is_repeatable:
+            yield limit
+            return
+        where = (request.group, request.partition)
+        self._away.setdefault(where, {})[limit] = member
+        try:
+            yield limit
+        finally:
+            del self._away[where][limit]
+            if not self._away[where]:
+                del self._away[where]
+
+    def _interrupt(self, group: str, partition: int, owner: str) -> None:
+        for limit, member in self._away.get((group, partition), {}).items():
+            if member != owner and not limit.expired():
+                limit.reschedule(self._loop.time())
+
+    def _time_for(self, timeout_s: float | None) -> float:
+        if timeout_s is None:
+            return self._timeout_s
+        if not 0 < timeout_s < math.inf:
+            raise BadArgument("timeout_s", timeout_s, "a request has a time above 0")
+        return timeout_s
+
+    def _partitions(self, group: str) -> int:
+        spec = self._table.view.groups.get(group)
+        if spec is None:
+            known = ", ".join(sorted(map(repr, self._table.view.groups))) or "none"
+            raise BadArgument("group", group, f"the groups of the cluster are {known}")
+        return spec.partitions
+
+
+def _check_bytes(name: str, value: object) -> None:
+    if type(value) is not bytes:
+        raise BadArgument(name, value, "it is bytes")
+
+
+def _out_of_time(group: str, partition: int, timeout_s: float, attempts: Attempts) -> TimedOut:
+    return TimedOut(f"a request to {group}[{partition}]", timeout_s, outcome_known=attempts.number == 1)
+
+
+def _explain(
+    error: Exception, member: str, timeout_s: float, limit: asyncio.Timeout, is_out_of_time: bool
+) -> HeadraceError:
+    """Return what the caller gets for an error that is not ours: a request that was under way may have been done."""
+    if not limit.expired():
+        return OperationFailed(f"a request to node {member!r}", f"{type(error).__name__}: {error}", outcome_known=False)
+    if is_out_of_time:
+        return TimedOut(f"a request to node {member!r}", timeout_s, outcome_known=False)
+    return Unreachable(member, "the partition has moved to another node", outcome_known=False)

@@ -1,0 +1,89 @@
+"""Every coordinator takes the exam of all coordinators: in SQLite, in ZooKeeper, in a topic of the log."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.services import RunningService
+from headrace.testing.conformance import CoordinatorConformance
+from headrace.testing.conformance.coordinator_setting import Outage
+from headrace.testing.proxy import TcpProxy
+
+
+class TestEmbeddedCoordinator(CoordinatorConformance):
+    """Each test on a file of its own."""
+
+    session_s = 1.0
+
+    @pytest.fixture
+    def address(self, tmp_path: Path) -> str:
+        return f"embedded:{tmp_path}"
+
+    @pytest.fixture
+    def outage(self, tmp_path: Path, cluster_name: str) -> Outage:
+        """Somebody holds the file's lock; readers don't care, so the file is unreadable, too."""
+        path = tmp_path / f"cluster-{cluster_name}.db"
+
+        @asynccontextmanager
+        async def locked() -> AsyncIterator[None]:
+            db = sqlite3.connect(path, isolation_level=None)
+            db.execute("BEGIN EXCLUSIVE")
+            try:
+                yield
+            finally:
+                db.execute("ROLLBACK")
+                db.close()
+
+        return locked
+
+
+@pytest.mark.servers
+class TestZooKeeperCoordinator(CoordinatorConformance):
+    """Each test on a cluster of its own, behind a proxy that can be cut."""
+
+    @pytest.fixture
+    def proxy(self, zookeeper: RunningService) -> Iterator[TcpProxy]:
+        with TcpProxy(zookeeper.host, zookeeper.port) as proxy:
+            yield proxy
+
+    @pytest.fixture
+    def address(self, proxy: TcpProxy) -> str:
+        return f"zookeeper://{proxy.address}"
+
+    @pytest.fixture
+    def outage(self, proxy: TcpProxy) -> Outage:
+        @asynccontextmanager
+        async def cut() -> AsyncIterator[None]:
+            proxy.cut()
+            try:
+                yield
+            finally:
+                proxy.restore()
+
+        return cut
+
+
+@pytest.mark.servers
+class TestKafkaCoordinator(CoordinatorConformance):
+    """Each test on a topic and a group of its own."""
+
+    @pytest.fixture
+    def address(self, kafka: RunningService) -> str:
+        return f"kafka://{kafka.address}"
+
+    @pytest.fixture
+    def outage(self, kafka: RunningService) -> Outage:
+        @asynccontextmanager
+        async def paused() -> AsyncIterator[None]:
+            kafka.pause()
+            try:
+                yield
+            finally:
+                kafka.resume()
+
+        return paused
