@@ -42,8 +42,8 @@ def status(coordinator: Address = None, as_json: AsJson = False) -> None:
 
 @app.command("move")
 def move(
-    group: str,
-    partition: int,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group that shares the partitions.")],
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", help="The partition's number, from 0.")],
     to: Annotated[str, typer.Option("--to", help="The member that shall own the partition.")],
     timeout_s: Timeout = 60.0,
     coordinator: Address = None,
@@ -66,7 +66,12 @@ def move(
 
 
 @app.command("drain")
-def drain(member: str, timeout_s: Timeout = 60.0, coordinator: Address = None, as_json: AsJson = False) -> None:
+def drain(
+    member: Annotated[str, typer.Argument(metavar="MEMBER", help="The member's id.")],
+    timeout_s: Timeout = 60.0,
+    coordinator: Address = None,
+    as_json: AsJson = False,
+) -> None:
     """Let a member hand over all it owns; it gets nothing more until it is started again.
 
     Example: headrace cluster drain node-2
