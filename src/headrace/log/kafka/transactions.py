@@ -26,6 +26,7 @@ from headrace.log.kafka.driver_log import LOGGER
 from headrace.log.kafka.ending import abort_at_last, commit_until, deliver_all, flush_and_abort
 from headrace.log.kafka.enlisting import enlist
 from headrace.log.kafka.faults import FATAL_TOLD, FENCED, NOT_OWNER, error_in
+from headrace.log.kafka.initializing import init_until
 from headrace.log.kafka.members import KafkaMember
 from headrace.log.kafka.offsets import Settling
 from headrace.log.kafka.producers import Placing
@@ -90,7 +91,7 @@ class KafkaTransactional:
     async def take(self) -> None:
         """Fence the earlier owners."""
         try:
-            await self._threads.run(self._producer.init_transactions, self._cluster.request_timeout_s)
+            await self._threads.run(init_until, self._producer, time.monotonic() + self._cluster.request_timeout_s)
         except FATAL_TOLD as failure:
             error = error_in(failure)
             if error.code() == KafkaError.INVALID_TRANSACTION_TIMEOUT:
