@@ -13,6 +13,8 @@
     │   ├── Fenced                  somebody took over; this owner must stop
     │   ├── SlotsMoved              another worker, or a command, moved a projection's offsets
     │   ├── NotOwner                the group gave the partition to another member
+    │   ├── NotPartitionOwner       another node of the cluster owns the partition
+    │   ├── PartitionClosed         the partition's topic was replaced by another one
     │   ├── TransactionMisused      begin, append, commit or abort out of order
     │   ├── WrongSeqNr              the journal is not where the append expects it
     │   ├── VoidAppend              the append is in the log and counts for nothing
@@ -45,6 +47,8 @@
         ├── UnknownBackend
         ├── ImpossibleTopicChange
         ├── WrongPartitionCount
+        ├── ForeignCluster          another cluster uses the same topics and prefix
+        ├── DuplicateNode           another process has this node's id
         ├── IncompatibleData        the folder was written by another version
         ├── MissingTables           the database has no outbox yet
         ├── OutdatedTables          the database's outbox is of an earlier version
@@ -88,9 +92,11 @@ __all__ = [
     "ChecksumMismatch",
     "Closed",
     "DeadLettersFull",
+    "DuplicateNode",
     "Fenced",
     "FetchFailed",
     "Forbidden",
+    "ForeignCluster",
     "HandlerFailed",
     "HeadraceError",
     "ImpossibleTopicChange",
@@ -110,11 +116,13 @@ __all__ = [
     "NotEncodable",
     "NotFramed",
     "NotOwner",
+    "NotPartitionOwner",
     "NotRegistered",
     "OffsetAhead",
     "OffsetOutOfRange",
     "OperationFailed",
     "OutdatedTables",
+    "PartitionClosed",
     "ProjectionChanged",
     "ProjectionRebuilding",
     "PublishedTooLate",
@@ -332,6 +340,32 @@ class NotOwner(Refused):
     group: str
     detail: str
     says: ClassVar[str] = "group {group!r} refused the commit: {detail}; the new owner starts from the last commit"
+
+
+@dataclass(eq=False)
+class NotPartitionOwner(Refused):
+    """This node does not own the partition, and did nothing; `owner` is the node that the log names, or empty."""
+
+    topic: str
+    partition: int
+    node: str
+    owner: str
+
+    def __str__(self) -> str:
+        where = f"ask node {self.owner!r}" if self.owner else "nobody is known to own it yet, ask again"
+        return f"node {self.node!r} does not own {self.topic}[{self.partition}]; nothing was done: {where}"
+
+
+@dataclass(eq=False)
+class PartitionClosed(Refused):
+    """The partition was closed for good when its topic was replaced by one with another number of partitions."""
+
+    topic: str
+    partition: int
+    epoch: int
+    says: ClassVar[str] = (
+        "{topic}[{partition}] was closed after epoch {epoch}: its topic was replaced; use the topic that replaced it"
+    )
 
 
 @dataclass(eq=False)
@@ -677,6 +711,34 @@ class ImpossibleTopicChange(Misconfigured):
     change: str
     next_step: str
     says: ClassVar[str] = "topic {topic!r} can't be changed: {change}; {next_step}"
+
+
+@dataclass(eq=False)
+class ForeignCluster(Misconfigured):
+    """Another cluster owns a partition that this one is configured to own."""
+
+    topic: str
+    partition: int
+    cluster_id: str
+    found_cluster_id: str
+    found_node: str
+    says: ClassVar[str] = (
+        "{topic}[{partition}] is owned by node {found_node!r} of cluster {found_cluster_id!r}, and this is cluster "
+        "{cluster_id!r}; give each cluster a prefix of its own"
+    )
+
+
+@dataclass(eq=False)
+class DuplicateNode(Misconfigured):
+    """Another process runs as this node, and was there first."""
+
+    node: str
+    process: str
+    other_process: str
+    says: ClassVar[str] = (
+        "node id {node!r} is in use by process {other_process!r}, which was there before this one ({process!r}); "
+        "stop that process, or give this node an id of its own"
+    )
 
 
 @dataclass(eq=False)
