@@ -136,11 +136,10 @@ class Brokers:
         for at, offset in open_:
             self.partition(at).entries[offset].is_kept = is_kept
         await asyncio.sleep(self.weather.dice.random() * self.weather.marking_s)
-        for at in {at for at, _ in open_}:
-            self.partition(at).entries.append(_Entry(None, is_open=False))
         for at, offset in open_:
             self.partition(at).entries[offset].is_open = False
-        for at in {at for at, _ in open_}:
+        for at in dict.fromkeys(at for at, _ in open_):
+            self.partition(at).entries.append(_Entry(None, is_open=False))
             self.partition(at).wake()
         owned.marking = None
 
@@ -159,6 +158,7 @@ class ScriptedLog:
         self._loop = asyncio.get_running_loop()
         self.cut_until_s = 0.0
         self.stalled_until_s = 0.0
+        self.slow_until_s = 0.0
 
     @property
     def admin(self) -> ScriptedLog:
@@ -243,6 +243,8 @@ class ScriptedLog:
     def _answer(self, answer: asyncio.Future[Any], result: Any) -> None:
         back_s = self._delay_s()
         if back_s is not None:
+            if self._loop.time() < self.slow_until_s:
+                back_s += self._brokers.weather.dice.random() * 0.45
             self._loop.call_later(back_s, _resolve, answer, result, context=_BROKERS)
 
 

@@ -19,7 +19,7 @@ from tests.cluster.scripted_log import Brokers, ScriptedLog, Weather
 from tests.cluster.virtual_time import SimulatedNode, run_virtually
 
 from headrace.cluster import Identity, LeaseKeeper, LeaseTerms, OwnedPartition, Owner, is_reserved, owner
-from headrace.cluster.ownership import due_s
+from headrace.cluster.ownership import PartitionView, due_s
 from headrace.model import NewRecord, TopicPartition
 
 PREFIX = "sim"
@@ -31,7 +31,8 @@ _KINDS: tuple[Kind, ...] = ("write", "read")
 _ROUGH_S = 6.0
 _WRITE_TIMEOUT_S = 2.0
 _READ_TIMEOUT_S = 0.1
-_HARMS = ("freeze", "freeze", "kill", "cut", "stall", "stall", "rank", "rank", "release")
+SUSPICIONS = ("suspect", "cut and suspect", "slow and suspect")
+HARMS = ("freeze", "freeze", "kill", "cut", "stall", "rank", "release", *SUSPICIONS)
 _CALM_WITHIN_S = 20.0
 
 
@@ -102,12 +103,14 @@ class Replica:
 class World:
     """One history."""
 
-    def __init__(self, seed: int, *, nodes: int = 3) -> None:
+    def __init__(self, seed: int, harms: Sequence[str], *, nodes: int = 3) -> None:
         self.dice = random.Random(seed)
+        self._harms = harms
         self.weather = Weather(random.Random(self.dice.random()))
         if self.dice.random() < 0.5:
             self.weather.lost = self.weather.late = 0.0
         self.ops: list[Op] = []
+        self.hasty: dict[str, float] = {}
         self._loop = asyncio.get_running_loop()
         self._values = 0
         self._is_rough = True
@@ -142,7 +145,7 @@ class World:
 
     async def _harm(self, which: int, replica: Replica) -> None:
         now_s = self._loop.time()
-        match self.dice.choice(_HARMS):
+        match self.dice.choice(self._harms):
             case "freeze":
                 replica.node.freeze(self.dice.choice((0.1, 0.4, 0.6, 1.0)) * (0.5 + self.dice.random()))
             case "kill":
@@ -156,9 +159,26 @@ class World:
                 replica.log.stalled_until_s = now_s + self.dice.random() * 1.5
             case "rank":  # two may both be told that they are first
                 replica.owner.propose(self.dice.choice((0, 0, 1, 2)))
+            case "cut and suspect":
+                replica.log.cut_until_s = now_s + 0.7
+                self._suspect(replica)
+            case "slow and suspect":
+                replica.log.slow_until_s = now_s + 0.7
+                await asyncio.sleep(self.dice.random() * 0.5)
+                self._suspect(replica)
+            case "suspect":
+                self._suspect(replica)
             case "release":
                 replica.node.start(replica.owner.release)
                 replica.node.start(lambda: self._propose_later(replica))
+
+    def _suspect(self, replica: Replica) -> None:
+        """Have another node depose this one at once, though it lives; it is slow to hear of it."""
+        now_s = self._loop.time()
+        replica.log.stalled_until_s = now_s + 0.7
+        rival = self.dice.choice([each for each in self.replicas if each is not replica])
+        self.hasty[rival.keeper.me.process] = now_s + 1.0
+        rival.owner.propose(0)
 
     async def _propose_later(self, replica: Replica) -> None:
         await asyncio.sleep(self.dice.random())
@@ -168,15 +188,17 @@ class World:
         """Write to one node all the time."""
         while self._is_rough:
             await asyncio.sleep(self.dice.expovariate(15.0))
-            op = self._op("write", self.dice.choice(KEYS))
-            await self._send(op, self.replicas[which], timeout_s=_WRITE_TIMEOUT_S)
+            replica = self.replicas[which]
+            if replica.owner.epoch is not None or not replica.node.is_running:
+                await self._send(self._op("write", self.dice.choice(KEYS)), replica, timeout_s=_WRITE_TIMEOUT_S)
 
     async def _reader(self, which: int) -> None:
         """Read at one node all the time: several may believe that they are the owner."""
         while self._is_rough:
             await asyncio.sleep(self.dice.expovariate(40.0))
-            op = self._op("read", self.dice.choice(KEYS))
-            await self._send(op, self.replicas[which], timeout_s=_READ_TIMEOUT_S)
+            replica = self.replicas[which]
+            if replica.owner.may_serve() or not replica.node.is_running:
+                await self._send(self._op("read", self.dice.choice(KEYS)), replica, timeout_s=_READ_TIMEOUT_S)
 
     def _op(self, kind: Kind, key: bytes) -> Op:
         self._values += 1
@@ -270,18 +292,20 @@ def _out_of_order(ops: Sequence[Op], places: Mapping[bytes | None, int]) -> list
     return problems
 
 
-def run_history(seed: int) -> list[str]:
+def run_history(seed: int, harms: Sequence[str] = HARMS) -> list[str]:
     """Run one history and judge it."""
+    random.seed(seed)  # some waits are spread by it
 
-    dice = random.Random(-seed)
+    worlds: list[World] = []
 
-    def hasty_due_s(*args: Any, **kwargs: Any) -> float:
-        return due_s(*args, **kwargs) - (dice.random() if dice.random() < 0.3 else 0.0)
+    def hasty_due_s(view: PartitionView, me: Identity, terms: LeaseTerms, **facts: Any) -> float:
+        is_hasty = asyncio.get_running_loop().time() < worlds[0].hasty.get(me.process, 0.0)
+        return view.last_s if is_hasty else due_s(view, me, terms, **facts)
 
     async def main() -> list[str]:
         SimulatedNode.all_run = False
-        return await World(seed).run()
+        worlds.append(World(seed, harms))
+        return await worlds[0].run()
 
-    # Who suspects a live owner must do no harm: in half of the histories suspicion is often wrong.
-    with patch.object(owner, "due_s", hasty_due_s if seed % 2 else due_s):
+    with patch.object(owner, "due_s", hasty_due_s):  # suspecting a live owner must do no harm
         return run_virtually(main)

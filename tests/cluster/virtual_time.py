@@ -157,3 +157,10 @@ def run_virtually(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
         for task in asyncio.all_tasks(loop):
             task._log_destroy_pending = False
         loop.close()
+
+
+def node_of_task() -> SimulatedNode:
+    """Return the node that the current task runs on."""
+    node = _node.get()
+    assert node is not None
+    return node

@@ -1,0 +1,329 @@
+"""What the owner of a partition promises, on whichever log it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from headrace.cluster import (
+    BatchName,
+    Identity,
+    LeaseKeeper,
+    OwnedPartition,
+    Owner,
+    batch_of,
+    ensure_lease_topic,
+    is_reserved,
+    new_process,
+)
+from headrace.errors import (
+    DuplicateNode,
+    ForeignCluster,
+    NotPartitionOwner,
+    RecordTooLarge,
+    TransactionFailed,
+)
+from headrace.log import Log, TransactionalProducer
+from headrace.model import NewRecord, Position, Record, TopicPartition
+from headrace.testing.conformance.log_setting import LogSetting, OpenAnother, eventually, new_topic, read_all, values
+from headrace.testing.plugin import Size
+from headrace.testing.processes import ChildProcess, running_function
+
+StartNode = Callable[..., Any]
+
+
+class Node:
+    """One node with its lease, and the partitions it takes part in."""
+
+    def __init__(self, log: Log, prefix: str, name: str, *, cluster_id: str = "cluster") -> None:
+        self.log = log
+        self.prefix = prefix
+        self.keeper = LeaseKeeper(log, prefix, Identity(cluster_id, name, new_process()))
+        self.epochs: list[int] = []
+        self.losses = 0
+        self.tasks = [asyncio.create_task(self.keeper.run())]
+
+    def replica(self, *changelogs: TopicPartition, rank: int | None = 0, log: Log | None = None) -> Owner:
+        owner = Owner(log or self.log, OwnedPartition(self.prefix, changelogs), self.keeper, self)
+        owner.propose(rank)
+        self.tasks.append(asyncio.create_task(owner.run()))
+        return owner
+
+    async def owns(self, epoch: int, read_to: Mapping[TopicPartition, int]) -> None:
+        self.epochs.append(epoch)
+
+    async def lost(self) -> None:
+        self.losses += 1
+
+    async def stop(self) -> None:
+        """End without a word, as a crash would; what is still on its way is dropped."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+async def _owned(owner: Owner) -> Owner:
+    async def is_owner() -> bool:
+        return owner.epoch is not None
+
+    await eventually(is_owner, every_s=0.01, what="becoming the owner")
+    return owner
+
+
+async def _records(log: Log, at: TopicPartition) -> list[Record]:
+    return [record for record in await read_all(log, at.topic, at.partition) if not is_reserved(record.key)]
+
+
+class OwnerExam(LogSetting):
+    """The tests; a tier says where its log is, and how long a fail-over may take."""
+
+    @pytest.fixture
+    def children_find_the_tests(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A child has this process' sys.path, on which pytest does not put the tests."""
+        monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+
+    @pytest_asyncio.fixture
+    async def prefix(self, log: Log, topic: str) -> str:
+        """Make the topic of the leases."""
+        await ensure_lease_topic(log, f"p-{topic}", partitions=2)
+        return f"p-{topic}"
+
+    @pytest_asyncio.fixture
+    async def start(self, another: OpenAnother, prefix: str) -> AsyncIterator[StartNode]:
+        """Start nodes, each with a client of its own; they are stopped at the end."""
+        nodes: list[Node] = []
+
+        async def start_node(name: str, *, cluster_id: str = "cluster") -> Node:
+            nodes.append(Node(await another(), prefix, name, cluster_id=cluster_id))
+            return nodes[-1]
+
+        yield start_node
+        for node in nodes:
+            await node.stop()
+
+    async def test_every_record_carries_the_name_of_its_batch(self, log: Log, topic: str, start: StartNode) -> None:
+        """C7: values and tombstones in all changelogs have the epoch and number of their batch as a header."""
+        first, second = TopicPartition(topic, 0), TopicPartition(await new_topic(log), 0)
+        owner = await _owned((await start("a")).replica(first, second))
+        await owner.commit([NewRecord(first.topic, b"k", b"1", partition=0)])
+        done = await owner.commit([NewRecord(at.topic, b"k", None, partition=0) for at in (first, second)])
+        assert done.batch == BatchName(1, 2)
+        assert [batch_of(record) for record in await _records(log, first)] == [BatchName(1, 1), BatchName(1, 2)]
+        found = await _records(log, second)
+        assert [(batch_of(record), record.value) for record in found] == [(BatchName(1, 2), None)]
+        assert [(p.topic, p.offset) for p in done.positions][1] == (second.topic, found[0].offset)
+
+    async def test_a_successor_takes_over_and_the_old_owner_writes_nothing_more(
+        self, log: Log, topic: str, start: StartNode
+    ) -> None:
+        """C7: a stalled owner's late write is refused by the log, and no reader ever sees it."""
+        at = TopicPartition(topic, 0)
+        old_node, new_node = await start("old"), await start("new")
+        old = await _owned(old_node.replica(at))
+        await old.commit([NewRecord(topic, b"k", b"before", partition=0)])
+        for task in old_node.tasks:
+            task.cancel()  # it renews its lease no more, and does not hear of its successor
+        producer = old._claimant._producer
+        old._end = _nothing  # type: ignore[method-assign]
+        new = new_node.replica(at)
+        await _owned(new)
+        assert producer is not None
+        await new.commit([NewRecord(topic, b"k", b"after", partition=0)])
+        with pytest.raises(Exception, match="taken over"):
+            await old._claimant.write([NewRecord(topic, b"k", b"late", partition=0)])
+        assert values(await _records(log, at)) == [b"before", b"after"]
+        assert new.epoch == 2
+
+    async def test_nobody_waits_after_a_release(self, topic: str, start: StartNode) -> None:
+        """The next owner serves at once, because the last one said that it had stopped; the last one refuses all."""
+        at = TopicPartition(topic, 0)
+        first_node, second_node = await start("first"), await start("second")
+        first = await _owned(first_node.replica(at))
+        second = second_node.replica(at)
+        await first.release()
+        await _owned(second)
+        done = await second.commit([NewRecord(topic, b"k", b"1", partition=0)])
+        assert done.leave_after_s == float("-inf")
+        assert not first.may_serve()
+        with pytest.raises(NotPartitionOwner, match="ask node 'second'"):
+            await first.commit([NewRecord(topic, b"k", b"2", partition=0)])
+        assert first_node.losses == 1
+
+    async def test_a_lease_that_was_taken_ends_all_reads_until_a_new_epoch(
+        self, log: Log, topic: str, start: StartNode
+    ) -> None:
+        """C14: each partition that the node still holds gets an Epoch that names the new lease; only then it reads."""
+        node = await start("a")
+        other = await new_topic(log)
+        owners = [await _owned(node.replica(TopicPartition(name, 0))) for name in (topic, other)]
+        for owner in owners:
+            await owner.serve_gate(timeout_s=20)
+        before = node.keeper.lease
+        assert before is not None
+        await (await log.transactional(before.id)).close()
+
+        async def is_lost() -> bool:
+            return not before.is_valid(0.0) and node.keeper.lease is not before
+
+        await eventually(is_lost, every_s=0.01, what="noticing that the lease was taken")
+        for owner in owners:
+            await owner.serve_gate(timeout_s=20)
+            assert owner.epoch == 2
+        assert not node.losses
+
+    async def test_another_cluster_with_the_same_prefix_stops(self, topic: str, start: StartNode) -> None:
+        """C16: the error names the cluster and the node that were there first, and that one goes on."""
+        at = TopicPartition(topic, 0)
+        owner = await _owned((await start("a")).replica(at))
+        stranger = await start("b", cluster_id="other")
+        stranger.replica(at)
+        with pytest.raises(ForeignCluster, match=r"node 'a' of cluster 'cluster'.*'other'"):
+            await stranger.tasks[-1]
+        await owner.commit([NewRecord(topic, b"k", b"1", partition=0)])
+
+    async def test_a_second_node_of_the_same_id_stops(self, topic: str, start: StartNode) -> None:
+        """C16: the process that came second ends with an error that names the first; the first keeps its lease."""
+        first = await start("a")
+        lease = await first.keeper.held()
+        second = await start("a")
+        with pytest.raises(DuplicateNode, match=f"'a' is in use by process '{first.keeper.me.process}'"):
+            await asyncio.wait_for(second.tasks[0], 20)
+        assert first.keeper.lease is lease
+        assert not first.tasks[0].done()
+
+    async def test_a_node_that_starts_again_is_no_second_node(self, topic: str, start: StartNode) -> None:
+        """C16: a process that died does not keep its node from coming back."""
+        first = await start("a")
+        await first.keeper.held()
+        await first.stop()
+        again = await start("a")
+        await asyncio.wait_for(again.keeper.held(), 20)
+
+    @pytest.mark.parametrize("is_done", [True, False])
+    async def test_a_commit_without_an_answer_is_settled_by_reading(
+        self, log: Log, topic: str, start: StartNode, *, is_done: bool
+    ) -> None:
+        """The id is taken again, and the batch was committed if its name is there: then with its positions."""
+        node, at = await start("a"), TopicPartition(topic, 0)
+        unsure = UnsureLog(node.log)
+        owner = await _owned(node.replica(at, log=unsure))  # type: ignore[arg-type]
+        unsure.loses = "answer" if is_done else "commit"
+        commit = owner.commit([NewRecord(topic, b"k", b"1", partition=0)])
+        if is_done:
+            done = await commit
+            found = await _records(log, at)
+            assert values(found) == [b"1"]
+            assert [(p.topic, p.offset) for p in done.positions] == [(topic, found[0].offset)]
+        else:
+            with pytest.raises(TransactionFailed) as failed:
+                await commit
+            assert failed.value.outcome_known
+            assert await _records(log, at) == []
+        assert owner.epoch == 2
+        await owner.commit([NewRecord(topic, b"k", b"2", partition=0)])
+
+    async def test_a_batch_that_is_refused_leaves_the_owner_in_office(
+        self, log: Log, topic: str, start: StartNode
+    ) -> None:
+        """A record that is too large fails its batch alone, and nothing of that batch is written."""
+        at = TopicPartition(topic, 0)
+        owner = await _owned((await start("a")).replica(at))
+        small = NewRecord(topic, b"k", b"1", partition=0)
+        with pytest.raises(RecordTooLarge):
+            await owner.commit([small, NewRecord(topic, b"k", bytes(2_000_000), partition=0)])
+        await owner.commit([small])
+        assert values(await _records(log, at)) == [b"1"]
+        assert owner.epoch == 1
+
+    async def test_two_nodes_that_both_believe_to_be_first_do_not_duel(self, topic: str, start: StartNode) -> None:
+        """C15: ten takings at most until one of them serves; the other one stands by."""
+        at = TopicPartition(topic, 0)
+        owners = [(await start(name)).replica(at) for name in ("a", "b")]
+
+        async def is_served() -> bool:
+            return sum(owner.may_serve() for owner in owners) == 1
+
+        await eventually(is_served, every_s=0.01, what="one owner")
+        assert sum(owner.takings for owner in owners) <= 10
+
+    @pytest.mark.usefixtures("children_find_the_tests")
+    @pytest.mark.parametrize("harm", ["kill", "freeze"])
+    async def test_a_real_owner_that_dies_or_freezes_under_load(
+        self, log: Log, address: str, topic: str, prefix: str, size: Size, harm: str
+    ) -> None:
+        """C7, C14: no acknowledged write is lost or doubled, two owners never serve at a time, and one soon does."""
+        at = TopicPartition(topic, 0)
+        for round_ in range(size(1, 10)):
+            arguments = [(f"{name}{round_}", rank) for rank, name in enumerate("ab")]
+            target = "tests.cluster.owner_process:run_owner"
+            with (
+                running_function(target, address, prefix, topic, *arguments[0]) as old,
+                running_function(target, address, prefix, topic, *arguments[1]) as new,
+            ):
+                await asyncio.to_thread(_harm, old, new, harm)
+                _check_serving(old, new)
+                told = _acknowledged(old) + _acknowledged(new)
+            written = [value.decode() for value in values(await _records(log, at)) if value is not None]
+            assert len(set(written)) == len(written), "a write is there twice"
+            assert set(told) <= set(written), "an acknowledged write was lost"
+
+
+def _harm(old: ChildProcess, new: ChildProcess, harm: str) -> None:
+    """Stop the owner under load, wait for its successor, and let a frozen one wake and find out."""
+    for _ in range(5):
+        old.wait_for_line("^ack", timeout_s=60)
+    old.kill() if harm == "kill" else old.pause()
+    new.wait_for_line("^serve", timeout_s=60)
+    new.wait_for_line("^ack", timeout_s=60)
+    if harm == "freeze":
+        old.resume()
+        old.wait_for_line("^lost", timeout_s=60)
+        new.wait_for_line("^ack", timeout_s=60)
+
+
+def _acknowledged(child: ChildProcess) -> list[str]:
+    return re.findall(r"^ack (\S+) at", child.stdout, re.MULTILINE)
+
+
+def _check_serving(old: ChildProcess, new: ChildProcess) -> None:
+    """The clock is the machine's: the last moment at which the old one served is before the new one's first."""
+    served = [[int(ms) for ms in re.findall(r"^serve now at (\d+)", c.stdout, re.MULTILINE)] for c in (old, new)]
+    assert served[0], "the first owner never served"
+    assert max(served[0]) < min(served[1])
+
+
+async def _nothing() -> None:
+    """Do nothing."""
+
+
+class UnsureLog:
+    """A log that loses one commit, or the answer to it, and says that it does not know."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.loses = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    async def transactional(self, transactional_id: str, *, timeout_s: float = 60.0) -> TransactionalProducer:
+        producer: Any = await self._log.transactional(transactional_id, timeout_s=timeout_s)
+        commit = producer.commit
+
+        async def unsure() -> Sequence[Position]:
+            loses, self.loses = self.loses, ""
+            if loses == "commit":
+                raise TransactionFailed(transactional_id, "no answer", outcome_known=False)
+            positions: Sequence[Position] = await commit()
+            if loses == "answer":
+                raise TransactionFailed(transactional_id, "no answer", outcome_known=False)
+            return positions
+
+        producer.commit = unsure
+        return producer  # type: ignore[no-any-return]
