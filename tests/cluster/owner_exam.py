@@ -20,9 +20,11 @@ from headrace.cluster import (
     batch_of,
     ensure_lease_topic,
     is_reserved,
+    lease_topic,
     new_process,
 )
 from headrace.errors import (
+    BadArgument,
     DuplicateNode,
     ForeignCluster,
     NotPartitionOwner,
@@ -239,6 +241,46 @@ class OwnerExam(LogSetting):
         await owner.commit([small])
         assert values(await _records(log, at)) == [b"1"]
         assert owner.epoch == 1
+
+    async def test_a_record_for_another_partition_of_a_changelog_is_refused(
+        self, log: Log, topic: str, start: StartNode
+    ) -> None:
+        """The partition is explicit: the owner of one partition must not write to another one's log."""
+        owner = await _owned((await start("a")).replica(TopicPartition(topic, 0)))
+        for partition in (None, 1):
+            with pytest.raises(BadArgument, match="partition"):
+                await owner.commit([NewRecord(topic, b"k", b"1", partition=partition)])
+        assert await _records(log, TopicPartition(topic, 0)) == []
+
+    async def test_a_batch_without_changes_of_state_is_found_by_its_note(
+        self, log: Log, topic: str, start: StartNode
+    ) -> None:
+        """What only goes to other topics can be settled too; its positions are those of its own records."""
+        node, at, output = await start("a"), TopicPartition(topic, 0), await new_topic(log)
+        unsure = UnsureLog(node.log)
+        owner = await _owned(node.replica(at, log=unsure))
+        done = await owner.commit([NewRecord(output, b"k", b"1", partition=0)])
+        assert [p.topic for p in done.positions] == [output]
+        unsure.loses = "answer"
+        assert (await owner.commit([NewRecord(output, b"k", b"2", partition=0)])).batch == BatchName(1, 2)
+        assert values(await _records(log, TopicPartition(output, 0))) == [b"1", b"2"]
+        assert await _records(log, at) == []
+
+    async def test_renewals_hidden_by_a_dead_process_do_not_keep_a_successor_from_serving(
+        self, log: Log, topic: str, prefix: str, start: StartNode
+    ) -> None:
+        """A transaction that nobody ends hides all later renewals; then the wait counts from the taking of the lease."""
+        stray = await log.transactional(f"stray-{topic}")
+        await stray.begin()
+        await stray.append([NewRecord(lease_topic(prefix), None, b"open", partition=n) for n in range(2)])
+        at = TopicPartition(topic, 0)
+        first_node, second_node = await start("first"), await start("second")
+        await _owned(first_node.replica(at))
+        await first_node.stop()
+        second = second_node.replica(at)
+        await _owned(second)
+        await second.serve_gate(timeout_s=20)
+        await stray.close()
 
     async def test_two_nodes_that_both_believe_to_be_first_do_not_duel(self, topic: str, start: StartNode) -> None:
         """C15: ten takings at most until one of them serves; the other one stands by."""

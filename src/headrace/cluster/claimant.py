@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+from prometheus_client import Counter
 
 from headrace.cluster.epochs import BatchName, Epoch, OwnershipRecord, ownership_records
 from headrace.cluster.lease import LeaseKeeper
@@ -39,6 +40,8 @@ _logger = get_logger(__name__)
 FAILED = (Fenced, Unavailable)
 # Ten to thirty round trips, and more each time: a rival that took the id meanwhile needs that long to write its Epoch.
 _BACKOFF = Backoff(first_s=0.15, factor=1.5, limit_s=2.0, jitter=0.67)
+
+TAKINGS = Counter("headrace_cluster_takings_total", "Times that this process took the id of a partition.")
 
 
 class OwnedPartition(msgspec.Struct, frozen=True):
@@ -208,6 +211,7 @@ class Claimant:
     async def _take_id(self, claim: Claim) -> None:
         await self.leave_producer()
         self.takings += 1
+        TAKINGS.inc()
         self._producer = await self._log.transactional(self.partition.transactional_id)
         claim.taken_s = seconds(self._clock)
         crash_point("cluster.after-taking")

@@ -8,13 +8,14 @@ renewal that was answered, so it is over for the node before it can be over for 
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
 import uuid
 import zlib
-from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import msgspec
+from prometheus_client import Counter
 
 from headrace.cluster.epochs import Identity
 from headrace.cluster.tail import Tail, seconds, sleep_until
@@ -48,6 +49,10 @@ LEASE_PARTITIONS = 16
 _RETENTION_MS = 60 * 60 * 1000
 _LOOK_BACK = 500
 _LOOK_TIMEOUT_S = 10.0
+
+LOST = Counter(
+    "headrace_cluster_leases_lost_total", "Leases of this process that were refused or not answered in time."
+)
 
 
 class LeaseTerms(msgspec.Struct, frozen=True):
@@ -145,7 +150,7 @@ class LeaseWatch:
         self.predecessor: Renewal | None = None
         self._is_renewing = False
         self._later: set[str] = set()
-        self._seen: Counter[str] = Counter()
+        self._seen: collections.Counter[str] = collections.Counter()
 
     @property
     def partitions(self) -> int:
@@ -292,6 +297,7 @@ class LeaseKeeper:
                 await self._keep(lease)
             except (Unavailable, Fenced) as error:
                 failures = 1 if lease.is_begun else failures + 1
+                LOST.inc()
                 delay_s = _BACKOFF.delay_s(failures)
                 _logger.warning("lease lost", node=self.me.node, error=str(error), retry_in_s=delay_s)
                 await asyncio.sleep(delay_s)

@@ -7,12 +7,14 @@ import random
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from prometheus_client import Counter
+
 from headrace.cluster.claimant import FAILED, Claimant, OwnedPartition
 from headrace.cluster.epochs import BatchName, Epoch, Release, is_same_tenure, note_record, with_batch
 from headrace.cluster.lease import LeaseKeeper
 from headrace.cluster.ownership import Outcome, Serve, due_s, outcome_of
 from headrace.cluster.tail import seconds, sleep_until
-from headrace.errors import NotPartitionOwner, TimedOut, TransactionFailed
+from headrace.errors import BadArgument, NotPartitionOwner, TimedOut, TransactionFailed
 from headrace.log import Log
 from headrace.model import NewRecord, Position, TopicPartition
 from headrace.runtime import SYSTEM_CLOCK, Clock
@@ -22,6 +24,12 @@ __all__ = ["Committed", "OwnedPartition", "Owner", "OwnerListener"]
 T = TypeVar("T")
 
 _LOOK_AGAIN_S = 0.01
+
+BATCHES = Counter(
+    "headrace_cluster_batches_total",
+    "Batches of owners by how they ended: committed, not_committed, unknown.",
+    ["outcome"],
+)
 
 
 class Committed(NamedTuple):
@@ -94,6 +102,7 @@ class Owner:
         self._clock = clock
         self._start = start or {}
         self._compaction_lag_s = compaction_lag_s
+        self._topics = {at.topic for at in partition.changelogs}
         self._rank: int | None = None
         self._tenure: _Tenure | None = None
         self._turn = asyncio.Lock()
@@ -261,18 +270,23 @@ class Owner:
         async with self._turn:
             tenure = self._expect_tenure()
             name = tenure.next_name()
+            batch = self._batch(records, name)
             view = self._claimant.view
             view.watch, view.watched = name, []
             sent_s = seconds(self._clock)
             try:
-                positions = await self._claimant.write(self._batch(records, name))
+                positions = await self._claimant.write(batch)
             except FAILED as error:
                 return await self._settle(tenure, name, sent_s, error)
-            return Committed(name, tuple(positions), tenure.wait_until_s)
+            BATCHES.labels("committed").inc()
+            return Committed(name, tuple(positions[: len(records)]), tenure.wait_until_s)
 
     def _batch(self, records: Sequence[NewRecord], name: BatchName) -> list[NewRecord]:
         """Return what to write. At least one record goes to a changelog, so that the batch can be found there."""
         changelogs = self._claimant.partition.changelogs
+        for record in records:
+            if record.topic in self._topics and (record.topic, record.partition) not in changelogs:
+                raise BadArgument("partition", record.partition, f"records for {record.topic!r} go to {changelogs[0]}")
         is_noted = any((record.topic, record.partition) in changelogs for record in records)
         return with_batch(records, name) + ([] if is_noted else [note_record(changelogs[0], name)])
 
@@ -285,6 +299,7 @@ class Owner:
             await self._lose()
         is_sure = seconds(self._clock) - sent_s < self._compaction_lag_s
         outcome = Outcome.NOT_COMMITTED if _is_known(error) else outcome_of(name, view, is_sure=is_sure)
+        BATCHES.labels(outcome.name.lower()).inc()
         if outcome is Outcome.COMMITTED:
             return Committed(name, tuple(view.watched), tenure.wait_until_s)
         if outcome is Outcome.UNKNOWN:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 import msgspec
 
@@ -202,14 +202,12 @@ def next_step(claim: Claim, me: Identity, *, lease_id: str) -> Step:
     if _is_overtaken(claim, me):
         return StandBy()
     if claim.lease_s is None and _has_lease_to_end(claim.before, me):
-        assert claim.before is not None  # noqa: S101 - told to the type checker
         return TakeLease(claim.before.lease_id, claim.before.by.node)
-    if not claim.is_written:
+    if claim.epoch is None or not claim.is_written:
         last = claim.before.epoch if claim.before is not None else 0
         return WriteEpoch(claim.epoch or Epoch(last + 1, me, lease_id))
     if not claim.is_complete:
         return ReadToEnd()
-    assert claim.epoch is not None  # noqa: S101 - it was written
     return Serve(claim.epoch, claim.wait_until_s)
 
 
@@ -219,7 +217,7 @@ def _is_overtaken(claim: Claim, me: Identity) -> bool:
     return isinstance(before, Epoch) and before.by != me and before != claim.expected
 
 
-def _has_lease_to_end(before: OwnershipRecord | None, me: Identity) -> bool:
+def _has_lease_to_end(before: OwnershipRecord | None, me: Identity) -> TypeGuard[Epoch]:
     """Return True if the owner before may still be answering reads: it is another process, and did not release."""
     return isinstance(before, Epoch) and before.by != me
 
