@@ -198,6 +198,14 @@ class OwnerExam(LogSetting):
         assert first.keeper.lease is lease
         assert not first.tasks[0].done()
 
+    async def test_of_two_nodes_of_one_id_that_start_together_one_stops(self, start: StartNode) -> None:
+        """C16: the order of their first renewals decides; the other one keeps its lease."""
+        runs = [(await start("a")).tasks[0] for _ in range(2)]
+        ended, running = await asyncio.wait(runs, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        assert [type(run.exception()) for run in ended] == [DuplicateNode]
+        ended, _ = await asyncio.wait(running, timeout=1)
+        assert not ended
+
     async def test_a_node_that_starts_again_is_no_second_node(self, topic: str, start: StartNode) -> None:
         """C16: a process that died does not keep its node from coming back."""
         first = await start("a")
@@ -269,7 +277,7 @@ class OwnerExam(LogSetting):
     async def test_renewals_hidden_by_a_dead_process_do_not_keep_a_successor_from_serving(
         self, log: Log, topic: str, prefix: str, start: StartNode
     ) -> None:
-        """A transaction that nobody ends hides all later renewals; then the wait counts from the taking of the lease."""
+        """A transaction that nobody ends hides later renewals; then the wait counts from the taking of the lease."""
         stray = await log.transactional(f"stray-{topic}")
         await stray.begin()
         await stray.append([NewRecord(lease_topic(prefix), None, b"open", partition=n) for n in range(2)])
@@ -301,15 +309,14 @@ class OwnerExam(LogSetting):
         """C7, C14: no acknowledged write is lost or doubled, two owners never serve at a time, and one soon does."""
         at = TopicPartition(topic, 0)
         for round_ in range(size(1, 10)):
-            arguments = [(f"{name}{round_}", rank) for rank, name in enumerate("ab")]
-            target = "tests.cluster.owner_process:run_owner"
-            with (
-                running_function(target, address, prefix, topic, *arguments[0]) as old,
-                running_function(target, address, prefix, topic, *arguments[1]) as new,
-            ):
-                await asyncio.to_thread(_harm, old, new, harm)
-                _check_serving(old, new)
-                told = _acknowledged(old) + _acknowledged(new)
+            owner = ("tests.cluster.owner_process:run_owner", address, prefix, topic)
+            with running_function(*owner, f"old{round_}", 0) as old:
+                await asyncio.to_thread(old.wait_for_line, "^serve", 60)
+                with running_function(*owner, f"new{round_}", 1) as new:
+                    await asyncio.to_thread(new.wait_for_line, "^stands by", 60)
+                    await asyncio.to_thread(_harm, old, new, harm)
+                    _check_serving(old, new)
+                    told = _acknowledged(old) + _acknowledged(new)
             written = [value.decode() for value in values(await _records(log, at)) if value is not None]
             assert len(set(written)) == len(written), "a write is there twice"
             assert set(told) <= set(written), "an acknowledged write was lost"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 
 from headrace.cluster import Identity, LeaseKeeper, OwnedPartition, Owner, new_process
@@ -29,6 +30,7 @@ class _Listener:
 
 def run_owner(address: str, prefix: str, topic: str, node: str, rank: int) -> None:
     """Take part until killed: write a new value again and again while this is the owner."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s")
     asyncio.run(_run(address, prefix, topic, node, rank))
 
 
@@ -42,6 +44,10 @@ async def _run(address: str, prefix: str, topic: str, node: str, rank: int) -> N
 
 async def _write(owner: Owner, topic: str, node: str) -> None:
     n = 0
+    while not owner.owner and owner.epoch is None:  # noqa: ASYNC110 - it is looked at as an application would
+        await asyncio.sleep(_PAUSE_S)
+    if owner.epoch is None:
+        _say("stands by")
     while True:
         n += 1
         if owner.epoch is None:

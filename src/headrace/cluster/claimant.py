@@ -26,6 +26,7 @@ from headrace.cluster.ownership import (
     wait_until_s,
 )
 from headrace.cluster.tail import Tail, seconds
+from headrace.cluster.tasks import together
 from headrace.errors import BadArgument, Fenced, HeadraceError, Unavailable
 from headrace.log import Log, TransactionalProducer
 from headrace.model import NewRecord, Position, Record, TopicPartition
@@ -112,7 +113,7 @@ class Claimant:
 
     async def follow(self) -> None:
         """Follow all changelogs until cancelled. Raises ForeignCluster, PartitionClosed."""
-        await asyncio.gather(*(tail.follow() for tail in self._tails))
+        await together(*(tail.follow() for tail in self._tails))
 
     def read_to(self) -> dict[TopicPartition, int]:
         """Return how far each changelog was read."""
@@ -189,7 +190,7 @@ class Claimant:
             _logger.warning("closing failed", transactional_id=producer.transactional_id, error=str(error))
 
     async def _read_committed(self) -> None:
-        await asyncio.gather(*(tail.read_committed(timeout_s=self._read_timeout_s) for tail in self._tails))
+        await together(*(tail.read_committed(timeout_s=self._read_timeout_s) for tail in self._tails))
 
     async def _attempt(self, claim: Claim) -> Serve | None:
         lease = await self._keeper.held()
@@ -217,7 +218,7 @@ class Claimant:
         crash_point("cluster.after-taking")
 
     async def _read(self, claim: Claim) -> None:
-        await asyncio.gather(*(tail.read_to_end(timeout_s=self._read_timeout_s) for tail in self._tails))
+        await together(*(tail.read_to_end(timeout_s=self._read_timeout_s) for tail in self._tails))
         claim.is_complete = claim.is_written
         if not claim.is_read:
             check_record(self.view.last, self.partition.at, self._keeper.me)
@@ -229,8 +230,8 @@ class Claimant:
         If renewals may be hidden, or none was seen, the end of the lease itself is the latest that it can have been.
         """
         taken = await self._log.transactional(lease_id)
-        await taken.close()
         claim.lease_s = claim.renewal_s = seconds(self._clock)
+        await taken.close()
         if await self._watch.look(node, timeout_s=self._read_timeout_s):
             claim.renewal_s = self._watch.arrived_s(lease_id) or claim.lease_s
 

@@ -19,6 +19,7 @@ from prometheus_client import Counter
 
 from headrace.cluster.epochs import Identity
 from headrace.cluster.tail import Tail, seconds, sleep_until
+from headrace.cluster.tasks import together
 from headrace.errors import DuplicateNode, Fenced, HeadraceError, TimedOut, Unavailable, UnreadableRecord
 from headrace.log import Log, TransactionalProducer, ensure_topic
 from headrace.model import Cleanup, NewRecord, Record, TopicConfig, TopicPartition
@@ -174,7 +175,7 @@ class LeaseWatch:
 
     async def run(self) -> None:
         """Follow the renewals until cancelled. Raises DuplicateNode."""
-        await asyncio.gather(*(tail.follow() for tail in self._tails))
+        await together(*(tail.follow() for tail in self._tails))
 
     async def look(self, node: str, *, timeout_s: float = _LOOK_TIMEOUT_S) -> bool:
         """See the renewals of a node's lease that can be read now; returns False if some may be hidden.
@@ -255,7 +256,7 @@ class LeaseKeeper:
         """Watch all leases and keep one until cancelled; while the log is away, there is none. Raises DuplicateNode."""
         await self._again_and_again(self._open)
         await self._again_and_again(self._succeed)
-        await asyncio.gather(self.watch.run(), self._keep_on())
+        await together(self.watch.run(), self._keep_on())
 
     async def _open(self) -> None:
         await self.watch.open()

@@ -14,6 +14,7 @@ from headrace.cluster.epochs import BatchName, Epoch, Release, is_same_tenure, n
 from headrace.cluster.lease import LeaseKeeper
 from headrace.cluster.ownership import Outcome, Serve, due_s, outcome_of
 from headrace.cluster.tail import seconds, sleep_until
+from headrace.cluster.tasks import together
 from headrace.errors import BadArgument, NotPartitionOwner, TimedOut, TransactionFailed
 from headrace.log import Log
 from headrace.model import NewRecord, Position, TopicPartition
@@ -24,6 +25,7 @@ __all__ = ["Committed", "OwnedPartition", "Owner", "OwnerListener"]
 T = TypeVar("T")
 
 _LOOK_AGAIN_S = 0.01
+_LOG_AWAY_S = 0.2
 
 BATCHES = Counter(
     "headrace_cluster_batches_total",
@@ -144,7 +146,7 @@ class Owner:
         self._keeper.on_new_lease.append(self._changed.set)
         try:
             await self._claimant.open(self._start)
-            await _together(self._claimant.follow(), self._live())
+            await together(self._claimant.follow(), self._live())
         finally:
             self._keeper.on_new_lease.remove(self._changed.set)
             await self._end()
@@ -227,7 +229,7 @@ class Owner:
         if left_s is None or left_s > 0:
             return left_s
         if not await self._claimant.look_again():
-            return _LOOK_AGAIN_S
+            return _LOG_AWAY_S
         async with self._turn:
             left_s = self._left_s()
             if left_s is None or left_s > 0:
@@ -362,14 +364,3 @@ async def _first(changed: asyncio.Event, wait_s: float | None) -> None:
             await changed.wait()
     except TimeoutError:
         return
-
-
-async def _together(*works: Coroutine[Any, Any, None]) -> None:
-    """Run several until the first one fails; the others are cancelled then."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
