@@ -221,11 +221,12 @@ class ScriptedLog:
         there_s = self._delay_s()
         if there_s is not None:
             self._loop.call_later(there_s, self._arrive, effect, answer, context=_BROKERS)
+        unanswered = TimedOut(operation, REQUEST_TIMEOUT_S, outcome_known=False)
+        timer = self._loop.call_later(REQUEST_TIMEOUT_S, _resolve, answer, unanswered)
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                return await answer
-        except TimeoutError as error:
-            raise TimedOut(operation, REQUEST_TIMEOUT_S, outcome_known=False) from error
+            return await answer
+        finally:
+            timer.cancel()
 
     def _arrive(self, effect: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
         """Do what was asked for, on the broker's side: it does not matter whether the asker still lives."""
@@ -303,7 +304,9 @@ class ScriptedProducer:
         # As the real one, a call goes to its end when its caller leaves; it is spent until it was answered.
         was_spent, self._is_spent = self._is_spent, True
         try:
-            answer = await asyncio.shield(asyncio.ensure_future(self._log.ask(effect, "transaction")))
+            asking = asyncio.ensure_future(self._log.ask(effect, "transaction"))
+            asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+            answer = await asyncio.shield(asking)
         except Fenced as error:
             raise Fenced(self.transactional_id, outcome_known=is_known) from error
         except TimedOut as error:

@@ -28,7 +28,7 @@ SIDE = TopicPartition("side", 0)
 KEYS = (b"a", b"b")
 Kind: TypeAlias = Literal["write", "read"]
 _KINDS: tuple[Kind, ...] = ("write", "read")
-_ROUGH_S = 6.0
+_ROUGH_S = 4.0
 _WRITE_TIMEOUT_S = 2.0
 _READ_TIMEOUT_S = 0.1
 SUSPICIONS = ("suspect", "cut and suspect", "slow and suspect")
@@ -187,7 +187,7 @@ class World:
     async def _writer(self, which: int) -> None:
         """Write to one node all the time."""
         while self._is_rough:
-            await asyncio.sleep(self.dice.expovariate(15.0))
+            await asyncio.sleep(self.dice.expovariate(12.0))
             replica = self.replicas[which]
             if replica.owner.epoch is not None or not replica.node.is_running:
                 await self._send(self._op("write", self.dice.choice(KEYS)), replica, timeout_s=_WRITE_TIMEOUT_S)
@@ -195,7 +195,7 @@ class World:
     async def _reader(self, which: int) -> None:
         """Read at one node all the time: several may believe that they are the owner."""
         while self._is_rough:
-            await asyncio.sleep(self.dice.expovariate(40.0))
+            await asyncio.sleep(self.dice.expovariate(30.0))
             replica = self.replicas[which]
             if replica.owner.may_serve() or not replica.node.is_running:
                 await self._send(self._op("read", self.dice.choice(KEYS)), replica, timeout_s=_READ_TIMEOUT_S)
