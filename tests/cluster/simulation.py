@@ -34,6 +34,7 @@ _READ_TIMEOUT_S = 0.1
 SUSPICIONS = ("suspect", "cut and suspect", "slow and suspect")
 HARMS = ("freeze", "freeze", "kill", "cut", "stall", "rank", "release", *SUSPICIONS)
 _CALM_WITHIN_S = 20.0
+_MOST_TAKINGS = 10
 
 
 @dataclass
@@ -225,11 +226,13 @@ class World:
             op.outcome = "refused"
 
     async def _calm_down(self) -> list[str]:
-        """Give the nodes time; every key must be readable and writable again."""
+        """Give the nodes time; every key must be readable and writable again, without a duel for it."""
         self.weather.lost = self.weather.late = 0.0
+        self.hasty.clear()
         for rank, replica in enumerate(self.replicas):
             replica.owner.propose(rank)
         deadline_s = self._loop.time() + _CALM_WITHIN_S
+        takings = sum(replica.owner.takings for replica in self.replicas)
         for kind, key in itertools.product(_KINDS, KEYS):
             outcome = "unknown"
             while outcome != "done":
@@ -239,7 +242,8 @@ class World:
                 await self._send(op, self.dice.choice(self.replicas), timeout_s=_WRITE_TIMEOUT_S)
                 outcome = op.outcome
                 await asyncio.sleep(0.05)
-        return []
+        takings = sum(replica.owner.takings for replica in self.replicas) - takings
+        return [f"{takings} takings until one node served"] if takings > _MOST_TAKINGS else []
 
     async def _end(self) -> None:
         """Stop all nodes, the dead ones too, so that nothing is left half-way."""
