@@ -135,10 +135,12 @@ class Brokers:
         open_, owned.open = owned.open, []
         for at, offset in open_:
             self.partition(at).entries[offset].is_kept = is_kept
-        await asyncio.sleep(self.weather.dice.random() * self.weather.marking_s)
-        for at, offset in open_:
-            self.partition(at).entries[offset].is_open = False
-        for at in dict.fromkeys(at for at, _ in open_):
+        touched = list(dict.fromkeys(at for at, _ in open_))
+        self.weather.dice.shuffle(touched)
+        for at in touched:  # one after the other: readers of two partitions see a transaction end at two moments
+            await asyncio.sleep(self.weather.dice.random() * self.weather.marking_s)
+            for offset in (offset for place, offset in open_ if place == at):
+                self.partition(at).entries[offset].is_open = False
             self.partition(at).entries.append(_Entry(None, is_open=False))
             self.partition(at).wake()
         owned.marking = None

@@ -25,7 +25,8 @@ from headrace.model import NewRecord, TopicPartition
 PREFIX = "sim"
 AT = TopicPartition("state", 0)
 SIDE = TopicPartition("side", 0)
-KEYS = (b"a", b"b")
+CHANGELOGS = {b"a": AT, b"b": SIDE}  # each key has its own, so that a batch touches one of them
+KEYS = tuple(CHANGELOGS)
 Kind: TypeAlias = Literal["write", "read"]
 _KINDS: tuple[Kind, ...] = ("write", "read")
 _ROUGH_S = 4.0
@@ -68,7 +69,7 @@ class Replica:
             dice=random.Random(dice.random()),
         )
         self._store: dict[bytes, bytes] = {}
-        self._applied = 0
+        self._applied = dict.fromkeys(CHANGELOGS.values(), 0)
         self._turn = asyncio.Lock()
         self.task = self.node.start(self._run)
 
@@ -77,22 +78,22 @@ class Replica:
 
     async def owns(self, epoch: int, read_to: Mapping[TopicPartition, int]) -> None:
         """Bring the store to all that was committed before."""
-        while self._applied < read_to[AT]:
-            async for batch in self.log.read(AT, self._applied, read_to[AT]):
+        for at, applied in self._applied.items():
+            async for batch in self.log.read(at, applied, read_to[at]):
                 for record in batch.records:
                     if not is_reserved(record.key):
                         self._store[record.key or b""] = record.value or b""
-                self._applied = batch.next_offset
+                self._applied[at] = batch.next_offset
 
     async def lost(self) -> None:
         """Keep the store: it holds nothing that was not committed."""
 
     async def write(self, key: bytes, value: bytes) -> bytes | None:
-        records = [NewRecord(AT.topic, key, value, partition=0), NewRecord(SIDE.topic, key, value, partition=0)]
+        at = CHANGELOGS[key]
         async with self._turn:
-            committed = await self.owner.commit(records)
+            committed = await self.owner.commit([NewRecord(at.topic, key, value, partition=at.partition)])
             self._store[key] = value
-            self._applied = max(self._applied, max(p.offset for p in committed.positions if p.topic == AT.topic) + 1)
+            self._applied[at] = max(self._applied[at], committed.positions[-1].offset + 1)
         await self.owner.reply_gate(committed)
         return value
 
@@ -134,7 +135,8 @@ class World:
         await asyncio.gather(*clients)
         problems = await self._calm_down()
         await self._end()
-        return problems + judge(self.ops, [r.value for r in self.brokers.committed(AT) if not is_reserved(r.key)])
+        written = [record for at in CHANGELOGS.values() for record in self.brokers.committed(at)]
+        return problems + judge(self.ops, [record.value for record in written if not is_reserved(record.key)])
 
     async def _be_rough(self) -> None:
         until_s = self._loop.time() + _ROUGH_S

@@ -55,7 +55,7 @@ def _record(new: NewRecord, offset: int = 0) -> Record:
 
 def _view(*records: tuple[OwnershipRecord, int, float]) -> PartitionView:
     """Read ownership records, each with the number of its batch and the time of its arrival."""
-    view = PartitionView(since_s=100.0)
+    view = PartitionView([AT], since_s=100.0)
     for n, (record, number, now_s) in enumerate(records):
         (new,) = ownership_records(record, [AT], name=BatchName(record.epoch, number))
         view.take(_record(new, n), now_s)
@@ -175,6 +175,20 @@ def test_a_batch_was_committed_if_its_name_lies_before_the_next_epoch() -> None:
     assert outcome_of(BatchName(1, 2), gap, is_sure=True) is Outcome.UNKNOWN
 
 
+def test_a_batch_is_not_given_up_before_every_changelog_was_read_past_it() -> None:
+    """Changelogs are read side by side: one shows the next Epoch while another one still holds back the batch."""
+    side = TopicPartition("side", 3)
+    view = PartitionView([AT, side], since_s=100.0)
+    for offset, epoch in enumerate((Epoch(1, ME, "l"), Epoch(2, OTHER, "l"))):
+        news = ownership_records(epoch, [AT, side], name=BatchName(epoch.epoch, 0))
+        for new in news[: 2 - offset]:  # the second Epoch was read from the first changelog only
+            view.take(_record(new, offset), 101.0)
+    assert outcome_of(BatchName(1, 1), view, is_sure=True) is Outcome.UNKNOWN
+    (late,) = with_batch([NewRecord(side.topic, b"k", b"v", partition=side.partition)], BatchName(1, 1))
+    view.take(_record(late, 1), 102.0)
+    assert outcome_of(BatchName(1, 1), view, is_sure=True) is Outcome.COMMITTED
+
+
 def test_the_newest_record_counts_whichever_changelog_it_is_read_from() -> None:
     """Changelogs are read side by side: an older Epoch may come later, and a Release follows its own Epoch."""
     view = _view((Epoch(2, OTHER, "l"), 0, 101.0), (Epoch(1, ME, "l"), 0, 102.0))
@@ -218,7 +232,7 @@ def test_the_format_of_ownership_records() -> None:
 def test_a_record_that_can_not_be_read_is_an_error_with_its_place(record: Record) -> None:
     """Nobody guesses who owns a partition."""
     with pytest.raises(UnreadableRecord, match=r"offset 9 of t\[0\]"):
-        PartitionView(since_s=0.0).take(record, 1.0)
+        PartitionView([TopicPartition("t", 0)], since_s=0.0).take(record, 1.0)
     assert batch_of(Record("t", 0, 9, 1, b"k", b"v")) is None
 
 

@@ -41,6 +41,7 @@ _logger = get_logger(__name__)
 FAILED = (Fenced, Unavailable)
 # Ten to thirty round trips, and more each time: a rival that took the id meanwhile needs that long to write its Epoch.
 _BACKOFF = Backoff(first_s=0.15, factor=1.5, limit_s=2.0, jitter=0.67)
+_LOOK_AGAIN_S = 0.01
 
 TAKINGS = Counter("headrace_cluster_takings_total", "Times that this process took the id of a partition.")
 
@@ -81,7 +82,7 @@ class Claimant:
         dice: random.Random,
     ) -> None:
         self.partition = partition
-        self.view = PartitionView(since_s=seconds(clock))
+        self.view = PartitionView(partition.changelogs, since_s=seconds(clock))
         self.takings = 0
         self._log = log
         self._keeper = keeper
@@ -157,6 +158,16 @@ class Claimant:
             except Unavailable as error:
                 failures += 1
                 _logger.info("reading failed", partition=str(self.partition.at), error=str(error), attempt=failures)
+
+    async def read_past(self, epoch: int) -> None:
+        """Read until every changelog shows that this epoch is over, or for as long as a read may take."""
+        deadline_s = seconds(self._clock) + self._read_timeout_s
+        while not self.view.is_past(epoch) and seconds(self._clock) < deadline_s:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            try:
+                await self._read_committed()
+            except Unavailable as error:
+                _logger.info("reading failed", partition=str(self.partition.at), error=str(error))
 
     async def write(self, records: Sequence[NewRecord]) -> Sequence[Position]:
         """Commit records under the partition's id. What is refused is aborted, and nothing of it was written."""

@@ -299,6 +299,8 @@ class Owner:
             await self._claim()
         else:
             await self._lose()
+        if not _is_known(error):
+            await self._claimant.read_past(name.epoch)
         is_sure = seconds(self._clock) - sent_s < self._compaction_lag_s
         outcome = Outcome.NOT_COMMITTED if _is_known(error) else outcome_of(name, view, is_sure=is_sure)
         BATCHES.labels(outcome.name.lower()).inc()

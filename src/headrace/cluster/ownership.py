@@ -7,7 +7,7 @@ tells what became of a batch whose commit was not answered.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import NamedTuple, TypeAlias, TypeGuard
 
@@ -66,7 +66,7 @@ class PartitionView:
     arrived. `watch` names the batch whose positions are gathered, in case its commit is not answered.
     """
 
-    def __init__(self, *, since_s: float) -> None:
+    def __init__(self, changelogs: Iterable[TopicPartition], *, since_s: float) -> None:
         self.since_s = since_s
         self.last: OwnershipRecord | None = None
         self.last_s = since_s
@@ -74,6 +74,7 @@ class PartitionView:
         self.watch: BatchName | None = None
         self.watched: list[Position] = []
         self._numbers: dict[int, int] = {}
+        self._epochs = dict.fromkeys(changelogs, 0)
 
     def take(self, record: Record, now_s: float) -> bool:
         """Note a record that arrived; returns True if it changed who owns the partition."""
@@ -95,7 +96,16 @@ class PartitionView:
         """Return the first epoch after this one that was read."""
         return min((later for later in self._numbers if later > epoch), default=None)
 
+    def is_past(self, epoch: int) -> bool:
+        """Return True if every changelog was read beyond the last record of this epoch.
+
+        They are read side by side: one may show the next Epoch while another one still holds back the last batch.
+        """
+        return all(newest > epoch for newest in self._epochs.values())
+
     def _note(self, name: BatchName, record: Record) -> None:
+        at = TopicPartition(record.topic, record.partition)
+        self._epochs[at] = max(name.epoch, self._epochs[at])
         self._numbers[name.epoch] = max(name.number, self._numbers.get(name.epoch, name.number))
         if len(self._numbers) > _EPOCHS_KEPT:
             del self._numbers[min(self._numbers)]
@@ -257,6 +267,6 @@ def outcome_of(name: BatchName, view: PartitionView, *, is_sure: bool) -> Outcom
     highest = view.highest_in(name.epoch)
     if highest is not None and highest >= name.number:
         return Outcome.COMMITTED
-    if view.first_after(name.epoch) != name.epoch + 1 or not is_sure:
+    if not view.is_past(name.epoch) or view.first_after(name.epoch) != name.epoch + 1 or not is_sure:
         return Outcome.UNKNOWN
     return Outcome.NOT_COMMITTED
