@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from tests.cluster.virtual_time import SimulatedNode, run_virtually
 
 from headrace.cluster.epochs import (
     BATCH_HEADER,
@@ -21,6 +24,7 @@ from headrace.cluster.epochs import (
     with_batch,
 )
 from headrace.cluster.lease import Lease, LeaseTerms
+from headrace.cluster.owner import _first
 from headrace.cluster.ownership import (
     Claim,
     Outcome,
@@ -38,6 +42,7 @@ from headrace.cluster.ownership import (
     outcome_of,
     wait_until_s,
 )
+from headrace.cluster.tail import seconds, sleep_until
 from headrace.errors import ForeignCluster, PartitionClosed, UnreadableRecord
 from headrace.model import NewRecord, Record, TopicPartition
 
@@ -246,3 +251,17 @@ def test_a_lease_counts_from_the_begin_of_its_renewal() -> None:
     lease.renewed(begun_s=10.2)
     lease.lose()
     assert not lease.is_valid(10.3)
+
+
+def test_nobody_waits_for_less_than_a_step_of_the_clock() -> None:
+    """A wait that is shorter would ask the clock again and again, and in virtual time forever."""
+
+    async def waits() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        node, began_s = SimulatedNode("n"), loop.time()
+        await sleep_until(node, seconds(node) + 1e-13)
+        slept_s = loop.time() - began_s
+        await _first(asyncio.Event(), 1e-13)
+        return slept_s, loop.time() - began_s - slept_s
+
+    assert min(run_virtually(waits)) >= 0.0009

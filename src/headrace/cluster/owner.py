@@ -13,7 +13,7 @@ from headrace.cluster.claimant import FAILED, Claimant, OwnedPartition
 from headrace.cluster.epochs import BatchName, Epoch, Release, is_same_tenure, note_record, with_batch
 from headrace.cluster.lease import LeaseKeeper
 from headrace.cluster.ownership import Outcome, Serve, due_s, outcome_of
-from headrace.cluster.tail import seconds, sleep_until
+from headrace.cluster.tail import CLOCK_STEP_S, seconds, sleep_until
 from headrace.cluster.tasks import together
 from headrace.errors import BadArgument, NotPartitionOwner, TimedOut, TransactionFailed
 from headrace.log import Log
@@ -362,7 +362,7 @@ def _is_known(error: Exception) -> bool:
 async def _first(changed: asyncio.Event, wait_s: float | None) -> None:
     """Wait for the event, or for so long."""
     try:
-        async with asyncio.timeout(wait_s):
+        async with asyncio.timeout(wait_s if wait_s is None else max(wait_s, CLOCK_STEP_S)):
             await changed.wait()
     except TimeoutError:
         return

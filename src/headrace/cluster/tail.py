@@ -12,11 +12,13 @@ from headrace.model import Batch, Record, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import Backoff, Clock
 
-__all__ = ["Sink", "Tail", "seconds", "sleep_until"]
+__all__ = ["CLOCK_STEP_S", "Sink", "Tail", "seconds", "sleep_until"]
 
 Sink: TypeAlias = Callable[[Record, float], None]
 
 _logger = get_logger(__name__)
+# The clock has no finer steps: who waits for less only asks it again and again.
+CLOCK_STEP_S = 0.001
 _BACKOFF = Backoff(first_s=0.05, limit_s=1.0)
 
 
@@ -28,7 +30,7 @@ def seconds(clock: Clock) -> float:
 async def sleep_until(clock: Clock, moment_s: float) -> None:
     """Sleep until a moment on this clock, which a suspended machine may have passed long ago."""
     while (left_s := moment_s - seconds(clock)) > 0:  # noqa: ASYNC110 - the clock is what counts, not the sleep
-        await asyncio.sleep(max(left_s, 0.001))  # the clock has no finer steps
+        await asyncio.sleep(max(left_s, CLOCK_STEP_S))
 
 
 class Tail:
