@@ -213,7 +213,7 @@ def test_another_cluster_and_a_closed_partition_are_errors() -> None:
 def test_the_format_of_ownership_records() -> None:
     """What is on the wire is a contract: key, header and JSON."""
     (new,) = ownership_records(Epoch(5, ME, "l-1"), [AT], name=BatchName(5, 0))
-    assert (new.key, new.topic, new.partition) == (b"\xffheadrace.owner", "state", 3)
+    assert (new.key, new.topic, new.partition) == (b"\x00hr.owner", "state", 3)
     assert new.headers == (("headrace.batch", b"5:0"),)
     by = b'"by":{"cluster_id":"c","node":"me","process":"p1"}'
     assert new.value == b'{"kind":"epoch","epoch":5,' + by + b',"lease_id":"l-1"}'
@@ -223,7 +223,7 @@ def test_the_format_of_ownership_records() -> None:
         assert ownership_in(_record(other)) == record
     assert is_reserved(OWNERSHIP_KEY)
     assert is_reserved(note_record(AT, BatchName(1, 1)).key)
-    assert not is_reserved(b"headrace.owner")
+    assert not is_reserved(b"hr.owner")
     assert not is_reserved(None)
 
 

@@ -1,7 +1,7 @@
 """The records that say who owns a partition, and the names of batches.
 
 They lie in the partition's own changelogs, so that the log which orders the writes also orders the owners. Their keys
-begin with a byte that no UTF-8 text has; whoever reads a changelog skips them (`is_reserved`).
+are reserved: no state takes such a key, and whoever reads a changelog as data skips them (`is_reserved`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = [
     "with_batch",
 ]
 
-RESERVED_PREFIX = b"\xffheadrace."
-OWNERSHIP_KEY = RESERVED_PREFIX + b"owner"
-NOTE_KEY = RESERVED_PREFIX + b"batch"
+RESERVED_PREFIX = b"\x00hr"
+OWNERSHIP_KEY = RESERVED_PREFIX + b".owner"
+NOTE_KEY = RESERVED_PREFIX + b".batch"
 BATCH_HEADER = "headrace.batch"
 
 
