@@ -156,6 +156,20 @@ class OwnerExam(LogSetting):
             await first.commit([NewRecord(topic, b"k", b"2", partition=0)])
         assert first_node.losses == 1
 
+    async def test_a_release_during_a_claim_counts(self, topic: str, start: StartNode) -> None:
+        """Who is told to give up the partition while it takes it has given it up in the end."""
+        at = TopicPartition(topic, 0)
+        owner = (await start("a")).replica(at)
+
+        async def is_claiming() -> bool:
+            return owner.takings > 0
+
+        await eventually(is_claiming, every_s=0.001, what="the claim")
+        await owner.release()
+        assert owner.epoch is None
+        await _owned((await start("b")).replica(at))
+        assert owner.epoch is None
+
     async def test_a_lease_that_was_taken_ends_all_reads_until_a_new_epoch(
         self, log: Log, topic: str, start: StartNode
     ) -> None:

@@ -137,7 +137,10 @@ class Owner:
         return self._claimant.takings
 
     def propose(self, rank: int | None) -> None:
-        """Say where in line for the partition this node is, as the coordinator sees it: 0 is first, None is not."""
+        """Say where in line for the partition this node is, as the coordinator sees it: 0 is first, None is not.
+
+        It is about the next owner. This node, if it is the owner, goes on until it is told to `release`.
+        """
         self._rank = rank
         self._changed.set()
 
@@ -185,11 +188,14 @@ class Owner:
         await sleep_until(self._clock, committed.leave_after_s)
 
     async def release(self) -> None:
-        """Give the partition up in an orderly way: the next owner need not wait. Does nothing if it is not ours."""
+        """Give the partition up in an orderly way: the next owner need not wait. Does nothing if it is not ours.
+
+        A claim that is under way comes to its end first, and is given up then.
+        """
         self._rank = None
         if self._tenure is not None:
             self._tenure.is_ending = True
-            await self._to_its_end(self._release())
+        await self._to_its_end(self._release())
 
     async def _live(self) -> None:
         """Look at what has changed, do what follows from it, and wait for the next change."""
