@@ -70,7 +70,7 @@ class Node:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
-async def _owned(owner: Owner) -> Owner:
+async def owned(owner: Owner) -> Owner:
     async def is_owner() -> bool:
         return owner.epoch is not None
 
@@ -115,7 +115,7 @@ class OwnerExam(LogSetting):
     async def test_every_record_carries_the_name_of_its_batch(self, log: Log, topic: str, start: StartNode) -> None:
         """C7: values and tombstones in all changelogs have the epoch and number of their batch as a header."""
         first, second = TopicPartition(topic, 0), TopicPartition(await new_topic(log), 0)
-        owner = await _owned((await start("a")).replica(first, second))
+        owner = await owned((await start("a")).replica(first, second))
         await owner.commit([NewRecord(first.topic, b"k", b"1", partition=0)])
         done = await owner.commit([NewRecord(at.topic, b"k", None, partition=0) for at in (first, second)])
         assert done.batch == BatchName(1, 2)
@@ -130,10 +130,10 @@ class OwnerExam(LogSetting):
         """C7: a stalled owner's late write is refused by the log, and no reader ever sees it."""
         at = TopicPartition(topic, 0)
         old_node, new_node = await start("old"), await start("new")
-        old = await _owned(old_node.replica(at, log=DeafLog(old_node.log)))
+        old = await owned(old_node.replica(at, log=DeafLog(old_node.log)))
         await old.commit([NewRecord(topic, b"k", b"before", partition=0)])
         old_node.tasks[0].cancel()  # its lease is renewed no more
-        new = await _owned(new_node.replica(at))
+        new = await owned(new_node.replica(at))
         await new.commit([NewRecord(topic, b"k", b"after", partition=0)])
         assert old.epoch == 1, "it must not have heard of its successor"
         with pytest.raises(NotPartitionOwner, match="ask node 'new'"):
@@ -145,10 +145,10 @@ class OwnerExam(LogSetting):
         """The next owner serves at once, because the last one said that it had stopped; the last one refuses all."""
         at = TopicPartition(topic, 0)
         first_node, second_node = await start("first"), await start("second")
-        first = await _owned(first_node.replica(at))
+        first = await owned(first_node.replica(at))
         second = second_node.replica(at)
         await first.release()
-        await _owned(second)
+        await owned(second)
         done = await second.commit([NewRecord(topic, b"k", b"1", partition=0)])
         assert done.leave_after_s == float("-inf")
         assert not first.may_serve()
@@ -167,7 +167,7 @@ class OwnerExam(LogSetting):
         await eventually(is_claiming, every_s=0.001, what="the claim")
         await owner.release()
         assert owner.epoch is None
-        await _owned((await start("b")).replica(at))
+        await owned((await start("b")).replica(at))
         assert owner.epoch is None
 
     async def test_a_lease_that_was_taken_ends_all_reads_until_a_new_epoch(
@@ -176,7 +176,7 @@ class OwnerExam(LogSetting):
         """C14: each partition that the node still holds gets an Epoch that names the new lease; only then it reads."""
         node = await start("a")
         other = await new_topic(log)
-        owners = [await _owned(node.replica(TopicPartition(name, 0))) for name in (topic, other)]
+        owners = [await owned(node.replica(TopicPartition(name, 0))) for name in (topic, other)]
         for owner in owners:
             await owner.serve_gate(timeout_s=20)
         before = node.keeper.lease
@@ -195,7 +195,7 @@ class OwnerExam(LogSetting):
     async def test_another_cluster_with_the_same_prefix_stops(self, topic: str, start: StartNode) -> None:
         """C16: the error names the cluster and the node that were there first, and that one goes on."""
         at = TopicPartition(topic, 0)
-        owner = await _owned((await start("a")).replica(at))
+        owner = await owned((await start("a")).replica(at))
         stranger = await start("b", cluster_id="other")
         stranger.replica(at)
         with pytest.raises(ForeignCluster, match=r"node 'a' of cluster 'cluster'.*'other'"):
@@ -235,7 +235,7 @@ class OwnerExam(LogSetting):
         """The id is taken again, and the batch was committed if its name is there: then with its positions."""
         node, at = await start("a"), TopicPartition(topic, 0)
         unsure = UnsureLog(node.log)
-        owner = await _owned(node.replica(at, log=unsure))
+        owner = await owned(node.replica(at, log=unsure))
         unsure.loses = "answer" if is_done else "commit"
         commit = owner.commit([NewRecord(topic, b"k", b"1", partition=0)])
         if is_done:
@@ -256,7 +256,7 @@ class OwnerExam(LogSetting):
     ) -> None:
         """A record that is too large fails its batch alone, and nothing of that batch is written."""
         at = TopicPartition(topic, 0)
-        owner = await _owned((await start("a")).replica(at))
+        owner = await owned((await start("a")).replica(at))
         small = NewRecord(topic, b"k", b"1", partition=0)
         with pytest.raises(RecordTooLarge):
             await owner.commit([small, NewRecord(topic, b"k", bytes(2_000_000), partition=0)])
@@ -268,7 +268,7 @@ class OwnerExam(LogSetting):
         self, log: Log, topic: str, start: StartNode
     ) -> None:
         """The partition is explicit: the owner of one partition must not write to another one's log."""
-        owner = await _owned((await start("a")).replica(TopicPartition(topic, 0)))
+        owner = await owned((await start("a")).replica(TopicPartition(topic, 0)))
         for partition in (None, 1):
             with pytest.raises(BadArgument, match="partition"):
                 await owner.commit([NewRecord(topic, b"k", b"1", partition=partition)])
@@ -280,7 +280,7 @@ class OwnerExam(LogSetting):
         """What only goes to other topics can be settled too; its positions are those of its own records."""
         node, at, output = await start("a"), TopicPartition(topic, 0), await new_topic(log)
         unsure = UnsureLog(node.log)
-        owner = await _owned(node.replica(at, log=unsure))
+        owner = await owned(node.replica(at, log=unsure))
         done = await owner.commit([NewRecord(output, b"k", b"1", partition=0)])
         assert [p.topic for p in done.positions] == [output]
         unsure.loses = "answer"
@@ -297,10 +297,10 @@ class OwnerExam(LogSetting):
         await stray.append([NewRecord(lease_topic(prefix), None, b"open", partition=n) for n in range(2)])
         at = TopicPartition(topic, 0)
         first_node, second_node = await start("first"), await start("second")
-        await _owned(first_node.replica(at))
+        await owned(first_node.replica(at))
         await first_node.stop()
         second = second_node.replica(at)
-        await _owned(second)
+        await owned(second)
         await second.serve_gate(timeout_s=20)
         await stray.close()
 
@@ -321,14 +321,14 @@ class OwnerExam(LogSetting):
         self, log: Log, address: str, topic: str, prefix: str, size: Size, harm: str
     ) -> None:
         """C7, C14: no acknowledged write is lost or doubled, two owners never serve at a time, and one soon does."""
-        at = TopicPartition(topic, 0)
+        at, side = TopicPartition(topic, 0), await new_topic(log)
         for round_ in range(size(1, 10)):
             owner = ("tests.cluster.owner_process:run_owner", address, prefix, topic)
             with running_function(*owner, f"old{round_}", 0) as old:
-                await asyncio.to_thread(old.wait_for_line, "^serve", 60)
+                await _line(old, "^serve")
                 with running_function(*owner, f"new{round_}", 1) as new:
-                    await asyncio.to_thread(new.wait_for_line, "^stands by", 60)
-                    await asyncio.to_thread(_harm, old, new, harm)
+                    await _line(new, "^stands by")
+                    await _harm(log, side, old, new, harm)
                     _check_serving(old, new)
                     told = _acknowledged(old) + _acknowledged(new)
             # The last owner was killed as well: taking its id ends what it had open, which would hide the rest.
@@ -338,17 +338,41 @@ class OwnerExam(LogSetting):
             assert set(told) <= set(written), "an acknowledged write was lost"
 
 
-def _harm(old: ChildProcess, new: ChildProcess, harm: str) -> None:
+async def _harm(log: Log, side: str, old: ChildProcess, new: ChildProcess, harm: str) -> None:
     """Stop the owner under load, wait for its successor, and let a frozen one wake and find out."""
-    for _ in range(5):
-        old.wait_for_line("^ack", timeout_s=60)
-    old.kill() if harm == "kill" else old.pause()
-    new.wait_for_line("^serve", timeout_s=60)
-    new.wait_for_line("^ack", timeout_s=60)
+    await _line(old, "^ack")
+    if harm == "kill":
+        old.kill()
+    else:
+        await _freeze(log, side, old)
+    await _line(new, "^serve")
+    await _line(new, "^ack")
     if harm == "freeze":
         old.resume()
-        old.wait_for_line("^lost", timeout_s=60)
-        new.wait_for_line("^ack", timeout_s=60)
+        await _line(old, "^lost")
+        await _line(new, "^ack")
+
+
+async def _freeze(log: Log, side: str, child: ChildProcess) -> None:
+    """Freeze a process at a moment at which the log goes on without it.
+
+    One that is stopped while it holds the write lock of the embedded log's file stops all others: nobody could take
+    over before it goes on, or dies.
+    """
+    for _ in range(50):
+        child.pause()
+        try:
+            async with asyncio.timeout(0.25):
+                await log.append([NewRecord(side, b"k", b"v")])
+            return
+        except TimeoutError:
+            child.resume()
+            await _line(child, "^ack")
+    pytest.fail("the process held the log's write lock whenever it was stopped")
+
+
+async def _line(child: ChildProcess, pattern: str) -> None:
+    await asyncio.to_thread(child.wait_for_line, pattern, 60)
 
 
 def _acknowledged(child: ChildProcess) -> list[str]:
