@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -72,17 +72,16 @@ def _lease_never_taken() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("weakened", "most"),
+    ("weakened", "harms"),
     [
-        (_no_wait, 60),
-        (_replies_in_the_wait, 60),
-        (_lease_counted_from_the_answer, 500),
-        (_lease_taken_after_the_epoch, 300),
-        (_lease_never_taken, 60),
+        (_no_wait, SUSPICIONS),
+        (_replies_in_the_wait, SUSPICIONS),
+        (_lease_counted_from_the_answer, ("slow and suspect",)),
+        (_lease_taken_after_the_epoch, ("cut and suspect",)),
+        (_lease_never_taken, SUSPICIONS),
     ],
 )
-def test_the_oracle_sees_a_rule_that_is_missing(weakened: Callable[[], Any], most: int) -> None:
+def test_the_oracle_sees_a_rule_that_is_missing(weakened: Callable[[], Any], harms: Sequence[str]) -> None:
     """Without one of the rules some history goes wrong, and is found."""
-    harms = ("slow and suspect",) if weakened is _lease_counted_from_the_answer else SUSPICIONS
     with weakened():
-        assert any(run_history(seed, harms) for seed in range(most))
+        assert any(run_history(seed, harms) for seed in range(300))
