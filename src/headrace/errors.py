@@ -16,6 +16,7 @@
     │   ├── NotOwner                the group gave the partition to another member
     │   ├── NotPartitionOwner       another node of the cluster owns the partition
     │   ├── RefusedByPeer           another node refused, with an error that has no name of its own here
+    │   ├── PartitionClosed         the partition's topic was replaced by another one
     │   ├── TransactionMisused      begin, append, commit or abort out of order
     │   ├── WrongSeqNr              the journal is not where the append expects it
     │   ├── TopicShared             other services read the topic, and would not understand what was asked for
@@ -54,6 +55,7 @@
         ├── UnknownBackend
         ├── ImpossibleTopicChange
         ├── WrongPartitionCount
+        ├── ForeignCluster          another cluster uses the same topics and prefix
         ├── WrongGroupSize          nodes disagree on the partitions of a group
         ├── DuplicateNode           another process has this node's id
         ├── IncompatibleData        the folder was written by another version
@@ -111,6 +113,7 @@ __all__ = [
     "FileUnusable",
     "FolderUnusable",
     "Forbidden",
+    "ForeignCluster",
     "HandlerFailed",
     "HeadraceError",
     "ImpossibleTopicChange",
@@ -138,6 +141,7 @@ __all__ = [
     "OffsetOutOfRange",
     "OperationFailed",
     "OutdatedTables",
+    "PartitionClosed",
     "PortUnusable",
     "ProjectionChanged",
     "ProjectionRebuilding",
@@ -404,6 +408,18 @@ class RefusedByPeer(Refused):
     peer: str
     reason: str
     says: ClassVar[str] = "node {peer!r} refused the request: {reason}"
+
+
+@dataclass(eq=False)
+class PartitionClosed(Refused):
+    """The partition was closed for good when its topic was replaced by one with another number of partitions."""
+
+    topic: str
+    partition: int
+    epoch: int
+    says: ClassVar[str] = (
+        "{topic}[{partition}] was closed after epoch {epoch}: its topic was replaced; use the topic that replaced it"
+    )
 
 
 @dataclass(eq=False)
@@ -822,6 +838,34 @@ class ImpossibleTopicChange(Misconfigured):
 
 
 @dataclass(eq=False)
+class ForeignCluster(Misconfigured):
+    """Another cluster owns a partition that this one is configured to own."""
+
+    topic: str
+    partition: int
+    cluster_id: str
+    found_cluster_id: str
+    found_node: str
+    says: ClassVar[str] = (
+        "{topic}[{partition}] is owned by node {found_node!r} of cluster {found_cluster_id!r}, and this is cluster "
+        "{cluster_id!r}; give each cluster a prefix of its own"
+    )
+
+
+@dataclass(eq=False)
+class DuplicateNode(Misconfigured):
+    """Another process runs as this node, and was there first."""
+
+    node: str
+    process: str
+    other_process: str
+    says: ClassVar[str] = (
+        "node id {node!r} is in use by process {other_process!r}, which was there before this one ({process!r}); "
+        "stop that process, or give this node an id of its own"
+    )
+
+
+@dataclass(eq=False)
 class WrongPartitionCount(Misconfigured):
     """The topic has another number of partitions than its user was built for."""
 
@@ -846,19 +890,6 @@ class WrongGroupSize(Misconfigured):
     says: ClassVar[str] = (
         "group {group!r} has {actual} partitions in this cluster, this node was started with {expected}; "
         "start it with {actual}"
-    )
-
-
-@dataclass(eq=False)
-class DuplicateNode(Misconfigured):
-    """Another process runs as this node, and was there first."""
-
-    node: str
-    process: str
-    other_process: str
-    says: ClassVar[str] = (
-        "node id {node!r} is in use by process {other_process!r}, which was there before this one ({process!r}); "
-        "stop that process, or give this node an id of its own"
     )
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from headrace.cluster.members import ClusterView, GroupSpec, Holding, MemberFacts
-from headrace.cluster.planning import Plan, Shared, encode, obsolete_requests, propose, view_of
+from headrace.cluster.planning import AssignmentPlan, Shared, encode, obsolete_requests, propose, view_of
 from headrace.errors import BadArgument, IncompatibleData
 
 
@@ -14,7 +14,7 @@ def member(name: str, *groups: GroupSpec, holdings: tuple[Holding, ...] = ()) ->
     return MemberFacts(id=name, incarnation="1", address=f"{name}:1", groups=groups, holdings=holdings)
 
 
-def proposed(*members: MemberFacts, last: Plan | None = None) -> Plan:
+def proposed(*members: MemberFacts, last: AssignmentPlan | None = None) -> AssignmentPlan:
     shared = Shared(members={each.id: encode(each) for each in members}, plan=encode(last) if last else None)
     return propose(view_of(shared), leader="a", absent={}, awaited=frozenset(), threshold=0.2)
 

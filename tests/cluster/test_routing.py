@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from headrace.cluster.client import Peer
-from headrace.cluster.lanes import Lanes
-from headrace.cluster.members import ClusterView, GroupSpec, MemberFacts, Owner, Placement
-from headrace.cluster.retries import Attempts, Trail, Verdict, judge
+from headrace.cluster.lanes import RequestLanes
+from headrace.cluster.members import ClusterView, GroupSpec, MemberFacts, PartitionOwner, Placement
+from headrace.cluster.retries import Attempts, RetryVerdict, Trail, judge
 from headrace.cluster.routing import ROUTED, PartitionRequest, Router
 from headrace.cluster.routing_table import RoutingTable
 from headrace.cluster.server import NodeServer
@@ -108,7 +108,10 @@ class World:
         self.epoch += 1
         if takes_over:
             self.give(owners)
-        known = {**self.view.owners.get("accounts", {}), **{n: Owner(each, self.epoch) for n, each in owners.items()}}
+        known = {
+            **self.view.owners.get("accounts", {}),
+            **{n: PartitionOwner(each, self.epoch) for n, each in owners.items()},
+        }
         self.view = msgspec.structs.replace(self.view, owners={"accounts": known}, revision=self.epoch)
         for site in self.sites.values():
             site.table.update(self.view)
@@ -223,7 +226,7 @@ async def test_an_announcement_of_a_lower_epoch_changes_nothing(world: World) ->
     """C6: a deposed owner that came back to the view still shows what it owned."""
     world.announce({0: "node-2"})
     table = world["client"].table
-    old = msgspec.structs.replace(world.view, owners={"accounts": {0: Owner("node-1", 1)}})
+    old = msgspec.structs.replace(world.view, owners={"accounts": {0: PartitionOwner("node-1", 1)}})
     table.update(old)
     assert table.owner("accounts", 0) == "node-2"
 
@@ -418,16 +421,16 @@ async def test_a_node_that_does_not_serve_the_group_names_the_owner(world: World
 @pytest.mark.parametrize(
     ("error", "with_id", "without"),
     [
-        (NotPartitionOwner("t", 0, "n", ""), Verdict(True, False), Verdict(True, False)),
-        (Busy("n", 1), Verdict(True, False), Verdict(True, False)),
-        (Unreachable("a", "b"), Verdict(True, False), Verdict(True, False)),
-        (Unreachable("a", "b", False), Verdict(True, True), Verdict(False, True)),
-        (TimedOut("a", 1, False), Verdict(True, True), Verdict(False, True)),
-        (BadArgument("a", 1, "b"), Verdict(False, False), Verdict(False, False)),
-        (Fenced("t", False), Verdict(False, True), Verdict(False, True)),
+        (NotPartitionOwner("t", 0, "n", ""), RetryVerdict(True, False), RetryVerdict(True, False)),
+        (Busy("n", 1), RetryVerdict(True, False), RetryVerdict(True, False)),
+        (Unreachable("a", "b"), RetryVerdict(True, False), RetryVerdict(True, False)),
+        (Unreachable("a", "b", False), RetryVerdict(True, True), RetryVerdict(False, True)),
+        (TimedOut("a", 1, False), RetryVerdict(True, True), RetryVerdict(False, True)),
+        (BadArgument("a", 1, "b"), RetryVerdict(False, False), RetryVerdict(False, False)),
+        (Fenced("t", False), RetryVerdict(False, True), RetryVerdict(False, True)),
     ],
 )
-def test_what_is_sent_again(error: HeadraceError, with_id: Verdict, without: Verdict) -> None:
+def test_what_is_sent_again(error: HeadraceError, with_id: RetryVerdict, without: RetryVerdict) -> None:
     """C8: what says that nothing was done, always; what may have been done, if that is safe; a refusal, never."""
     assert judge(error, is_repeatable=True) == with_id
     assert judge(error, is_repeatable=False) == without
@@ -444,7 +447,7 @@ def test_members_are_asked_in_turn_until_one_is_named() -> None:
 
 async def test_a_request_is_repeated_after_all_earlier_ones_of_its_key() -> None:
     """C8: one that is still under way may have to be repeated, too, and was first."""
-    lanes = Lanes()
+    lanes = RequestLanes()
     with lanes.ticket("k") as first, lanes.ticket("k") as second, lanes.ticket("other") as other:
         await asyncio.wait_for(other.wait_to_repeat(), 1)
         repeating = asyncio.create_task(second.wait_to_repeat())
@@ -456,7 +459,7 @@ async def test_a_request_is_repeated_after_all_earlier_ones_of_its_key() -> None
 
 async def test_lanes_are_forgotten() -> None:
     """Keys without requests under way cost nothing."""
-    lanes = Lanes()
+    lanes = RequestLanes()
     with lanes.ticket("k") as first, lanes.ticket("k") as second:
         first.is_repeated = True
         waiting = asyncio.create_task(second.wait_to_send())

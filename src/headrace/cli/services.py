@@ -19,8 +19,8 @@ from headrace.services import (
     NAMES,
     VARIABLES,
     Detached,
-    Node,
     RunningService,
+    ServerNode,
     Terminal,
     Wishes,
     environment_of,
@@ -245,7 +245,7 @@ def _properties(options: Sequence[str]) -> dict[str, dict[str, str]]:
     return properties
 
 
-def _nodes_named(name: str, data: Path | None) -> list[Node]:
+def _nodes_named(name: str, data: Path | None) -> list[ServerNode]:
     known = Detached(data).known()
     nodes = [node for service in known for node in service.nodes if name in (service.name, node.name)]
     if nodes:
@@ -254,7 +254,7 @@ def _nodes_named(name: str, data: Path | None) -> list[Node]:
     raise BadArgument("name", name, f"these were started from here: {', '.join(names) or 'none'}")
 
 
-def _row(service: RunningService, node: Node) -> dict[str, Any]:
+def _row(service: RunningService, node: ServerNode) -> dict[str, Any]:
     started_at_s = node.started_at_s
     return {
         "service": service.name,

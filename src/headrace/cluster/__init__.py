@@ -1,28 +1,48 @@
-"""Nodes that share partitions: members, their assignment, who owns what, and requests between them.
+"""Nodes that share partitions: members, their assignment, the ownership of partitions, and requests between nodes.
 
-Promises: the partition's log decides who owns it; a coordinator only proposes and routes. Replicas are on distinct
-nodes; nothing moves without need.
+Promises: the partition's log decides which node owns it; a coordinator only proposes and routes. A write that was
+acknowledged is never lost, whatever its owner and its successor do, and nothing that was not committed is ever seen. An
+owner that was deposed, killed or frozen answers no read after its successor began to. Replicas are on distinct nodes;
+nothing moves without need.
+Does not promise: that a coordinator's proposal is followed at once; a live owner must release the partition first.
 """
 
+from headrace.cluster.claimant import OwnedPartition
 from headrace.cluster.coordinator import CoordinationStore, Coordinator
 from headrace.cluster.coordinators import open_coordinator
-from headrace.cluster.members import ClusterView, GroupSpec, Holding, MemberFacts, Owner, Placement
+from headrace.cluster.epochs import BatchName, Identity, batch_of, is_reserved
+from headrace.cluster.lease import LeaseKeeper, LeaseTerms, ensure_lease_topic, lease_topic, new_process
+from headrace.cluster.members import ClusterView, GroupSpec, Holding, MemberFacts, PartitionOwner, Placement
 from headrace.cluster.node import Node
+from headrace.cluster.owner import Committed, Owner, OwnerListener
 from headrace.cluster.routing import Gathered, PartitionHandler, PartitionRequest, Router
 
 __all__ = [
+    "BatchName",
     "ClusterView",
+    "Committed",
     "CoordinationStore",
     "Coordinator",
     "Gathered",
     "GroupSpec",
     "Holding",
+    "Identity",
+    "LeaseKeeper",
+    "LeaseTerms",
     "MemberFacts",
     "Node",
+    "OwnedPartition",
     "Owner",
+    "OwnerListener",
     "PartitionHandler",
+    "PartitionOwner",
     "PartitionRequest",
     "Placement",
     "Router",
+    "batch_of",
+    "ensure_lease_topic",
+    "is_reserved",
+    "lease_topic",
+    "new_process",
     "open_coordinator",
 ]

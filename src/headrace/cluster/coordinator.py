@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.cluster.members import ClusterView, MemberFacts
 from headrace.cluster.planning import (
-    Plan,
+    AssignmentPlan,
     Shared,
     drain_key,
     encode,
@@ -266,7 +266,7 @@ class Coordinator:
         obsolete = list(obsolete_requests(view, shared.requests))
         for key in obsolete:
             await self._store.put_request(key, None)
-        if plan == Plan(leader=view.leader or "", groups=view.groups, placements=view.placements):
+        if plan == AssignmentPlan(leader=view.leader or "", groups=view.groups, placements=view.placements):
             return bool(obsolete)
         PLANS.inc()
         await self._store.put_plan(encode(plan), expected=shared.version)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["Lanes", "Ticket"]
+__all__ = ["RequestLanes", "Ticket"]
 
 
 class Ticket:
@@ -34,7 +34,7 @@ class Ticket:
         self.done.set()
 
 
-class Lanes:
+class RequestLanes:
     """The lanes of all keys that have requests under way."""
 
     def __init__(self) -> None:

@@ -8,12 +8,12 @@ from functools import lru_cache
 import msgspec
 
 from headrace.cluster.assignment import Candidate, assign
-from headrace.cluster.members import ClusterView, GroupSpec, MemberFacts, Owner, Placements
+from headrace.cluster.members import ClusterView, GroupSpec, MemberFacts, PartitionOwner, Placements
 from headrace.errors import IncompatibleData
 from headrace.observe import get_logger
 
 __all__ = [
-    "Plan",
+    "AssignmentPlan",
     "Shared",
     "decode_facts",
     "drain_key",
@@ -46,7 +46,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     leads: bool = False
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class AssignmentPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the leader proposes to all nodes."""
 
     leader: str
@@ -54,11 +54,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     placements: Mapping[str, Placements] = {}
 
 
-_plans = msgspec.msgpack.Decoder(Plan)
+_plans = msgspec.msgpack.Decoder(AssignmentPlan)
 _facts = msgspec.msgpack.Decoder(MemberFacts)
 
 
-def encode(value: Plan | MemberFacts) -> bytes:
+def encode(value: AssignmentPlan | MemberFacts) -> bytes:
     """Return the bytes that a coordinator keeps."""
     return msgspec.msgpack.encode(value)
 
@@ -103,7 +103,7 @@ def propose(
     absent: Mapping[str, MemberFacts],
     awaited: frozenset[str],
     threshold: float,
-) -> Plan:
+) -> AssignmentPlan:
     """Return the plan for the members of the view, and for those that are `absent` too shortly to count as gone.
 
     The places of `awaited` members are kept free. A group that no member serves stays as it was.
@@ -126,7 +126,7 @@ def propose(
             awaited=awaited,
             threshold=threshold,
         )
-    return Plan(leader=leader, groups=groups, placements=placements)
+    return AssignmentPlan(leader=leader, groups=groups, placements=placements)
 
 
 def obsolete_requests(view: ClusterView, requests: Mapping[str, bytes]) -> Iterator[str]:
@@ -148,7 +148,7 @@ def _members(shared: Mapping[str, bytes]) -> Iterator[tuple[str, MemberFacts]]:
             _log.warning("a member is not understood", member=name, reason=str(error))
 
 
-def _plan(data: bytes | None) -> Plan | None:
+def _plan(data: bytes | None) -> AssignmentPlan | None:
     try:
         return None if data is None else _plans.decode(data)
     except msgspec.DecodeError as error:
@@ -165,13 +165,13 @@ def _is_move_over(view: ClusterView, what: str, to: str) -> bool:
     return owner is not None and owner.member == to and placement.replicas[:1] == (to,) and placement.leaving is None
 
 
-def _owners(members: Mapping[str, MemberFacts]) -> dict[str, dict[int, Owner]]:
-    owners: dict[str, dict[int, Owner]] = {}
+def _owners(members: Mapping[str, MemberFacts]) -> dict[str, dict[int, PartitionOwner]]:
+    owners: dict[str, dict[int, PartitionOwner]] = {}
     for name, facts in members.items():
         for held in facts.holdings:
             known = owners.setdefault(held.group, {}).get(held.partition)
             if held.epoch > (known.epoch if known else 0):
-                owners[held.group][held.partition] = Owner(name, held.epoch)
+                owners[held.group][held.partition] = PartitionOwner(name, held.epoch)
     return owners
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from headrace.errors import HeadraceError, NotPartitionOwner, Unavailable
 from headrace.runtime import Backoff
 
-__all__ = ["Attempts", "Trail", "Verdict", "judge"]
+__all__ = ["Attempts", "RetryVerdict", "Trail", "judge"]
 
 _BACKOFF = Backoff(first_s=0.01, factor=1.6, limit_s=0.2, jitter=0.5)
 
@@ -48,22 +48,22 @@ class Trail:
         return self._asked
 
 
-class Verdict(NamedTuple):
+class RetryVerdict(NamedTuple):
     """What to do after an attempt failed: whether to send again, and whether it may have been done already."""
 
     retries: bool
     is_unknown: bool
 
 
-def judge(error: HeadraceError, *, is_repeatable: bool) -> Verdict:
+def judge(error: HeadraceError, *, is_repeatable: bool) -> RetryVerdict:
     """Return what to do after an attempt failed.
 
     A node that does not own the partition, and anything else that says that nothing was done, is tried again. What may
     have been done is repeated only if that is safe: a read, or a command with an id. A refusal is never repeated.
     """
     if isinstance(error, NotPartitionOwner):
-        return Verdict(retries=True, is_unknown=False)
+        return RetryVerdict(retries=True, is_unknown=False)
     if not isinstance(error, Unavailable):
-        return Verdict(retries=False, is_unknown=not getattr(error, "outcome_known", True))
+        return RetryVerdict(retries=False, is_unknown=not getattr(error, "outcome_known", True))
     is_unknown = not error.outcome_known
-    return Verdict(retries=is_repeatable or not is_unknown, is_unknown=is_unknown)
+    return RetryVerdict(retries=is_repeatable or not is_unknown, is_unknown=is_unknown)

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from headrace.cluster.lanes import Lanes, Ticket
+from headrace.cluster.lanes import RequestLanes, Ticket
 from headrace.cluster.retries import Attempts, Trail, judge
 from headrace.cluster.routing_table import RoutingTable
 from headrace.cluster.server import IncomingRequest
@@ -127,7 +127,7 @@ class Router:
         self._timeout_s = timeout_s
         self._max_tells = max_tells
         self._loop = asyncio.get_running_loop()
-        self._lanes = Lanes()
+        self._lanes = RequestLanes()
         self._tells: set[asyncio.Task[None]] = set()
         self._away: dict[tuple[str, int], dict[asyncio.Timeout, str]] = {}
         self._is_closed = False

@@ -11,7 +11,7 @@ from headrace.services.environment import VARIABLES, environment_of
 from headrace.services.java import find_java
 from headrace.services.layouts import Wishes
 from headrace.services.logs import follow
-from headrace.services.nodes import Node
+from headrace.services.nodes import ServerNode
 from headrace.services.packages import cache_folder
 from headrace.services.running_service import RunningService, hold, told_to_end
 from headrace.services.spark import spark_jars
@@ -22,9 +22,9 @@ __all__ = [
     "NAMES",
     "VARIABLES",
     "Detached",
-    "Node",
     "Quiet",
     "RunningService",
+    "ServerNode",
     "Terminal",
     "Watcher",
     "Wishes",

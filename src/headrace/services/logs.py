@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import TextIO
 
-from headrace.services.nodes import Node
+from headrace.services.nodes import ServerNode
 
 __all__ = ["follow"]
 
 LOOK_EVERY_S = 0.2
 
 
-def follow(nodes: Sequence[Node]) -> Iterator[tuple[Node, str]]:
+def follow(nodes: Sequence[ServerNode]) -> Iterator[tuple[ServerNode, str]]:
     """Give every line the servers print from now on, with the node that printed it; ends when none runs any more."""
     with ExitStack() as open_files:
         files = [(node, open_files.enter_context(_at_end(node))) for node in nodes if node.plan.log.exists()]
@@ -27,7 +27,7 @@ def follow(nodes: Sequence[Node]) -> Iterator[tuple[Node, str]]:
             time.sleep(LOOK_EVERY_S)
 
 
-def _at_end(node: Node) -> TextIO:
+def _at_end(node: ServerNode) -> TextIO:
     file = node.plan.log.open(errors="replace")
     file.seek(0, 2)
     return file

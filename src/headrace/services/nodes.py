@@ -14,13 +14,13 @@ from headrace.services.ports import NodePlan, Service, ServiceLayout
 from headrace.services.processes import ServerProcess
 from headrace.services.watcher import Quiet
 
-__all__ = ["Node"]
+__all__ = ["ServerNode"]
 
 ASK_EVERY_S = 0.1
 HASTY_S = 2.0
 
 
-class Node:
+class ServerNode:
     """One server of a running service.
 
     Promises: after `start` it serves; after `stop` or `kill` its processes are gone.

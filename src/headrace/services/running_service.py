@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from headrace.errors import ServiceFailed
-from headrace.services.nodes import Node
+from headrace.services.nodes import ServerNode
 from headrace.services.ports import Service, ServiceLayout
 
 __all__ = ["RunningService", "hold", "told_to_end"]
@@ -29,7 +29,7 @@ class RunningService:
         self.name = service.name
         self.folder = folder
         self.throws_away = False
-        self.nodes = tuple(Node(plan, service=service, layout=layout, files=files) for plan in layout.nodes)
+        self.nodes = tuple(ServerNode(plan, service=service, layout=layout, files=files) for plan in layout.nodes)
         self._service = service
 
     @property
@@ -71,33 +71,33 @@ class RunningService:
         """Start the nodes that are down and wait until all serve. Raises ServiceFailed."""
         if self._service.is_seeded:
             self.nodes[0].start()
-        self._each(Node.launch)
-        self._each(Node.await_ready)
+        self._each(ServerNode.launch)
+        self._each(ServerNode.await_ready)
 
     def stop(self) -> None:
         """Stop all nodes; throws the data away if the service was started that way."""
-        self._each(Node.stop)
+        self._each(ServerNode.stop)
         if self.throws_away:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def kill(self) -> None:
         """Kill all nodes as kill -9 does; the data stays for `start`."""
-        self._each(Node.kill)
+        self._each(ServerNode.kill)
 
     def pause(self) -> None:
         """Freeze all nodes."""
-        self._each(Node.pause)
+        self._each(ServerNode.pause)
 
     def resume(self) -> None:
         """Let all nodes go on."""
-        self._each(Node.resume)
+        self._each(ServerNode.resume)
 
     def restart(self) -> None:
         """Stop all nodes and start them again, on the same ports and data."""
-        self._each(Node.stop)
+        self._each(ServerNode.stop)
         self.start()
 
-    def _each(self, do: Callable[[Node], None]) -> None:
+    def _each(self, do: Callable[[ServerNode], None]) -> None:
         with ThreadPoolExecutor(len(self.nodes), thread_name_prefix=self.name) as threads:
             for _ in threads.map(do, self.nodes):
                 pass

@@ -16,14 +16,14 @@ from headrace.log import ensure_topic, transaction
 from headrace.log.kafka.log import KafkaLog
 from headrace.model import NewRecord, TopicConfig, TopicPartition
 from headrace.services import RunningService
-from headrace.services.nodes import Node
+from headrace.services.nodes import ServerNode
 from headrace.testing.conformance.log_setting import eventually, new_topic, numbered, read_all, values
 
 pytestmark = pytest.mark.servers
 
 
 @contextlib.asynccontextmanager
-async def _frozen(brokers: RunningService, number: int) -> AsyncIterator[Node]:
+async def _frozen(brokers: RunningService, number: int) -> AsyncIterator[ServerNode]:
     node = next(node for node in brokers.nodes if node.plan.number == number)
     await asyncio.to_thread(node.pause)
     try:

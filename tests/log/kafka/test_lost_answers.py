@@ -246,3 +246,26 @@ async def _outcome(producer: TransactionalProducer) -> bool | None:
     except (Fenced, TransactionFailed) as error:
         return False if getattr(error, "outcome_known", True) else None
     return True
+
+
+async def test_an_id_is_taken_once_from_brokers_slower_than_an_attempt(
+    broker: RunningService, opened: OpenKafka, proxy: TcpProxy
+) -> None:
+    """Attempts that are cut short don't ask twice: what a second request took would be fenced by the first one."""
+    log = await opened(proxy)
+    topic = await _topic(await opened(broker))
+    proxy.delay(0.2)
+    producer = await log.transactional(f"id-{topic}")
+    await producer.begin()
+    await producer.append(numbered(topic, 2))
+    await producer.commit()
+    proxy.restore()
+    assert values(await read_all(log, topic)) == [b"0", b"1"]
+
+
+async def test_an_id_that_is_not_given_in_time_is_an_error_with_its_name(opened: OpenKafka, proxy: TcpProxy) -> None:
+    """Brokers that fall silent end the taking at the request's time-out, however many attempts that was."""
+    log = await opened(proxy, request_timeout_s=1.5)
+    proxy.hold_answers()
+    with pytest.raises(TimedOut, match="take over transactional id 'x'"):
+        await log.transactional("x")

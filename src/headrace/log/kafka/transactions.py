@@ -22,6 +22,7 @@ from headrace.log.kafka.client import LOGGER, WHOLE_BATCH_BYTES, Breaks, Threads
 from headrace.log.kafka.deliveries import Placed
 from headrace.log.kafka.faults import FATAL_TOLD, FENCED, NOT_OWNER, error_in
 from headrace.log.kafka.groups import KafkaMember
+from headrace.log.kafka.init_transactions import init_until
 from headrace.log.kafka.metadata import Cluster, TopicCache
 from headrace.log.kafka.open_transaction import (
     Attempt,
@@ -93,7 +94,7 @@ class KafkaTransactional:
     async def take(self) -> None:
         """Fence the earlier owners."""
         try:
-            await self._threads.run(self._producer.init_transactions, self._cluster.request_timeout_s)
+            await self._threads.run(init_until, self._producer, time.monotonic() + self._cluster.request_timeout_s)
         except FATAL_TOLD as failure:
             error = error_in(failure)
             if error.code() == KafkaError.INVALID_TRANSACTION_TIMEOUT:

@@ -1,0 +1,351 @@
+"""The lease of a node: for how long it may answer reads without asking the log.
+
+A node renews its lease by committing a record under a transactional id of its own. Who takes over one of its partitions
+takes that id too, and so ends the lease: the next renewal is refused. The lease counts from the *begin* of the last
+renewal that was answered, so it is over for the node before it can be over for anybody who saw that renewal arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import itertools
+import uuid
+import zlib
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from prometheus_client import Counter
+
+from headrace.cluster.epochs import Identity
+from headrace.cluster.tail import Tail, seconds, sleep_until
+from headrace.cluster.tasks import together
+from headrace.errors import DuplicateNode, Fenced, HeadraceError, TimedOut, Unavailable, UnreadableRecord
+from headrace.log import Log, TransactionalProducer, ensure_topic
+from headrace.model import Cleanup, NewRecord, Record, TopicConfig, TopicPartition
+from headrace.observe import get_logger
+from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock
+
+__all__ = [
+    "LEASE_PARTITIONS",
+    "Lease",
+    "LeaseKeeper",
+    "LeaseTerms",
+    "LeaseWatch",
+    "Renewal",
+    "ensure_lease_topic",
+    "lease_topic",
+    "new_process",
+    "partition_of",
+]
+
+_logger = get_logger(__name__)
+_BACKOFF = Backoff(first_s=0.05, factor=1.5, limit_s=1.0)
+_RENEWALS_PER_LEASE = 3
+# A process that died may have had one renewal on its way; two after our first one mean that it lives.
+_SIGNS_OF_LIFE = 2
+_LEASES_KEPT = 4096
+# Leases are spread, because a process that dies while it renews hides what others write after it in its partition.
+LEASE_PARTITIONS = 16
+_RETENTION_MS = 60 * 60 * 1000
+_LOOK_BACK = 500
+_LOOK_TIMEOUT_S = 10.0
+
+LOST = Counter(
+    "headrace_cluster_leases_lost_total", "Leases of this process that were refused or not answered in time."
+)
+
+
+class LeaseTerms(msgspec.Struct, frozen=True):
+    """How long a lease lasts, and how much longer others wait, because clocks don't run equally fast."""
+
+    lease_s: float = 0.5
+    patience: float = 1.1
+    rank_step_s: float = 0.25
+
+    @property
+    def patience_s(self) -> float:
+        """How long after the arrival of a renewal its lease is over on any clock."""
+        return self.lease_s * self.patience
+
+    @property
+    def renew_every_s(self) -> float:
+        """How often a lease is renewed."""
+        return self.lease_s / _RENEWALS_PER_LEASE
+
+
+class Renewal(msgspec.Struct, frozen=True):
+    """What a renewal says. `number` counts those of one lease, from 1."""
+
+    lease_id: str
+    by: Identity
+    number: int
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Renewal).decode
+
+
+def lease_topic(prefix: str) -> str:
+    """Return the name of the topic that holds the renewals of all nodes."""
+    return f"{prefix}-leases"
+
+
+async def ensure_lease_topic(log: Log, prefix: str, *, partitions: int = LEASE_PARTITIONS) -> None:
+    """Make the topic of the renewals if it is not there yet. Raises WrongPartitionCount."""
+    config = TopicConfig(cleanup=Cleanup.DELETE, retention_ms=_RETENTION_MS)
+    await ensure_topic(log.admin, lease_topic(prefix), partitions=partitions, config=config)
+
+
+def partition_of(node: str, partitions: int) -> int:
+    """Return the partition of the topic that a node renews its leases in: all in one, so that they have an order."""
+    return zlib.crc32(node.encode()) % partitions
+
+
+def new_process() -> str:
+    """Return a name for this process that no other one ever has."""
+    return uuid.uuid4().hex[:16]
+
+
+class Lease:
+    """One lease id, from its first renewal until it is lost. Pure: times are handed in."""
+
+    def __init__(self, lease_id: str, terms: LeaseTerms) -> None:
+        self.id = lease_id
+        self._terms = terms
+        self._valid_until_s = float("-inf")
+        self._is_lost = False
+
+    def renewed(self, *, begun_s: float) -> None:
+        """Note a renewal that was answered; it counts from when it was begun."""
+        self._valid_until_s = max(self._valid_until_s, begun_s + self._terms.lease_s)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it was renewed at least once."""
+        return self._valid_until_s > float("-inf")
+
+    def lose(self) -> None:
+        """Note that a renewal was refused or not answered: the id is never used again."""
+        self._is_lost = True
+
+    def is_valid(self, now_s: float) -> bool:
+        """Return True if reads may be answered at this moment."""
+        return not self._is_lost and now_s < self._valid_until_s
+
+
+class LeaseWatch:
+    """When the renewals of all leases arrived here, as far as they were seen since `since_s`.
+
+    `predecessor` is the last renewal of another process with this node's id, from before this one's first.
+    """
+
+    def __init__(self, log: Log, prefix: str, me: Identity, *, clock: Clock) -> None:
+        self.since_s = seconds(clock)
+        self._log = log
+        self._prefix = prefix
+        self._me = me
+        self._clock = clock
+        self._tails: list[Tail] = []
+        self._arrived_s: dict[str, float] = {}
+        self.predecessor: Renewal | None = None
+        self._is_renewing = False
+        self._later: set[str] = set()
+        self._seen: collections.Counter[str] = collections.Counter()
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the topic has."""
+        return len(self._tails)
+
+    def arrived_s(self, lease_id: str) -> float | None:
+        """Return when the last renewal of a lease arrived; None if none did since the watch began."""
+        return self._arrived_s.get(lease_id)
+
+    async def open(self) -> None:
+        """Begin at the end of the topic, and for this node's own partition a little before. Raises UnknownTopic."""
+        topic = lease_topic(self._prefix)
+        partitions = (await self._log.admin.describe(topic)).partitions
+        own = partition_of(self._me.node, partitions)
+        for at in [TopicPartition(topic, partition) for partition in range(len(self._tails), partitions)]:
+            bounds = await self._log.bounds(at)
+            start = max(bounds.start, bounds.end - _LOOK_BACK) if at.partition == own else bounds.end
+            self._tails.append(Tail(self._log, at, start=start, clock=self._clock, sink=self._saw))
+        await self.look(self._me.node, timeout_s=_LOOK_TIMEOUT_S)
+
+    async def run(self) -> None:
+        """Follow the renewals until cancelled. Raises DuplicateNode."""
+        await together(*(tail.follow() for tail in self._tails))
+
+    async def look(self, node: str, *, timeout_s: float = _LOOK_TIMEOUT_S) -> bool:
+        """See the renewals of a node's lease that can be read now; returns False if some may be hidden.
+
+        A process that died while it renewed has left a transaction open, which hides all later renewals in its
+        partition until somebody takes the dead one's id.
+        """
+        tail = self._tails[partition_of(node, len(self._tails))]
+        return await tail.read_committed(timeout_s=timeout_s)
+
+    def _saw(self, record: Record, now_s: float) -> None:
+        renewal = _renewal_in(record)
+        self._arrived_s.pop(renewal.lease_id, None)
+        self._arrived_s[renewal.lease_id] = now_s
+        if len(self._arrived_s) > _LEASES_KEPT:
+            del self._arrived_s[next(iter(self._arrived_s))]  # the one that was silent for longest
+        self._check_rival(renewal)
+
+    def _check_rival(self, renewal: Renewal) -> None:
+        """Raise if another process with our node id was there first and still renews its lease."""
+        rival = renewal.by.process
+        if renewal.by == self._me:
+            self._is_renewing = True
+        elif not self._is_renewing and renewal.by.node == self._me.node:
+            self.predecessor = renewal
+        elif renewal.by.node == self._me.node and rival not in self._later:
+            if renewal.number == 1:
+                self._later.add(rival)  # it came after us, and will stop when it sees our next renewal
+                return
+            self._seen[rival] += 1
+            if self._seen[rival] >= _SIGNS_OF_LIFE:
+                raise DuplicateNode(self._me.node, self._me.process, rival)
+
+
+def _renewal_in(record: Record) -> Renewal:
+    try:
+        return _decode(record.value or b"")
+    except msgspec.MsgspecError as error:
+        reason = f"a renewal of a lease: {error}"
+        raise UnreadableRecord(record.topic, record.partition, record.offset, reason) from error
+
+
+class LeaseKeeper:
+    """Keeps the lease of this process: renews it, and begins another one whenever it was lost."""
+
+    def __init__(
+        self, log: Log, prefix: str, me: Identity, *, clock: Clock = SYSTEM_CLOCK, terms: LeaseTerms | None = None
+    ) -> None:
+        self.me = me
+        self.terms = terms or LeaseTerms()
+        self.watch = LeaseWatch(log, prefix, me, clock=clock)
+        self.on_new_lease: list[Callable[[], None]] = []
+        self._log = log
+        self._prefix = prefix
+        self._clock = clock
+        self._lease: Lease | None = None
+        self._incarnations = 0
+        self._partition = 0
+        self._has_lease = asyncio.Event()
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @property
+    def lease(self) -> Lease | None:
+        """The present lease; None before the first one, and from the loss of one to the next."""
+        return self._lease
+
+    def is_valid(self, lease_id: str) -> bool:
+        """Return True if this is the present lease, and reads may be answered under it at this moment."""
+        return self._lease is not None and self._lease.id == lease_id and self._lease.is_valid(seconds(self._clock))
+
+    async def held(self) -> Lease:
+        """Return the present lease, when there is one."""
+        while self._lease is None:
+            await self._has_lease.wait()
+        return self._lease
+
+    async def run(self) -> None:
+        """Watch all leases and keep one until cancelled; while the log is away, there is none. Raises DuplicateNode."""
+        await self._again_and_again(self._open)
+        await self._again_and_again(self._succeed)
+        await together(self.watch.run(), self._keep_on())
+
+    async def _open(self) -> None:
+        await self.watch.open()
+        self._partition = partition_of(self.me.node, self.watch.partitions)
+
+    async def _succeed(self) -> None:
+        """End the lease of the process that was this node before. Raises DuplicateNode if it is alive.
+
+        If it died while it renewed, what it left open would hide our own renewals from the other nodes.
+        """
+        last, signs = self.watch.predecessor, 0
+        while last is not None and signs < _SIGNS_OF_LIFE:
+            await asyncio.sleep(self.terms.patience_s)
+            await self.watch.look(self.me.node)
+            if self.watch.predecessor == last:
+                await (await self._log.transactional(last.lease_id)).close()
+                return
+            last, signs = self.watch.predecessor, signs + 1
+        if last is not None:
+            raise DuplicateNode(self.me.node, self.me.process, last.by.process)
+
+    async def _again_and_again(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Do it when the log is there."""
+        for failures in itertools.count(1):
+            try:
+                await call()
+                break
+            except (Unavailable, Fenced) as error:
+                delay_s = _BACKOFF.delay_s(failures)
+                _logger.warning("no lease yet", node=self.me.node, error=str(error), retry_in_s=delay_s)
+                await asyncio.sleep(delay_s)
+
+    async def _keep_on(self) -> None:
+        failures = 0
+        while True:
+            self._incarnations += 1
+            lease = Lease(f"{self._prefix}-lease-{self.me.process}.{self._incarnations}", self.terms)
+            try:
+                await self._keep(lease)
+            except (Unavailable, Fenced) as error:
+                failures = 1 if lease.is_begun else failures + 1
+                LOST.inc()
+                delay_s = _BACKOFF.delay_s(failures)
+                _logger.warning("lease lost", node=self.me.node, error=str(error), retry_in_s=delay_s)
+                await asyncio.sleep(delay_s)
+
+    async def _keep(self, lease: Lease) -> None:
+        """Take the lease's id and renew under it until that fails."""
+        producer = await self._log.transactional(lease.id)
+        try:
+            for number in itertools.count(1):
+                begun_s = seconds(self._clock)
+                await self._renew(producer, Renewal(lease.id, self.me, number))
+                lease.renewed(begun_s=begun_s)
+                if number == 1:
+                    self._begin(lease)
+                await sleep_until(self._clock, begun_s + self.terms.renew_every_s)
+        finally:
+            lease.lose()
+            self._lease = None
+            self._has_lease.clear()
+            self._leave(producer)
+
+    async def _renew(self, producer: TransactionalProducer, renewal: Renewal) -> None:
+        """Commit one record, never an empty transaction: that one works for producers that are fenced, too."""
+        record = NewRecord(lease_topic(self._prefix), None, _encode(renewal), partition=self._partition)
+        try:
+            async with asyncio.timeout(self.terms.lease_s):
+                await producer.begin()
+                await producer.append([record])
+                await producer.commit()
+        except TimeoutError as error:
+            raise TimedOut(f"renew lease {renewal.lease_id!r}", self.terms.lease_s, outcome_known=False) from error
+
+    def _begin(self, lease: Lease) -> None:
+        self._lease = lease
+        self._has_lease.set()
+        for call in self.on_new_lease:
+            call()
+
+    def _leave(self, producer: TransactionalProducer) -> None:
+        """Close a producer that may hang for long, without waiting for it: its id is never used again."""
+        task = asyncio.create_task(_closed(producer))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+
+async def _closed(producer: TransactionalProducer) -> None:
+    try:
+        await producer.close()
+    except HeadraceError as error:
+        _logger.warning("closing failed", transactional_id=producer.transactional_id, error=str(error))

@@ -1,0 +1,272 @@
+"""Who owns a partition, and what to do next about it: decisions only, made from what was read and when.
+
+`PartitionView` gathers what the partition's changelogs say. `due_s` tells when this node should try to become the
+owner. `next_step` leads through one attempt, and `after_failure` says whether it is worth another one. `outcome_of`
+tells what became of a batch whose commit was not answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+from typing import NamedTuple, TypeAlias, TypeGuard
+
+import msgspec
+
+from headrace.cluster.epochs import (
+    BatchName,
+    Closure,
+    Epoch,
+    Identity,
+    OwnershipRecord,
+    Release,
+    batch_of,
+    ownership_in,
+    rank_of,
+)
+from headrace.cluster.lease import LeaseTerms
+from headrace.errors import ForeignCluster, PartitionClosed
+from headrace.model import Position, Record, TopicPartition
+
+__all__ = [
+    "Claim",
+    "Outcome",
+    "PartitionView",
+    "ReadToEnd",
+    "Serve",
+    "StandBy",
+    "Step",
+    "TakeId",
+    "TakeLease",
+    "WriteEpoch",
+    "after_failure",
+    "check_record",
+    "due_s",
+    "next_step",
+    "outcome_of",
+    "wait_until_s",
+]
+
+# How many epochs back batches can still be looked up: takings of one partition that follow each other closely.
+_EPOCHS_KEPT = 64
+
+
+class Outcome(Enum):
+    """What became of a batch."""
+
+    COMMITTED = auto()
+    NOT_COMMITTED = auto()
+    UNKNOWN = auto()
+
+
+class PartitionView:
+    """What the changelogs of one partition say, as far as they were read.
+
+    `last` is the newest ownership record, `last_s` when it arrived. `record_s` is when the last record of any kind
+    arrived. `watch` names the batch whose positions are gathered, in case its commit is not answered.
+    """
+
+    def __init__(self, changelogs: Iterable[TopicPartition], *, since_s: float) -> None:
+        self.since_s = since_s
+        self.last: OwnershipRecord | None = None
+        self.last_s = since_s
+        self.record_s: float | None = None
+        self.watch: BatchName | None = None
+        self.watched: list[Position] = []
+        self._numbers: dict[int, int] = {}
+        self._epochs = dict.fromkeys(changelogs, 0)
+
+    def take(self, record: Record, now_s: float) -> bool:
+        """Note a record that arrived; returns True if it changed who owns the partition."""
+        self.record_s = now_s
+        name = batch_of(record)
+        if name is not None:
+            self._note(name, record)
+        found = ownership_in(record)
+        if found is None or (self.last is not None and rank_of(found) <= rank_of(self.last)):
+            return False
+        self.last, self.last_s = found, now_s
+        return True
+
+    def highest_in(self, epoch: int) -> int | None:
+        """Return the highest number of a batch of this epoch that was read; None if none was."""
+        return self._numbers.get(epoch)
+
+    def first_after(self, epoch: int) -> int | None:
+        """Return the first epoch after this one that was read."""
+        return min((later for later in self._numbers if later > epoch), default=None)
+
+    def is_past(self, epoch: int) -> bool:
+        """Return True if every changelog was read beyond the last record of this epoch.
+
+        They are read side by side: one may show the next Epoch while another one still holds back the last batch.
+        """
+        return all(newest > epoch for newest in self._epochs.values())
+
+    def _note(self, name: BatchName, record: Record) -> None:
+        at = TopicPartition(record.topic, record.partition)
+        self._epochs[at] = max(name.epoch, self._epochs[at])
+        self._numbers[name.epoch] = max(name.number, self._numbers.get(name.epoch, name.number))
+        if len(self._numbers) > _EPOCHS_KEPT:
+            del self._numbers[min(self._numbers)]
+        if name == self.watch:
+            self.watched.append(Position(record.topic, record.partition, record.offset, record.timestamp_ms))
+
+
+def check_record(record: OwnershipRecord | None, at: TopicPartition, me: Identity) -> None:
+    """Raise ForeignCluster for a record of another cluster, PartitionClosed for a topic that was replaced."""
+    if record is None:
+        return
+    if record.by.cluster_id != me.cluster_id:
+        raise ForeignCluster(at.topic, at.partition, me.cluster_id, record.by.cluster_id, record.by.node)
+    if isinstance(record, Closure):
+        raise PartitionClosed(at.topic, at.partition, record.epoch)
+
+
+def due_s(
+    view: PartitionView,
+    me: Identity,
+    terms: LeaseTerms,
+    *,
+    rank: int,
+    renewal_s: Callable[[str], float | None],
+    watching_since_s: float,
+) -> float:
+    """Return from when on this node, the `rank`-th in line, should take the partition, as far as is known now.
+
+    The owner must have released it, or no renewal of its lease may have arrived for as long as a lease can last on any
+    clock. What arrived before anybody watched does not count as silence.
+    """
+    last = view.last
+    if last is None:
+        return view.since_s + rank * terms.rank_step_s
+    if isinstance(last, Release):
+        return view.last_s + rank * terms.rank_step_s
+    if last.by == me:
+        return view.last_s
+    heard_s = max(renewal_s(last.lease_id) or watching_since_s, watching_since_s, view.last_s)
+    return heard_s + terms.patience_s + rank * terms.rank_step_s
+
+
+class TakeId(NamedTuple):
+    """Take the partition's transactional id: no earlier owner can commit any more."""
+
+
+class ReadToEnd(NamedTuple):
+    """Read all changelogs of the partition to their end."""
+
+
+class TakeLease(NamedTuple):
+    """Take the lease id of the last owner, so that it can't renew, and read the last of its renewals."""
+
+    lease_id: str
+    node: str
+
+
+class WriteEpoch(NamedTuple):
+    """Write this Epoch to all changelogs, in one transaction."""
+
+    epoch: Epoch
+
+
+class Serve(NamedTuple):
+    """This node is the owner; nothing leaves it before `wait_until_s`."""
+
+    epoch: Epoch
+    wait_until_s: float
+
+
+class StandBy(NamedTuple):
+    """Another node is the owner."""
+
+
+Step: TypeAlias = TakeId | ReadToEnd | TakeLease | WriteEpoch | Serve | StandBy
+
+
+class Claim(msgspec.Struct):
+    """How far one attempt to become the owner has come. Times are those of the answers.
+
+    `expected` is the last ownership record when the attempt was decided on, `before` the last one that was read after
+    the id had been taken. `lease_s` is when the lease it names was taken, `renewal_s` when the last renewal of that
+    lease arrived. `wait_until_s` is carried over from the attempt before.
+    """
+
+    expected: OwnershipRecord | None
+    wait_until_s: float
+    taken_s: float | None = None
+    is_read: bool = False
+    before: OwnershipRecord | None = None
+    lease_s: float | None = None
+    renewal_s: float | None = None
+    epoch: Epoch | None = None
+    is_written: bool = False
+    is_complete: bool = False
+
+
+def next_step(claim: Claim, me: Identity, *, lease_id: str) -> Step:
+    """Return what comes next in an attempt; `lease_id` is this node's own lease."""
+    if claim.taken_s is None:
+        return TakeId()
+    if not claim.is_read:
+        return ReadToEnd()
+    if _is_overtaken(claim, me):
+        return StandBy()
+    if claim.lease_s is None and _has_lease_to_end(claim.before, me):
+        return TakeLease(claim.before.lease_id, claim.before.by.node)
+    if claim.epoch is None or not claim.is_written:
+        last = claim.before.epoch if claim.before is not None else 0
+        return WriteEpoch(claim.epoch or Epoch(last + 1, me, lease_id))
+    if not claim.is_complete:
+        return ReadToEnd()
+    return Serve(claim.epoch, claim.wait_until_s)
+
+
+def _is_overtaken(claim: Claim, me: Identity) -> bool:
+    """Return True if another node became the owner after the attempt was decided on: it is alive."""
+    before = claim.before
+    return isinstance(before, Epoch) and before.by != me and before != claim.expected
+
+
+def _has_lease_to_end(before: OwnershipRecord | None, me: Identity) -> TypeGuard[Epoch]:
+    """Return True if the owner before may still be answering reads: it is another process, and did not release."""
+    return isinstance(before, Epoch) and before.by != me
+
+
+def wait_until_s(claim: Claim, me: Identity, terms: LeaseTerms, *, record_s: float | None) -> float:
+    """Return until when nothing may leave, by what is known when the last owner's lease has been taken.
+
+    The last owner may answer reads for as long as its lease lasts, counted from the begin of its last renewal, which
+    was before that renewal arrived here. It may itself be waiting for its predecessor, since its last record at most.
+    """
+    if claim.before is None or isinstance(claim.before, Release):
+        return float("-inf")
+    if claim.before.by == me:
+        return claim.wait_until_s
+    known_s = [moment_s for moment_s in (record_s, claim.renewal_s) if moment_s is not None]
+    return max(known_s) + terms.patience_s
+
+
+def after_failure(claim: Claim | None, last: OwnershipRecord | None, me: Identity) -> TakeId | StandBy:
+    """Return whether to take the id again after an attempt, or a commit, failed: `last` was read after that.
+
+    It is worth another attempt while the last record is an Epoch of this process, or is still the one that the attempt
+    was made to follow: nobody else came in between.
+    """
+    if isinstance(last, Epoch) and last.by == me:
+        return TakeId()
+    if claim is not None and claim.is_read and last == claim.before:
+        return TakeId()
+    return StandBy()
+
+
+def outcome_of(name: BatchName, view: PartitionView, *, is_sure: bool) -> Outcome:
+    """Return what became of a batch that was sent, after an Epoch later than its own was read.
+
+    `is_sure` says that compaction can't have removed the batch's records meanwhile.
+    """
+    highest = view.highest_in(name.epoch)
+    if highest is not None and highest >= name.number:
+        return Outcome.COMMITTED
+    if not view.is_past(name.epoch) or view.first_after(name.epoch) != name.epoch + 1 or not is_sure:
+        return Outcome.UNKNOWN
+    return Outcome.NOT_COMMITTED

@@ -1,0 +1,41 @@
+"""The owner's exam on the embedded log."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+from tests.cluster.owner_exam import OwnerExam, StartNode, owned
+
+from headrace.log.embedded.log import FILE_NAME
+from headrace.model import TopicPartition
+from headrace.testing.conformance.log_setting import eventually
+
+
+class TestOwnerEmbedded(OwnerExam):
+    """All of it."""
+
+    @pytest.fixture
+    def address(self, tmp_path: Path) -> str:
+        """A folder of the test's own."""
+        return f"embedded:{tmp_path / 'log'}"
+
+    async def test_reads_stop_while_another_process_holds_the_write_lock(
+        self, tmp_path: Path, topic: str, start: StartNode
+    ) -> None:
+        """C14: a process stopped in mid-write stops all leases; the owner keeps its partition, and reads on later."""
+        node = await start("a")
+        owner = await owned(node.replica(TopicPartition(topic, 0)))
+        await owner.serve_gate(timeout_s=20)
+        with contextlib.closing(sqlite3.connect(tmp_path / "log" / FILE_NAME, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+
+            async def is_over() -> bool:
+                return not owner.may_serve()
+
+            await eventually(is_over, every_s=0.01, what="the end of the lease")
+            other.execute("ROLLBACK")
+        await owner.serve_gate(timeout_s=20)
+        assert not node.losses
