@@ -1,0 +1,261 @@
+"""Commits of a partition's owner: units of work that wait for a transaction share the next one.
+
+The order of things: records to the log, commit, apply with the checkpoint, tell subscribers, answer. Nothing is applied
+that was not committed. After a commit whose outcome is unknown nothing more is written or read here before the
+changelogs were read again to their end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headrace.errors import (
+    Fenced,
+    HeadraceError,
+    NotUnique,
+    OperationFailed,
+    RecordTooLarge,
+    StateConflict,
+    StateOffline,
+    StateReadOnly,
+)
+from headrace.model import NewRecord, Position, size_of
+from headrace.runtime import Clock, Moment, crash_point, moment_of
+from headrace.state import metrics
+from headrace.state.changelog import StateWrite, new_record
+from headrace.state.keys import after_prefix
+from headrace.state.ports import ChangelogWriter
+from headrace.state.replica import StateReplica
+from headrace.state.table import StateEntry, index_prefix, shown_index_value
+from headrace.state.unit_of_work import UnitOfWork
+
+__all__ = ["CommitQueue"]
+
+# The owner adds the name of the batch to each record.
+_BATCH_HEADER_BYTES = 64
+_MAX_GROUP = 1000
+
+
+@dataclass(eq=False, slots=True)
+class _Submitted:
+    """A unit of work on its way: its records, and what nobody else may touch meanwhile."""
+
+    records: list[tuple[StateReplica, NewRecord]]
+    claims: set[object]
+    done: asyncio.Future[None] = field(default_factory=asyncio.Future)
+
+
+class CommitQueue:
+    """Serializes the commits of one partition. Without a writer the partition is read only."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._writer: ChangelogWriter | None = None
+        self._why_not = "this process is not the owner of the partition; send it to the owner"
+        self._waiting: list[_Submitted] = []
+        self._claims: dict[object, _Submitted] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._unsettled: HeadraceError | None = None
+        self._stamps: dict[StateReplica, int] = {}
+
+    @property
+    def is_writer(self) -> bool:
+        """True if this process owns the partition."""
+        return self._writer is not None
+
+    @property
+    def unsettled(self) -> HeadraceError | None:
+        """The error after which nobody knows what was committed, or what was committed and not applied."""
+        return self._unsettled
+
+    def own(self, writer: ChangelogWriter) -> None:
+        """Begin to write. The copies have read everything that the former owner wrote."""
+        self._writer, self._unsettled = writer, None
+        self._stamps.clear()
+
+    async def disown(self, why: str) -> None:
+        """Stop writing; what is being committed is waited for."""
+        self._writer, self._why_not = None, why
+        while self._running is not None:
+            await asyncio.wait([self._running])
+
+    def settle(self) -> None:
+        """Go on after an unknown outcome: the copies have read their changelogs to the end."""
+        self._unsettled = None
+
+    def check_readable(self, replica: StateReplica) -> None:
+        """Refuse to read what may lack a committed write. Raises StateOffline."""
+        if self._unsettled is not None:
+            raise StateOffline(replica.spec.name, f"the outcome of a commit is not known ({self._unsettled})")
+        if not replica.is_online:
+            raise StateOffline(replica.spec.name, f"it has not read {replica.at} to its end yet")
+
+    def check_writable(self, replica: StateReplica) -> None:
+        """Refuse writes that can't be committed. Raises StateReadOnly."""
+        if replica.spec.is_external:
+            raise StateReadOnly(replica.spec.name, f"topic {replica.spec.topic!r} belongs to others, it is only read")
+        if self._writer is None:
+            raise StateReadOnly(replica.spec.name, self._why_not)
+
+    def read(self, replica: StateReplica, key: bytes) -> StateEntry | None:
+        """Return what is committed under a key."""
+        self.check_readable(replica)
+        return replica.entry(key)
+
+    async def submit(self, unit: UnitOfWork) -> None:
+        """Commit a unit of work; returns when it is committed, applied and told."""
+        _expire_holders(unit)
+        while busy := [self._claims[claim].done for claim in _claims_of(unit) if claim in self._claims]:
+            await asyncio.wait(busy)
+            _expire_holders(unit)
+        # Nothing waits from here to the end of the block: what is checked stays true until it is claimed.
+        for replica in unit.writes:
+            self.check_readable(replica)
+            self.check_writable(replica)
+        self._check_unchanged(unit)
+        _check_unique(unit)
+        submitted = _Submitted(self._records_of(unit), _claims_of(unit))
+        for claim in submitted.claims:
+            self._claims[claim] = submitted
+        self._waiting.append(submitted)
+        if self._running is None:
+            self._running = asyncio.create_task(self._run(), name="headrace-state-commits")
+        # Who gives up waiting does not undo the commit.
+        await asyncio.shield(submitted.done)
+
+    def _check_unchanged(self, unit: UnitOfWork) -> None:
+        for (replica, key), offset in unit.seen.items():
+            entry = replica.entry(key)
+            if (-1 if entry is None else entry.offset) != offset:
+                raise StateConflict(replica.spec.name, repr(replica.keys.decode(key)))
+
+    def _records_of(self, unit: UnitOfWork) -> list[tuple[StateReplica, NewRecord]]:
+        """Return the records, stamped no earlier than anything in their partition."""
+        records = []
+        for replica, writes in unit.writes.items():
+            stamp_ms = max(replica.now_ms, self._stamps.get(replica, 0))
+            self._stamps[replica] = stamp_ms
+            for key, write in writes.items():
+                record = new_record(replica.at, key, write, timestamp_ms=stamp_ms)
+                _check_size(replica, record)
+                records.append((replica, record))
+        return records
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                group, self._waiting = self._waiting[:_MAX_GROUP], self._waiting[_MAX_GROUP:]
+                error = await self._commit(group)
+                for each in group:
+                    self._finish(each, error)
+                if isinstance(error, asyncio.CancelledError):
+                    raise error
+        finally:
+            self._running = None
+
+    def _finish(self, submitted: _Submitted, error: BaseException | None) -> None:
+        for claim in submitted.claims:
+            self._claims.pop(claim, None)
+        if error is None:
+            submitted.done.set_result(None)
+        else:
+            submitted.done.set_exception(error)
+            submitted.done.exception()  # a caller that gave up does not look at it
+
+    async def _commit(self, group: Sequence[_Submitted]) -> BaseException | None:
+        """Commit and apply a group; return what went wrong."""
+        records = [pair for each in group for pair in each.records]
+        if self._unsettled is not None or self._writer is None:
+            return StateOffline(records[0][0].spec.name, str(self._unsettled or self._why_not))
+        began = moment_of(self._clock)
+        try:
+            for replica, record in records:
+                await replica.prepare_commit(record)
+            crash_point("state.before-commit")
+            positions = await self._writer.commit([record for _, record in records])
+            crash_point("state.after-commit")
+        except HeadraceError as error:
+            return self._failed(error)
+        except BaseException as error:  # handed to the callers: nobody can tell what became of the commit
+            self._unsettled = OperationFailed("committing to a changelog", repr(error), outcome_known=False)
+            return error
+        metrics.COMMITS.labels("committed").inc()
+        return self._apply(records, positions, began)
+
+    def _failed(self, error: HeadraceError) -> HeadraceError:
+        is_known = getattr(error, "outcome_known", True)
+        metrics.COMMITS.labels("refused" if is_known else "unknown").inc()
+        if not is_known or isinstance(error, Fenced):
+            self._unsettled = error
+        return error
+
+    def _apply(
+        self, records: Sequence[tuple[StateReplica, NewRecord]], positions: Sequence[Position], began: Moment
+    ) -> HeadraceError | None:
+        """Apply to all states in one step, so that nobody reads one without the other."""
+        landed: dict[StateReplica, list[tuple[NewRecord, Position]]] = {}
+        for (replica, record), position in zip(records, positions, strict=True):
+            landed.setdefault(replica, []).append((record, position))
+        try:
+            for replica, pairs in landed.items():
+                replica.apply_committed(pairs, began=began)
+        except HeadraceError as error:
+            # It is committed and not applied: readers must not see the store before it has caught up.
+            self._unsettled = OperationFailed("applying what was committed", str(error), outcome_known=False)
+            self._unsettled.__cause__ = error
+        return self._unsettled
+
+
+def _claims_of(unit: UnitOfWork) -> set[object]:
+    """Return what no other unit may have in hand at the same time: keys, and values that must be unique."""
+    claims: set[object] = set(unit.seen)
+    for replica, writes in unit.writes.items():
+        claims.update((replica, key) for key in writes)
+        claims.update((replica, row) for _, row, _ in _unique_rows(replica, writes))
+    return claims
+
+
+def _unique_rows(replica: StateReplica, writes: Mapping[bytes, StateWrite]) -> Iterator[tuple[str, bytes, bytes]]:
+    """Yield index, row and key of each value that must be unique."""
+    if replica.spec.unique:
+        for key, write in writes.items():
+            if write.value is not None:
+                value = replica.codec.decode(write.value)
+                for name in replica.spec.unique:
+                    for row in replica.spec.rows_of(name, value):
+                        yield name, index_prefix(row), key
+
+
+def _expire_holders(unit: UnitOfWork) -> None:
+    """Delete keys that are due and hold a value that this unit wants for another key."""
+    for replica, writes in list(unit.writes.items()):
+        for _, row, _ in list(_unique_rows(replica, writes)):
+            for holder in _holders(replica, row):
+                unit.expire(replica, holder)
+
+
+def _check_unique(unit: UnitOfWork) -> None:
+    """Refuse a value that another key has. A key that the same unit writes holds what it writes there."""
+    for replica, writes in unit.writes.items():
+        claimed: dict[bytes, bytes] = {}
+        for name, row, key in _unique_rows(replica, writes):
+            rivals = [claimed[row]] if row in claimed else []
+            rivals += [holder for holder in _holders(replica, row) if holder not in writes]
+            if rivals:
+                shown = [repr(replica.keys.decode(each)) for each in (key, rivals[0])]
+                raise NotUnique(replica.spec.name, name, shown_index_value(row), *shown)
+            claimed[row] = key
+
+
+def _holders(replica: StateReplica, row: bytes) -> list[bytes]:
+    """Return the keys that an index has under exactly this value."""
+    return [key for found, key in replica.rows(row, after_prefix(row), limit=8) if found == row + key]
+
+
+def _check_size(replica: StateReplica, record: NewRecord) -> None:
+    """Refuse a record that the log would: there it would fail the units of others, too."""
+    size, limit = size_of(record) + _BATCH_HEADER_BYTES, replica.topic.config.max_record_bytes
+    if size > limit:
+        raise RecordTooLarge(record.topic, size, limit)
