@@ -175,7 +175,7 @@ for n in range(200):
     ],
 )
 def test_a_killed_process_leaves_data_and_checkpoint_together(point: str, folder: Path) -> None:
-    """S6: kill -9 before, between and behind batches and in the middle of wiping: the checkpoint is that of the data."""
+    """S6: kill -9 before, between and behind batches and in the middle of wiping: the checkpoint fits the data."""
     with running("-c", WRITE_AND_WIPE, str(folder), environ={CRASH_AT_VARIABLE: point}) as child:
         assert child.wait() == -signal.SIGKILL
     store = RocksDbStore(folder)

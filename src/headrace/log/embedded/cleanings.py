@@ -56,9 +56,8 @@ def note_cleaning(db: sqlite3.Connection, partition_id: int, end: int, config: T
     if _is_worth_keeping(visits, visit, config):
         row = (partition_id, visit.number, end, cleaning.cleaned, *now.boot, now.wall_ms)
         db.execute("INSERT INTO cleanings VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-    settled = [
-        v.number for v in visits if _age_ms(v.at, now) > max(config.min_compaction_lag_ms, config.tombstone_retention_ms)
-    ]
+    longest_ms = max(config.min_compaction_lag_ms, config.tombstone_retention_ms)
+    settled = [v.number for v in visits if _age_ms(v.at, now) > longest_ms]
     if settled:  # the newest of those that are old enough for every question says all that the others say
         db.execute("DELETE FROM cleanings WHERE partition_id = ? AND number < ?", (partition_id, settled[-1]))
     return cleaning
