@@ -27,6 +27,8 @@
     │   ├── NotFramed               bytes that are no framed Avro
     │   ├── NotDecodable            Avro that its reader can't take
     │   ├── PublishedTooLate        a message for a transaction that is being committed already
+    │   ├── NotStorable             a key or a value that does not fit its state
+    │   ├── NotReadable             stored bytes that are no key, value or checkpoint of a state
     │   ├── KeyPresent              an insert of a key that has a value
     │   ├── NotUnique               a value that another key of the state has claimed
     │   ├── StateReadOnly           a write to a state that this process does not own
@@ -123,7 +125,9 @@ __all__ = [
     "NotEncodable",
     "NotFramed",
     "NotOwner",
+    "NotReadable",
     "NotRegistered",
+    "NotStorable",
     "NotUnique",
     "OffsetAhead",
     "OffsetOutOfRange",
@@ -512,6 +516,26 @@ class PublishedTooLate(Refused):
         "{count} message(s) for topic {topic!r} were published too late for the transaction: {reason}; "
         "publish before the commit, at the latest in a before_commit or mapper event"
     )
+
+
+@dataclass(eq=False)
+class NotStorable(Refused):
+    """A key or a value of another type than its state has, or outside of what can be written."""
+
+    what: str
+    value: str
+    reason: str
+    says: ClassVar[str] = "{what} {value} can't be written: {reason}"
+
+
+@dataclass(eq=False)
+class NotReadable(Refused):
+    """Bytes that a state did not write, or that were damaged since."""
+
+    what: str
+    data: str
+    reason: str
+    says: ClassVar[str] = "{data} can't be read as {what}: {reason}; see who else writes to its topic"
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from headrace.errors import BadArgument, NotDecodable, NotEncodable
+from headrace.errors import BadArgument, NotReadable, NotStorable
 from headrace.state import OrderedKeys
 from headrace.state.keys import after_prefix, decode_parts, encode_parts
 
@@ -100,7 +100,7 @@ def test_ints_of_all_sizes_are_in_order() -> None:
 )
 def test_a_key_of_another_type_is_refused(kind: Any, key: Any) -> None:
     """What does not fit the declared type is named; nothing is converted in passing."""
-    with pytest.raises(NotEncodable, match="key"):
+    with pytest.raises(NotStorable, match="key"):
         OrderedKeys(kind).encode(key)
 
 
@@ -122,7 +122,7 @@ def test_reserved_keys_are_refused() -> None:
 @pytest.mark.parametrize("data", [b"\x02text", b"\x30short", b"\x99", b"\x15", b"\x02\xff\x00", b"\x41" + b"\xff" * 8])
 def test_bytes_that_are_no_key_are_refused(data: bytes) -> None:
     """Another program's keys raise a typed error, whatever they are."""
-    with pytest.raises(NotDecodable):
+    with pytest.raises(NotReadable):
         OrderedKeys(tuple[str, int]).decode(data)
 
 
@@ -131,7 +131,7 @@ def test_no_bytes_break_the_decoder(data: bytes) -> None:
     """Any bytes are a key or a typed error."""
     try:
         decode_parts(data)
-    except NotDecodable:
+    except NotReadable:
         return
 
 

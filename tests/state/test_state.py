@@ -15,7 +15,7 @@ from headrace.errors import (
     BadArgument,
     Fenced,
     KeyPresent,
-    NotEncodable,
+    NotStorable,
     NotUnique,
     OperationFailed,
     RecordTooLarge,
@@ -514,7 +514,7 @@ async def test_keys_of_another_partition_are_refused(embedded: Any) -> None:
     await things.put(ours, "v")
     with pytest.raises(BadArgument, match="belongs to partition 3 of 4, this is 0"):
         await things.put(other, "v")
-    with pytest.raises(NotEncodable):
+    with pytest.raises(NotStorable):
         await things.put(1, "v")
 
 

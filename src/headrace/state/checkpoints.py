@@ -6,7 +6,7 @@ import zlib
 
 import msgspec
 
-from headrace.errors import NotDecodable
+from headrace.errors import NotReadable
 from headrace.runtime import Moment
 
 __all__ = ["Checkpoint", "decode_checkpoint", "encode_checkpoint"]
@@ -46,11 +46,11 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes) -> Checkpoint:
-    """Return the checkpoint. Raises NotDecodable for anything that was not stored as one."""
+    """Return the checkpoint. Raises NotReadable for anything that was not stored as one."""
     body = data[_CHECKSUM_BYTES:]
     if zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "big") != data[:_CHECKSUM_BYTES]:
-        raise NotDecodable("a checkpoint", "the checksum", "it does not fit what follows")
+        raise NotReadable("a checkpoint", repr(data), "its checksum does not fit")
     try:
         return _decoder.decode(body)
     except msgspec.MsgspecError as error:
-        raise NotDecodable("a checkpoint", "the content", str(error)) from error
+        raise NotReadable("a checkpoint", repr(data), str(error)) from error

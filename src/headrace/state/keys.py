@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from headrace.errors import BadArgument, NotDecodable, NotEncodable
+from headrace.errors import BadArgument, NotReadable, NotStorable
 
 __all__ = ["RESERVED_PREFIX", "OrderedKeys", "after_prefix", "decode_parts", "encode_part", "encode_parts"]
 
@@ -32,10 +32,10 @@ _TIME_OFFSET = 1 << 63
 
 
 def encode_part(value: Any) -> bytes:  # noqa: ANN401
-    """Return one part of a key: its type, its bytes, its end. Raises NotEncodable."""
+    """Return one part of a key: its type, its bytes, its end. Raises NotStorable."""
     encode = _ENCODERS.get(type(value))
     if encode is None:
-        raise NotEncodable("a key", repr(value), f"keys are made of {_KINDS}, not of {type(value).__name__}")
+        raise NotStorable("the key", repr(value), f"keys are made of {_KINDS}, not of {type(value).__name__}")
     return encode(value)
 
 
@@ -45,7 +45,7 @@ def encode_parts(values: tuple[Any, ...]) -> bytes:
 
 
 def decode_parts(data: bytes) -> tuple[Any, ...]:
-    """Return the parts of a compound key. Raises NotDecodable."""
+    """Return the parts of a compound key. Raises NotReadable."""
     parts, at = [], 0
     while at < len(data):
         part, at = _decode_part(data, at)
@@ -68,14 +68,14 @@ class OrderedKeys(Generic[K]):
         self.is_compound = self._parts is not None
 
     def encode(self, key: K) -> bytes:
-        """Return the key's bytes. Raises NotEncodable, or BadArgument for a key that is reserved."""
+        """Return the key's bytes. Raises NotStorable, or BadArgument for a key that is reserved."""
         if self._parts is not None:
             self._check_parts(key, is_whole=True)
             return encode_parts(key)  # type: ignore[arg-type]
         return self._encode_single(key)
 
     def decode(self, data: bytes) -> K:
-        """Return the key. Raises NotDecodable."""
+        """Return the key. Raises NotReadable."""
         if self._parts is not None:
             found: Any = decode_parts(data)
         elif self._hint is bytes:
@@ -85,7 +85,7 @@ class OrderedKeys(Generic[K]):
         else:
             found = next(iter(decode_parts(data)), None)
         if not self._fits(found):
-            raise NotDecodable("a key", repr(data), f"it is {found!r}, not {_name(self._hint)}")
+            raise NotReadable("a key", repr(data), f"it is {found!r}, not {_name(self._hint)}")
         return typing.cast("K", found)
 
     def routing_bytes(self, key: K) -> bytes:
@@ -117,7 +117,7 @@ class OrderedKeys(Generic[K]):
 
     def _encode_single(self, key: Any) -> bytes:  # noqa: ANN401
         if not self._fits(key):
-            raise NotEncodable("a key", repr(key), f"this state's keys are {_name(self._hint)}")
+            raise NotStorable("the key", repr(key), f"this state's keys are {_name(self._hint)}")
         data = _plain(key)
         if data.startswith(RESERVED_PREFIX):
             raise BadArgument("key", key, "keys that begin with the bytes 00 68 72 are reserved; choose another")
@@ -127,7 +127,7 @@ class OrderedKeys(Generic[K]):
         kinds = self._parts or ()
         is_long_enough = isinstance(key, tuple) and (len(key) == len(kinds) if is_whole else len(key) <= len(kinds))
         if not is_long_enough or any(type(part) is not kind for part, kind in zip(key, kinds, strict=False)):
-            raise NotEncodable("a key", repr(key), f"this state's keys are {_name(self._hint)}")
+            raise NotStorable("the key", repr(key), f"this state's keys are {_name(self._hint)}")
 
     def _fits(self, key: Any) -> bool:  # noqa: ANN401
         if self._parts is None:
@@ -157,14 +157,14 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise NotEncodable("a key", repr(text), "it must be text that UTF-8 can hold") from error
+        raise NotStorable("the key", repr(text), "it must be text that UTF-8 can hold") from error
 
 
 def _text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise NotDecodable("a key", repr(data), str(error)) from error
+        raise NotReadable("a key", repr(data), str(error)) from error
 
 
 def _ended(tag: int, data: bytes) -> bytes:
@@ -175,7 +175,7 @@ def _encode_int(value: int) -> bytes:
     """Return a whole number: its length stands in the type, a negative one is counted from below."""
     size = (abs(value).bit_length() + 7) // 8
     if size > _MAX_INT_BYTES:
-        raise NotEncodable("a key", repr(value), f"a whole number in a key has at most {_MAX_INT_BYTES} bytes")
+        raise NotStorable("the key", repr(value), f"a whole number in a key has at most {_MAX_INT_BYTES} bytes")
     if value >= 0:
         return bytes([_ZERO + size]) + value.to_bytes(size, "big")
     return bytes([_ZERO - size]) + (value + (1 << 8 * size) - 1).to_bytes(size, "big")
@@ -183,7 +183,7 @@ def _encode_int(value: int) -> bytes:
 
 def _encode_time(value: datetime.datetime) -> bytes:
     if value.tzinfo is None:
-        raise NotEncodable("a key", repr(value), "a time needs a time zone, or nobody knows when it is")
+        raise NotStorable("the key", repr(value), "a time needs a time zone, or nobody knows when it is")
     return bytes([_TIME]) + ((value - _EPOCH) // _MICROSECOND + _TIME_OFFSET).to_bytes(8, "big")
 
 
@@ -224,8 +224,8 @@ def _decode_day(data: bytes, tag: int, at: int) -> tuple[Any, int]:
             ticks = int.from_bytes(_take(data, at, 8), "big") - _TIME_OFFSET
             return _EPOCH + ticks * _MICROSECOND, at + 8
     except (ValueError, OverflowError) as error:
-        raise NotDecodable("a key", repr(data), str(error)) from error
-    raise NotDecodable("a key", repr(data), f"no part of a key begins with the byte {tag:#04x}")
+        raise NotReadable("a key", repr(data), str(error)) from error
+    raise NotReadable("a key", repr(data), f"no part of a key begins with the byte {tag:#04x}")
 
 
 def _until_end(data: bytes, at: int) -> tuple[bytes, int]:
@@ -233,13 +233,13 @@ def _until_end(data: bytes, at: int) -> tuple[bytes, int]:
     while end >= 0 and data[end + 1 : end + 2] == b"\xff":
         end = data.find(b"\x00", end + 2)
     if end < 0:
-        raise NotDecodable("a key", repr(data), "a text in it has no end")
+        raise NotReadable("a key", repr(data), "a text in it has no end")
     return data[at:end].replace(b"\x00\xff", b"\x00"), end + 1
 
 
 def _take(data: bytes, at: int, size: int) -> bytes:
     if len(data) < at + size:
-        raise NotDecodable("a key", repr(data), "it ends too early")
+        raise NotReadable("a key", repr(data), "it ends too early")
     return data[at : at + size]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import NotDecodable, Refused, StateAhead, StateOffline, StateStale
+from headrace.errors import NotReadable, Refused, StateAhead, StateOffline, StateStale
 from headrace.log import Log
 from headrace.model import Batch, Bounds, NewRecord, Position, Record, Topic, TopicPartition
 from headrace.observe import get_logger
@@ -272,7 +272,7 @@ class StateReplica:
             return None
         try:
             return decode_checkpoint(data)
-        except NotDecodable as error:
+        except NotReadable as error:
             _logger.warning("the checkpoint is corrupt, the state is rebuilt", state=self.spec.name, error=str(error))
             return None
 

@@ -52,6 +52,8 @@ class RocksDbStore:
         self._db: Rdict | None = None
         self._meta: Rdict | None = None
         self._meta_handle: Any = None
+        for left_over in folder.parent.glob(f"{folder.name}{_WIPED}*"):
+            _remove(left_over)
         self._open()
 
     @property
@@ -121,8 +123,6 @@ class RocksDbStore:
             raise MissingExtra("rocksdict", "state") from missing
         with self._naming_faults():
             self._folder.parent.mkdir(parents=True, exist_ok=True)
-            for left_over in self._folder.parent.glob(f"{self._folder.name}{_WIPED}*"):
-                _remove(left_over)
             self._db = Rdict(str(self._folder), _options(), column_families={_META: _options()})
             self._meta = self._db.get_column_family(_META)
             self._meta_handle = self._db.get_column_family_handle(_META)

@@ -6,7 +6,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
-from headrace.errors import BadArgument, NotDecodable, NotEncodable
+from headrace.errors import BadArgument, NotReadable, NotStorable
 from headrace.serde import Registry, Serde, schema_id_of, subject_of
 
 __all__ = ["AvroValues", "BytesValues", "IntValues", "JsonValues", "TextValues", "ValueCodec", "values_of"]
@@ -26,11 +26,11 @@ class ValueCodec(Protocol[V]):
         ...
 
     def encode(self, value: V) -> bytes:
-        """Return the value's bytes. Raises NotEncodable."""
+        """Return the value's bytes. Raises NotStorable."""
         ...
 
     def decode(self, data: bytes) -> V:
-        """Return the value. Raises NotDecodable."""
+        """Return the value. Raises NotReadable."""
         ...
 
 
@@ -53,14 +53,14 @@ class TextValues(_Plain):
         try:
             return value.encode()
         except UnicodeEncodeError as error:
-            raise NotEncodable("a text", "the top", str(error)) from error
+            raise NotStorable("the text", repr(value), str(error)) from error
 
     def decode(self, data: bytes) -> str:
         """Return the text."""
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise NotDecodable("a text", "the top", str(error)) from error
+            raise NotReadable("a text", repr(data), str(error)) from error
 
 
 class BytesValues(_Plain):
@@ -85,12 +85,12 @@ class IntValues(_Plain):
         try:
             return value.to_bytes(8, "big", signed=True)
         except OverflowError as error:
-            raise NotEncodable("a whole number", "the top", f"{value} does not fit into 8 bytes") from error
+            raise NotStorable("the number", str(value), "it does not fit into 8 bytes") from error
 
     def decode(self, data: bytes) -> int:
         """Return the number."""
         if len(data) != 8:
-            raise NotDecodable("a whole number", "the top", f"it has 8 bytes, not {len(data)}")
+            raise NotReadable("a whole number", repr(data), f"it has 8 bytes, not {len(data)}")
         return int.from_bytes(data, "big", signed=True)
 
 
@@ -106,14 +106,14 @@ class JsonValues(_Plain, Generic[V]):
         try:
             return self._encoder.encode(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise NotEncodable("JSON", "the top", str(error)) from error
+            raise NotStorable("the value", repr(value), f"JSON does not take it: {error}") from error
 
     def decode(self, data: bytes) -> V:
         """Return the value."""
         try:
             return cast("V", self._decoder.decode(data))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise NotDecodable("JSON", "the top", str(error)) from error
+            raise NotReadable("JSON", repr(data), str(error)) from error
 
 
 class AvroValues(Generic[V]):
@@ -135,7 +135,7 @@ class AvroValues(Generic[V]):
         """Return the framed value."""
         data = self._encode(value)
         if data is None:
-            raise NotEncodable("a value", "the top", "None is no value")
+            raise NotStorable("the value", "None", "it is no value")
         return data
 
     def decode(self, data: bytes) -> V:
@@ -160,4 +160,4 @@ def values_of(kind: Any, *, topic: str, registry: Registry | None) -> ValueCodec
 
 def _check(value: Any, kind: type) -> None:  # noqa: ANN401
     if type(value) is not kind:
-        raise NotEncodable(kind.__name__, "the top", f"{kind.__name__} is wanted, not {value!r}")
+        raise NotStorable("the value", repr(value), f"values of this state are {kind.__name__}")
