@@ -115,6 +115,10 @@ class ChangelogProgress(msgspec.Struct, frozen=True):
         """Return True if the copy must be wiped: a key that was deleted meanwhile could stay in it forever."""
         return self.limits.is_too_old(self.since, now)
 
+    def is_seamless(self, now: Moment) -> bool:
+        """Return True if nothing can be missing between this place and what is read from it now."""
+        return self.is_whole and self.complete == self.position and self.limits.is_young(self.since, now)
+
     def asked(self, high_watermark: int, asked: Moment, now: Moment) -> ChangelogProgress:
         """Take note of a high watermark. The first one counts until it is reached: a later one may never be."""
         if self.target is not None:

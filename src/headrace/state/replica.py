@@ -216,7 +216,7 @@ class StateReplica:
                 raise StateAhead(*self.at, before, bounds.high_watermark)
         now = moment_of(self._clock)
         self._check_age(now)
-        self._move(self.progress.asked(bounds.high_watermark, asked, now), ())
+        self._move(self.progress.asked(bounds.high_watermark, asked, now), (), is_seamless=True)
         self._keep_checkpoint_young(now)
 
     async def look_at_topic(self) -> None:
@@ -233,7 +233,8 @@ class StateReplica:
         changes = self._parse(batch.records)
         await self._prepare(changes)
         crash_point("state.before-apply")
-        self._apply(changes, self.progress.advanced(batch.next_offset, moment_of(self._clock)))
+        now, before = moment_of(self._clock), self.progress
+        self._apply(changes, before.advanced(batch.next_offset, now), is_seamless=before.is_seamless(now))
 
     async def start_over(self, why: Opening) -> None:
         """Wipe the copy, which is offline meanwhile, and begin at the log's start."""
@@ -253,11 +254,12 @@ class StateReplica:
             Record(*self.at, position.offset, position.timestamp_ms, record.key, record.value, record.headers)
             for record, position in landed
         ]
-        self._apply(self._parse(records), self.progress.committed(records[-1].offset + 1, began))
+        progress = self.progress.committed(records[-1].offset + 1, began)
+        self._apply(self._parse(records), progress, is_seamless=self.progress.complete == self.progress.position)
 
     def confirm(self, moment: Moment) -> None:
         """Take note that this process was the owner still at a moment, and that nobody else has written."""
-        self._move(self.progress.committed(self.progress.position, moment), ())
+        self._move(self.progress.committed(self.progress.position, moment), (), is_seamless=True)
         self._keep_checkpoint_young(moment)
 
     # How it is done.
@@ -325,7 +327,7 @@ class StateReplica:
             _logger.warning("a value is in no index", state=self.spec.name, at=str(self.at), error=str(error))
             return []
 
-    def _apply(self, changes: Sequence[ChangelogRecord], progress: ChangelogProgress) -> None:
+    def _apply(self, changes: Sequence[ChangelogRecord], progress: ChangelogProgress, *, is_seamless: bool) -> None:
         folded = fold_changes(
             changes,
             self.entry,
@@ -337,14 +339,14 @@ class StateReplica:
         crash_point("state.after-apply")
         self._keys, self._stored_since = keys, progress.since
         metrics.APPLIED.labels(self.spec.topic).inc(len(changes))
-        self._move(progress, folded.changes)
+        self._move(progress, folded.changes, is_seamless=is_seamless)
 
     def _keep_checkpoint_young(self, now: Moment) -> None:
         """Store the checkpoint now and then while nothing changes, or a quiet state would be rebuilt at a restart."""
         stored = self._stored_since
         age_ms = None if stored is None else elapsed_ms(stored, now)
         if self.progress.since != stored and (age_ms is None or age_ms >= _CHECKPOINT_MS):
-            self._apply((), self.progress)
+            self._apply((), self.progress, is_seamless=True)
 
     def _checkpoint(self, progress: ChangelogProgress, keys: int) -> Checkpoint:
         return Checkpoint(
@@ -359,13 +361,14 @@ class StateReplica:
             self.last_batch,
         )
 
-    def _move(self, progress: ChangelogProgress, changes: Sequence[FoldedChange]) -> None:
-        """Take the new place, and tell the changes if there is no hole before them."""
-        before, self._progress = self._progress, progress
-        if progress.complete == progress.position:
-            self.feed.advance(map(_raw_change, changes), progress.complete)
-        elif before is None or before.position != progress.position:
+    def _move(self, progress: ChangelogProgress, changes: Sequence[FoldedChange], *, is_seamless: bool) -> None:
+        """Take the new place, and tell the changes if none can be missing before or between them."""
+        has_gap = not is_seamless or progress.complete != progress.position
+        if has_gap and (self._progress is None or self._progress.position != progress.position):
             self.feed.restart("compaction may have removed changes that this copy has not read")
+        self._progress = progress
+        if progress.complete is not None and progress.complete == progress.position:
+            self.feed.advance(map(_raw_change, changes), progress.complete)
         self._moved.set()
         self._moved = asyncio.Event()
 

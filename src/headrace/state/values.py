@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reprlib import repr as shown
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
@@ -53,14 +54,14 @@ class TextValues(_Plain):
         try:
             return value.encode()
         except UnicodeEncodeError as error:
-            raise NotStorable("the text", repr(value), str(error)) from error
+            raise NotStorable("the text", shown(value), str(error)) from error
 
     def decode(self, data: bytes) -> str:
         """Return the text."""
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise NotReadable("a text", repr(data), str(error)) from error
+            raise NotReadable("a text", shown(data), str(error)) from error
 
 
 class BytesValues(_Plain):
@@ -90,7 +91,7 @@ class IntValues(_Plain):
     def decode(self, data: bytes) -> int:
         """Return the number."""
         if len(data) != 8:
-            raise NotReadable("a whole number", repr(data), f"it has 8 bytes, not {len(data)}")
+            raise NotReadable("a whole number", shown(data), f"it has 8 bytes, not {len(data)}")
         return int.from_bytes(data, "big", signed=True)
 
 
@@ -106,14 +107,14 @@ class JsonValues(_Plain, Generic[V]):
         try:
             return self._encoder.encode(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise NotStorable("the value", repr(value), f"JSON does not take it: {error}") from error
+            raise NotStorable("the value", shown(value), f"JSON does not take it: {error}") from error
 
     def decode(self, data: bytes) -> V:
         """Return the value."""
         try:
             return cast("V", self._decoder.decode(data))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise NotReadable("JSON", repr(data), str(error)) from error
+            raise NotReadable("JSON", shown(data), str(error)) from error
 
 
 class AvroValues(Generic[V]):
@@ -160,4 +161,4 @@ def values_of(kind: Any, *, topic: str, registry: Registry | None) -> ValueCodec
 
 def _check(value: Any, kind: type) -> None:  # noqa: ANN401
     if type(value) is not kind:
-        raise NotStorable("the value", repr(value), f"values of this state are {kind.__name__}")
+        raise NotStorable("the value", shown(value), f"values of this state are {kind.__name__}")

@@ -1,0 +1,337 @@
+"""Random histories: writes, crashes, stalls, compaction, wipes, restarts and fail-overs; a copy is the fold of the log.
+
+The oracle keeps every record that was committed, which the log itself does not: it is compacted all the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tests.state.scripted_log import ScriptedLog
+
+from headrace.config import EmbeddedLogSettings, LogSettings
+from headrace.errors import StateOffline, SubscriptionEnded
+from headrace.log.embedded import EmbeddedLog, open_log
+from headrace.model import NewRecord, Position, TopicConfig
+from headrace.runtime import BootTime
+from headrace.state import KeyValueStore, StatePartition, StateSpec
+from headrace.state.memory import MemoryStore
+from headrace.state.replica import StateReplica
+from headrace.state.rocksdb import RocksDbStore
+from headrace.state.subscriptions import PresentValue, RawChange, Subscription
+from headrace.testing.clock import SettableClock
+from headrace.testing.crashes import SimulatedCrash, crash_at
+from headrace.testing.plugin import Size
+
+LAG_S, RETENTION_S = 100, 1000
+KEYS = [f"k{n}" for n in range(6)]
+TTLS_MS = {b"ttl": 50_000}
+CRASH_POINTS = (
+    "state.before-apply",
+    "state.after-apply",
+    "state.rocksdb.before-write",
+    "state.rocksdb.after-write",
+    "state.rocksdb.before-rename",
+    "state.rocksdb.after-rename",
+)
+
+
+class Committed(NamedTuple):
+    """A record that was acknowledged, and when."""
+
+    offset: int
+    key: bytes
+    value: bytes | None
+    at: BootTime
+
+
+class Oracle:
+    """All that was ever committed."""
+
+    def __init__(self) -> None:
+        self.records: list[Committed] = []
+
+    def fold(self, below: int) -> dict[bytes, bytes]:
+        values: dict[bytes, bytes] = {}
+        for record in self.records:
+            if record.offset < below:
+                values.pop(record.key, None)
+                if record.value is not None:
+                    values[record.key] = record.value
+        return values
+
+    def between(self, after: int, upto: int) -> list[tuple[int, bytes, bytes | None]]:
+        return [(r.offset, r.key, r.value) for r in self.records if after < r.offset <= upto]
+
+
+class RecordingWriter:
+    """A plain transactional producer that tells the oracle."""
+
+    def __init__(self, producer: Any, oracle: Oracle, clock: SettableClock) -> None:
+        self._producer = producer
+        self._oracle = oracle
+        self._clock = clock
+
+    async def commit(self, records: Sequence[NewRecord]) -> Sequence[Position]:
+        await self._producer.begin()
+        await self._producer.append(records)
+        positions: Sequence[Position] = await self._producer.commit()
+        for record, position in zip(records, positions, strict=True):
+            committed = Committed(position.offset, record.key or b"", record.value, self._clock.boot_time())
+            self._oracle.records.append(committed)
+        return positions
+
+
+class Node:
+    """One copy with a subscriber to all of it, and how to kill it."""
+
+    def __init__(self, simulation: Simulation, name: str, *, on_disk: bool) -> None:
+        self._simulation = simulation
+        self._folder = simulation.folder / name
+        self._on_disk = on_disk
+        self.log = ScriptedLog(simulation.log, max_records=2)
+        self.partition: StatePartition | None = None
+        self.subscription: Subscription | None = None
+        self.told: int | None = None
+
+    @property
+    def replica(self) -> StateReplica:
+        assert self.partition is not None
+        return self.partition.replicas["things"]
+
+    async def open(self) -> StatePartition:
+        if self.partition is None:
+            self.partition = await StatePartition.open(
+                self.log,  # type: ignore[arg-type]
+                [self._simulation.spec],
+                0,
+                open_store=self._open_store,
+                clock=self._simulation.clock,
+            )
+        return self.partition
+
+    async def _open_store(self, _: StateSpec[Any, Any]) -> KeyValueStore:
+        self._store: KeyValueStore = RocksDbStore(self._folder) if self._on_disk else MemoryStore()
+        return self._store
+
+    async def stop(self) -> None:
+        """End without a word, as a killed process does."""
+        self.partition = self.subscription = None
+        if hasattr(self, "_store"):
+            self._store.close()
+
+    def lose_disk(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def listen(self) -> None:
+        """Take what the subscriber gets now, and compare it with all that was committed."""
+        replica, oracle = self.replica, self._simulation.oracle
+        if replica.feed.last_offset is None or replica.feed.last_offset < (self.told or 0):
+            return  # it would wait until this copy has come so far
+        if self.subscription is None:
+            self.subscription = replica.feed.subscribe(None, after=self.told, heartbeat_s=0)
+        while True:
+            try:
+                item = await anext(self.subscription)
+            except SubscriptionEnded:
+                self.subscription = None
+                return
+            if isinstance(item, PresentValue):
+                assert item.is_lagged or self.told is None
+            elif isinstance(item, RawChange):
+                assert self.told is not None
+                missed = oracle.between(self.told, item.offset)
+                assert missed == [(item.offset, item.key, item.value)], f"told {item} after {self.told}"
+            else:
+                assert self.told is not None
+                assert oracle.between(self.told, item.offset) == []
+                return
+            self.told = item.offset
+
+
+class Simulation:
+    """One history."""
+
+    def __init__(self, seed: int, folder: Path, log: EmbeddedLog, clock: SettableClock) -> None:
+        self.chance = random.Random(seed)
+        self.folder = folder
+        self.log = log
+        self.clock = clock
+        self.oracle = Oracle()
+        config = TopicConfig(min_compaction_lag_ms=LAG_S * 1000, tombstone_retention_ms=RETENTION_S * 1000)
+        index = {"i": lambda value: value[:1]}
+        self.spec = StateSpec(name="things", topic="things", key=str, value=str, topic_config=config, index=index)
+        self.nodes = [Node(self, f"n{n}", on_disk=n < 2) for n in range(3)]
+        self.owner = self.nodes[2]
+        self.is_stalling = False
+
+    async def run(self, steps: int) -> None:
+        for node in self.nodes:
+            await (await node.open()).catch_up()
+        await self.fail_over()
+        for _ in range(steps):
+            await self.chance.choice(
+                [self.write, self.write, self.pass_time, self.clean, self.catch_up, self.catch_up, self.crash,
+                 self.restart, self.lose_disk, self.fail_over, self.reboot, self.refresh]
+            )()  # fmt: skip
+            await self.check()
+        for node in self.nodes:
+            await (await node.open()).catch_up()
+            assert self.stored(node) == self.oracle.fold(1 << 60)
+            await self.check()
+
+    # What happens.
+
+    async def write(self) -> None:
+        partition = await self.owner.open()
+        things = partition.state(self.spec)
+        for _ in range(self.chance.randint(1, 4)):
+            key = self.chance.choice(KEYS)
+            with contextlib.suppress(StateOffline):
+                if self.chance.random() < 0.35:
+                    await things.delete(key)
+                else:
+                    await things.put(key, f"{self.chance.randint(0, 9)} {len(self.oracle.records)}")
+
+    async def pass_time(self) -> None:
+        self.clock.advance(self.chance.choice([1, 30, LAG_S * 0.7, LAG_S, RETENTION_S * 0.4, RETENTION_S * 1.1]))
+
+    async def clean(self) -> None:
+        for _ in range(self.chance.randint(1, 3)):
+            await self.log.retention.enforce()
+            self.clock.advance(self.chance.choice([0, LAG_S * 1.1, RETENTION_S * 1.1]))
+        await self.log.retention.enforce()
+
+    async def stall(self) -> None:
+        """Let the world go on in the middle of a read."""
+        if not self.is_stalling and self.chance.random() < 0.3:
+            self.is_stalling = True
+            for _ in range(self.chance.randint(1, 3)):
+                await self.chance.choice([self.write, self.pass_time, self.clean])()
+            self.is_stalling = False
+
+    async def catch_up(self) -> None:
+        node = self.a_standby()
+        node.log.between = self.stall
+        try:
+            await (await node.open()).catch_up()
+        finally:
+            node.log.between = None
+
+    async def refresh(self) -> None:
+        """Ask for the end without reading up to it."""
+        node = self.a_standby()
+        if node.partition is not None and node.replica.is_online:
+            with contextlib.suppress(Exception):
+                await node.replica.ask()
+
+    async def crash(self) -> None:
+        """Kill a copy at a step of its next catching up."""
+        node = self.a_standby()
+        await node.stop()
+        try:
+            with crash_at(self.chance.choice(CRASH_POINTS), self.chance.randint(1, 3)):
+                await self.catch_up_of(node)
+        except SimulatedCrash:
+            await node.stop()
+
+    async def catch_up_of(self, node: Node) -> None:
+        await (await node.open()).catch_up()
+
+    async def restart(self) -> None:
+        node = self.a_standby()
+        await node.stop()
+        if self.chance.random() < 0.5:
+            await self.pass_time()
+        await self.catch_up_of(node)
+
+    async def lose_disk(self) -> None:
+        node = self.a_standby()
+        await node.stop()
+        node.lose_disk()
+
+    async def reboot(self) -> None:
+        """Start the machine again, its wall clock wrong at times; all copies begin again from their disks."""
+        for node in self.nodes:
+            await node.stop()
+        self.clock.reboot()
+        if self.chance.random() < 0.3:
+            self.clock.set(self.clock.now_ms() - self.chance.choice([0, 5_000]))
+        await self.fail_over()
+
+    async def fail_over(self) -> None:
+        """Give the partition to some copy that reads everything first."""
+        if self.owner.partition is not None:
+            await self.owner.partition.disown()
+        self.owner = self.chance.choice(self.nodes)
+        partition = await self.owner.open()
+        producer = await self.log.transactional("things-0")
+        await partition.catch_up()
+        partition.own(RecordingWriter(producer, self.oracle, self.clock))
+
+    def a_standby(self) -> Node:
+        return self.chance.choice([node for node in self.nodes if node is not self.owner])
+
+    # What must hold.
+
+    async def check(self) -> None:
+        for node in self.nodes:
+            if node.partition is not None and node.replica.is_online:
+                self.check_content(node)
+                self.check_age(node)
+                await node.listen()
+
+    def stored(self, node: Node) -> dict[bytes, bytes]:
+        return {key: entry.value for key, entry in node.replica.entries(b"", None, limit=1000)}
+
+    def check_content(self, node: Node) -> None:
+        """The copy is the fold of the log where it says that it is whole, and never older than that."""
+        replica, stored = node.replica, self.stored(node)
+        complete, position = replica.complete_offset, replica.progress.position
+        assert replica.key_count == len(stored)
+        rows = {row for row, _ in replica.rows(b"i", b"j", limit=1000)}
+        assert len(rows) == len(stored), "one row of the index for each key"
+        if complete is None:
+            return
+        if complete == position:
+            assert stored == self.oracle.fold(complete)
+            return
+        whole = self.oracle.fold(complete)
+        for key in map(str.encode, KEYS):
+            later = [value for _, k, value in self.oracle.between(complete - 1, position - 1) if k == key]
+            assert stored.get(key) in [whole.get(key), *later]
+
+    def check_age(self, node: Node) -> None:
+        """Everything that was acknowledged before the copy's age is in it."""
+        replica, now = node.replica, self.clock.boot_time()
+        age_ms = replica.age_ms
+        if age_ms is not None and replica.progress.since.boot.boot_id == now.boot_id:
+            known = [r.offset for r in self.oracle.records if r.at.boot_id == now.boot_id and r.at.ms < now.ms - age_ms]
+            assert replica.progress.position > max(known, default=-1)
+
+
+@pytest.mark.parametrize("part", range(4))
+async def test_a_copy_is_the_fold_of_the_log(part: int, tmp_path: Path, size: Size) -> None:
+    """S14: whatever happens, no copy shows a key that was deleted, lacks one that was not, or tells a gap as none."""
+    histories = size(25, 2500)
+    for seed in range(part * histories, (part + 1) * histories):
+        clock, folder = SettableClock(), tmp_path / str(seed)
+        settings = LogSettings(embedded=EmbeddedLogSettings(fsync=False))
+        log = await open_log(f"embedded:{folder / 'log'}", settings, clock=clock)
+        simulation = Simulation(seed, folder, log, clock)
+        try:
+            await simulation.run(40)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+        finally:
+            for node in simulation.nodes:
+                await node.stop()
+            await log.close()
+        shutil.rmtree(folder)
