@@ -12,12 +12,16 @@ __all__ = ["ScriptedLog"]
 
 
 class ScriptedLog:
-    """A real log; reads yield `max_records` at a time and call `between` before each batch but the first."""
+    """A real log; reads yield `max_records` at a time and call `between` before each batch but the first.
+
+    `before_answer` is called when the bounds are known and the answer is on its way.
+    """
 
     def __init__(self, log: Log, *, max_records: int = 1000) -> None:
         self._log = log
         self.max_records = max_records
         self.between: Callable[[], Awaitable[None]] | None = None
+        self.before_answer: Callable[[], Awaitable[None]] | None = None
         self.change_bounds: Callable[[Bounds], Bounds] = lambda bounds: bounds
         self.asked = 0
 
@@ -26,7 +30,10 @@ class ScriptedLog:
 
     async def bounds(self, at: TopicPartition) -> Bounds:
         self.asked += 1
-        return self.change_bounds(await self._log.bounds(at))
+        found = await self._log.bounds(at)
+        if self.before_answer is not None:
+            await self.before_answer()
+        return self.change_bounds(found)
 
     async def read(
         self, at: TopicPartition, start: int, end: int | None = None, **options: Any

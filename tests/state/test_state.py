@@ -276,6 +276,18 @@ async def test_two_clocks_never_disagree_about_an_expired_key(tier: Any) -> None
     assert await fourth.state(spec).get("c") is None
 
 
+async def test_an_owner_writes_on_though_its_clock_was_put_back(embedded: Any) -> None:
+    """S17: it stamps no earlier than its partition, and lives of values count from there."""
+    spec = embedded.spec(ttl=60)
+    things = (await embedded.owned(spec)).state(spec)
+    await things.put("a", "1")
+    embedded.clock.set(embedded.clock.now_ms() - 3_600_000)
+    await things.put("b", "2")
+    first, second = await read_all(embedded.log, spec.topic)
+    assert first.timestamp_ms == second.timestamp_ms
+    assert await things.count() == 2
+
+
 async def test_an_owner_that_was_replaced_can_not_say_that_a_key_is_gone(tier: Any) -> None:
     """S17: a read that finds a due key commits its tombstone first, which a former owner can't."""
     spec = tier.spec(ttl=5)

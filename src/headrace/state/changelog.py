@@ -39,6 +39,8 @@ HOUR_MS = 3_600_000
 MIN_COMPACTION_LAG_MS = HOUR_MS
 # A copy that was away for less than three quarters of this need not start over.
 TOMBSTONE_RETENTION_MS = 24 * HOUR_MS
+# An owner never stamps earlier than its partition; so a clock that was put back by less than this does not stop it.
+TIMESTAMP_AHEAD_MS = 24 * HOUR_MS
 
 
 class StateWrite(NamedTuple):
@@ -115,7 +117,9 @@ def changelog_config(*, longest_ttl_ms: int | None, base: TopicConfig | None = N
     A record outlives the longest time to live by as long as tombstones stay: clocks of brokers and owners differ.
     """
     kept = base or TopicConfig(
-        min_compaction_lag_ms=MIN_COMPACTION_LAG_MS, tombstone_retention_ms=TOMBSTONE_RETENTION_MS
+        min_compaction_lag_ms=MIN_COMPACTION_LAG_MS,
+        tombstone_retention_ms=TOMBSTONE_RETENTION_MS,
+        timestamp_ahead_ms=TIMESTAMP_AHEAD_MS,
     )
     is_all_due = longest_ttl_ms is not None
     return TopicConfig(
