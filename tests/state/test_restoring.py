@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.state.scripted_log import ScriptedLog
 
-from headrace.errors import StateAhead, StateOffline, StateStale, TimedOut
+from headrace.errors import BadArgument, StateAhead, StateBroken, StateOffline, StateStale, TimedOut
 from headrace.log import open_log
 from headrace.model import Bounds, NewRecord, TopicConfig, TopicPartition
-from headrace.runtime import CRASH_AT_VARIABLE, BootTime, Moment
+from headrace.runtime import CRASH_AT_VARIABLE, BootTime, Moment, moment_of
 from headrace.state import StatePartition, StateSpec
 from headrace.state.checkpoints import Checkpoint, decode_checkpoint, encode_checkpoint
 from headrace.state.metrics import APPLIED
@@ -436,3 +436,46 @@ async def test_an_owner_killed_at_any_step_loses_nothing(point: str, tmp_path: P
     assert await partition.state(spec).count() == len(folded)
     await partition.close()
     await log.close()
+
+
+async def test_a_copy_whose_wiping_failed_is_opened_again(embedded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S18: a disk that could not be emptied is an error, and the next attempt begins with what is there."""
+    spec = embedded.spec(topic_config=BRIEF)
+    owner = await embedded.owned(spec)
+    for key in ("a", "b"):
+        await owner.state(spec).put(key, "1")
+    copy = await embedded.open(spec, store="rocksdb", node="b")
+    await compacted_deletion(embedded, spec, owner, "a")
+
+    def fail(*_: object) -> None:
+        raise PermissionError("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", fail)
+        with pytest.raises(StateBroken, match="not now"):
+            await copy.catch_up()
+    with pytest.raises(StateOffline):
+        await copy.state(spec).get("a")
+    await copy.catch_up()
+    assert [key for key, _ in await everything(copy, spec)] == ["b"]
+
+
+async def test_a_copy_becomes_the_owner_only_when_it_has_read_everything(embedded: Any) -> None:
+    """S16: a copy that follows, or was never read to the end, takes no writer."""
+    spec = embedded.spec()
+    copy = await embedded.open(spec)
+    writer = await embedded.writer(spec)
+    copy.follow()
+    with pytest.raises(BadArgument, match="catch_up"):
+        copy.own(writer)
+    await copy.catch_up()
+    copy.own(writer)
+    await copy.state(spec).put("a", "1")
+    replica = copy.replicas[spec.name]
+    embedded.clock.advance(50)
+    assert replica.age_ms == 50_000
+    copy.confirm(moment_of(embedded.clock))
+    assert replica.age_ms == 0
+    await copy.disown()
+    copy.follow()
+    await asyncio.wait_for(replica.wait_past(0), 20)

@@ -36,6 +36,7 @@ __all__ = ["CommitQueue"]
 # The owner adds the name of the batch to each record.
 _BATCH_HEADER_BYTES = 64
 _MAX_GROUP = 1000
+_MAX_GROUP_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(eq=False, slots=True)
@@ -146,7 +147,7 @@ class CommitQueue:
     async def _run(self) -> None:
         try:
             while self._waiting:
-                group, self._waiting = self._waiting[:_MAX_GROUP], self._waiting[_MAX_GROUP:]
+                group = self._next_group()
                 error = await self._commit(group)
                 for each in group:
                     self._finish(each, error)
@@ -154,6 +155,17 @@ class CommitQueue:
                     raise error
         finally:
             self._running = None
+
+    def _next_group(self) -> Sequence[_Submitted]:
+        """Take the units that waited longest, as many as one transaction should hold, and at least one."""
+        size_bytes, count = 0, 0
+        for submitted in self._waiting[:_MAX_GROUP]:
+            size_bytes += sum(size_of(record) for _, record in submitted.records)
+            if count and size_bytes > _MAX_GROUP_BYTES:
+                break
+            count += 1
+        group, self._waiting = self._waiting[:count], self._waiting[count:]
+        return group
 
     def _finish(self, submitted: _Submitted, error: BaseException | None) -> None:
         for claim in submitted.claims:

@@ -12,7 +12,7 @@ from headrace.errors import BadArgument, HeadraceError
 from headrace.log import Log
 from headrace.model import Record
 from headrace.observe import get_logger
-from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock
+from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock, Moment
 from headrace.serde import Registry
 from headrace.state.changelog import ensure_changelog
 from headrace.state.commits import CommitQueue
@@ -160,14 +160,22 @@ class StatePartition:
     # Owning.
 
     def own(self, writer: ChangelogWriter, *, is_held: bool = False) -> None:
-        """Begin to write. Everything was read before (`catch_up`).
+        """Begin to write. Everything was read before (`catch_up`). Raises BadArgument if it was not.
 
         With `is_held` subscribers are told nothing before `release`: a new owner waits out the lease of the last one.
         """
+        if self._following or not self.is_online:
+            raise BadArgument("writer", writer, "an owner has read everything and follows no more: call catch_up first")
         if is_held:
             for replica in self._replicas.values():
                 replica.feed.hold()
         self._queue.own(writer)
+
+    def confirm(self, moment: Moment) -> None:
+        """Take note that this process was the owner still at that moment: its copies are whole and as young."""
+        for replica in self._replicas.values():
+            if not replica.spec.is_external:
+                replica.confirm(moment)
 
     def release(self) -> None:
         """Tell subscribers what was kept back."""

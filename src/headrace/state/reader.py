@@ -16,6 +16,8 @@ __all__ = ["ChangelogReader"]
 
 # The topic's settings bound how long a copy may be away; they are looked at again once in so many asks.
 _TOPIC_LOOKS = 60
+# Records are applied in one go, and everything else in the process waits for that long.
+_BATCH = 500
 
 
 class ChangelogReader:
@@ -41,7 +43,7 @@ class ChangelogReader:
                 if await self._read_to_end(timeout_s):
                     return
             except StartOver as error:
-                await self._replica.start_over(error.why)
+                await self._start_over(error.why)
             except OffsetOutOfRange as error:
                 await self._overtaken(error)
             except UnknownTopic:
@@ -53,7 +55,7 @@ class ChangelogReader:
             await self.open()
             error = await self._follow_until_error()
             if isinstance(error, StartOver):
-                await self._replica.start_over(error.why)
+                await self._start_over(error.why)
             elif isinstance(error, OffsetOutOfRange):
                 await self._overtaken(error)
             elif isinstance(error, UnknownTopic):
@@ -70,7 +72,13 @@ class ChangelogReader:
         """Start over if the log's start has passed this copy; raise what can't be helped."""
         if error.offset >= error.start:
             raise error
-        await self._replica.start_over(Opening.BELOW_START)
+        await self._start_over(Opening.BELOW_START)
+
+    async def _start_over(self, why: Opening) -> None:
+        """Wipe the copy; if that fails, it is opened again before anything is read into it."""
+        self._is_opened = False
+        await self._replica.start_over(why)
+        self._is_opened = True
 
     async def _read_to_end(self, timeout_s: float) -> bool:
         """Read up to a high watermark; return True if it was asked for in this call, and not by an earlier one."""
@@ -79,7 +87,9 @@ class ChangelogReader:
         await replica.ask()
         target = replica.progress.target
         if target is not None:
-            batches = self._log.read(replica.at, replica.progress.position, target.offset, timeout_s=timeout_s)
+            batches = self._log.read(
+                replica.at, replica.progress.position, target.offset, max_records=_BATCH, timeout_s=timeout_s
+            )
             async with contextlib.aclosing(batches):  # type: ignore[type-var]
                 async for batch in batches:
                     await replica.take(batch)
@@ -97,7 +107,7 @@ class ChangelogReader:
         return next(error for task in done if (error := task.exception()) is not None)
 
     async def _read_on(self) -> None:
-        batches = self._log.read(self._replica.at, self._replica.progress.position)
+        batches = self._log.read(self._replica.at, self._replica.progress.position, max_records=_BATCH)
         async with contextlib.aclosing(batches):  # type: ignore[type-var]
             async for batch in batches:
                 await self._replica.take(batch)

@@ -52,6 +52,7 @@ class RocksDbStore:
         self._db: Rdict | None = None
         self._meta: Rdict | None = None
         self._meta_handle: Any = None
+        self._is_closed = False
         for left_over in folder.parent.glob(f"{folder.name}{_WIPED}*"):
             _remove(left_over)
         self._open()
@@ -61,7 +62,7 @@ class RocksDbStore:
         """The checkpoint of the last batch."""
         with self._naming_faults():
             self._opened()
-            found: bytes | None = self._meta.get(_CHECKPOINT) if self._meta is not None else None
+            found: bytes | None = None if self._meta is None else self._meta.get(_CHECKPOINT)
             return found
 
     def get(self, key: bytes) -> bytes | None:
@@ -84,7 +85,13 @@ class RocksDbStore:
             db = self._opened()
             batch.put(_CHECKPOINT, checkpoint, self._meta_handle)
             crash_point("state.rocksdb.before-write")
-            db.write(batch)
+            try:
+                db.write(batch)
+            except Exception:
+                # RocksDB takes no more writes after one has failed, whatever becomes of the reason; a new one does.
+                del db
+                self._let_go()
+                raise
             crash_point("state.rocksdb.after-write")
 
     def scan(self, start: bytes, end: bytes | None, *, limit: int, reverse: bool = False) -> Sequence[StoredPair]:
@@ -114,9 +121,10 @@ class RocksDbStore:
 
     def close(self) -> None:
         """Close the database."""
+        self._is_closed = True
         self._let_go()
 
-    def _open(self) -> None:
+    def _open(self) -> Rdict:
         try:
             from rocksdict import Rdict
         except ImportError as missing:
@@ -126,6 +134,7 @@ class RocksDbStore:
             self._db = Rdict(str(self._folder), _options(), column_families={_META: _options()})
             self._meta = self._db.get_column_family(_META)
             self._meta_handle = self._db.get_column_family_handle(_META)
+            return self._db
 
     def _let_go(self) -> None:
         """Close, and drop every reference: the driver holds the folder's lock for as long as one is left."""
@@ -137,8 +146,10 @@ class RocksDbStore:
             db.close()
 
     def _opened(self) -> Rdict:
-        if self._db is None:
+        if self._is_closed:
             raise Closed(f"the state's store in {self._folder}")
+        if self._db is None:  # a call before has failed and let go of it
+            return self._open()
         return self._db
 
     def _between(self, start: bytes, end: bytes | None) -> Generator[StoredPair, None, None]:
