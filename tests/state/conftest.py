@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.config import EmbeddedLogSettings, LogSettings
-from headrace.log import Log, TransactionalProducer, open_log
+from headrace.log import Log, open_log
 from headrace.log.embedded import open_log as open_embedded
-from headrace.model import NewRecord, Position
-from headrace.state import KeyValueStore, StatePartition, StateSpec
+from headrace.state import KeyValueStore, ProducerWriter, StatePartition, StateSpec
 from headrace.state.memory import MemoryStore
 from headrace.state.rocksdb import RocksDbStore
 from headrace.testing.clock import SettableClock
-
-
-class TransactionWriter:
-    """A ChangelogWriter over a plain transactional producer."""
-
-    def __init__(self, producer: TransactionalProducer) -> None:
-        self.producer = producer
-
-    async def commit(self, records: Sequence[NewRecord]) -> Sequence[Position]:
-        await self.producer.begin()
-        await self.producer.append(records)
-        return await self.producer.commit()
 
 
 class Setting:
@@ -61,9 +48,9 @@ class Setting:
         await partition.catch_up()
         return partition
 
-    async def writer(self, *specs: StateSpec[Any, Any]) -> TransactionWriter:
+    async def writer(self, *specs: StateSpec[Any, Any]) -> ProducerWriter:
         """Take the partition's id."""
-        return TransactionWriter(await self.log.transactional(f"id-{specs[0].topic}-0"))
+        return ProducerWriter(await self.log.transactional(f"id-{specs[0].topic}-0"))
 
     async def owned(self, *specs: StateSpec[Any, Any], **options: Any) -> StatePartition:
         """Open partition 0 as its owner."""
@@ -100,13 +87,3 @@ async def embedded(tmp_path: Path) -> AsyncIterator[Setting]:
     setting = Setting(log, clock, tmp_path / "nodes")
     yield setting
     await setting.close()
-
-
-@pytest.fixture
-def counted() -> Callable[[Any], Any]:
-    """Return what takes a number of items from an endless iterator."""
-
-    async def take(items: Any, count: int) -> list[Any]:
-        return [await anext(items) for _ in range(count)]
-
-    return take

@@ -140,3 +140,17 @@ def test_a_key_without_prefixes_says_so() -> None:
     with pytest.raises(BadArgument, match="range"):
         OrderedKeys(int).prefix_range(1)
     assert OrderedKeys(str).prefix_range("") == (b"", None)
+
+
+def test_the_vectors_of_the_documented_format() -> None:
+    """S8: the bytes that docs/formats.md writes down."""
+    vectors = {
+        ("a", 1): "02 61 00 15 01",
+        ("", -1): "02 00 13 FE",
+        (b"\0", True): "01 00 FF 00 27",
+        (256,): "16 01 00",
+        (0, -256): "14 12 FE FF",
+        (datetime.date(1, 1, 1),): "40 00 00 00 01",
+        (datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC),): "41 80 00 00 00 00 00 00 00",
+    }
+    assert {key: encode_parts(key).hex(" ").upper() for key in vectors} == vectors

@@ -374,16 +374,8 @@ OWNER = """
 import asyncio, sys
 from pathlib import Path
 from headrace.log import open_log
-from headrace.state import StatePartition, StateSpec
+from headrace.state import ProducerWriter, StatePartition, StateSpec
 from headrace.state.rocksdb import RocksDbStore
-
-class Writer:
-    def __init__(self, producer):
-        self.producer = producer
-    async def commit(self, records):
-        await self.producer.begin()
-        await self.producer.append(records)
-        return await self.producer.commit()
 
 async def main(folder):
     log = await open_log(f"embedded:{folder / 'log'}")
@@ -392,7 +384,7 @@ async def main(folder):
         return RocksDbStore(folder / "store")
     partition = await StatePartition.open(log, [spec], 0, open_store=open_store)
     await partition.catch_up()
-    partition.own(Writer(await log.transactional("id")))
+    partition.own(ProducerWriter(await log.transactional("id")))
     state = partition.state(spec)
     for n in range(30):
         await state.put(f"k{n % 7}", str(n))

@@ -7,6 +7,7 @@ the exam). Who owns a partition is decided elsewhere: an owner brings a `Changel
 """
 
 from headrace.state.changelog import changelog_config, ensure_changelog
+from headrace.state.commits import ProducerWriter
 from headrace.state.declaration import StateSpec
 from headrace.state.keys import RESERVED_PREFIX, OrderedKeys
 from headrace.state.opening import open_state_store
@@ -25,6 +26,7 @@ __all__ = [
     "JsonValues",
     "KeyValueStore",
     "OrderedKeys",
+    "ProducerWriter",
     "State",
     "StateChange",
     "StatePage",

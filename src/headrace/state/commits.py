@@ -21,6 +21,7 @@ from headrace.errors import (
     StateOffline,
     StateReadOnly,
 )
+from headrace.log import TransactionalProducer, transaction
 from headrace.model import NewRecord, Position, size_of
 from headrace.runtime import Clock, Moment, crash_point, moment_of
 from headrace.state import metrics
@@ -31,12 +32,28 @@ from headrace.state.replica import StateReplica
 from headrace.state.table import StateEntry, index_prefix, shown_index_value
 from headrace.state.unit_of_work import UnitOfWork
 
-__all__ = ["CommitQueue"]
+__all__ = ["CommitQueue", "ProducerWriter"]
 
 # The owner adds the name of the batch to each record.
 _BATCH_HEADER_BYTES = 64
 _MAX_GROUP = 1000
 _MAX_GROUP_BYTES = 4 * 1024 * 1024
+
+
+class ProducerWriter:
+    """A `ChangelogWriter` over a transactional producer, for a program that needs no cluster.
+
+    Whoever takes the producer's id next fences this one; take it before the changelogs are read.
+    """
+
+    def __init__(self, producer: TransactionalProducer) -> None:
+        self._producer = producer
+
+    async def commit(self, records: Sequence[NewRecord]) -> Sequence[Position]:
+        """Write the records in one transaction."""
+        async with transaction(self._producer) as opened:
+            await opened.append(*records)
+        return opened.positions
 
 
 @dataclass(eq=False, slots=True)
