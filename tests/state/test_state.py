@@ -330,6 +330,34 @@ async def test_an_external_topic_is_read_and_never_written(tier: Any) -> None:
     assert (await tier.log.admin.describe(spec.topic)).config.retention_ms == 1_000_000
 
 
+async def test_an_owner_follows_the_topics_of_others(tier: Any) -> None:
+    """S9: beside states that it writes, an owner sees what others write; it hides what is due and deletes nothing."""
+    theirs = tier.spec("theirs", is_external=True, ttl=5)
+    await tier.log.admin.create(theirs.topic, partitions=1, config=TopicConfig())
+    mine = tier.spec("mine")
+    partition = await tier.owned(mine, theirs)
+    await partition.state(mine).put("a", "1")
+    now_ms = tier.clock.now_ms()
+    await tier.log.append([NewRecord(theirs.topic, b"b", b"2", timestamp_ms=now_ms)])
+    await asyncio.wait_for(partition.replicas["theirs"].wait_past(0), 20)
+    assert await partition.state(theirs).get("b") == "2"
+    tier.clock.advance(6)
+    assert await partition.state(theirs).get("b") is None
+    assert (await partition.state(theirs).count(), await partition.expire_due()) == (0, 0)
+    assert len(await log_of(tier, theirs)) == 1
+
+
+async def test_changes_of_a_topic_that_may_hide_them_are_refused(embedded: Any) -> None:
+    """S9: without a minimum lag compaction could remove a change before anybody reads it; values can be read."""
+    spec = embedded.spec(is_external=True)
+    await embedded.log.admin.create(spec.topic, partitions=1, config=TopicConfig(cleanup=Cleanup.COMPACT))
+    await embedded.log.append([NewRecord(spec.topic, b"a", b"1")])
+    things = (await embedded.open(spec)).state(spec)
+    assert await things.read("a") == ("1", None, 0)
+    with pytest.raises(WrongStateTopic, match=r"min\.compaction\.lag\.ms is 0"):
+        await anext(things.changes("a"))
+
+
 async def test_a_copy_that_is_not_the_owner_refuses_writes(embedded: Any) -> None:
     """S9: a standby says who takes writes, and so does an owner that gave the partition up."""
     spec = embedded.spec()

@@ -79,11 +79,6 @@ class CommitQueue:
         self._stamps: dict[StateReplica, int] = {}
 
     @property
-    def is_writer(self) -> bool:
-        """True if this process owns the partition."""
-        return self._writer is not None
-
-    @property
     def unsettled(self) -> HeadraceError | None:
         """The error after which nobody knows what was committed, or what was committed and not applied."""
         return self._unsettled
@@ -96,6 +91,10 @@ class CommitQueue:
     async def disown(self, why: str) -> None:
         """Stop writing; what is being committed is waited for."""
         self._writer, self._why_not = None, why
+        await self.finish()
+
+    async def finish(self) -> None:
+        """Wait for what is being committed."""
         while self._running is not None:
             await asyncio.wait([self._running])
 
@@ -125,17 +124,19 @@ class CommitQueue:
     async def submit(self, unit: UnitOfWork) -> None:
         """Commit a unit of work; returns when it is committed, applied and told."""
         _expire_holders(unit)
-        while busy := [self._claims[claim].done for claim in _claims_of(unit) if claim in self._claims]:
+        claims = _claims_of(unit)
+        while busy := [self._claims[claim].done for claim in claims if claim in self._claims]:
             await asyncio.wait(busy)
             _expire_holders(unit)
+            claims = _claims_of(unit)
         # Nothing waits from here to the end of the block: what is checked stays true until it is claimed.
         for replica in unit.writes:
             self.check_readable(replica)
             self.check_writable(replica)
         self._check_unchanged(unit)
         _check_unique(unit)
-        submitted = _Submitted(self._records_of(unit), _claims_of(unit))
-        for claim in submitted.claims:
+        submitted = _Submitted(self._records_of(unit), claims)
+        for claim in claims:
             self._claims[claim] = submitted
         self._waiting.append(submitted)
         if self._running is None:

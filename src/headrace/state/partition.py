@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from headrace.errors import BadArgument, HeadraceError
@@ -54,7 +54,7 @@ class StatePartition:
         self._deltas: dict[str, ValueCodec[Any]] = {}
         self._queue = CommitQueue(clock)
         self._locks = KeyLocks()
-        self._following: list[asyncio.Task[None]] = []
+        self._following: dict[str, asyncio.Task[None]] = {}
 
     @classmethod
     async def open(
@@ -129,24 +129,34 @@ class StatePartition:
     async def catch_up(self, *, timeout_s: float = 70.0) -> None:
         """Read every changelog to its end as it is now; settles a commit whose outcome was unknown."""
         await self.stop_following()
+        await self._queue.finish()
         for reader in self._readers.values():
             await reader.catch_up(timeout_s=timeout_s)
         self._queue.settle()
+        if any(replica.is_owned for replica in self._replicas.values()):
+            self._follow(self._external)
 
     def follow(self) -> None:
         """Begin to follow the changelogs, until `stop_following`, `catch_up` or `close`."""
-        if not self._following:
-            self._following = [
-                asyncio.create_task(self._keep_following(name, reader), name=f"headrace-state-{name}-{self.partition}")
-                for name, reader in self._readers.items()
-            ]
+        self._follow(self._readers)
+
+    def _follow(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._following:
+                following = self._keep_following(name, self._readers[name])
+                self._following[name] = asyncio.create_task(following, name=f"headrace-state-{name}-{self.partition}")
 
     async def stop_following(self) -> None:
         """Stop following; the copies stay as they are."""
-        tasks, self._following = self._following, []
+        tasks = list(self._following.values())
+        self._following.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def _external(self) -> list[str]:
+        return [name for name, replica in self._replicas.items() if replica.spec.is_external]
 
     async def _keep_following(self, name: str, reader: ChangelogReader) -> None:
         for attempt in itertools.count(1):
@@ -162,19 +172,22 @@ class StatePartition:
     def own(self, writer: ChangelogWriter, *, is_held: bool = False) -> None:
         """Begin to write. Everything was read before (`catch_up`). Raises BadArgument if it was not.
 
-        With `is_held` subscribers are told nothing before `release`: a new owner waits out the lease of the last one.
+        States over topics of others are followed on. With `is_held` subscribers are told nothing before `release`: a
+        new owner waits out the lease of the last one.
         """
-        if self._following or not self.is_online:
+        if self._following.keys() - set(self._external) or not self.is_online:
             raise BadArgument("writer", writer, "an owner has read everything and follows no more: call catch_up first")
-        if is_held:
-            for replica in self._replicas.values():
+        for replica in self._replicas.values():
+            replica.is_owned = not replica.spec.is_external
+            if is_held and replica.is_owned:
                 replica.feed.hold()
         self._queue.own(writer)
+        self._follow(self._external)
 
     def confirm(self, moment: Moment) -> None:
         """Take note that this process was the owner still at that moment: its copies are whole and as young."""
         for replica in self._replicas.values():
-            if not replica.spec.is_external:
+            if replica.is_owned:
                 replica.confirm(moment)
 
     def release(self) -> None:
@@ -185,12 +198,14 @@ class StatePartition:
     async def disown(self, why: str = "this process has given the partition up; send it to the owner") -> None:
         """Stop writing; a commit on its way is waited for."""
         await self._queue.disown(why)
+        for replica in self._replicas.values():
+            replica.is_owned = False
 
     async def expire_due(self, *, limit: int = _EXPIRY_BATCH) -> int:
         """Write tombstones for values that are due, up to `limit` of each state; returns how many."""
         unit = UnitOfWork(self._queue)
         for replica in self._replicas.values():
-            if not replica.spec.is_external:
+            if replica.is_owned:
                 for key in replica.due_keys(replica.now_ms, limit=limit):
                     unit.expire(replica, key)
         await unit.commit()

@@ -60,7 +60,8 @@ class StateReplica:
     """A copy of one partition.
 
     Promises: data and checkpoint change together; what it shows was committed; `complete_offset` and `age_ms` say what
-    a read is worth. `on_reserved` gets the records of reserved keys as they are read.
+    a read is worth. `on_reserved` gets the records of reserved keys as they are read. A copy that `is_owned` shows a
+    value until its tombstone is committed; others hide it when it is due.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class StateReplica:
         self._timestamp_ms = 0
         self._stored_since: Moment | None = None
         self.last_batch: tuple[int, int] | None = None
+        self.is_owned = False
         self._moved = asyncio.Event()
         self.feed = ChangeFeed(FeedSource(spec.name, self._visible, lambda: self.age_ms))
 
@@ -178,7 +180,9 @@ class StateReplica:
 
     def _visible(self, key: bytes) -> bytes | None:
         entry = self.entry(key)
-        return None if entry is None or is_due(entry.expires_ms, self.now_ms) else entry.value
+        if entry is None or (not self.is_owned and is_due(entry.expires_ms, self.now_ms)):
+            return None
+        return entry.value
 
     # Opening, asking, reading.
 
@@ -250,12 +254,15 @@ class StateReplica:
 
     def apply_committed(self, landed: Sequence[tuple[NewRecord, Position]], *, began: Moment) -> None:
         """Apply what the owner committed, in a commit that began then; nothing waits."""
+        before = self.progress
         records = [
             Record(*self.at, position.offset, position.timestamp_ms, record.key, record.value, record.headers)
             for record, position in landed
+            if position.offset >= before.position
         ]
-        progress = self.progress.committed(records[-1].offset + 1, began)
-        self._apply(self._parse(records), progress, is_seamless=self.progress.complete == self.progress.position)
+        if records:
+            progress = before.committed(records[-1].offset + 1, began)
+            self._apply(self._parse(records), progress, is_seamless=before.complete == before.position)
 
     def confirm(self, moment: Moment) -> None:
         """Take note that this process was the owner still at a moment, and that nobody else has written."""

@@ -12,6 +12,7 @@ import itertools
 import shutil
 import uuid
 from collections.abc import Generator, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +30,17 @@ from headrace.runtime import crash_point
 from headrace.state.ports import StoredPair, StoreWrite
 
 if TYPE_CHECKING:
-    from rocksdict import Options, Rdict
+    from rocksdict import Cache, Options, Rdict, WriteBufferManager
 
 __all__ = ["RocksDbStore", "open_store"]
 
 _META = "meta"
 _CHECKPOINT = b"checkpoint"
 _WIPED = ".wiped-"
+_WRITE_BUFFER_BYTES = 16 * 1024 * 1024
+_ALL_WRITE_BUFFERS_BYTES = 256 * 1024 * 1024
+_BLOCK_CACHE_BYTES = 256 * 1024 * 1024
+_OPEN_FILES = 256
 
 # The driver raises plain exceptions; what happened stands in RocksDB's message only.
 _LOCKED = ("lock hold by", "No locks available", "Resource temporarily unavailable")
@@ -190,7 +195,7 @@ class RocksDbStore:
 
 
 def _options() -> Options:
-    from rocksdict import Options
+    from rocksdict import BlockBasedOptions, Options
 
     options = Options(raw_mode=True)
     options.create_if_missing(True)
@@ -198,7 +203,29 @@ def _options() -> Options:
     # Without it one family could be on disk and the other only in a log that a power cut took.
     options.set_atomic_flush(True)
     options.set_keep_log_file_num(2)
+    options.set_max_open_files(_OPEN_FILES)
+    options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
+    options.set_write_buffer_manager(_write_buffers())
+    tables = BlockBasedOptions()
+    tables.set_block_cache(_block_cache())
+    tables.set_bloom_filter(10, block_based=False)
+    options.set_block_based_table_factory(tables)
     return options
+
+
+# A node has a store for each partition of each state: what they keep in memory is bounded for all of them together.
+@cache
+def _write_buffers() -> WriteBufferManager:
+    from rocksdict import WriteBufferManager
+
+    return WriteBufferManager(_ALL_WRITE_BUFFERS_BYTES, allow_stall=False)
+
+
+@cache
+def _block_cache() -> Cache:
+    from rocksdict import Cache
+
+    return Cache(_BLOCK_CACHE_BYTES)
 
 
 def _fault(folder: Path, error: Exception) -> HeadraceError:

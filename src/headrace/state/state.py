@@ -8,7 +8,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from headrace.errors import BadArgument, KeyPresent, StateConflict, StateOffline
+from headrace.errors import BadArgument, KeyPresent, StateConflict, StateOffline, WrongStateTopic
 from headrace.model import partition_of
 from headrace.state.changelog import StateWrite
 from headrace.state.commits import CommitQueue
@@ -253,7 +253,8 @@ class State(Generic[K, V]):
         """Yield the changes of a key, or of all keys, as they are committed.
 
         Without `after` the present value comes first; with an offset or token every change after it, or, if that can't
-        be told, the present value with `is_lagged`. Raises SubscriptionEnded where it must be resumed.
+        be told, the present value with `is_lagged`. Raises SubscriptionEnded where it must be resumed, and
+        WrongStateTopic for a topic whose compaction could remove changes at once.
         """
         subscription = self._subscribe(key, after, heartbeat_s)
         try:
@@ -265,7 +266,10 @@ class State(Generic[K, V]):
     # How it is done.
 
     def _subscribe(self, key: K | None, after: int | str | None, heartbeat_s: float | None) -> Subscription:
-        feed, is_lagged = self._replica.feed, False
+        feed, is_lagged, topic = self._replica.feed, False, self._replica.spec.topic
+        if self._replica.progress.limits.replaced_ms == 0:
+            problem = "its min.compaction.lag.ms is 0, so compaction may remove changes before a copy reads them"
+            raise WrongStateTopic(topic, problem, "set it (an hour is a good value), or read the state instead")
         if isinstance(after, str):
             topic_id, _, offset = after.rpartition(":")
             if not offset.removeprefix("-").isdigit():
@@ -416,7 +420,7 @@ class State(Generic[K, V]):
         if max_staleness_s is None and at_least is None:
             return
         # The owner is as fresh as its lease, which is looked at before a request comes here.
-        max_age_ms = None if max_staleness_s is None or self._queue.is_writer else round(max_staleness_s * 1000)
+        max_age_ms = None if max_staleness_s is None or self._replica.is_owned else round(max_staleness_s * 1000)
         age_ms = self._replica.age_ms
         if max_age_ms is not None and (age_ms is None or age_ms > max_age_ms):
             try:

@@ -95,7 +95,7 @@ class UnitOfWork:
             self.expire(replica, key)
         own = self._writes.get(replica, {})
         changed = sum((write.value is not None) - (replica.entry(key) is not None) for key, write in own.items())
-        hidden = 0 if self._queue.is_writer else len(due)
+        hidden = 0 if replica.is_owned else len(due)
         return replica.key_count + changed - hidden
 
     async def commit(self) -> None:
@@ -119,7 +119,7 @@ class UnitOfWork:
         """Return True if an entry is due; the owner's unit then deletes it."""
         if not is_due(entry.expires_ms, replica.now_ms):
             return False
-        if self._queue.is_writer:
+        if replica.is_owned:
             self._seen.setdefault((replica, key), entry.offset)
             self._writes.setdefault(replica, {})[key] = StateWrite(None, is_expiry=True)
         return True
