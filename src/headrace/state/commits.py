@@ -8,7 +8,8 @@ changelogs were read again to their end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.errors import (
@@ -32,7 +33,7 @@ from headrace.state.replica import StateReplica
 from headrace.state.table import StateEntry, index_prefix, shown_index_value
 from headrace.state.unit_of_work import UnitOfWork
 
-__all__ = ["CommitQueue", "ProducerWriter"]
+__all__ = ["CommitQueue", "KeyLocks", "ProducerWriter"]
 
 # The owner adds the name of the batch to each record.
 _BATCH_HEADER_BYTES = 64
@@ -63,6 +64,26 @@ class _Submitted:
     records: list[tuple[StateReplica, NewRecord]]
     claims: set[object]
     done: asyncio.Future[None] = field(default_factory=asyncio.Future)
+
+
+class KeyLocks:
+    """A lock for each key in use, so that updates of one key take turns."""
+
+    def __init__(self) -> None:
+        self._locks: dict[object, tuple[asyncio.Lock, int]] = {}
+
+    @contextlib.asynccontextmanager
+    async def hold(self, key: object) -> AsyncIterator[None]:
+        """Hold the key's lock."""
+        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
+        self._locks[key] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks.pop(key)
+            if users > 1:
+                self._locks[key] = lock, users - 1
 
 
 class CommitQueue:

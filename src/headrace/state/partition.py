@@ -15,12 +15,12 @@ from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock, Moment
 from headrace.serde import Registry
 from headrace.state.changelog import ensure_changelog
-from headrace.state.commits import CommitQueue
+from headrace.state.commits import CommitQueue, KeyLocks
 from headrace.state.declaration import StateSpec
 from headrace.state.ports import ChangelogWriter, KeyValueStore
 from headrace.state.reader import ChangelogReader
 from headrace.state.replica import StateReplica
-from headrace.state.state import KeyLocks, State
+from headrace.state.state import State
 from headrace.state.unit_of_work import UnitOfWork
 from headrace.state.values import ValueCodec, values_of
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -11,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from headrace.errors import BadArgument, KeyPresent, StateConflict, StateOffline, WrongStateTopic
 from headrace.model import partition_of
 from headrace.state.changelog import StateWrite
-from headrace.state.commits import CommitQueue
+from headrace.state.commits import CommitQueue, KeyLocks
 from headrace.state.declaration import index_row
 from headrace.state.expiry import Duration, ttl_in_ms
 from headrace.state.keys import after_prefix
@@ -21,7 +20,7 @@ from headrace.state.table import index_prefix
 from headrace.state.unit_of_work import UnitOfWork
 from headrace.state.values import ValueCodec
 
-__all__ = ["KeyLocks", "State", "StateChange", "StatePage", "StateRead"]
+__all__ = ["State", "StateChange", "StatePage", "StateRead"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -65,26 +64,6 @@ class StateChange(NamedTuple, Generic[K, V]):
     is_lagged: bool = False
     is_heartbeat: bool = False
     age_ms: int | None = None
-
-
-class KeyLocks:
-    """A lock for each key in use, so that updates of one key take turns."""
-
-    def __init__(self) -> None:
-        self._locks: dict[object, tuple[asyncio.Lock, int]] = {}
-
-    @contextlib.asynccontextmanager
-    async def hold(self, key: object) -> AsyncIterator[None]:
-        """Hold the key's lock."""
-        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
-        self._locks[key] = lock, users + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks.pop(key)
-            if users > 1:
-                self._locks[key] = lock, users - 1
 
 
 class State(Generic[K, V]):
