@@ -471,3 +471,52 @@ async def test_a_copy_becomes_the_owner_only_when_it_has_read_everything(embedde
     await copy.disown()
     copy.follow()
     await asyncio.wait_for(replica.wait_past(0), 20)
+
+
+RESTORE = """
+import asyncio, sys
+from pathlib import Path
+from headrace.log import open_log
+from headrace.state import StatePartition, StateSpec
+from headrace.state.rocksdb import RocksDbStore
+
+async def main(folder):
+    log = await open_log(f"embedded:{folder / 'log'}")
+    async def open_store(spec):
+        return RocksDbStore(folder / "store")
+    spec = StateSpec(name="s", topic="s", key=str, value=str)
+    partition = await StatePartition.open(log, [spec], 0, open_store=open_store)
+    await partition.catch_up()
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+async def test_a_copy_killed_while_it_is_restored_does_not_pass_for_a_whole_one(tmp_path: Path) -> None:
+    """S18: half a copy is offline and whole at no offset; it goes on from where it was, and then is right."""
+    log = await open_log(f"embedded:{tmp_path / 'log'}")
+    spec = StateSpec(name="s", topic="s", key=str, value=str)
+    await log.admin.create("s", partitions=1, config=spec.config)
+    for start in range(0, 2000, 1000):
+        await log.append([NewRecord("s", b"%d" % n, b"v") for n in range(start, start + 1000)])
+    await log.append([NewRecord("s", b"%d" % n, None) for n in range(500)])
+    with running("-c", RESTORE, str(tmp_path), environ={CRASH_AT_VARIABLE: "state.after-apply:3"}) as child:
+        assert child.wait(60) == -signal.SIGKILL
+
+    async def open_store(_: Any) -> RocksDbStore:
+        return RocksDbStore(tmp_path / "store")
+
+    partition = await StatePartition.open(log, [spec], 0, open_store=open_store)
+    replica = partition.replicas["s"]
+    assert (replica.progress.position, replica.complete_offset, replica.age_ms) == (1000, None, None)
+    assert not partition.is_online
+    for call in (partition.state(spec).get("1"), partition.state(spec).count()):
+        with pytest.raises(StateOffline):
+            await call
+    before = applied(spec)
+    await partition.catch_up()
+    assert applied(spec) - before == 1500
+    assert await partition.state(spec).count() == 1500
+    assert replica.complete_offset == 2500
+    await partition.close()
+    await log.close()

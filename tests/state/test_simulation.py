@@ -16,7 +16,7 @@ import pytest
 from tests.state.scripted_log import ScriptedLog
 
 from headrace.config import EmbeddedLogSettings, LogSettings
-from headrace.errors import StateOffline, SubscriptionEnded
+from headrace.errors import StateOffline, SubscriptionEnded, TransactionFailed
 from headrace.log.embedded import EmbeddedLog, open_log
 from headrace.model import NewRecord, Position, TopicConfig
 from headrace.runtime import BootTime, crash_point
@@ -70,20 +70,28 @@ class Oracle:
 
 
 class RecordingWriter:
-    """A plain transactional producer that tells the oracle."""
+    """A plain transactional producer that tells the oracle. Some commits fail, and of some nobody learns the end."""
 
-    def __init__(self, producer: Any, oracle: Oracle, clock: SettableClock) -> None:
+    def __init__(self, producer: Any, simulation: Simulation) -> None:
         self._producer = producer
-        self._oracle = oracle
-        self._clock = clock
+        self._simulation = simulation
 
     async def commit(self, records: Sequence[NewRecord]) -> Sequence[Position]:
+        fate = self._simulation.chance.choice(["good"] * 17 + ["refused", "unknown, lost", "unknown, written"])
+        if fate == "refused":
+            raise TransactionFailed("things-0", fate)
+        if fate == "unknown, lost":
+            raise TransactionFailed("things-0", fate, outcome_known=False)
         await self._producer.begin()
         await self._producer.append(records)
         positions: Sequence[Position] = await self._producer.commit()
-        for record, position in zip(records, positions, strict=True):
-            committed = Committed(position.offset, record.key or b"", record.value, self._clock.boot_time())
-            self._oracle.records.append(committed)
+        at = self._simulation.clock.boot_time()
+        self._simulation.oracle.records += [
+            Committed(position.offset, record.key or b"", record.value, at)
+            for record, position in zip(records, positions, strict=True)
+        ]
+        if fate != "good":
+            raise TransactionFailed("things-0", fate, outcome_known=False)
         return positions
 
 
@@ -206,7 +214,15 @@ class Simulation:
             timestamp_ahead_ms=1 << 40,  # the clock is put back again and again
         )
         index = {"i": lambda value: value[:1]}
-        self.spec = StateSpec(name="things", topic="things", key=str, value=str, topic_config=config, index=index)
+        self.spec = StateSpec(
+            name="things",
+            topic="things",
+            key=str,
+            value=str,
+            topic_config=config,
+            index=index,
+            ttl_of=self.chance.choice([None, lambda key, value: 300 if key < "k3" else None]),
+        )
         self.nodes = [Node(self, f"n{n}", kind) for n, kind in enumerate((disk, disk, "memory"))]
         self.owner = self.nodes[2]
         self.is_stalling = False
@@ -218,7 +234,8 @@ class Simulation:
         for _ in range(steps):
             await self.chance.choice(
                 [self.write, self.write, self.pass_time, self.clean, self.catch_up, self.catch_up, self.crash,
-                 self.restart, self.lose_disk, self.fail_over, self.reboot, self.refresh, self.set_clock]
+                 self.restart, self.lose_disk, self.fail_over, self.reboot, self.refresh, self.set_clock,
+                 self.crash_owner]
             )()  # fmt: skip
             await self.check()
         for node in self.nodes:
@@ -229,15 +246,41 @@ class Simulation:
     # What happens.
 
     async def write(self) -> None:
-        partition = await self.owner.open()
-        things = partition.state(self.spec)
         for _ in range(self.chance.randint(1, 4)):
-            key = self.chance.choice(KEYS)
-            with contextlib.suppress(StateOffline):
-                if self.chance.random() < 0.35:
-                    await things.delete(key)
-                else:
-                    await things.put(key, f"{self.chance.randint(0, 9)} {len(self.oracle.records)}")
+            partition = await self.owner.open()
+            try:
+                await self.chance.choice([self.put, self.put, self.delete, self.read, self.expire])(partition)
+            except TransactionFailed:
+                if partition.unsettled is not None:
+                    await self.settle(partition)
+
+    async def put(self, partition: StatePartition) -> None:
+        async with partition.unit_of_work() as unit:
+            things = partition.state(self.spec, unit)
+            for _ in range(self.chance.randint(1, 2)):
+                await things.put(self.chance.choice(KEYS), f"{self.chance.randint(0, 9)} {len(self.oracle.records)}")
+
+    async def delete(self, partition: StatePartition) -> None:
+        await partition.state(self.spec).delete(self.chance.choice(KEYS))
+
+    async def read(self, partition: StatePartition) -> None:
+        """What the owner shows is what was committed last; a key that it calls gone has a tombstone."""
+        key = self.chance.choice(KEYS)
+        value = await partition.state(self.spec).get(key)
+        committed = self.oracle.fold(1 << 60).get(key.encode())
+        assert (value or "").encode() == (committed or b"")
+
+    async def expire(self, partition: StatePartition) -> None:
+        await partition.expire_due()
+
+    async def settle(self, partition: StatePartition) -> None:
+        """Find out what became of a commit: by reading on, or by giving the partition to somebody else."""
+        with pytest.raises(StateOffline):
+            await partition.state(self.spec).get("k0")
+        if self.is_stalling or self.chance.random() < 0.5:
+            await partition.catch_up()
+        else:
+            await self.fail_over()
 
     async def pass_time(self) -> None:
         self.clock.advance(self.chance.choice([1, 30, LAG_S * 0.7, LAG_S, RETENTION_S * 0.4, RETENTION_S * 1.1]))
@@ -290,6 +333,16 @@ class Simulation:
     async def catch_up_of(self, node: Node) -> None:
         await (await node.open()).catch_up()
 
+    async def crash_owner(self) -> None:
+        """Kill the owner before, between or behind commit and store; another one takes over."""
+        steps = ("state.before-commit", "state.after-commit", "state.rocksdb.before-write", "state.after-apply")
+        try:
+            with crash_at(self.chance.choice(steps)):
+                await self.write()
+        except SimulatedCrash:
+            await self.owner.stop()
+            await self.fail_over()
+
     async def restart(self) -> None:
         node = self.a_standby()
         await node.stop()
@@ -320,7 +373,7 @@ class Simulation:
         partition = await self.owner.open()
         producer = await self.log.transactional("things-0")
         await partition.catch_up()
-        partition.own(RecordingWriter(producer, self.oracle, self.clock))
+        partition.own(RecordingWriter(producer, self))
 
     def a_standby(self) -> Node:
         return self.chance.choice([node for node in self.nodes if node is not self.owner])

@@ -244,19 +244,20 @@ class CommitQueue:
 
     def _apply(
         self, records: Sequence[tuple[StateReplica, NewRecord]], positions: Sequence[Position], began: Moment
-    ) -> HeadraceError | None:
+    ) -> BaseException | None:
         """Apply to all states in one step, so that nobody reads one without the other."""
         landed: dict[StateReplica, list[tuple[NewRecord, Position]]] = {}
-        for (replica, record), position in zip(records, positions, strict=True):
-            landed.setdefault(replica, []).append((record, position))
         try:
+            for (replica, record), position in zip(records, positions, strict=True):
+                landed.setdefault(replica, []).append((record, position))
             for replica, pairs in landed.items():
                 replica.apply_committed(pairs, began=began)
-        except HeadraceError as error:
+        except BaseException as error:  # handed to the callers
             # It is committed and not applied: readers must not see the store before it has caught up.
             self._unsettled = OperationFailed("applying what was committed", str(error), outcome_known=False)
             self._unsettled.__cause__ = error
-        return self._unsettled
+            return self._unsettled if isinstance(error, Exception) else error
+        return None
 
 
 def _claims_of(unit: UnitOfWork) -> set[object]:
