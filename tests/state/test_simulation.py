@@ -302,6 +302,7 @@ class Simulation:
     async def catch_up(self) -> None:
         node = self.a_standby()
         node.log.between = node.log.before_answer = self.stall
+        node.log.max_records = self.chance.choice([2, 1000])
         try:
             await (await node.open()).catch_up()
         finally:

@@ -181,6 +181,33 @@ async def test_a_slow_subscriber_is_told_that_it_lags() -> None:
     assert await anext(slow) == change(10)
 
 
+async def test_a_change_is_handed_out_once() -> None:
+    """G13: a change that comes to a subscriber a second time, live after a replay, is left out."""
+    ring = feed()
+    ring.advance([], 5)
+    ring.advance([change(5), change(6)], 7)
+    resumed = ring.subscribe(b"k", after=4, heartbeat_s=0.01)
+    assert await anext(resumed) == change(5)
+    resumed.push(change(5))
+    resumed.push(change(6))
+    ring.advance([change(7)], 8)
+    assert [await anext(resumed) for _ in range(3)] == [change(6), change(7), Heartbeat(7, 7)]
+
+
+async def test_a_subscriber_sees_a_due_value_until_its_tombstone_is_committed(embedded: Any) -> None:
+    """S17: at the owner a key is gone when its tombstone is committed, for subscribers too; a standby hides it."""
+    spec = embedded.spec(ttl=5)
+    owner = await embedded.owned(spec)
+    await owner.state(spec).put("a", "1")
+    standby = await embedded.open(spec)
+    embedded.clock.advance(6)
+    (at_owner,) = await take(changes := owner.state(spec).changes("a"), 1)
+    (at_standby,) = await take(standby.state(spec).changes("a"), 1)
+    assert (at_owner.value, at_standby.value) == ("1", None)
+    assert await owner.state(spec).get("a") is None
+    assert [(change.value, change.is_expiry) for change in await take(changes, 1)] == [(None, True)]
+
+
 async def test_heartbeats_tell_how_far_and_how_old() -> None:
     """S7: while nothing changes a subscriber learns up to where, and as of when."""
     ring = feed()
