@@ -12,7 +12,7 @@ from tests.state.scripted_log import ScriptedLog
 
 from headrace.errors import BadArgument, StateAhead, StateBroken, StateOffline, StateStale, TimedOut
 from headrace.log import open_log
-from headrace.model import Bounds, NewRecord, TopicConfig, TopicPartition
+from headrace.model import Batch, Bounds, NewRecord, TopicConfig, TopicPartition
 from headrace.runtime import CRASH_AT_VARIABLE, BootTime, Moment, moment_of
 from headrace.state import StatePartition, StateSpec
 from headrace.state.checkpoints import Checkpoint, decode_checkpoint, encode_checkpoint
@@ -450,6 +450,31 @@ async def test_a_copy_whose_wiping_failed_is_opened_again(embedded: Any, monkeyp
         await copy.state(spec).get("a")
     await copy.catch_up()
     assert [key for key, _ in await everything(copy, spec)] == ["b"]
+
+
+async def test_an_owner_that_reads_its_log_again_takes_no_writes_meanwhile(embedded: Any) -> None:
+    """S2: what comes during that time is refused, nothing is applied twice, and values never go back."""
+    spec = embedded.spec()
+    owner = await embedded.owned(spec)
+    things = owner.state(spec)
+    await things.put("a", "1")
+    scripted = ScriptedLog(embedded.log)
+    owner.replicas[spec.name]._log = scripted
+    refused = []
+
+    async def write_meanwhile() -> None:
+        with pytest.raises(StateOffline, match="read again"):
+            await things.put("a", "2")
+        refused.append(True)
+
+    scripted.before_answer = write_meanwhile
+    await owner.catch_up()
+    assert refused
+    await things.put("a", "3")
+    replica = owner.replicas[spec.name]
+    position = replica.progress.position
+    await replica.take(Batch(await read_all(embedded.log, spec.topic, start=0), position - 2))
+    assert (await things.get("a"), replica.progress.position) == ("3", position)
 
 
 async def test_a_copy_becomes_the_owner_only_when_it_has_read_everything(embedded: Any) -> None:

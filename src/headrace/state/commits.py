@@ -119,6 +119,11 @@ class CommitQueue:
         while self._running is not None:
             await asyncio.wait([self._running])
 
+    def suspend(self, replica: StateReplica) -> None:
+        """Take no more units while the owner's changelogs are read again: two would apply the same records."""
+        if self._writer is not None and self._unsettled is None:
+            self._unsettled = StateOffline(replica.spec.name, "its changelog is being read again")
+
     def settle(self) -> None:
         """Go on after an unknown outcome: the copies have read their changelogs to the end."""
         self._unsettled = None
@@ -144,16 +149,15 @@ class CommitQueue:
 
     async def submit(self, unit: UnitOfWork) -> None:
         """Commit a unit of work; returns when it is committed, applied and told."""
+        self._check_usable(unit)
         _expire_holders(unit)
         claims = _claims_of(unit)
         while busy := [self._claims[claim].done for claim in claims if claim in self._claims]:
             await asyncio.wait(busy)
+            self._check_usable(unit)
             _expire_holders(unit)
             claims = _claims_of(unit)
         # Nothing waits from here to the end of the block: what is checked stays true until it is claimed.
-        for replica in unit.writes:
-            self.check_readable(replica)
-            self.check_writable(replica)
         self._check_unchanged(unit)
         _check_unique(unit)
         submitted = _Submitted(self._records_of(unit), claims)
@@ -164,6 +168,11 @@ class CommitQueue:
             self._running = asyncio.create_task(self._run(), name="headrace-state-commits")
         # Who gives up waiting does not undo the commit.
         await asyncio.shield(submitted.done)
+
+    def _check_usable(self, unit: UnitOfWork) -> None:
+        for replica in unit.writes:
+            self.check_readable(replica)
+            self.check_writable(replica)
 
     def _check_unchanged(self, unit: UnitOfWork) -> None:
         for (replica, key), offset in unit.seen.items():

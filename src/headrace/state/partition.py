@@ -129,6 +129,8 @@ class StatePartition:
     async def catch_up(self, *, timeout_s: float = 70.0) -> None:
         """Read every changelog to its end as it is now; settles a commit whose outcome was unknown."""
         await self.stop_following()
+        for replica in self._replicas.values():
+            self._queue.suspend(replica)
         await self._queue.finish()
         for reader in self._readers.values():
             await reader.catch_up(timeout_s=timeout_s)
@@ -206,6 +208,7 @@ class StatePartition:
         unit = UnitOfWork(self._queue)
         for replica in self._replicas.values():
             if replica.is_owned:
+                self._queue.check_readable(replica)
                 for key in replica.due_keys(replica.now_ms, limit=limit):
                     unit.expire(replica, key)
         await unit.commit()

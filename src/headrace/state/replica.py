@@ -234,11 +234,14 @@ class StateReplica:
     async def take(self, batch: Batch) -> None:
         """Apply a batch that was read. Raises StartOver if it came too late to be trusted."""
         self._check_age(moment_of(self._clock))
-        changes = self._parse(batch.records)
+        position = self.progress.position
+        # What was applied already is not applied again: values would go back in time.
+        changes = self._parse([record for record in batch.records if record.offset >= position])
         await self._prepare(changes)
         crash_point("state.before-apply")
         now, before = moment_of(self._clock), self.progress
-        self._apply(changes, before.advanced(batch.next_offset, now), is_seamless=before.is_seamless(now))
+        progress = before.advanced(max(position, batch.next_offset), now)
+        self._apply(changes, progress, is_seamless=before.is_seamless(now))
 
     async def start_over(self, why: Opening) -> None:
         """Wipe the copy, which is offline meanwhile, and begin at the log's start."""
