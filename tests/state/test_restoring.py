@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 from tests.state.scripted_log import ScriptedLog
 
-from headrace.errors import BadArgument, StateAhead, StateBroken, StateOffline, StateStale, TimedOut
+from headrace.errors import (
+    BadArgument,
+    StateAhead,
+    StateBroken,
+    StateOffline,
+    StateStale,
+    TimedOut,
+    WrongStateTopic,
+)
 from headrace.log import open_log
-from headrace.model import Batch, Bounds, NewRecord, TopicConfig, TopicPartition
+from headrace.model import Batch, Bounds, Cleanup, NewRecord, TopicConfig, TopicPartition
 from headrace.runtime import CRASH_AT_VARIABLE, BootTime, Moment, moment_of
 from headrace.state import StatePartition, StateSpec
 from headrace.state.checkpoints import Checkpoint, decode_checkpoint, encode_checkpoint
@@ -450,6 +458,16 @@ async def test_a_copy_whose_wiping_failed_is_opened_again(embedded: Any, monkeyp
         await copy.state(spec).get("a")
     await copy.catch_up()
     assert [key for key, _ in await everything(copy, spec)] == ["b"]
+
+
+async def test_a_topic_that_forgets_deletions_at_once_is_named(embedded: Any) -> None:
+    """S14: a copy that could never be in time says so, instead of starting over forever."""
+    spec = embedded.spec(is_external=True)
+    config = TopicConfig(cleanup=Cleanup.COMPACT, tombstone_retention_ms=0)
+    await embedded.log.admin.create(spec.topic, partitions=1, config=config)
+    await embedded.log.append([NewRecord(spec.topic, b"a", b"1")])
+    with pytest.raises(WrongStateTopic, match=r"delete\.retention\.ms, which is 0; raise it"):
+        await embedded.open(spec)
 
 
 async def test_an_owner_that_reads_its_log_again_takes_no_writes_meanwhile(embedded: Any) -> None:

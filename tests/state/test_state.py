@@ -374,7 +374,7 @@ async def test_a_copy_that_is_not_the_owner_refuses_writes(embedded: Any) -> Non
 
 async def test_the_topic_is_made_and_brought_into_line(tier: Any) -> None:
     """S12: compacted, deleted by age only if every value has a ttl, re-configured when the declaration changes."""
-    spec = tier.spec()
+    spec = tier.spec(topic_config=TopicConfig(max_record_bytes=5000))
     await tier.open(spec)
     made = (await tier.log.admin.describe(spec.topic)).config
     assert (made.cleanup, made.retention_ms) == (Cleanup.COMPACT, None)

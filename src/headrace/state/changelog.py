@@ -114,7 +114,8 @@ def _number(value: bytes | None) -> int | None:
 def changelog_config(*, longest_ttl_ms: int | None, base: TopicConfig | None = None) -> TopicConfig:
     """Return the settings of a changelog: compacted; deleted by age only if every value has a time to live.
 
-    A record outlives the longest time to live by as long as tombstones stay: clocks of brokers and owners differ.
+    A minimum lag of 0 becomes an hour: without one no copy could be sure to see every change. A record outlives the
+    longest time to live by as long as tombstones stay: clocks of brokers and owners differ.
     """
     kept = base or TopicConfig(
         min_compaction_lag_ms=MIN_COMPACTION_LAG_MS,
@@ -126,7 +127,7 @@ def changelog_config(*, longest_ttl_ms: int | None, base: TopicConfig | None = N
         cleanup=Cleanup.COMPACT_DELETE if is_all_due else Cleanup.COMPACT,
         retention_ms=longest_ttl_ms + kept.tombstone_retention_ms if longest_ttl_ms is not None else None,
         tombstone_retention_ms=kept.tombstone_retention_ms,
-        min_compaction_lag_ms=kept.min_compaction_lag_ms,
+        min_compaction_lag_ms=kept.min_compaction_lag_ms or MIN_COMPACTION_LAG_MS,
         max_record_bytes=kept.max_record_bytes,
         timestamp_ahead_ms=kept.timestamp_ahead_ms,
         extra=kept.extra,

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 from typing import NoReturn
 
-from headrace.errors import OffsetOutOfRange, UnknownTopic
+from headrace.errors import OffsetOutOfRange, UnknownTopic, WrongStateTopic
 from headrace.log import Log
 from headrace.state.progress import Opening
 from headrace.state.replica import StartOver, StateReplica
@@ -18,6 +18,8 @@ __all__ = ["ChangelogReader"]
 _TOPIC_LOOKS = 60
 # Records are applied in one go, and everything else in the process waits for that long.
 _BATCH = 500
+# How often a copy may come too late in a row before somebody is told that it never will be in time.
+_LATE_READS = 10
 
 
 class ChangelogReader:
@@ -28,6 +30,7 @@ class ChangelogReader:
         self._replica = replica
         self._ask_every_s = ask_every_s
         self._is_opened = False
+        self._late_reads = 0
 
     async def open(self) -> None:
         """Open the copy, once: from where to read on. Raises StateAhead."""
@@ -36,7 +39,10 @@ class ChangelogReader:
             self._is_opened = True
 
     async def catch_up(self, *, timeout_s: float = 70.0) -> None:
-        """Read up to the high watermark as it is now. Raises TimedOut if an open transaction is in the way."""
+        """Read up to the high watermark as it is now.
+
+        Raises TimedOut if an open transaction is in the way, and WrongStateTopic if reading always takes too long.
+        """
         while True:
             try:
                 await self.open()
@@ -75,7 +81,16 @@ class ChangelogReader:
         await self._start_over(Opening.BELOW_START)
 
     async def _start_over(self, why: Opening) -> None:
-        """Wipe the copy; if that fails, it is opened again before anything is read into it."""
+        """Wipe the copy; if that fails, it is opened again before anything is read into it.
+
+        Raises WrongStateTopic if the copy was too old again and again before it had read everything once.
+        """
+        self._late_reads = self._late_reads + 1 if why is Opening.TOO_OLD and not self._replica.is_online else 0
+        if self._late_reads >= _LATE_READS:
+            self._late_reads = 0
+            kept_ms = self._replica.topic.config.tombstone_retention_ms
+            problem = f"reading it takes longer than three quarters of its delete.retention.ms, which is {kept_ms}"
+            raise WrongStateTopic(self._replica.spec.topic, problem, "raise it: an hour at least, a day is usual")
         self._is_opened = False
         await self._replica.start_over(why)
         self._is_opened = True
