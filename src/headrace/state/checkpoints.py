@@ -19,7 +19,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
 
     `next_offset` is where reading goes on. `complete_offset` is the end of what the copy holds whole: at every offset
     below it nothing is missing; None while there is no such offset. `since` is when the high watermark was asked for
-    that the copy last reached, or, before it reached one, when it began to read; `is_whole` tells which.
+    that the copy last reached, or, before it reached one, when it began to read; `is_whole` says which.
     `batch` is the name of the last batch read, (epoch, number). `layout` names what the data depends on besides the
     log: formats, the default time to live, indexes. `keys` counts the keys, `timestamp_ms` is the highest one read.
     """

@@ -1,6 +1,6 @@
 """Commits of a partition's owner: units of work that wait for a transaction share the next one.
 
-The order of things: records to the log, commit, apply with the checkpoint, tell subscribers, answer. Nothing is applied
+The order of things: records to the log, commit, apply with the checkpoint, publish, answer. Nothing is applied
 that was not committed. After a commit whose outcome is unknown nothing more is written or read here before the
 changelogs were read again to their end.
 """
@@ -59,7 +59,7 @@ class ProducerWriter:
 
 @dataclass(eq=False, slots=True)
 class _Submitted:
-    """A unit of work on its way: its records, and what nobody else may touch meanwhile."""
+    """A unit of work on its way: its records, and what no other unit may touch meanwhile."""
 
     records: list[tuple[StateReplica, NewRecord]]
     claims: set[object]
@@ -101,7 +101,7 @@ class CommitQueue:
 
     @property
     def unsettled(self) -> HeadraceError | None:
-        """The error after which nobody knows what was committed, or what was committed and not applied."""
+        """The error that left open what was committed, or left something committed and not applied."""
         return self._unsettled
 
     def own(self, writer: ChangelogWriter) -> None:
@@ -148,7 +148,7 @@ class CommitQueue:
         return replica.entry(key)
 
     async def submit(self, unit: UnitOfWork) -> None:
-        """Commit a unit of work; returns when it is committed, applied and told."""
+        """Commit a unit of work; returns when it is committed, applied and published."""
         self._check_usable(unit)
         _expire_holders(unit)
         claims = _claims_of(unit)
@@ -238,7 +238,7 @@ class CommitQueue:
             crash_point("state.after-commit")
         except HeadraceError as error:
             return self._failed(error)
-        except BaseException as error:  # handed to the callers: nobody can tell what became of the commit
+        except BaseException as error:  # handed to the callers: the outcome of the commit is unknown
             self._unsettled = OperationFailed("committing to a changelog", repr(error), outcome_known=False)
             return error
         metrics.COMMITS.labels("committed").inc()
@@ -254,7 +254,7 @@ class CommitQueue:
     def _apply(
         self, records: Sequence[tuple[StateReplica, NewRecord]], positions: Sequence[Position], began: Moment
     ) -> BaseException | None:
-        """Apply to all states in one step, so that nobody reads one without the other."""
+        """Apply to all states in one step, so that no read sees one without the other."""
         landed: dict[StateReplica, list[tuple[NewRecord, Position]]] = {}
         try:
             for (replica, record), position in zip(records, positions, strict=True):

@@ -1,8 +1,8 @@
 """Keys of a state as bytes: in the order of the keys, so that ranges of keys are ranges of bytes.
 
 A key that is one text or one value of bytes is its own bytes (UTF-8), so that any Kafka producer writes the same key
-and agrees on its partition. Any other key, and every part of a compound key, begins with a byte that tells its type and
-tells by itself where it ends; parts follow one another. Text and bytes in it end with 00, and a 00 inside becomes
+and agrees on its partition. Any other key, and every part of a compound key, begins with a byte for its type and
+marks its own end; parts follow one another. Text and bytes in it end with 00, and a 00 inside becomes
 00 FF. The partition of a compound key is that of its first part: keys that share it lie together.
 """
 
@@ -96,7 +96,7 @@ class OrderedKeys(Generic[K]):
         return _plain(typing.cast("tuple[Any, ...]", key)[0])
 
     def prefix_range(self, prefix: Any) -> tuple[bytes, bytes | None]:  # noqa: ANN401
-        """Return the range of all keys that begin so: with these parts, or with this text or these bytes."""
+        """Return the range of all keys with this prefix: the first parts, or a text, or bytes."""
         if self._parts is not None:
             parts = prefix if isinstance(prefix, tuple) else (prefix,)
             self._check_parts(parts, is_whole=False)
@@ -183,7 +183,7 @@ def _encode_int(value: int) -> bytes:
 
 def _encode_time(value: datetime.datetime) -> bytes:
     if value.tzinfo is None:
-        raise NotStorable("the key", repr(value), "a time needs a time zone, or nobody knows when it is")
+        raise NotStorable("the key", repr(value), "a time needs a time zone")
     return bytes([_TIME]) + ((value - _EPOCH) // _MICROSECOND + _TIME_OFFSET).to_bytes(8, "big")
 
 

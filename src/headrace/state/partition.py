@@ -174,7 +174,7 @@ class StatePartition:
     def own(self, writer: ChangelogWriter, *, is_held: bool = False) -> None:
         """Begin to write. Everything was read before (`catch_up`). Raises BadArgument if it was not.
 
-        States over topics of others are followed on. With `is_held` subscribers are told nothing before `release`: a
+        States over topics of others are followed on. With `is_held` nothing is published before `release`: a
         new owner waits out the lease of the last one.
         """
         if self._following.keys() - set(self._external) or not self.is_online:
@@ -193,7 +193,7 @@ class StatePartition:
                 replica.confirm(moment)
 
     def release(self) -> None:
-        """Tell subscribers what was kept back."""
+        """Publish what was kept back."""
         for replica in self._replicas.values():
             replica.feed.release()
 

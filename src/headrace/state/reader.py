@@ -14,11 +14,11 @@ from headrace.state.replica import StartOver, StateReplica
 
 __all__ = ["ChangelogReader"]
 
-# The topic's settings bound how long a copy may be away; they are looked at again once in so many asks.
+# The topic's settings bound how long a copy may be away; they are read again after this many asks.
 _TOPIC_LOOKS = 60
 # Records are applied in one go, and everything else in the process waits for that long.
 _BATCH = 500
-# How often a copy may come too late in a row before somebody is told that it never will be in time.
+# How often in a row a copy may come too late before an error says that it never will be in time.
 _LATE_READS = 10
 
 

@@ -1,7 +1,7 @@
 """One copy of one partition of a state: its store, its place in the changelog, its subscribers.
 
 Every copy follows the same rules, an owner's too: a record counts when it is committed, it is applied together with the
-checkpoint, and then it is told. An owner applies what it committed; a standby applies what it reads.
+checkpoint, and then it is published. An owner applies what it committed; a standby applies what it reads.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class StateReplica:
         return opening
 
     async def ask(self) -> None:
-        """Ask the log for its high watermark: reaching it tells how old this copy is.
+        """Ask the log for its high watermark: the copy that reaches it is as old as this question.
 
         Raises StartOver, and StateAhead if the log ends before what this copy has applied.
         """
@@ -268,7 +268,7 @@ class StateReplica:
             self._apply(self._parse(records), progress, is_seamless=before.complete == before.position)
 
     def confirm(self, moment: Moment) -> None:
-        """Take note that this process was the owner still at a moment, and that nobody else has written."""
+        """Take note that this process was the owner still at a moment, and so that no other process has written."""
         self._move(self.progress.committed(self.progress.position, moment), (), is_seamless=True)
         self._keep_checkpoint_young(moment)
 
@@ -332,7 +332,7 @@ class StateReplica:
         try:
             return self.spec.index_rows(self.codec.decode(value))
         except _UNREADABLE as error:
-            # One value that nobody can read must not stop the others; reading its key raises the error.
+            # One value that can't be read must not stop the others; reading its key raises the error.
             metrics.UNINDEXED.labels(self.spec.topic).inc()
             _logger.warning("a value is in no index", state=self.spec.name, at=str(self.at), error=str(error))
             return []
@@ -372,7 +372,7 @@ class StateReplica:
         )
 
     def _move(self, progress: ChangelogProgress, changes: Sequence[FoldedChange], *, is_seamless: bool) -> None:
-        """Take the new place, and tell the changes if none can be missing before or between them."""
+        """Take the new place, and publish the changes if none can be missing before or between them."""
         has_gap = not is_seamless or progress.complete != progress.position
         if has_gap and (self._progress is None or self._progress.position != progress.position):
             self.feed.restart("compaction may have removed changes that this copy has not read")

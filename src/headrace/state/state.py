@@ -50,7 +50,7 @@ class StateChange(NamedTuple, Generic[K, V]):
     """What a subscriber gets: a change, or (`is_present`) the value as it stands, after a gap if `is_lagged`.
 
     `offset` and `token` are what to resume after; the token knows its topic, too. A change of `delta` has the increment
-    beside the whole value. A heartbeat has no key and tells that nothing has changed up to its offset.
+    beside the whole value. A heartbeat has no key and says that nothing more has changed up to its offset.
     """
 
     key: K | None
@@ -135,7 +135,7 @@ class State(Generic[K, V]):
         return await self._decode(stored)
 
     async def update(self, key: K, change: Callable[[V | None], V | None], *, ttl: Duration | None = None) -> None:
-        """Replace the value by `change(value)`; None deletes. An equal value writes nothing and tells nobody.
+        """Replace the value by `change(value)`; None deletes. An equal value writes and publishes nothing.
 
         The function may be called again if the key changes meanwhile.
         """
@@ -231,8 +231,8 @@ class State(Generic[K, V]):
     ) -> AsyncIterator[StateChange[K, V]]:
         """Yield the changes of a key, or of all keys, as they are committed.
 
-        Without `after` the present value comes first; with an offset or token every change after it, or, if that can't
-        be told, the present value with `is_lagged`. Raises SubscriptionEnded where it must be resumed, and
+        Without `after` the present value comes first; with an offset or token every change after it, or, if some may be
+        missing, the present value with `is_lagged`. Raises SubscriptionEnded where it must be resumed, and
         WrongStateTopic for a topic whose compaction could remove changes at once.
         """
         subscription = self._subscribe(key, after, heartbeat_s)

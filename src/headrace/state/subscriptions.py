@@ -1,8 +1,8 @@
 """Subscriptions: every change of a key, or of a partition, in order, with its offset, without holes.
 
 A ring keeps the last changes. It has no holes: it begins again wherever the copy was not whole, and live subscribers
-end there and resume. A subscriber that resumes after an offset which the ring does not reach back to is told so
-(`is_lagged`) and gets the present value, because nobody can tell whether compaction has removed changes in between.
+end there and resume. A subscriber that resumes after an offset which the ring does not reach back to gets
+the present value with `is_lagged`, because compaction may have removed changes in between.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PresentValue(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """Nothing changed: all up to `offset` was told, as of `age_ms` ago."""
+    """Nothing changed: all up to `offset` was published, as of `age_ms` ago."""
 
     offset: int
     age_ms: int | None
@@ -69,7 +69,7 @@ class ChangeFeed:
         self._bytes = 0
         self._floor: int | None = None
         self._end: int | None = None
-        self._told: int | None = None
+        self._published: int | None = None
         self._is_held = False
         self._by_key: dict[bytes | None, set[Subscription]] = {}
         self._moved = asyncio.Event()
@@ -81,11 +81,11 @@ class ChangeFeed:
 
     @property
     def last_offset(self) -> int | None:
-        """The last offset of which everything was told; None while the copy is not whole."""
-        return None if self._told is None else self._told - 1
+        """The end of what was published, as the last offset; None while the copy is not whole."""
+        return None if self._published is None else self._published - 1
 
     def advance(self, changes: Iterable[RawChange], complete: int) -> None:
-        """Take in the changes up to the complete offset, and tell them to subscribers."""
+        """Take in the changes up to the complete offset, and publish them."""
         if self._floor is None:
             self._floor = complete
         else:
@@ -93,13 +93,13 @@ class ChangeFeed:
                 self._keep(change)
         self._end = complete
         if not self._is_held:
-            self._tell()
+            self._publish()
 
     def restart(self, reason: str) -> None:
         """Drop the ring, because the copy was not whole; live subscribers end and resume."""
         self._ring.clear()
         self._bytes = 0
-        self._floor = self._end = self._told = None
+        self._floor = self._end = self._published = None
         for subscribers in list(self._by_key.values()):
             for each in list(subscribers):
                 each.end(reason)
@@ -109,9 +109,9 @@ class ChangeFeed:
         self._is_held = True
 
     def release(self) -> None:
-        """Tell what was kept back, and go on."""
+        """Publish what was kept back, and go on."""
         self._is_held = False
-        self._tell()
+        self._publish()
         for subscribers in self._by_key.values():
             for each in subscribers:
                 each.wake()
@@ -145,36 +145,36 @@ class ChangeFeed:
             self._by_key.pop(subscriber.key, None)
 
     def replay(self, key: bytes | None, *, after: int) -> list[RawChange] | None:
-        """Return the changes after an offset that were told already; None if the ring does not reach back to it."""
-        if self._floor is None or self._told is None or after + 1 < self._floor:
+        """Return the published changes after an offset; None if the ring does not reach back to it."""
+        if self._floor is None or self._published is None or after + 1 < self._floor:
             return None
-        return [c for c in self._ring if after < c.offset < self._told and key in (None, c.key)]
+        return [c for c in self._ring if after < c.offset < self._published and key in (None, c.key)]
 
     async def wait_past(self, offset: int) -> None:
-        """Wait until everything up to the offset was told, and nothing is kept back."""
-        while self._told is None or self._told <= offset or self._is_held:
+        """Wait until everything up to the offset was published, and nothing is kept back."""
+        while self._published is None or self._published <= offset or self._is_held:
             await self._moved.wait()
 
     def _keep(self, change: RawChange) -> None:
         self._ring.append(change)
         self._bytes += _size(change)
         while len(self._ring) > self._max_changes or self._bytes > self._max_bytes:
-            if self._told is None or self._ring[0].offset >= self._told:
-                break  # it was not told yet
+            if self._published is None or self._ring[0].offset >= self._published:
+                break  # it was not published yet
             gone = self._ring.popleft()
             self._bytes -= _size(gone)
             self._floor = gone.offset + 1
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         if self._end is None:
             return
-        told = self._told if self._told is not None else self._end
+        published = self._published if self._published is not None else self._end
         news = []
         for change in reversed(self._ring):
-            if change.offset < told:
+            if change.offset < published:
                 break
             news.append(change)
-        self._told = self._end
+        self._published = self._end
         for change in reversed(news):
             for wanted in (change.key, None):
                 for each in self._by_key.get(wanted, ()):
@@ -223,7 +223,7 @@ class Subscription:
                 return self._heartbeat()
 
     def push(self, change: RawChange) -> None:
-        """Take a change. A subscriber that is too slow loses what waits and is told that it lags."""
+        """Take a change. A subscriber that is too slow loses what waits and gets the present value with `is_lagged`."""
         if len(self._waiting) >= self._max_waiting:
             self._waiting.clear()
             self._is_lagged = True
@@ -293,8 +293,8 @@ class Subscription:
         return True
 
     def _heartbeat(self) -> Heartbeat:
-        told = self._feed.last_offset
-        return Heartbeat(-1 if told is None else told, self._feed.source.age_ms())
+        offset = self._feed.last_offset
+        return Heartbeat(-1 if offset is None else offset, self._feed.source.age_ms())
 
 
 def _size(change: RawChange) -> int:

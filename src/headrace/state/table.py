@@ -87,7 +87,7 @@ def data_range(start: bytes, end: bytes | None) -> tuple[bytes, bytes]:
 
 
 def due_range(now_ms: int) -> tuple[bytes, bytes]:
-    """Return the range of rows that tell what is due."""
+    """Return the range of rows of what is due."""
     return _DUE, _DUE + (now_ms + 1).to_bytes(_TIME_BYTES, "big")
 
 
@@ -97,7 +97,7 @@ def key_of_due_row(row: bytes) -> bytes:
 
 
 def index_prefix(row: IndexRow) -> bytes:
-    """Return what the rows of one indexed value, or of all that begin so, begin with."""
+    """Return the prefix of the rows of one indexed value, or of the first parts of one."""
     return _INDEX + row
 
 
@@ -117,7 +117,7 @@ class FoldedChange(NamedTuple):
 
 @dataclass(slots=True)
 class FoldedChanges:
-    """What a batch of records does: rows to write, changes to tell, how many keys there are more or less."""
+    """What a batch of records does: rows to write, changes to publish, how many keys there are more or less."""
 
     writes: list[StoreWrite] = field(default_factory=list)
     changes: list[FoldedChange] = field(default_factory=list)

@@ -25,7 +25,7 @@ _ABSENT = -1
 class UnitOfWork:
     """Reads what is committed and its own writes; nothing is written before `commit`.
 
-    A value that is found due becomes a tombstone of this unit: nobody is told that it is gone before that is committed.
+    A value that is found due becomes a tombstone of this unit: no read says that it is gone before that is committed.
     Promises: if a key that the unit has read by name changes before the commit, the commit is refused.
     Does not promise that for keys which it saw in scans.
     """
@@ -70,7 +70,7 @@ class UnitOfWork:
         self._queue.check_writable(replica)
         own = self._writes.setdefault(replica, {})
         if key in own and write.delta is not None:
-            write = write._replace(delta=None)  # one increment does not tell what two did
+            write = write._replace(delta=None)  # one increment does not describe two
         own[key] = write
 
     def scan(
@@ -99,7 +99,7 @@ class UnitOfWork:
         return replica.key_count + changed - hidden
 
     async def commit(self) -> None:
-        """Write everything in one transaction, apply it, and tell subscribers.
+        """Write everything in one transaction, apply it, and publish it.
 
         Raises StateConflict if a key that was read has changed, NotUnique, RecordTooLarge, and what the writer raises.
         """
