@@ -299,6 +299,26 @@ async def test_an_owner_that_was_replaced_can_not_say_that_a_key_is_gone(tier: A
         await first.state(spec).get("a")
 
 
+async def test_an_owner_that_was_replaced_goes_on_as_a_standby(tier: Any) -> None:
+    """S17: it gives the partition up, follows the log, and shows what the next owner writes."""
+    spec = tier.spec()
+    first = await tier.owned(spec)
+    await first.state(spec).put("a", "1")
+    second = await tier.owned(spec)
+    await second.state(spec).put("a", "2")
+    with pytest.raises(Fenced):
+        await first.state(spec).put("a", "never")
+    with pytest.raises(StateOffline):
+        await first.state(spec).get("a")
+    with pytest.raises(BadArgument, match="catch_up"):
+        first.own(await tier.writer(tier.spec()))
+    await first.disown()
+    first.follow()
+    written = second.replicas[spec.name].entry(b"a").offset  # type: ignore[union-attr]
+    await asyncio.wait_for(first.replicas[spec.name].wait_past(written), 20)
+    assert await first.state(spec).get("a") == "2"
+
+
 async def test_ranges_of_compound_keys(tier: Any) -> None:
     """S8: range(1000) 3, range(1000, x) 2, range(2000) 2, range(3000, "!") none."""
     spec = tier.spec(key=tuple[int, str, int])

@@ -106,13 +106,17 @@ class CommitQueue:
 
     def own(self, writer: ChangelogWriter) -> None:
         """Begin to write. The copies have read everything that the former owner wrote."""
-        self._writer, self._unsettled = writer, None
+        self._writer = writer
         self._stamps.clear()
 
     async def disown(self, why: str) -> None:
-        """Stop writing; what is being committed is waited for."""
+        """Stop writing; what is being committed is waited for.
+
+        A commit whose outcome is unknown matters no more: a standby shows what it has read, and how old that is.
+        """
         self._writer, self._why_not = None, why
         await self.finish()
+        self._unsettled = None
 
     async def finish(self) -> None:
         """Wait for what is being committed."""

@@ -177,7 +177,8 @@ class StatePartition:
         States over topics of others are followed on. With `is_held` nothing is published before `release`: a
         new owner waits out the lease of the last one.
         """
-        if self._following.keys() - set(self._external) or not self.is_online:
+        is_behind = not self.is_online or self.unsettled is not None
+        if is_behind or self._following.keys() - set(self._external):
             raise BadArgument("writer", writer, "an owner has read everything and follows no more: call catch_up first")
         for replica in self._replicas.values():
             replica.is_owned = not replica.spec.is_external
