@@ -34,6 +34,11 @@
     │   ├── NotDecodable            Avro that its reader can't take
     │   ├── PublishedTooLate        a message for a transaction that is being committed already
     │   ├── NoStateYet              a snapshot as of a number that its journal has not reached
+    │   ├── NotStorable             a key or a value that does not fit its state
+    │   ├── NotReadable             stored bytes that are no key, value or checkpoint of a state
+    │   ├── KeyPresent              an insert of a key that has a value
+    │   ├── NotUnique               a value that another key of the state has claimed
+    │   ├── StateReadOnly           a write to a state that this process does not own
     │   ├── Forbidden               the server refuses this user
     │   ├── ReadOnlyHandle          something that was opened for reading was to write
     │   └── Closed                  used after it was closed
@@ -45,6 +50,10 @@
     │   ├── ReadAgain               the journal changed under the reader
     │   ├── OperationFailed         the server answered, with an error that has no name of its own here
     │   ├── TagBuilding             a tag is being given to history
+    │   ├── StateOffline            a state is being restored from its changelog
+    │   ├── StateConflict           a key of a state changed under a unit of work
+    │   ├── StateStale              a copy of a state is further behind than the read allows
+    │   ├── SubscriptionEnded       a subscriber must resume after the last offset it got
     │   ├── HandlerFailed           a projection's handler could not handle an event
     │   ├── ProjectionRebuilding    a rebuild holds a projection's offsets
     │   ├── Busy                    as many requests are in flight as may be
@@ -83,6 +92,11 @@
         ├── ProjectionChanged       a projection is defined otherwise than it has run
         ├── OffsetAhead             a projection stands where no event can be yet
         ├── DeadLettersFull         no more events can be set aside
+        ├── StateBroken             a state's folder can't be read
+        ├── StateLocked             another process uses a state's folder
+        ├── StateDiskFull           a state's folder has no space left
+        ├── StateAhead              a state has records that its changelog lost
+        ├── WrongStateTopic         a changelog that can't become what its state needs
         ├── FetchFailed
         ├── ChecksumMismatch
         ├── UnsupportedPlatform
@@ -123,6 +137,7 @@ __all__ = [
     "InvalidSettings",
     "JournalHeld",
     "JournalTopicExpires",
+    "KeyPresent",
     "KeyspaceMissing",
     "LayoutLost",
     "Misconfigured",
@@ -135,7 +150,10 @@ __all__ = [
     "NotFramed",
     "NotOwner",
     "NotPartitionOwner",
+    "NotReadable",
     "NotRegistered",
+    "NotStorable",
+    "NotUnique",
     "NothingThere",
     "OffsetAhead",
     "OffsetOutOfRange",
@@ -159,6 +177,15 @@ __all__ = [
     "SettingsProblem",
     "SeveralStores",
     "SlotsMoved",
+    "StateAhead",
+    "StateBroken",
+    "StateConflict",
+    "StateDiskFull",
+    "StateLocked",
+    "StateOffline",
+    "StateReadOnly",
+    "StateStale",
+    "SubscriptionEnded",
     "TagBuilding",
     "TagGap",
     "TagTrimmed",
@@ -188,6 +215,7 @@ __all__ = [
     "WrongGroupSize",
     "WrongPartitionCount",
     "WrongSeqNr",
+    "WrongStateTopic",
 ]
 
 
@@ -605,6 +633,58 @@ class PublishedTooLate(Refused):
 
 
 @dataclass(eq=False)
+class NotStorable(Refused):
+    """A key or a value of another type than its state has, or outside of what can be written."""
+
+    what: str
+    value: str
+    reason: str
+    says: ClassVar[str] = "{what} {value} can't be written: {reason}"
+
+
+@dataclass(eq=False)
+class NotReadable(Refused):
+    """Bytes that a state did not write, or that were damaged since."""
+
+    what: str
+    data: str
+    reason: str
+    says: ClassVar[str] = "{data} can't be read as {what}: {reason}; see who else writes to its topic"
+
+
+@dataclass(eq=False)
+class KeyPresent(Refused):
+    """An insert found a value."""
+
+    state: str
+    key: str
+    says: ClassVar[str] = "cannot insert {key} into state {state!r}: it has a value already; put or update replaces it"
+
+
+@dataclass(eq=False)
+class NotUnique(Refused):
+    """Another key of the partition has the value that must be unique."""
+
+    state: str
+    index: str
+    value: str
+    key: str
+    holder: str
+    says: ClassVar[str] = (
+        "cannot write {key} to state {state!r}: {index} {value} belongs to {holder}; choose another, or delete that one"
+    )
+
+
+@dataclass(eq=False)
+class StateReadOnly(Refused):
+    """A write to a copy: nothing was written."""
+
+    state: str
+    reason: str
+    says: ClassVar[str] = "cannot write to state {state!r}: {reason}"
+
+
+@dataclass(eq=False)
 class Forbidden(Refused):
     """The server knows us and says no."""
 
@@ -729,6 +809,46 @@ class TagBuilding(Unavailable):
         "tag {tag!r} is being back-filled by {function}; ask again later, or, if nobody is at it, "
         "run: headrace tags backfill {tag} {function} --again"
     )
+
+
+@dataclass(eq=False)
+class StateOffline(Unavailable):
+    """The partition's state is not whole yet, or not settled."""
+
+    state: str
+    reason: str
+    says: ClassVar[str] = "state {state!r} is offline: {reason}; ask again later, or ask another replica"
+
+
+@dataclass(eq=False)
+class StateConflict(Unavailable):
+    """A unit of work has read a key that was changed before it could commit; nothing of it was written."""
+
+    state: str
+    key: str
+    says: ClassVar[str] = "{key} of state {state!r} changed meanwhile; nothing was written, do the work again"
+
+
+@dataclass(eq=False)
+class StateStale(Unavailable):
+    """This copy is older than the read allows, or has not come as far as the read asks for."""
+
+    state: str
+    reason: str
+    says: ClassVar[str] = "this copy of state {state!r} is too old: {reason}; ask the owner, or allow more"
+
+
+@dataclass(eq=False)
+class SubscriptionEnded(Unavailable):
+    """The changes that follow could have holes; what was delivered is right."""
+
+    state: str
+    after: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        resume = "subscribe again" if self.after is None else f"resume after offset {self.after}"
+        return f"the subscription to state {self.state!r} ended: {self.reason}; {resume}"
 
 
 @dataclass(eq=False)
@@ -1224,6 +1344,64 @@ class DeadLettersFull(Misconfigured):
         "projection {projection!r} has {limit} dead letters, which is the limit without a database; "
         "run: headrace projection dead-letters replay, or purge"
     )
+
+
+@dataclass(eq=False)
+class StateBroken(Misconfigured):
+    """The folder of a state's store can't be read or written."""
+
+    folder: str
+    reason: str
+    says: ClassVar[str] = (
+        "the state in {folder} can't be used: {reason}; nothing is lost, the log has it all: "
+        "stop this node, move the folder away, and start again to have it rebuilt"
+    )
+
+
+@dataclass(eq=False)
+class StateLocked(Misconfigured):
+    """The folder of a state's store is open elsewhere."""
+
+    folder: str
+    says: ClassVar[str] = (
+        "the state in {folder} is in use by another process; stop that one, or give each node a folder of its own"
+    )
+
+
+@dataclass(eq=False)
+class StateDiskFull(Misconfigured):
+    """The folder of a state's store can't grow."""
+
+    folder: str
+    reason: str
+    says: ClassVar[str] = (
+        "the state in {folder} can't be written: {reason}; what was committed is in the log: "
+        "free some space (or raise the limit of the file's size), then start this node again"
+    )
+
+
+@dataclass(eq=False)
+class StateAhead(Misconfigured):
+    """The store has applied records that the log does not have any more: the log lost acknowledged data."""
+
+    topic: str
+    partition: int
+    stored: int
+    end: int
+    says: ClassVar[str] = (
+        "the state of {topic}[{partition}] was applied up to offset {stored}, but the log ends at {end}: the log lost "
+        "acknowledged records; nothing was wiped. Restore the log, or, to accept the loss, move the state's folder away"
+    )
+
+
+@dataclass(eq=False)
+class WrongStateTopic(Misconfigured):
+    """The changelog of a state can't be changed into what the state declares."""
+
+    topic: str
+    problem: str
+    next_step: str
+    says: ClassVar[str] = "topic {topic!r} can't be the changelog of this state: {problem}; {next_step}"
 
 
 @dataclass(eq=False)

@@ -30,7 +30,7 @@ from headrace.log.embedded import open_log as open_embedded
 from headrace.log.embedded.append import LogCall
 from headrace.log.embedded.groups import EmbeddedMember
 from headrace.log.embedded.schema import MAX_OFFSET
-from headrace.model import NewRecord, TopicConfig, TopicPartition
+from headrace.model import Cleanup, NewRecord, TopicConfig, TopicPartition
 from headrace.testing.clock import SettableClock
 from headrace.testing.conformance.log_setting import eventually, new_topic, numbered, read_all, values
 from headrace.testing.processes import running
@@ -95,6 +95,42 @@ async def test_large_prefixes_and_many_victims_go_in_pieces(aged: Aged) -> None:
     await aged.log.append(numbered(topic, 1))
     await aged.log.retention.enforce()
     assert tuple(await aged.log.bounds(TopicPartition(topic, 0))) == (5000, 5001, 5001)
+
+
+async def test_a_tombstone_stays_for_its_retention_whatever_its_timestamp_says(aged: Aged) -> None:
+    """S14: a tombstone stamped by a clock that is behind stays as long as any other, so that readers learn of it."""
+    config = TopicConfig(cleanup=Cleanup.COMPACT, tombstone_retention_ms=60_000)
+    topic = await new_topic(aged.log, config=config)
+    old_ms = aged.clock.now_ms() - 3_600_000
+    await aged.log.append([NewRecord(topic, b"k", b"1"), NewRecord(topic, b"k", None, timestamp_ms=old_ms)])
+    for _ in range(2):
+        await aged.log.retention.enforce()
+        assert values(await read_all(aged.log, topic, start=0)) == [None]
+        aged.clock.advance(59)
+    aged.clock.advance(10)
+    await aged.log.retention.enforce()
+    assert await read_all(aged.log, topic, start=0) == []
+
+
+async def test_a_record_is_compacted_when_the_log_had_it_for_the_lag(aged: Aged) -> None:
+    """S14: the minimum lag counts from when the log had the record, also if its writer's clock is behind."""
+    config = TopicConfig(cleanup=Cleanup.COMPACT, min_compaction_lag_ms=60_000)
+    topic = await new_topic(aged.log, config=config)
+    old_ms = aged.clock.now_ms() - 3_600_000
+    for value in (b"1", b"2"):
+        await aged.log.append([NewRecord(topic, b"k", value, timestamp_ms=old_ms)])
+    await aged.log.retention.enforce()
+    aged.clock.advance(59)
+    await aged.log.append([NewRecord(topic, b"k", b"3", timestamp_ms=old_ms)])
+    await aged.log.retention.enforce()
+    assert values(await read_all(aged.log, topic, start=0)) == [b"1", b"2", b"3"]
+    aged.clock.advance(2)
+    await aged.log.retention.enforce()
+    assert values(await read_all(aged.log, topic, start=0)) == [b"2", b"3"]
+    aged.clock.reboot()
+    aged.clock.advance(60)
+    await aged.log.retention.enforce()
+    assert values(await read_all(aged.log, topic, start=0)) == [b"3"]
 
 
 async def test_housekeeping_runs_by_itself(tmp_path: Path) -> None:
@@ -430,6 +466,7 @@ async def test_a_file_of_the_first_version_is_upgraded(tmp_path: Path) -> None:
     await log.append(numbered(topic, 3))
     await log.close()
     db = sqlite3.connect(tmp_path / "log.db")
+    db.execute("DROP TABLE cleanings")
     db.execute("DROP TABLE group_members")
     db.execute(
         "CREATE TABLE group_members (group_name TEXT NOT NULL, member_id TEXT NOT NULL, topics TEXT NOT NULL,"

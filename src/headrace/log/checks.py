@@ -165,7 +165,7 @@ def check_config(config: TopicConfig) -> TopicConfig:
         raise BadArgument("config", config, f"its fields must have their types: {error}") from error
     if b"\\u0000" in sound_json:
         raise BadArgument("config", config, "its texts must not hold the character NUL")
-    for name in ("retention_ms", "tombstone_retention_ms", "timestamp_ahead_ms"):
+    for name in ("retention_ms", "tombstone_retention_ms", "min_compaction_lag_ms", "timestamp_ahead_ms"):
         _at_most(name, getattr(sound, name), _MAX_INT64)
     _at_most("max_record_bytes", sound.max_record_bytes, _MAX_INT32)
     return sound

@@ -38,7 +38,9 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a topic that can be changed while it is in use.
 
     `retention_ms` None keeps records for ever. `tombstone_retention_ms` is how long a deletion stays visible
-    in a compacted topic. `timestamp_ahead_ms` bounds how far a record's timestamp may lie in the future.
+    in a compacted topic, counted from when compaction first passed it. Compaction leaves a record alone, and whatever
+    it replaces, until it is `min_compaction_lag_ms` old: so a reader that is not further behind sees every change.
+    `timestamp_ahead_ms` bounds how far a record's timestamp may lie in the future.
     `keep_until_released` makes the embedded log hold back retention until `Retention.release` said that the
     records are safe elsewhere; Kafka has no such thing and deletes by time alone.
     `extra` goes to Kafka as it is (for example {"min.insync.replicas": "2"}).
@@ -47,6 +49,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     cleanup: Cleanup = Cleanup.DELETE
     retention_ms: int | None = 7 * DAY_MS
     tombstone_retention_ms: int = DAY_MS
+    min_compaction_lag_ms: int = 0
     max_record_bytes: int = 1_048_588
     timestamp_ahead_ms: int = 60_000
     keep_until_released: bool = False
@@ -55,6 +58,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _at_least(1, "retention_ms", self.retention_ms)
         _at_least(0, "tombstone_retention_ms", self.tombstone_retention_ms)
+        _at_least(0, "min_compaction_lag_ms", self.min_compaction_lag_ms)
         _at_least(1, "max_record_bytes", self.max_record_bytes)
         _at_least(1, "timestamp_ahead_ms", self.timestamp_ahead_ms)
 

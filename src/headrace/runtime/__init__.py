@@ -6,7 +6,7 @@ nothing worth measuring.
 """
 
 from headrace.runtime.backoff import Backoff
-from headrace.runtime.clock import SYSTEM_CLOCK, BootTime, Clock, SystemClock
+from headrace.runtime.clock import SYSTEM_CLOCK, BootTime, Clock, Moment, SystemClock, elapsed_ms, moment_of
 from headrace.runtime.crash_points import CRASH_AT_VARIABLE, CRASH_FILE_VARIABLE, crash_point, watching
 from headrace.runtime.plugins import load_backend
 from headrace.runtime.signals import shutdown_on_signals
@@ -20,12 +20,15 @@ __all__ = [
     "Backoff",
     "BootTime",
     "Clock",
+    "Moment",
     "Supervisor",
     "SystemClock",
     "Worker",
     "crash_point",
+    "elapsed_ms",
     "in_thread",
     "load_backend",
+    "moment_of",
     "shutdown_on_signals",
     "watching",
 ]

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.errors import UnsupportedPlatform
 
-__all__ = ["SYSTEM_CLOCK", "BootTime", "Clock", "SystemClock"]
+__all__ = ["SYSTEM_CLOCK", "BootTime", "Clock", "Moment", "SystemClock", "elapsed_ms", "moment_of"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Only Linux has it by this name; the monotonic clock of macOS counts the time asleep by itself.
@@ -25,6 +25,13 @@ class BootTime(NamedTuple):
 
     boot_id: str
     ms: int
+
+
+class Moment(NamedTuple):
+    """A time that can be stored: since the boot for as long as the machine runs, by the wall clock after that."""
+
+    boot: BootTime
+    wall_ms: int
 
 
 class Clock(Protocol):
@@ -61,6 +68,19 @@ class SystemClock:
     def boot_time(self) -> BootTime:
         """Return CLOCK_BOOTTIME and the boot's id."""
         return BootTime(_boot_id(), time.clock_gettime_ns(_CLOCK_BOOTTIME) // 1_000_000)
+
+
+def moment_of(clock: Clock) -> Moment:
+    """Return the present."""
+    return Moment(clock.boot_time(), clock.now_ms())
+
+
+def elapsed_ms(then: Moment, now: Moment) -> int | None:
+    """Return how long ago `then` was; None if nobody can tell, because the wall clock went back since another boot."""
+    if then.boot.boot_id == now.boot.boot_id:
+        return now.boot.ms - then.boot.ms
+    passed_ms = now.wall_ms - then.wall_ms
+    return passed_ms if passed_ms >= 0 else None
 
 
 @cache

@@ -98,6 +98,7 @@ def _delete(db: sqlite3.Connection, topic: str) -> None:
             "DELETE FROM records WHERE place BETWEEN ? AND ?",
             (place_of(partition_id, 0), place_of(partition_id, MAX_OFFSET)),
         )
+        db.execute("DELETE FROM cleanings WHERE partition_id = ?", (partition_id,))
     for table in ("partitions", "group_partitions", "group_offsets"):
         db.execute(f"DELETE FROM {table} WHERE topic = ?", (topic,))  # noqa: S608
     db.execute("DELETE FROM topics WHERE name = ?", (topic,))

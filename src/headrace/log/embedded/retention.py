@@ -8,11 +8,12 @@ from typing import TypeVar
 
 from headrace.errors import OffsetOutOfRange
 from headrace.log import checks
+from headrace.log.embedded import cleanings
 from headrace.log.embedded.append import LogCall, LogWork
 from headrace.log.embedded.catalog import load_topic, partition_row
 from headrace.log.embedded.schema import MAX_OFFSET, offset_of, place_of
-from headrace.model import TopicPartition
-from headrace.runtime import Clock
+from headrace.model import TopicConfig, TopicPartition
+from headrace.runtime import Clock, moment_of
 from headrace.sqlite import GroupCommit, Readers
 
 __all__ = ["EmbeddedRetention"]
@@ -27,9 +28,7 @@ SELECT place FROM (
     SELECT place, max(place) OVER (PARTITION BY key) AS newest FROM records WHERE place BETWEEN ? AND ?
 ) WHERE place < newest
 """
-_OLD_TOMBSTONES = """
-SELECT place FROM records AS r WHERE place BETWEEN ? AND ? AND value IS NULL AND timestamp_ms < ?
-"""
+_TOMBSTONES = "SELECT place FROM records WHERE place BETWEEN ? AND ? AND value IS NULL"
 
 
 class EmbeddedRetention:
@@ -58,10 +57,22 @@ class EmbeddedRetention:
         for at in await self._readers.run(_all_partitions):
             keep_from = await self._readers.run(lambda db, at=at: self._expired_below(db, at))  # type: ignore[misc]
             await self._move_start(at, keep_from)
-            victims = await self._readers.run(lambda db, at=at: self._superseded(db, at))  # type: ignore[misc]
+            victims = await self._compactable(at)
             for start in range(0, len(victims), _PIECE):
                 piece = victims[start : start + _PIECE]
                 await self._call(lambda db, piece=piece: _remove(db, piece))  # type: ignore[misc]
+
+    async def _compactable(self, at: TopicPartition) -> list[int]:
+        """List the places that compaction may remove now."""
+        config = (await self._readers.run(lambda db: load_topic(db, at.topic))).config
+        if not config.cleanup.compacts:
+            return []
+        cleaning = await self._call(lambda db: self._note_cleaning(db, at, config))
+        return await self._readers.run(lambda db: _superseded(db, at, cleaning))
+
+    def _note_cleaning(self, db: sqlite3.Connection, at: TopicPartition, config: TopicConfig) -> cleanings.Cleaning:
+        partition_id, _, end = partition_row(db, at)
+        return cleanings.note_cleaning(db, partition_id, end, config, moment_of(self._clock))
 
     async def _move_start(self, at: TopicPartition, start: int) -> int:
         while not await self._call(lambda db: _drop_piece(db, at, start)):
@@ -85,15 +96,18 @@ class EmbeddedRetention:
         keep_from = offset_of(row[0]) if row else end
         return min(keep_from, _released(db, at)) if config.keep_until_released else keep_from
 
-    def _superseded(self, db: sqlite3.Connection, at: TopicPartition) -> list[int]:
-        """List the places of records that a newer one of their key replaced, and of tombstones that served."""
-        config = load_topic(db, at.topic).config
-        if not config.cleanup.compacts:
-            return []
-        places = _range(partition_row(db, at)[0])
-        old = [place for (place,) in db.execute(_SUPERSEDED, places)]
-        before_ms = self._clock.now_ms() - config.tombstone_retention_ms
-        return old + [place for (place,) in db.execute(_OLD_TOMBSTONES, (*places, before_ms))]
+
+def _superseded(db: sqlite3.Connection, at: TopicPartition, cleaning: cleanings.Cleaning) -> list[int]:
+    """List the places of records that a newer one of their key replaced, then those of tombstones that served.
+
+    A record that is too young to be compacted replaces nothing yet.
+    """
+    partition_id = partition_row(db, at)[0]
+    first = place_of(partition_id, 0)
+    old = [place for (place,) in db.execute(_SUPERSEDED, (first, place_of(partition_id, cleaning.cleaned) - 1))]
+    places = (first, place_of(partition_id, cleaning.tombstones_below) - 1)
+    # Older values go first: a tombstone that went before them would bring them back for whoever reads in between.
+    return old + sorted({place for (place,) in db.execute(_TOMBSTONES, places)} - set(old))
 
 
 def _range(partition_id: int) -> tuple[int, int]:

@@ -10,9 +10,17 @@ from headrace.sqlite import SCHEMA as LEASES
 
 __all__ = ["FORMAT", "MAX_OFFSET", "TABLES", "UPGRADES", "offset_of", "place_of"]
 
-FORMAT = 2
+FORMAT = 3
 OFFSET_BITS = 40
 MAX_OFFSET = (1 << OFFSET_BITS) - 1
+
+# How far a partition reached, and how far it was compacted, each time that compaction came by. Ages are told by the
+# time since the boot; the wall clock is for rows of an earlier boot.
+CLEANINGS = """
+CREATE TABLE cleanings (
+    partition_id INTEGER NOT NULL, number INTEGER NOT NULL, reached INTEGER NOT NULL, cleaned INTEGER NOT NULL,
+    boot_id TEXT NOT NULL, boot_ms INTEGER NOT NULL, wall_ms INTEGER NOT NULL, PRIMARY KEY (partition_id, number)
+) WITHOUT ROWID"""
 
 TABLES = f"""
 CREATE TABLE topics (
@@ -40,17 +48,20 @@ CREATE TABLE group_offsets (
     group_name TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
     PRIMARY KEY (group_name, topic, partition)
 ) WITHOUT ROWID;
+{CLEANINGS};
 {LEASES};
 """
 
 
-# By the format that a file has. 1 timed sessions by the wall clock; members that still run join again.
+# By the format that a file has. 1 timed sessions by the wall clock; members that still run join again. 2 told a
+# tombstone's age by its timestamp, which its writer chose.
 UPGRADES = {
     1: """
 DELETE FROM group_members;
 ALTER TABLE group_members ADD COLUMN boot_id TEXT NOT NULL DEFAULT '';
 UPDATE group_partitions SET owner = NULL
-"""
+""",
+    2: CLEANINGS,
 }
 
 

@@ -25,9 +25,10 @@ __all__ = ["Change", "Cluster", "TopicCache", "from_kafka", "to_kafka"]
 _CLEANUP = "cleanup.policy"
 _RETENTION = "retention.ms"
 _TOMBSTONES = "delete.retention.ms"
+_COMPACTION_LAG = "min.compaction.lag.ms"
 _MAX_BYTES = "max.message.bytes"
 _AHEAD = "message.timestamp.after.max.ms"
-_OURS = frozenset({_CLEANUP, _RETENTION, _TOMBSTONES, _MAX_BYTES, _AHEAD})
+_OURS = frozenset({_CLEANUP, _RETENTION, _TOMBSTONES, _COMPACTION_LAG, _MAX_BYTES, _AHEAD})
 
 
 def to_kafka(config: TopicConfig) -> dict[str, str]:
@@ -36,6 +37,7 @@ def to_kafka(config: TopicConfig) -> dict[str, str]:
         _CLEANUP: str(config.cleanup),
         _RETENTION: str(-1 if config.retention_ms is None else config.retention_ms),
         _TOMBSTONES: str(config.tombstone_retention_ms),
+        _COMPACTION_LAG: str(config.min_compaction_lag_ms),
         _MAX_BYTES: str(config.max_record_bytes),
         _AHEAD: str(config.timestamp_ahead_ms),
         **config.extra,
@@ -51,6 +53,7 @@ def from_kafka(effective: Mapping[str, str], own: Mapping[str, str]) -> TopicCon
         # Kafka takes no policy at all for "keep everything", and a retention of 0; both have a neighbour here.
         retention_ms=None if retention_ms < 0 or not policies else max(1, retention_ms),
         tombstone_retention_ms=int(effective[_TOMBSTONES]),
+        min_compaction_lag_ms=int(effective[_COMPACTION_LAG]),
         max_record_bytes=max(1, int(effective[_MAX_BYTES])),
         timestamp_ahead_ms=max(1, int(effective[_AHEAD])),
         extra={name: value for name, value in own.items() if name not in _OURS},

@@ -7,8 +7,15 @@ class TestMyLog(LogConformance):
 """
 
 from headrace.testing.conformance.coordinator import CoordinatorConformance
+from headrace.testing.conformance.key_value_store import KeyValueStoreConformance
 from headrace.testing.conformance.log import LogConformance
 from headrace.testing.conformance.registry import RegistryConformance
 from headrace.testing.conformance.store import StoreConformance
 
-__all__ = ["CoordinatorConformance", "LogConformance", "RegistryConformance", "StoreConformance"]
+__all__ = [
+    "CoordinatorConformance",
+    "KeyValueStoreConformance",
+    "LogConformance",
+    "RegistryConformance",
+    "StoreConformance",
+]

@@ -46,10 +46,23 @@ class Cleaning(LogSetting):
 
     @pytest.mark.timeout(180)
     async def test_a_tombstone_stays_for_its_time(self, log: Log) -> None:
-        """Who reads within the time learns of the deletion."""
+        """Who reads within the time learns of the deletion, and finds its headers."""
         topic = await new_topic(log, config=TopicConfig(cleanup=Cleanup.COMPACT, extra=QUICK_SEGMENTS))
-        await log.append([NewRecord(topic, b"x", b"1"), NewRecord(topic, b"x", None)])
+        headers = (("h", b"kept"),)
+        await log.append([NewRecord(topic, b"x", b"1"), NewRecord(topic, b"x", None, headers)])
         await self.until(log, topic, lambda found: found == [(1, b"x", None)])
+        assert [r.headers for r in await read_all(log, topic, start=0) if r.key == b"x"] == [headers]
+
+    @pytest.mark.timeout(180)
+    async def test_compaction_leaves_young_records_alone(self, log: Log) -> None:
+        """A record that is younger than the minimum lag replaces nothing; one topic shows it while another compacts."""
+        lagging = TopicConfig(cleanup=Cleanup.COMPACT, min_compaction_lag_ms=3_600_000, extra=QUICK_SEGMENTS)
+        waiting = await new_topic(log, config=lagging)
+        topic = await new_topic(log, config=TopicConfig(cleanup=Cleanup.COMPACT, extra=QUICK_SEGMENTS))
+        for name in (waiting, topic):
+            await log.append([NewRecord(name, b"x", b"1"), NewRecord(name, b"x", b"2"), NewRecord(name, b"x", None)])
+        await self.until(log, topic, lambda found: found == [(2, b"x", None)])
+        assert [record.offset for record in await read_all(log, waiting, start=0)] == [0, 1, 2]
 
     @pytest.mark.timeout(180)
     async def test_retention_moves_the_start_of_the_log(self, log: Log) -> None:

@@ -31,6 +31,7 @@ class Topics(LogSetting):
             cleanup=Cleanup.COMPACT_DELETE,
             retention_ms=123_000,
             tombstone_retention_ms=45_000,
+            min_compaction_lag_ms=6_000,
             max_record_bytes=99_000,
             timestamp_ahead_ms=60_000,
         )

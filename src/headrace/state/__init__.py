@@ -1,0 +1,44 @@
+"""State by key, one partition at a time: in memory or in RocksDB, with a compacted topic of the log as the truth.
+
+Promises: a write is in the log before it is in the store, and the store never gets ahead of its checkpoint; a copy that
+could have missed a deletion is rebuilt; reads and subscribers see committed values only, with offsets at which nothing
+is missing. Stores are found by the scheme of their address (`headrace.testing.conformance.KeyValueStoreConformance` is
+the exam). Who owns a partition is decided elsewhere: an owner brings a `ChangelogWriter`.
+"""
+
+from headrace.state.changelog import changelog_config, ensure_changelog
+from headrace.state.commits import ProducerWriter
+from headrace.state.declaration import StateSpec
+from headrace.state.keys import RESERVED_PREFIX, OrderedKeys
+from headrace.state.opening import open_state_store
+from headrace.state.partition import StatePartition
+from headrace.state.ports import ChangelogWriter, KeyValueStore, StoredPair, StoreWrite
+from headrace.state.state import State, StateChange, StatePage, StateRead
+from headrace.state.unit_of_work import UnitOfWork
+from headrace.state.values import AvroValues, BytesValues, IntValues, JsonValues, TextValues, ValueCodec
+
+__all__ = [
+    "RESERVED_PREFIX",
+    "AvroValues",
+    "BytesValues",
+    "ChangelogWriter",
+    "IntValues",
+    "JsonValues",
+    "KeyValueStore",
+    "OrderedKeys",
+    "ProducerWriter",
+    "State",
+    "StateChange",
+    "StatePage",
+    "StatePartition",
+    "StateRead",
+    "StateSpec",
+    "StoreWrite",
+    "StoredPair",
+    "TextValues",
+    "UnitOfWork",
+    "ValueCodec",
+    "changelog_config",
+    "ensure_changelog",
+    "open_state_store",
+]

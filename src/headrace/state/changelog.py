@@ -1,0 +1,146 @@
+"""The changelog of a state: what its records look like, and how its topic is set up.
+
+A record's key is the state's key, its value the state's value, no value a deletion. Headers, each only where it is
+needed: `headrace.ttl` (milliseconds, as text) if the write has a time to live of its own, `headrace.delta` if
+subscribers get an increment, `headrace.cause` = `expired` on the tombstone of a value that was due, and
+`headrace.batch` (`epoch:number`), which the owner adds to all it writes. Records under reserved keys belong to the
+machinery of ownership and are not shown.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headrace.errors import ImpossibleTopicChange, WrongPartitionCount, WrongStateTopic
+from headrace.log import Admin, ensure_topic
+from headrace.model import Cleanup, Headers, NewRecord, Record, Topic, TopicConfig, TopicPartition
+from headrace.state.keys import RESERVED_PREFIX
+
+__all__ = [
+    "BATCH_HEADER",
+    "ChangelogRecord",
+    "StateWrite",
+    "batch_of",
+    "changelog_config",
+    "ensure_changelog",
+    "is_reserved",
+    "new_record",
+    "parse_record",
+]
+
+BATCH_HEADER = "headrace.batch"
+_TTL_HEADER = "headrace.ttl"
+_DELTA_HEADER = "headrace.delta"
+_CAUSE_HEADER = "headrace.cause"
+_EXPIRED = b"expired"
+
+HOUR_MS = 3_600_000
+# A copy that was away for less than three quarters of this sees every change.
+MIN_COMPACTION_LAG_MS = HOUR_MS
+# A copy that was away for less than three quarters of this need not start over.
+TOMBSTONE_RETENTION_MS = 24 * HOUR_MS
+# An owner never stamps earlier than its partition; so a clock that was put back by less than this does not stop it.
+TIMESTAMP_AHEAD_MS = 24 * HOUR_MS
+
+
+class StateWrite(NamedTuple):
+    """A change to one key on its way into the changelog; no value deletes."""
+
+    value: bytes | None
+    ttl_ms: int | None = None
+    delta: bytes | None = None
+    is_expiry: bool = False
+
+
+class ChangelogRecord(NamedTuple):
+    """A change to one key as the changelog holds it."""
+
+    key: bytes
+    offset: int
+    timestamp_ms: int
+    write: StateWrite
+
+
+def new_record(at: TopicPartition, key: bytes, write: StateWrite, *, timestamp_ms: int) -> NewRecord:
+    """Return the record of a change."""
+    headers: list[tuple[str, bytes | None]] = []
+    if write.ttl_ms is not None:
+        headers.append((_TTL_HEADER, b"%d" % write.ttl_ms))
+    if write.delta is not None:
+        headers.append((_DELTA_HEADER, write.delta))
+    if write.is_expiry:
+        headers.append((_CAUSE_HEADER, _EXPIRED))
+    return NewRecord(at.topic, key, write.value, tuple(headers), at.partition, timestamp_ms)
+
+
+def parse_record(record: Record) -> ChangelogRecord | None:
+    """Return the change that a record stands for; None if it is reserved, or has no key."""
+    if record.key is None or is_reserved(record.key):
+        return None
+    if not record.headers:
+        return ChangelogRecord(record.key, record.offset, record.timestamp_ms, StateWrite(record.value))
+    headers = dict(record.headers)
+    write = StateWrite(
+        record.value,
+        _number(headers.get(_TTL_HEADER)),
+        headers.get(_DELTA_HEADER),
+        is_expiry=headers.get(_CAUSE_HEADER) == _EXPIRED,
+    )
+    return ChangelogRecord(record.key, record.offset, record.timestamp_ms, write)
+
+
+def is_reserved(key: bytes) -> bool:
+    """Return True if the key belongs to the machinery of ownership."""
+    return key.startswith(RESERVED_PREFIX)
+
+
+def batch_of(headers: Headers) -> tuple[int, int] | None:
+    """Return the name of the batch that a record was written in, (epoch, number); None if it has none."""
+    for name, value in headers:
+        if name == BATCH_HEADER and value is not None:
+            epoch, _, number = value.partition(b":")
+            if epoch.isdigit() and number.isdigit():
+                return int(epoch), int(number)
+    return None
+
+
+def _number(value: bytes | None) -> int | None:
+    """Return a header's number; what is none was not written by a state, and says nothing."""
+    if value is None or not value.removeprefix(b"-").isdigit():
+        return None
+    return int(value)
+
+
+def changelog_config(*, longest_ttl_ms: int | None, base: TopicConfig | None = None) -> TopicConfig:
+    """Return the settings of a changelog: compacted; deleted by age only if every value has a time to live.
+
+    A minimum lag of 0 becomes an hour: without one no copy could be sure to see every change. A record outlives the
+    longest time to live by as long as tombstones stay: clocks of brokers and owners differ.
+    """
+    kept = base or TopicConfig(
+        min_compaction_lag_ms=MIN_COMPACTION_LAG_MS,
+        tombstone_retention_ms=TOMBSTONE_RETENTION_MS,
+        timestamp_ahead_ms=TIMESTAMP_AHEAD_MS,
+    )
+    is_all_due = longest_ttl_ms is not None
+    return TopicConfig(
+        cleanup=Cleanup.COMPACT_DELETE if is_all_due else Cleanup.COMPACT,
+        retention_ms=longest_ttl_ms + kept.tombstone_retention_ms if longest_ttl_ms is not None else None,
+        tombstone_retention_ms=kept.tombstone_retention_ms,
+        min_compaction_lag_ms=kept.min_compaction_lag_ms or MIN_COMPACTION_LAG_MS,
+        max_record_bytes=kept.max_record_bytes,
+        timestamp_ahead_ms=kept.timestamp_ahead_ms,
+        extra=kept.extra,
+    )
+
+
+async def ensure_changelog(admin: Admin, topic: str, *, partitions: int, config: TopicConfig) -> Topic:
+    """Return the topic, created or re-configured. Raises WrongStateTopic for what can't be changed."""
+    try:
+        return await ensure_topic(admin, topic, partitions=partitions, config=config)
+    except WrongPartitionCount as error:
+        problem = f"it has {error.actual} partitions, the state is declared with {error.expected}"
+        step = f"declare {error.actual} partitions, or copy the state into a new topic; keys would move in this one"
+        raise WrongStateTopic(topic, problem, step) from error
+    except ImpossibleTopicChange as error:
+        raise WrongStateTopic(topic, error.change, error.next_step) from error

@@ -1,0 +1,326 @@
+"""Commits of a partition's owner: units of work that wait for a transaction share the next one.
+
+The order of things: records to the log, commit, apply with the checkpoint, publish, answer. Nothing is applied
+that was not committed. After a commit whose outcome is unknown nothing more is written or read here before the
+changelogs were read again to their end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headrace.errors import (
+    Fenced,
+    HeadraceError,
+    NotUnique,
+    OperationFailed,
+    RecordTooLarge,
+    StateConflict,
+    StateOffline,
+    StateReadOnly,
+)
+from headrace.log import TransactionalProducer, transaction
+from headrace.model import NewRecord, Position, size_of
+from headrace.runtime import Clock, Moment, crash_point, moment_of
+from headrace.state import metrics
+from headrace.state.changelog import StateWrite, new_record
+from headrace.state.keys import after_prefix
+from headrace.state.ports import ChangelogWriter
+from headrace.state.replica import StateReplica
+from headrace.state.table import StateEntry, index_prefix, shown_index_value
+from headrace.state.unit_of_work import UnitOfWork
+
+__all__ = ["CommitQueue", "KeyLocks", "ProducerWriter"]
+
+# The owner adds the name of the batch to each record.
+_BATCH_HEADER_BYTES = 64
+_MAX_GROUP = 1000
+_MAX_GROUP_BYTES = 4 * 1024 * 1024
+
+
+class ProducerWriter:
+    """A `ChangelogWriter` over a transactional producer, for a program that needs no cluster.
+
+    Whoever takes the producer's id next fences this one; take it before the changelogs are read.
+    """
+
+    def __init__(self, producer: TransactionalProducer) -> None:
+        self._producer = producer
+
+    async def commit(self, records: Sequence[NewRecord]) -> Sequence[Position]:
+        """Write the records in one transaction."""
+        async with transaction(self._producer) as opened:
+            await opened.append(*records)
+        return opened.positions
+
+
+@dataclass(eq=False, slots=True)
+class _Submitted:
+    """A unit of work on its way: its records, and what no other unit may touch meanwhile."""
+
+    records: list[tuple[StateReplica, NewRecord]]
+    claims: set[object]
+    done: asyncio.Future[None] = field(default_factory=asyncio.Future)
+
+
+class KeyLocks:
+    """A lock for each key in use, so that updates of one key take turns."""
+
+    def __init__(self) -> None:
+        self._locks: dict[object, tuple[asyncio.Lock, int]] = {}
+
+    @contextlib.asynccontextmanager
+    async def hold(self, key: object) -> AsyncIterator[None]:
+        """Hold the key's lock."""
+        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
+        self._locks[key] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks.pop(key)
+            if users > 1:
+                self._locks[key] = lock, users - 1
+
+
+class CommitQueue:
+    """Serializes the commits of one partition. Without a writer the partition is read only."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._writer: ChangelogWriter | None = None
+        self._why_not = "this process is not the owner of the partition; send it to the owner"
+        self._waiting: list[_Submitted] = []
+        self._claims: dict[object, _Submitted] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._unsettled: HeadraceError | None = None
+        self._stamps: dict[StateReplica, int] = {}
+
+    @property
+    def unsettled(self) -> HeadraceError | None:
+        """The error that left open what was committed, or left something committed and not applied."""
+        return self._unsettled
+
+    def own(self, writer: ChangelogWriter) -> None:
+        """Begin to write. The copies have read everything that the former owner wrote."""
+        self._writer = writer
+        self._stamps.clear()
+
+    async def disown(self, why: str) -> None:
+        """Stop writing; what is being committed is waited for.
+
+        A commit whose outcome is unknown matters no more: a standby shows what it has read, and how old that is.
+        """
+        self._writer, self._why_not = None, why
+        await self.finish()
+        self._unsettled = None
+
+    async def finish(self) -> None:
+        """Wait for what is being committed."""
+        while self._running is not None:
+            await asyncio.wait([self._running])
+
+    def suspend(self, replica: StateReplica) -> None:
+        """Take no more units while the owner's changelogs are read again: two would apply the same records."""
+        if self._writer is not None and self._unsettled is None:
+            self._unsettled = StateOffline(replica.spec.name, "its changelog is being read again")
+
+    def settle(self) -> None:
+        """Go on after an unknown outcome: the copies have read their changelogs to the end."""
+        self._unsettled = None
+
+    def check_readable(self, replica: StateReplica) -> None:
+        """Refuse to read what may lack a committed write. Raises StateOffline."""
+        if self._unsettled is not None:
+            raise StateOffline(replica.spec.name, f"the outcome of a commit is not known ({self._unsettled})")
+        if not replica.is_online:
+            raise StateOffline(replica.spec.name, f"it has not read {replica.at} to its end yet")
+
+    def check_writable(self, replica: StateReplica) -> None:
+        """Refuse writes that can't be committed. Raises StateReadOnly."""
+        if replica.spec.is_external:
+            raise StateReadOnly(replica.spec.name, f"topic {replica.spec.topic!r} belongs to others, it is only read")
+        if self._writer is None:
+            raise StateReadOnly(replica.spec.name, self._why_not)
+
+    def read(self, replica: StateReplica, key: bytes) -> StateEntry | None:
+        """Return what is committed under a key."""
+        self.check_readable(replica)
+        return replica.entry(key)
+
+    async def submit(self, unit: UnitOfWork) -> None:
+        """Commit a unit of work; returns when it is committed, applied and published."""
+        self._check_usable(unit)
+        _expire_holders(unit)
+        claims = _claims_of(unit)
+        while busy := [self._claims[claim].done for claim in claims if claim in self._claims]:
+            await asyncio.wait(busy)
+            self._check_usable(unit)
+            _expire_holders(unit)
+            claims = _claims_of(unit)
+        # Nothing waits from here to the end of the block: what is checked stays true until it is claimed.
+        self._check_unchanged(unit)
+        _check_unique(unit)
+        submitted = _Submitted(self._records_of(unit), claims)
+        for claim in claims:
+            self._claims[claim] = submitted
+        self._waiting.append(submitted)
+        if self._running is None:
+            self._running = asyncio.create_task(self._run(), name="headrace-state-commits")
+        # Who gives up waiting does not undo the commit.
+        await asyncio.shield(submitted.done)
+
+    def _check_usable(self, unit: UnitOfWork) -> None:
+        for replica in unit.writes:
+            self.check_readable(replica)
+            self.check_writable(replica)
+
+    def _check_unchanged(self, unit: UnitOfWork) -> None:
+        for (replica, key), offset in unit.seen.items():
+            entry = replica.entry(key)
+            if (-1 if entry is None else entry.offset) != offset:
+                raise StateConflict(replica.spec.name, repr(replica.keys.decode(key)))
+
+    def _records_of(self, unit: UnitOfWork) -> list[tuple[StateReplica, NewRecord]]:
+        """Return the records, stamped no earlier than anything in their partition."""
+        records = []
+        for replica, writes in unit.writes.items():
+            stamp_ms = max(replica.now_ms, self._stamps.get(replica, 0))
+            self._stamps[replica] = stamp_ms
+            for key, write in writes.items():
+                record = new_record(replica.at, key, write, timestamp_ms=stamp_ms)
+                _check_size(replica, record)
+                records.append((replica, record))
+        return records
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                group = self._next_group()
+                error = await self._commit(group)
+                for each in group:
+                    self._finish(each, error)
+                if isinstance(error, asyncio.CancelledError):
+                    raise error
+        finally:
+            self._running = None
+
+    def _next_group(self) -> Sequence[_Submitted]:
+        """Take the units that waited longest, as many as one transaction should hold, and at least one."""
+        size_bytes, count = 0, 0
+        for submitted in self._waiting[:_MAX_GROUP]:
+            size_bytes += sum(size_of(record) for _, record in submitted.records)
+            if count and size_bytes > _MAX_GROUP_BYTES:
+                break
+            count += 1
+        group, self._waiting = self._waiting[:count], self._waiting[count:]
+        return group
+
+    def _finish(self, submitted: _Submitted, error: BaseException | None) -> None:
+        for claim in submitted.claims:
+            self._claims.pop(claim, None)
+        if error is None:
+            submitted.done.set_result(None)
+        else:
+            submitted.done.set_exception(error)
+            submitted.done.exception()  # a caller that gave up does not look at it
+
+    async def _commit(self, group: Sequence[_Submitted]) -> BaseException | None:
+        """Commit and apply a group; return what went wrong."""
+        records = [pair for each in group for pair in each.records]
+        if self._unsettled is not None or self._writer is None:
+            return StateOffline(records[0][0].spec.name, str(self._unsettled or self._why_not))
+        began = moment_of(self._clock)
+        try:
+            for replica, record in records:
+                await replica.prepare_commit(record)
+            crash_point("state.before-commit")
+            positions = await self._writer.commit([record for _, record in records])
+            crash_point("state.after-commit")
+        except HeadraceError as error:
+            return self._failed(error)
+        except BaseException as error:  # handed to the callers: the outcome of the commit is unknown
+            self._unsettled = OperationFailed("committing to a changelog", repr(error), outcome_known=False)
+            return error
+        metrics.COMMITS.labels("committed").inc()
+        return self._apply(records, positions, began)
+
+    def _failed(self, error: HeadraceError) -> HeadraceError:
+        is_known = getattr(error, "outcome_known", True)
+        metrics.COMMITS.labels("refused" if is_known else "unknown").inc()
+        if not is_known or isinstance(error, Fenced):
+            self._unsettled = error
+        return error
+
+    def _apply(
+        self, records: Sequence[tuple[StateReplica, NewRecord]], positions: Sequence[Position], began: Moment
+    ) -> BaseException | None:
+        """Apply to all states in one step, so that no read sees one without the other."""
+        landed: dict[StateReplica, list[tuple[NewRecord, Position]]] = {}
+        try:
+            for (replica, record), position in zip(records, positions, strict=True):
+                landed.setdefault(replica, []).append((record, position))
+            for replica, pairs in landed.items():
+                replica.apply_committed(pairs, began=began)
+        except BaseException as error:  # handed to the callers
+            # It is committed and not applied: readers must not see the store before it has caught up.
+            self._unsettled = OperationFailed("applying what was committed", str(error), outcome_known=False)
+            self._unsettled.__cause__ = error
+            return self._unsettled if isinstance(error, Exception) else error
+        return None
+
+
+def _claims_of(unit: UnitOfWork) -> set[object]:
+    """Return what no other unit may have in hand at the same time: keys, and values that must be unique."""
+    claims: set[object] = set(unit.seen)
+    for replica, writes in unit.writes.items():
+        claims.update((replica, key) for key in writes)
+        claims.update((replica, row) for _, row, _ in _unique_rows(replica, writes))
+    return claims
+
+
+def _unique_rows(replica: StateReplica, writes: Mapping[bytes, StateWrite]) -> Iterator[tuple[str, bytes, bytes]]:
+    """Yield index, row and key of each value that must be unique."""
+    if replica.spec.unique:
+        for key, write in writes.items():
+            if write.value is not None:
+                value = replica.codec.decode(write.value)
+                for name in replica.spec.unique:
+                    for row in replica.spec.rows_of(name, value):
+                        yield name, index_prefix(row), key
+
+
+def _expire_holders(unit: UnitOfWork) -> None:
+    """Delete keys that are due and hold a value that this unit wants for another key."""
+    for replica, writes in list(unit.writes.items()):
+        for _, row, _ in list(_unique_rows(replica, writes)):
+            for holder in _holders(replica, row):
+                unit.expire(replica, holder)
+
+
+def _check_unique(unit: UnitOfWork) -> None:
+    """Refuse a value that another key has. A key that the same unit writes holds what it writes there."""
+    for replica, writes in unit.writes.items():
+        claimed: dict[bytes, bytes] = {}
+        for name, row, key in _unique_rows(replica, writes):
+            rivals = [claimed[row]] if row in claimed else []
+            rivals += [holder for holder in _holders(replica, row) if holder not in writes]
+            if rivals:
+                shown = [repr(replica.keys.decode(each)) for each in (key, rivals[0])]
+                raise NotUnique(replica.spec.name, name, shown_index_value(row), *shown)
+            claimed[row] = key
+
+
+def _holders(replica: StateReplica, row: bytes) -> list[bytes]:
+    """Return the keys that an index has under exactly this value."""
+    return [key for found, key in replica.rows(row, after_prefix(row), limit=8) if found == row + key]
+
+
+def _check_size(replica: StateReplica, record: NewRecord) -> None:
+    """Refuse a record that the log would: there it would fail the units of others, too."""
+    size, limit = size_of(record) + _BATCH_HEADER_BYTES, replica.topic.config.max_record_bytes
+    if size > limit:
+        raise RecordTooLarge(record.topic, size, limit)

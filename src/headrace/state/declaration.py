@@ -1,0 +1,106 @@
+"""What an application declares about a state: types, topic, store, time to live, indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from headrace.errors import BadArgument
+from headrace.model import TopicConfig, check_topic_name
+from headrace.state.changelog import changelog_config
+from headrace.state.expiry import Duration, ttl_in_ms
+from headrace.state.keys import encode_parts
+from headrace.state.table import FORMAT, IndexRow
+from headrace.state.values import ValueCodec
+
+__all__ = ["IndexFunction", "StateSpec", "index_row"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+# Of a value, what it is found by: a part of a key or a tuple of these, a list of them, or None for nothing.
+IndexFunction: TypeAlias = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateSpec(Generic[K, V]):
+    """A state by key. Every partition of it is one partition of its changelog topic.
+
+    `value` is a type (str, bytes and int are plain, dict and list JSON, classes Avro) or a `ValueCodec`.
+    `ttl` holds for every value; `ttl_of` returns one for a key and a value at each write, and a write can have its own.
+    If all have one, `longest_ttl` (or else `ttl`) bounds them, and the topic drops what is older.
+    `index` and `unique` name functions of a value. Another function needs another name: rows are rebuilt by name.
+    `is_external` marks a topic that others write: it is read only, and its settings are left alone.
+    """
+
+    name: str
+    topic: str
+    key: type[K] | Any
+    value: type[V] | ValueCodec[V] | Any
+    delta: type[Any] | ValueCodec[Any] | Any = None
+    partitions: int = 1
+    ttl: Duration | None = None
+    ttl_of: Callable[[K, V], Duration | None] | None = None
+    longest_ttl: Duration | None = None
+    index: Mapping[str, IndexFunction] = field(default_factory=dict)
+    unique: Mapping[str, IndexFunction] = field(default_factory=dict)
+    is_external: bool = False
+    topic_config: TopicConfig | None = None
+
+    def __post_init__(self) -> None:
+        check_topic_name(self.topic)
+        for name in self.indexes:
+            if not name.isidentifier():
+                raise BadArgument("index", name, "an index is named like a variable")
+        if self.index.keys() & self.unique.keys():
+            raise BadArgument("unique", sorted(self.unique), "an index and a unique key can't have the same name")
+        for what in ("ttl", "longest_ttl"):
+            value = getattr(self, what)
+            if value is not None and ttl_in_ms(value) < 1:
+                raise BadArgument(what, value, "values would be due before they are written; it must be above 0")
+        if self.longest_ttl is not None and self.ttl is None:
+            raise BadArgument("longest_ttl", self.longest_ttl, "it bounds times to live; give a ttl for all values too")
+
+    @property
+    def indexes(self) -> Mapping[str, IndexFunction]:
+        """All indexes, unique ones included."""
+        return {**self.index, **self.unique}
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """The time to live of a value that has none of its own."""
+        return None if self.ttl is None else ttl_in_ms(self.ttl)
+
+    @property
+    def longest_ttl_ms(self) -> int | None:
+        """The longest time to live; None if values may stay forever."""
+        longest = self.longest_ttl if self.longest_ttl is not None else self.ttl
+        return None if longest is None else ttl_in_ms(longest)
+
+    @property
+    def layout(self) -> str:
+        """Names all that the rows of a copy depend on besides the log; another one means: build them again."""
+        return f"{FORMAT} ttl={self.ttl_ms} indexes={','.join(sorted(self.indexes))}"
+
+    @property
+    def config(self) -> TopicConfig:
+        """The settings of the changelog topic."""
+        return changelog_config(longest_ttl_ms=self.longest_ttl_ms, base=self.topic_config)
+
+    def index_rows(self, value: V) -> list[IndexRow]:
+        """Return the rows of all indexes that point to a value."""
+        return [row for name in self.indexes for row in self.rows_of(name, value)]
+
+    def rows_of(self, index: str, value: V) -> list[IndexRow]:
+        """Return the rows of one index that point to a value."""
+        found = self.indexes[index](value)
+        if found is None:
+            return []
+        return [index_row(index, each) for each in (found if isinstance(found, list) else [found])]
+
+
+def index_row(index: str, value: Any) -> IndexRow:  # noqa: ANN401
+    """Return the row of an indexed value, or of the first parts of one."""
+    parts: Sequence[Any] = value if isinstance(value, tuple) else (value,)
+    return index.encode() + b"\x00" + encode_parts(tuple(parts))

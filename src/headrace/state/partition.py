@@ -1,0 +1,249 @@
+"""One partition of several states in one process: their copies, and the writer if this process owns the partition."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from headrace.errors import BadArgument, HeadraceError
+from headrace.log import Log
+from headrace.model import Record
+from headrace.observe import get_logger
+from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock, Moment
+from headrace.serde import Registry
+from headrace.state.changelog import ensure_changelog
+from headrace.state.commits import CommitQueue, KeyLocks
+from headrace.state.declaration import StateSpec
+from headrace.state.ports import ChangelogWriter, KeyValueStore
+from headrace.state.reader import ChangelogReader
+from headrace.state.replica import StateReplica
+from headrace.state.state import State
+from headrace.state.unit_of_work import UnitOfWork
+from headrace.state.values import ValueCodec, values_of
+
+__all__ = ["StatePartition"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+OpenStore: TypeAlias = Callable[[StateSpec[Any, Any]], Awaitable[KeyValueStore]]
+
+_EXPIRY_BATCH = 500
+_BACKOFF = Backoff(limit_s=5.0)
+
+_logger = get_logger(__name__)
+
+
+class StatePartition:
+    """The states of one partition.
+
+    As a standby it follows the changelogs (`follow`). To become the owner: `stop_following`, take the partition,
+    `catch_up`, `own(writer)`. After a commit whose outcome is unknown: `catch_up`. To give it up: `disown`, `follow`.
+    """
+
+    def __init__(self, log: Log, partition: int, *, clock: Clock = SYSTEM_CLOCK, ask_every_s: float = 1.0) -> None:
+        self.partition = partition
+        self._log = log
+        self._clock = clock
+        self._ask_every_s = ask_every_s
+        self._replicas: dict[str, StateReplica] = {}
+        self._readers: dict[str, ChangelogReader] = {}
+        self._stores: list[KeyValueStore] = []
+        self._deltas: dict[str, ValueCodec[Any]] = {}
+        self._queue = CommitQueue(clock)
+        self._locks = KeyLocks()
+        self._following: dict[str, asyncio.Task[None]] = {}
+
+    @classmethod
+    async def open(
+        cls,
+        log: Log,
+        specs: Sequence[StateSpec[Any, Any]],
+        partition: int,
+        *,
+        open_store: OpenStore,
+        registry: Registry | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        ask_every_s: float = 1.0,
+        on_reserved: Callable[[Record], None] | None = None,
+    ) -> StatePartition:
+        """Make sure of the topics, open the stores, and find out from where to read on. Raises WrongStateTopic."""
+        opened = cls(log, partition, clock=clock, ask_every_s=ask_every_s)
+        try:
+            for spec in specs:
+                await opened._add(spec, open_store, registry, on_reserved)
+        except BaseException:
+            await opened.close()
+            raise
+        return opened
+
+    async def _add(
+        self,
+        spec: StateSpec[Any, Any],
+        open_store: OpenStore,
+        registry: Registry | None,
+        on_reserved: Callable[[Record], None] | None,
+    ) -> None:
+        if spec.name in self._replicas:
+            raise BadArgument("state", spec.name, "a partition has one state of a name")
+        if not spec.is_external:
+            admin = self._log.admin
+            await ensure_changelog(admin, spec.topic, partitions=spec.partitions, config=spec.config)
+        codec = await _codec_of(spec.value, spec, registry)
+        if spec.delta is not None:
+            self._deltas[spec.name] = await _codec_of(spec.delta, spec, registry)
+        store = await open_store(spec)
+        self._stores.append(store)
+        replica = StateReplica(
+            spec,
+            self.partition,
+            log=self._log,
+            store=store,
+            codec=codec,
+            clock=self._clock,
+            on_reserved=on_reserved,
+        )
+        reader = ChangelogReader(self._log, replica, ask_every_s=self._ask_every_s)
+        await reader.open()
+        self._replicas[spec.name], self._readers[spec.name] = replica, reader
+
+    @property
+    def replicas(self) -> Mapping[str, StateReplica]:
+        """The copies, by the name of their state."""
+        return self._replicas
+
+    @property
+    def is_online(self) -> bool:
+        """True if every state has read its changelog to the end that it found when it began."""
+        return all(replica.is_online for replica in self._replicas.values())
+
+    @property
+    def unsettled(self) -> HeadraceError | None:
+        """The error after which `catch_up` must find out what was committed; None if all is known."""
+        return self._queue.unsettled
+
+    # Reading the changelogs.
+
+    async def catch_up(self, *, timeout_s: float = 70.0) -> None:
+        """Read every changelog to its end as it is now; settles a commit whose outcome was unknown."""
+        await self.stop_following()
+        for replica in self._replicas.values():
+            self._queue.suspend(replica)
+        await self._queue.finish()
+        for reader in self._readers.values():
+            await reader.catch_up(timeout_s=timeout_s)
+        self._queue.settle()
+        if any(replica.is_owned for replica in self._replicas.values()):
+            self._follow(self._external)
+
+    def follow(self) -> None:
+        """Begin to follow the changelogs, until `stop_following`, `catch_up` or `close`."""
+        self._follow(self._readers)
+
+    def _follow(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._following:
+                following = self._keep_following(name, self._readers[name])
+                self._following[name] = asyncio.create_task(following, name=f"headrace-state-{name}-{self.partition}")
+
+    async def stop_following(self) -> None:
+        """Stop following; the copies stay as they are."""
+        tasks = list(self._following.values())
+        self._following.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def _external(self) -> list[str]:
+        return [name for name, replica in self._replicas.items() if replica.spec.is_external]
+
+    async def _keep_following(self, name: str, reader: ChangelogReader) -> None:
+        for attempt in itertools.count(1):
+            try:
+                await reader.follow()
+            except HeadraceError as error:
+                delay_s = _BACKOFF.delay_s(attempt)
+                _logger.warning("following a changelog failed", state=name, error=str(error), retry_in_s=delay_s)
+                await asyncio.sleep(delay_s)
+
+    # Owning.
+
+    def own(self, writer: ChangelogWriter, *, is_held: bool = False) -> None:
+        """Begin to write. Everything was read before (`catch_up`). Raises BadArgument if it was not.
+
+        States over topics of others are followed on. With `is_held` nothing is published before `release`: a
+        new owner waits out the lease of the last one.
+        """
+        is_behind = not self.is_online or self.unsettled is not None
+        if is_behind or self._following.keys() - set(self._external):
+            raise BadArgument("writer", writer, "an owner has read everything and follows no more: call catch_up first")
+        for replica in self._replicas.values():
+            replica.is_owned = not replica.spec.is_external
+            if is_held and replica.is_owned:
+                replica.feed.hold()
+        self._queue.own(writer)
+        self._follow(self._external)
+
+    def confirm(self, moment: Moment) -> None:
+        """Take note that this process was the owner still at that moment: its copies are whole and as young."""
+        for replica in self._replicas.values():
+            if replica.is_owned:
+                replica.confirm(moment)
+
+    def release(self) -> None:
+        """Publish what was kept back."""
+        for replica in self._replicas.values():
+            replica.feed.release()
+
+    async def disown(self, why: str = "this process has given the partition up; send it to the owner") -> None:
+        """Stop writing; a commit on its way is waited for."""
+        await self._queue.disown(why)
+        for replica in self._replicas.values():
+            replica.is_owned = False
+
+    async def expire_due(self, *, limit: int = _EXPIRY_BATCH) -> int:
+        """Write tombstones for values that are due, up to `limit` of each state; returns how many."""
+        unit = UnitOfWork(self._queue)
+        for replica in self._replicas.values():
+            if replica.is_owned:
+                self._queue.check_readable(replica)
+                for key in replica.due_keys(replica.now_ms, limit=limit):
+                    unit.expire(replica, key)
+        await unit.commit()
+        return sum(map(len, unit.writes.values()))
+
+    # Using the states.
+
+    def state(self, spec: StateSpec[K, V], unit: UnitOfWork | None = None) -> State[K, V]:
+        """Return a state: each call a transaction of its own, or all of them part of a unit of work."""
+        found = self._replicas.get(spec.name)
+        if found is None:
+            raise BadArgument("state", spec.name, f"this partition has {sorted(self._replicas)}")
+        return State(found, self._queue, self._locks, delta=self._deltas.get(spec.name), unit=unit)
+
+    @contextlib.asynccontextmanager
+    async def unit_of_work(self) -> AsyncIterator[UnitOfWork]:
+        """Begin a unit of work; it is committed when the block ends, and forgotten when the block raises."""
+        unit = UnitOfWork(self._queue)
+        yield unit
+        await unit.commit()
+
+    async def close(self) -> None:
+        """Stop everything and close the stores."""
+        await self.stop_following()
+        await self._queue.disown("the partition is closed")
+        for replica in self._replicas.values():
+            replica.feed.restart("the partition is closed")
+        for store in self._stores:
+            store.close()
+
+
+async def _codec_of(kind: Any, spec: StateSpec[Any, Any], registry: Registry | None) -> ValueCodec[Any]:  # noqa: ANN401
+    """Return the codec of a type, or the codec itself, ready to be used."""
+    is_codec = hasattr(kind, "encode") and hasattr(kind, "prepare") and not isinstance(kind, type)
+    codec: ValueCodec[Any] = kind if is_codec else values_of(kind, topic=spec.topic, registry=registry)
+    await codec.open()
+    return codec

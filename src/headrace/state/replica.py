@@ -1,0 +1,393 @@
+"""One copy of one partition of a state: its store, its place in the changelog, its subscribers.
+
+Every copy follows the same rules, an owner's too: a record counts when it is committed, it is applied together with the
+checkpoint, and then it is published. An owner applies what it committed; a standby applies what it reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from headrace.errors import NotReadable, Refused, StateAhead, StateOffline, StateStale
+from headrace.log import Log
+from headrace.model import Batch, Bounds, NewRecord, Position, Record, Topic, TopicPartition
+from headrace.observe import get_logger
+from headrace.runtime import SYSTEM_CLOCK, Clock, Moment, crash_point, elapsed_ms, moment_of
+from headrace.state import metrics
+from headrace.state.changelog import ChangelogRecord, batch_of, is_reserved, parse_record
+from headrace.state.checkpoints import Checkpoint, decode_checkpoint, encode_checkpoint
+from headrace.state.declaration import StateSpec
+from headrace.state.expiry import is_due
+from headrace.state.keys import OrderedKeys
+from headrace.state.ports import KeyValueStore, StoredPair
+from headrace.state.progress import ChangelogProgress, Opening, decide_opening, limits_of
+from headrace.state.subscriptions import ChangeFeed, FeedSource, RawChange
+from headrace.state.table import (
+    FoldedChange,
+    IndexRow,
+    StateEntry,
+    data_range,
+    decode_entry,
+    due_range,
+    entry_row,
+    fold_changes,
+    key_of_due_row,
+    key_of_entry_row,
+)
+from headrace.state.values import ValueCodec
+
+__all__ = ["StartOver", "StateReplica"]
+
+# How old a stored checkpoint gets while nothing changes.
+_CHECKPOINT_MS = 10_000
+
+_logger = get_logger(__name__)
+
+
+class StartOver(Exception):
+    """The copy can't be trusted any more: it is wiped and read again from the log's start. Never leaves the room."""
+
+    def __init__(self, why: Opening) -> None:
+        super().__init__(why.value)
+        self.why = why
+
+
+class StateReplica:
+    """A copy of one partition.
+
+    Promises: data and checkpoint change together; what it shows was committed; `complete_offset` and `age_ms` say what
+    a read is worth. `on_reserved` gets the records of reserved keys as they are read. A copy that `is_owned` shows a
+    value until its tombstone is committed; others hide it when it is due.
+    """
+
+    def __init__(
+        self,
+        spec: StateSpec[Any, Any],
+        partition: int,
+        *,
+        log: Log,
+        store: KeyValueStore,
+        codec: ValueCodec[Any],
+        clock: Clock = SYSTEM_CLOCK,
+        on_reserved: Callable[[Record], None] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.at = TopicPartition(spec.topic, partition)
+        self.codec = codec
+        self.keys: OrderedKeys[Any] = OrderedKeys(spec.key)
+        self._log = log
+        self._store = store
+        self._clock = clock
+        self._on_reserved = on_reserved
+        self._progress: ChangelogProgress | None = None
+        self._topic: Topic | None = None
+        self._keys = 0
+        self._timestamp_ms = 0
+        self._stored_since: Moment | None = None
+        self.last_batch: tuple[int, int] | None = None
+        self.is_owned = False
+        self._moved = asyncio.Event()
+        self.feed = ChangeFeed(FeedSource(spec.name, self._visible, lambda: self.age_ms))
+
+    # What the copy is worth.
+
+    @property
+    def topic(self) -> Topic:
+        """The changelog topic, as it was when the copy was opened."""
+        if self._topic is None:
+            raise StateOffline(self.spec.name, "it was not opened yet")
+        return self._topic
+
+    @property
+    def progress(self) -> ChangelogProgress:
+        """Where the copy stands."""
+        if self._progress is None:
+            raise StateOffline(self.spec.name, "it is being wiped, or was not opened yet")
+        return self._progress
+
+    @property
+    def is_online(self) -> bool:
+        """True once the copy reached the high watermark that it found when it began to read."""
+        return self._progress is not None and self._progress.has_caught_up
+
+    @property
+    def complete_offset(self) -> int | None:
+        """The end of what the copy holds whole; None while it is whole at no offset."""
+        return None if self._progress is None else self._progress.complete
+
+    @property
+    def age_ms(self) -> int | None:
+        """How long ago the log was asked for the end that this copy has reached; None if it has not reached one."""
+        if self._progress is None or not self._progress.is_whole:
+            return None
+        return elapsed_ms(self._progress.since, moment_of(self._clock))
+
+    @property
+    def last_timestamp_ms(self) -> int:
+        """The highest timestamp of the partition."""
+        return self._timestamp_ms
+
+    @property
+    def now_ms(self) -> int:
+        """The partition's time: this machine's clock, unless the partition is ahead of it."""
+        return max(self._clock.now_ms(), self._timestamp_ms)
+
+    # Reading the store.
+
+    def entry(self, key: bytes) -> StateEntry | None:
+        """Return what is stored under a key, due or not."""
+        data = self._store.get(entry_row(key))
+        return None if data is None else decode_entry(data)
+
+    def entries(
+        self, start: bytes, end: bytes | None, *, limit: int, reverse: bool = False
+    ) -> list[tuple[bytes, StateEntry]]:
+        """Return a page of keys with their entries, due or not."""
+        pairs = self._store.scan(*data_range(start, end), limit=limit, reverse=reverse)
+        return [(key_of_entry_row(row), decode_entry(data)) for row, data in pairs]
+
+    def rows(self, start: bytes, end: bytes | None, *, limit: int) -> Sequence[StoredPair]:
+        """Return a page of rows of an index: each has its key as value."""
+        return self._store.scan(start, end, limit=limit)
+
+    def due_keys(self, now_ms: int, *, limit: int) -> list[bytes]:
+        """Return keys that are due, the longest due first."""
+        return [key_of_due_row(row) for row, _ in self._store.scan(*due_range(now_ms), limit=limit)]
+
+    @property
+    def key_count(self) -> int:
+        """How many keys are stored, due ones included."""
+        return self._keys
+
+    def check_fresh(self, *, max_age_ms: int | None, at_least: int | None) -> None:
+        """Refuse a read that wants more than this copy can give. Raises StateOffline, StateStale."""
+        if not self.is_online:
+            raise StateOffline(self.spec.name, f"it has read {self.at} up to {self.progress.position} only")
+        complete, age_ms = self.complete_offset, self.age_ms
+        if at_least is not None and (complete is None or complete <= at_least):
+            raise StateStale(self.spec.name, f"offset {at_least} is asked for, it is whole below {complete}")
+        if max_age_ms is not None and (age_ms is None or age_ms > max_age_ms):
+            raise StateStale(self.spec.name, f"{max_age_ms} ms are allowed, it is {age_ms} ms old")
+
+    async def wait_past(self, offset: int) -> None:
+        """Wait until the copy is whole past an offset."""
+        while self.complete_offset is None or self.complete_offset <= offset:
+            await self._moved.wait()
+
+    def _visible(self, key: bytes) -> bytes | None:
+        entry = self.entry(key)
+        if entry is None or (not self.is_owned and is_due(entry.expires_ms, self.now_ms)):
+            return None
+        return entry.value
+
+    # Opening, asking, reading.
+
+    async def open(self) -> Opening:
+        """Find out whether the store can go on from its checkpoint; wipe it if not. Raises StateAhead."""
+        self._topic = await self._log.admin.describe(self.spec.topic)
+        checkpoint = self._stored_checkpoint()
+        bounds = await self._log.bounds(self.at)
+        opening = self._decide(checkpoint, bounds)
+        if opening is Opening.AHEAD and checkpoint is not None:
+            bounds = await self._log.bounds(self.at)
+            opening = self._decide(checkpoint, bounds)
+            if opening is Opening.AHEAD:
+                raise StateAhead(*self.at, checkpoint.next_offset, bounds.high_watermark)
+        if opening is Opening.RESUME and checkpoint is not None:
+            self._progress = ChangelogProgress.resume(checkpoint, limits=limits_of(self.topic))
+            self._keys, self._timestamp_ms = checkpoint.keys, checkpoint.timestamp_ms
+            self.last_batch, self._stored_since = checkpoint.batch, checkpoint.since
+        else:
+            await self._start_over(opening, bounds)
+        return opening
+
+    async def ask(self) -> None:
+        """Ask the log for its high watermark: the copy that reaches it is as old as this question.
+
+        Raises StartOver, and StateAhead if the log ends before what this copy has applied.
+        """
+        before = self.progress.position
+        for attempt in (1, 2):
+            asked = moment_of(self._clock)
+            bounds = await self._log.bounds(self.at)
+            if bounds.high_watermark >= before:
+                break
+            if attempt == 2:
+                raise StateAhead(*self.at, before, bounds.high_watermark)
+        now = moment_of(self._clock)
+        self._check_age(now)
+        self._move(self.progress.asked(bounds.high_watermark, asked, now), (), is_seamless=True)
+        self._keep_checkpoint_young(now)
+
+    async def look_at_topic(self) -> None:
+        """Take the topic's settings as they are now. Raises StartOver if it was deleted and made again."""
+        topic = await self._log.admin.describe(self.spec.topic)
+        if topic.topic_id != self.topic.topic_id:
+            raise StartOver(Opening.OTHER_TOPIC)
+        self._topic = topic
+        self._progress = msgspec.structs.replace(self.progress, limits=limits_of(topic))
+
+    async def take(self, batch: Batch) -> None:
+        """Apply a batch that was read. Raises StartOver if it came too late to be trusted."""
+        self._check_age(moment_of(self._clock))
+        position = self.progress.position
+        # What was applied already is not applied again: values would go back in time.
+        changes = self._parse([record for record in batch.records if record.offset >= position])
+        await self._prepare(changes)
+        crash_point("state.before-apply")
+        now, before = moment_of(self._clock), self.progress
+        progress = before.advanced(max(position, batch.next_offset), now)
+        self._apply(changes, progress, is_seamless=before.is_seamless(now))
+
+    async def start_over(self, why: Opening) -> None:
+        """Wipe the copy, which is offline meanwhile, and begin at the log's start."""
+        self._topic = await self._log.admin.describe(self.spec.topic)
+        await self._start_over(why, await self._log.bounds(self.at))
+
+    # The owner's side.
+
+    async def prepare_commit(self, record: NewRecord) -> None:
+        """Fetch what applying a record will need, so that applying it does not wait."""
+        if self.spec.indexes and record.value is not None:
+            await self._prepare_value(record.value)
+
+    def apply_committed(self, landed: Sequence[tuple[NewRecord, Position]], *, began: Moment) -> None:
+        """Apply what the owner committed, in a commit that began then; nothing waits."""
+        before = self.progress
+        records = [
+            Record(*self.at, position.offset, position.timestamp_ms, record.key, record.value, record.headers)
+            for record, position in landed
+            if position.offset >= before.position
+        ]
+        if records:
+            progress = before.committed(records[-1].offset + 1, began)
+            self._apply(self._parse(records), progress, is_seamless=before.complete == before.position)
+
+    def confirm(self, moment: Moment) -> None:
+        """Take note that this process was the owner still at a moment, and so that no other process has written."""
+        self._move(self.progress.committed(self.progress.position, moment), (), is_seamless=True)
+        self._keep_checkpoint_young(moment)
+
+    # How it is done.
+
+    def _decide(self, checkpoint: Checkpoint | None, bounds: Bounds) -> Opening:
+        now = moment_of(self._clock)
+        return decide_opening(checkpoint, topic=self.topic, layout=self.spec.layout, bounds=bounds, now=now)
+
+    def _stored_checkpoint(self) -> Checkpoint | None:
+        data = self._store.checkpoint
+        if data is None:
+            return None
+        try:
+            return decode_checkpoint(data)
+        except NotReadable as error:
+            _logger.warning("the checkpoint is corrupt, the state is rebuilt", state=self.spec.name, error=str(error))
+            return None
+
+    async def _start_over(self, why: Opening, bounds: Bounds) -> None:
+        self._progress = None
+        self.feed.restart(f"the copy is rebuilt: {why.value}")
+        if self._store.checkpoint is not None or self._store.scan(b"", None, limit=1):
+            _logger.warning("a state is rebuilt", state=self.spec.name, at=str(self.at), reason=why.value)
+            metrics.REBUILDS.labels(self.spec.topic, why.name.lower()).inc()
+            await asyncio.to_thread(self._store.wipe)
+        self._keys = self._timestamp_ms = 0
+        self.last_batch = self._stored_since = None
+        now = moment_of(self._clock)
+        self._progress = ChangelogProgress.begin(bounds.start, limits=limits_of(self.topic), now=now)
+
+    def _check_age(self, now: Moment) -> None:
+        if self.progress.is_too_old(now):
+            raise StartOver(Opening.TOO_OLD)
+
+    def _parse(self, records: Sequence[Record]) -> list[ChangelogRecord]:
+        changes = []
+        for record in records:
+            self._timestamp_ms = max(self._timestamp_ms, record.timestamp_ms)
+            self.last_batch = batch_of(record.headers) or self.last_batch
+            change = parse_record(record)
+            if change is not None:
+                changes.append(change)
+            elif self._on_reserved is not None and record.key is not None and is_reserved(record.key):
+                self._on_reserved(record)
+        return changes
+
+    async def _prepare(self, changes: Sequence[ChangelogRecord]) -> None:
+        if self.spec.indexes:
+            for change in changes:
+                if change.write.value is not None:
+                    await self._prepare_value(change.write.value)
+
+    async def _prepare_value(self, value: bytes) -> None:
+        try:
+            await self.codec.prepare(value)
+        except _UNREADABLE:
+            return  # counted when it is decoded
+
+    def _index(self, value: bytes) -> list[IndexRow]:
+        try:
+            return self.spec.index_rows(self.codec.decode(value))
+        except _UNREADABLE as error:
+            # One value that can't be read must not stop the others; reading its key raises the error.
+            metrics.UNINDEXED.labels(self.spec.topic).inc()
+            _logger.warning("a value is in no index", state=self.spec.name, at=str(self.at), error=str(error))
+            return []
+
+    def _apply(self, changes: Sequence[ChangelogRecord], progress: ChangelogProgress, *, is_seamless: bool) -> None:
+        folded = fold_changes(
+            changes,
+            self.entry,
+            default_ttl_ms=self.spec.ttl_ms,
+            index=self._index if self.spec.indexes else None,
+        )
+        keys = self._keys + folded.keys
+        self._store.write(folded.writes, checkpoint=encode_checkpoint(self._checkpoint(progress, keys)))
+        crash_point("state.after-apply")
+        self._keys, self._stored_since = keys, progress.since
+        metrics.APPLIED.labels(self.spec.topic).inc(len(changes))
+        self._move(progress, folded.changes, is_seamless=is_seamless)
+
+    def _keep_checkpoint_young(self, now: Moment) -> None:
+        """Store the checkpoint now and then while nothing changes, or a quiet state would be rebuilt at a restart."""
+        stored = self._stored_since
+        age_ms = None if stored is None else elapsed_ms(stored, now)
+        if self.progress.since != stored and (age_ms is None or age_ms >= _CHECKPOINT_MS):
+            self._apply((), self.progress, is_seamless=True)
+
+    def _checkpoint(self, progress: ChangelogProgress, keys: int) -> Checkpoint:
+        return Checkpoint(
+            self.topic.topic_id,
+            self.spec.layout,
+            progress.position,
+            progress.complete,
+            progress.since,
+            progress.is_whole,
+            keys,
+            self._timestamp_ms,
+            self.last_batch,
+        )
+
+    def _move(self, progress: ChangelogProgress, changes: Sequence[FoldedChange], *, is_seamless: bool) -> None:
+        """Take the new place, and publish the changes if none can be missing before or between them."""
+        has_gap = not is_seamless or progress.complete != progress.position
+        if has_gap and (self._progress is None or self._progress.position != progress.position):
+            self.feed.restart("compaction may have removed changes that this copy has not read")
+        self._progress = progress
+        if progress.complete is not None and progress.complete == progress.position:
+            self.feed.advance(map(_raw_change, changes), progress.complete)
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+
+_UNREADABLE = (Refused, TypeError, ValueError, AttributeError, KeyError, IndexError)
+
+
+def _raw_change(change: FoldedChange) -> RawChange:
+    record = change.record
+    value = change.entry.value if change.entry is not None else None
+    write = record.write
+    return RawChange(record.key, value, record.offset, record.timestamp_ms, write.delta, write.is_expiry)

@@ -1,0 +1,171 @@
+"""The rows of a state in its store, and what a batch of changes does to them: decisions only, no I/O.
+
+Rows by their first byte: `d` + key holds the entry of a key; `x` + the time it is due + key finds what is due; `i` +
+the index's name + 00 + the indexed value + key finds keys by an index. All of them are made of the changelog alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from headrace.state.changelog import ChangelogRecord
+from headrace.state.expiry import NEVER, expires_at
+from headrace.state.keys import decode_parts
+from headrace.state.ports import StoreWrite
+
+__all__ = [
+    "FORMAT",
+    "FoldedChange",
+    "FoldedChanges",
+    "IndexRow",
+    "StateEntry",
+    "data_range",
+    "decode_entry",
+    "due_range",
+    "entry_row",
+    "fold_changes",
+    "index_prefix",
+    "key_of_due_row",
+    "key_of_entry_row",
+    "shown_index_value",
+]
+
+FORMAT = 1
+
+_DATA, _DUE, _INDEX = b"d", b"x", b"i"
+_HEAD = struct.Struct(">QQQH")
+_TIME_BYTES = 8
+
+# The row of an index without its first byte and the key: the index's name, 00, the encoded value.
+IndexRow: TypeAlias = bytes
+Indexer: TypeAlias = Callable[[bytes], Sequence[IndexRow]]
+
+
+class StateEntry(NamedTuple):
+    """The value of a key, where and when it was written, when it is due, and which rows of indexes point to it."""
+
+    value: bytes
+    offset: int
+    timestamp_ms: int
+    expires_ms: int = NEVER
+    index_rows: tuple[IndexRow, ...] = ()
+
+    def encode(self) -> bytes:
+        """Return the entry as the store keeps it."""
+        head = _HEAD.pack(self.offset, self.timestamp_ms, self.expires_ms, len(self.index_rows))
+        rows = b"".join(len(row).to_bytes(4, "big") + row for row in self.index_rows)
+        return head + rows + self.value
+
+
+def decode_entry(data: bytes) -> StateEntry:
+    """Return an entry that the store kept."""
+    offset, timestamp_ms, expires_ms, count = _HEAD.unpack_from(data)
+    at, rows = _HEAD.size, []
+    for _ in range(count):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        rows.append(data[at + 4 : end])
+        at = end
+    return StateEntry(data[at:], offset, timestamp_ms, expires_ms, tuple(rows))
+
+
+def entry_row(key: bytes) -> bytes:
+    """Return the row of a key's entry."""
+    return _DATA + key
+
+
+def key_of_entry_row(row: bytes) -> bytes:
+    """Return the key of an entry's row."""
+    return row[1:]
+
+
+def data_range(start: bytes, end: bytes | None) -> tuple[bytes, bytes]:
+    """Return the range of rows that holds the entries of a range of keys."""
+    return _DATA + start, _DATA + end if end is not None else bytes([_DATA[0] + 1])
+
+
+def due_range(now_ms: int) -> tuple[bytes, bytes]:
+    """Return the range of rows of what is due."""
+    return _DUE, _DUE + (now_ms + 1).to_bytes(_TIME_BYTES, "big")
+
+
+def key_of_due_row(row: bytes) -> bytes:
+    """Return the key that is due."""
+    return row[1 + _TIME_BYTES :]
+
+
+def index_prefix(row: IndexRow) -> bytes:
+    """Return the prefix of the rows of one indexed value, or of the first parts of one."""
+    return _INDEX + row
+
+
+def shown_index_value(prefix: bytes) -> str:
+    """Return the indexed value of such a prefix, for messages."""
+    parts = decode_parts(prefix.partition(b"\x00")[2])
+    return repr(parts[0] if len(parts) == 1 else parts)
+
+
+class FoldedChange(NamedTuple):
+    """A change that took effect, with the value that it replaced."""
+
+    record: ChangelogRecord
+    entry: StateEntry | None
+    previous: StateEntry | None
+
+
+@dataclass(slots=True)
+class FoldedChanges:
+    """What a batch of records does: rows to write, changes to publish, how many keys there are more or less."""
+
+    writes: list[StoreWrite] = field(default_factory=list)
+    changes: list[FoldedChange] = field(default_factory=list)
+    keys: int = 0
+
+
+def fold_changes(
+    records: Iterable[ChangelogRecord],
+    find: Callable[[bytes], StateEntry | None],
+    *,
+    default_ttl_ms: int | None,
+    index: Indexer | None = None,
+) -> FoldedChanges:
+    """Apply records in order to the entries that `find` returns. A deletion of what is not there changes nothing."""
+    folded, latest = FoldedChanges(), dict[bytes, StateEntry | None]()
+    for record in records:
+        previous = latest[record.key] if record.key in latest else find(record.key)
+        entry = _entry_of(record, default_ttl_ms, index)
+        if entry is None and previous is None:
+            continue
+        latest[record.key] = entry
+        folded.keys += (entry is not None) - (previous is not None)
+        folded.changes.append(FoldedChange(record, entry, previous))
+        folded.writes += _row_changes(record.key, previous, entry)
+    return folded
+
+
+def _entry_of(record: ChangelogRecord, default_ttl_ms: int | None, index: Indexer | None) -> StateEntry | None:
+    value, ttl_ms = record.write.value, record.write.ttl_ms
+    if value is None:
+        return None
+    expires_ms = expires_at(record.timestamp_ms, default_ttl_ms if ttl_ms is None else ttl_ms)
+    rows = tuple(index(value)) if index is not None else ()
+    return StateEntry(value, record.offset, record.timestamp_ms, expires_ms, rows)
+
+
+def _row_changes(key: bytes, previous: StateEntry | None, entry: StateEntry | None) -> list[StoreWrite]:
+    """Return the writes that replace a key's rows: old ones out, new ones in."""
+    gone = set(_derived(key, previous)) if previous is not None else set()
+    new = dict.fromkeys(_derived(key, entry), key) if entry is not None else {}
+    writes: list[StoreWrite] = [(row, None) for row in gone - new.keys()]
+    writes += [(row, value) for row, value in new.items() if row not in gone]
+    writes.append((entry_row(key), entry.encode() if entry is not None else None))
+    return writes
+
+
+def _derived(key: bytes, entry: StateEntry) -> list[bytes]:
+    rows = [_INDEX + row + key for row in entry.index_rows]
+    if entry.expires_ms != NEVER:
+        rows.append(_DUE + entry.expires_ms.to_bytes(_TIME_BYTES, "big") + key)
+    return rows

@@ -1,0 +1,164 @@
+"""Values of a state as bytes: text, bytes, whole numbers, JSON, or Avro from a class."""
+
+from __future__ import annotations
+
+from reprlib import repr as shown
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import msgspec
+
+from headrace.errors import BadArgument, NotReadable, NotStorable
+from headrace.serde import Registry, Serde, schema_id_of, subject_of
+
+__all__ = ["AvroValues", "BytesValues", "IntValues", "JsonValues", "TextValues", "ValueCodec", "values_of"]
+
+V = TypeVar("V")
+
+
+class ValueCodec(Protocol[V]):
+    """Values to bytes and back. What has to be fetched first, as a schema, is fetched in `open` and `prepare`."""
+
+    async def open(self) -> None:
+        """Get ready to encode. Called once, before anything else."""
+        ...
+
+    async def prepare(self, data: bytes) -> None:
+        """Get ready to decode these bytes."""
+        ...
+
+    def encode(self, value: V) -> bytes:
+        """Return the value's bytes. Raises NotStorable."""
+        ...
+
+    def decode(self, data: bytes) -> V:
+        """Return the value. Raises NotReadable."""
+        ...
+
+
+class _Plain:
+    """A codec that needs nothing from anybody."""
+
+    async def open(self) -> None:
+        """There is nothing to get ready."""
+
+    async def prepare(self, data: bytes) -> None:
+        """There is nothing to get ready."""
+
+
+class TextValues(_Plain):
+    """Text as UTF-8."""
+
+    def encode(self, value: str) -> bytes:
+        """Return the text's bytes."""
+        _check(value, str)
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise NotStorable("the text", shown(value), str(error)) from error
+
+    def decode(self, data: bytes) -> str:
+        """Return the text."""
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise NotReadable("a text", shown(data), str(error)) from error
+
+
+class BytesValues(_Plain):
+    """Bytes as they are."""
+
+    def encode(self, value: bytes) -> bytes:
+        """Return the bytes."""
+        _check(value, bytes)
+        return value
+
+    def decode(self, data: bytes) -> bytes:
+        """Return the bytes."""
+        return data
+
+
+class IntValues(_Plain):
+    """Whole numbers in 8 bytes, big-endian, as Kafka's LongSerializer has them."""
+
+    def encode(self, value: int) -> bytes:
+        """Return the number's bytes."""
+        _check(value, int)
+        try:
+            return value.to_bytes(8, "big", signed=True)
+        except OverflowError as error:
+            raise NotStorable("the number", str(value), "it does not fit into 8 bytes") from error
+
+    def decode(self, data: bytes) -> int:
+        """Return the number."""
+        if len(data) != 8:
+            raise NotReadable("a whole number", shown(data), f"it has 8 bytes, not {len(data)}")
+        return int.from_bytes(data, "big", signed=True)
+
+
+class JsonValues(_Plain, Generic[V]):
+    """Anything that JSON carries; with a type, checked and built as msgspec does."""
+
+    def __init__(self, kind: type[V] | Any = Any) -> None:  # noqa: ANN401
+        self._encoder = msgspec.json.Encoder(order="sorted")
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
+
+    def encode(self, value: V) -> bytes:
+        """Return the value as JSON, the fields of objects sorted."""
+        try:
+            return self._encoder.encode(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise NotStorable("the value", shown(value), f"JSON does not take it: {error}") from error
+
+    def decode(self, data: bytes) -> V:
+        """Return the value."""
+        try:
+            return cast("V", self._decoder.decode(data))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise NotReadable("JSON", shown(data), str(error)) from error
+
+
+class AvroValues(Generic[V]):
+    """Avro, framed as Confluent's serializers frame it; the schema comes from the class and goes to a registry."""
+
+    def __init__(self, registry: Registry, topic: str, kind: type[V] | Any) -> None:  # noqa: ANN401
+        self._serde: Serde[V] = Serde(registry, subject_of(topic), kind)
+
+    async def open(self) -> None:
+        """Register the schema. Raises IncompatibleSchema."""
+        self._encode = await self._serde.encoder()
+
+    async def prepare(self, data: bytes) -> None:
+        """Fetch the schema that the bytes were written with."""
+        if not self._serde.decoder.has_loaded(data):
+            await self._serde.decoder.load(schema_id_of(data))
+
+    def encode(self, value: V) -> bytes:
+        """Return the framed value."""
+        data = self._encode(value)
+        if data is None:
+            raise NotStorable("the value", "None", "it is no value")
+        return data
+
+    def decode(self, data: bytes) -> V:
+        """Return the value."""
+        return cast("V", self._serde.decoder(data))
+
+
+_PLAIN: dict[Any, type[Any]] = {str: TextValues, bytes: BytesValues, int: IntValues}
+
+
+def values_of(kind: Any, *, topic: str, registry: Registry | None) -> ValueCodec[Any]:  # noqa: ANN401
+    """Return the codec of a type: plain for str, bytes and int, JSON for dict, list and Any, Avro for classes."""
+    if kind in _PLAIN:
+        return cast("ValueCodec[Any]", _PLAIN[kind]())
+    if kind is Any or getattr(kind, "__origin__", kind) in (dict, list):
+        return JsonValues(kind)
+    if registry is None:
+        rule = "a class becomes Avro, which needs a registry: give one, or a codec such as JsonValues(…)"
+        raise BadArgument("value", kind, rule)
+    return AvroValues(registry, topic, kind)
+
+
+def _check(value: Any, kind: type) -> None:  # noqa: ANN401
+    if type(value) is not kind:
+        raise NotStorable("the value", shown(value), f"values of this state are {kind.__name__}")
