@@ -9,5 +9,6 @@ class TestMyLog(LogConformance):
 from headrace.testing.conformance.log import LogConformance
 from headrace.testing.conformance.registry import RegistryConformance
 from headrace.testing.conformance.store import StoreConformance
+from headrace.testing.conformance.target import TargetConformance
 
-__all__ = ["LogConformance", "RegistryConformance", "StoreConformance"]
+__all__ = ["LogConformance", "RegistryConformance", "StoreConformance", "TargetConformance"]

@@ -1,0 +1,120 @@
+"""Our two targets take the exam of all targets: offsets in the store's settings, and in SQL databases."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import Connection, Engine, create_engine, text
+from tests.projection.test_projections import mariadb_database, postgres_database
+
+from headrace.projection import Projection
+from headrace.projection.sql_target import SqlTarget
+from headrace.projection.store_target import BesideTarget
+from headrace.services import RunningService
+from headrace.store import Store, open_store
+from headrace.tags import TaggedEvent
+from headrace.testing.conformance import TargetConformance
+from headrace.testing.conformance.target_setting import MakeTarget
+
+
+class TestBesideTheHandler(TargetConformance):
+    """Offsets in the settings of an embedded store."""
+
+    @pytest_asyncio.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[Store]:
+        store = await open_store(f"embedded:{tmp_path}")
+        yield store
+        await store.close()
+
+    @pytest.fixture
+    def make_target(self, store: Store) -> MakeTarget:
+        async def make(projection: Projection) -> BesideTarget:
+            return BesideTarget(store.settings, projection)
+
+        return make
+
+
+class SqlEffects:
+    """Rows of a table, written through the connection that the target gives."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._table = f"seen_{uuid.uuid4().hex[:12]}"
+        with engine.begin() as connection:
+            connection.execute(text(f"CREATE TABLE {self._table} (id VARCHAR(50), seq_nr INTEGER)"))
+
+    def handle(self, *arguments: Any) -> None:
+        connection, event = arguments
+        assert isinstance(connection, Connection)
+        assert isinstance(event, TaggedEvent)
+        values = {"id": event.id, "seq_nr": event.seq_nr}
+        connection.execute(text(f"INSERT INTO {self._table} VALUES (:id, :seq_nr)"), values)
+
+    def reset(self, *arguments: Any) -> None:
+        (connection,) = arguments
+        connection.execute(text(f"DELETE FROM {self._table}"))
+
+    async def seen(self) -> list[tuple[str, int]]:
+        return await asyncio.to_thread(self._seen)
+
+    def _seen(self) -> list[tuple[str, int]]:
+        with self._engine.connect() as connection:
+            rows = connection.execute(text(f"SELECT id, seq_nr FROM {self._table}"))
+            return [(id_, seq_nr) for id_, seq_nr in rows]
+
+
+class InADatabase(TargetConformance):
+    """Offsets in the handler's own transaction; a database gives `engine`."""
+
+    @pytest.fixture
+    def engine(self) -> Engine:
+        raise NotImplementedError("override the fixture `engine`")
+
+    @pytest.fixture
+    def effects(self, engine: Engine) -> SqlEffects:
+        return SqlEffects(engine)
+
+    @pytest.fixture
+    def make_target(self, engine: Engine) -> MakeTarget:
+        async def make(projection: Projection) -> SqlTarget:
+            return SqlTarget(engine, projection, is_ours=False)
+
+        return make
+
+
+class TestOnSqlite(InADatabase):
+    """A file."""
+
+    @pytest.fixture
+    def engine(self, tmp_path: Path) -> Iterator[Engine]:
+        engine = create_engine(f"sqlite:///{tmp_path / 'target.db'}")
+        yield engine
+        engine.dispose()
+
+
+@pytest.mark.servers
+class TestOnPostgres(InADatabase):
+    """A database of the module's own."""
+
+    @pytest.fixture(scope="class")
+    def engine(self, postgres: RunningService) -> Iterator[Engine]:
+        engine = create_engine(postgres_database(postgres))
+        yield engine
+        engine.dispose()
+
+
+@pytest.mark.servers
+class TestOnMariadb(InADatabase):
+    """A database of the module's own."""
+
+    @pytest.fixture(scope="class")
+    def engine(self, mariadb: RunningService) -> Iterator[Engine]:
+        engine = create_engine(mariadb_database(mariadb))
+        yield engine
+        engine.dispose()
