@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from headrace.testing import conformance, plugin, services
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 SOURCE = ROOT / "src" / "headrace"
 WALKS = (DOCS / "architecture.md").read_text().partition("## Five walks")[2]
 GLOSSARY = (DOCS / "glossary.md").read_text()
+BACKENDS = (DOCS / "write-a-backend.md").read_text()
 WORDS = re.findall(r"^\| \*\*(.+?)\*\* \|", GLOSSARY, flags=re.MULTILINE)
 WORDS_AT_MOST = 40
 
@@ -84,3 +87,17 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     """Every relative link names a file of the project."""
     for target in re.findall(r"\]\((?!http|#)([^)#\s]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("block", re.findall(r"```(?:python|toml)\n(.*?)```", BACKENDS, flags=re.DOTALL))
+def test_the_page_about_backends_quotes_its_example(block: str) -> None:
+    """What the page shows is a passage of the example, which `make test` runs."""
+    files = [file for file in (ROOT / "examples" / "sqlite_registry").iterdir() if file.suffix in (".py", ".toml")]
+    assert any(block in file.read_text() for file in files), block
+
+
+def test_the_page_about_backends_names_every_suite_and_fixture() -> None:
+    """A suite that is shipped, and a fixture of the plugin, can be found by reading."""
+    for name in (*conformance.__all__, *plugin.__all__, *services.__all__):
+        if name.startswith("headrace_") or name.endswith("Conformance"):
+            assert f"`{name}`" in BACKENDS, name
