@@ -13,9 +13,8 @@ import pytest_asyncio
 from sqlalchemy import Connection, Engine, create_engine, text
 from tests.projection.test_projections import mariadb_database, postgres_database
 
-from headrace.projection import Projection
+from headrace.projection import Projection, Target, open_target
 from headrace.projection.sql_target import SqlTarget
-from headrace.projection.store_target import BesideTarget
 from headrace.services import RunningService
 from headrace.store import Store, open_store
 from headrace.tags import TaggedEvent
@@ -34,8 +33,8 @@ class TestBesideTheHandler(TargetConformance):
 
     @pytest.fixture
     def make_target(self, store: Store) -> MakeTarget:
-        async def make(projection: Projection) -> BesideTarget:
-            return BesideTarget(store.settings, projection)
+        async def make(projection: Projection) -> Target:
+            return open_target(projection, store.settings)
 
         return make
 
