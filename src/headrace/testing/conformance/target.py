@@ -58,7 +58,7 @@ class Moving(TargetSetting):
         assert await effects.seen() == []
 
     async def test_no_slot_moves_back(self, target: Target) -> None:
-        """A slot that is further on than the end of a batch stays where it is, also if an event of its was found late."""
+        """A slot that is further on than the end of a batch stays there, also if one of its events was found late."""
         late, early, later = event_of(1, 1, at=9), event_of(0, 1, at=10), event_of(1, 2, at=20)
         await target.handle([later], only(await target.load(), 1), later.tag_offset)
         await target.handle([late, early], await target.load(), early.tag_offset)
