@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -45,15 +46,16 @@ class SqlEffects:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._table = f"seen_{uuid.uuid4().hex[:12]}"
+        self._numbers = itertools.count()
         with engine.begin() as connection:
-            connection.execute(text(f"CREATE TABLE {self._table} (id VARCHAR(50), seq_nr INTEGER)"))
+            connection.execute(text(f"CREATE TABLE {self._table} (nr INTEGER, id VARCHAR(50), seq_nr INTEGER)"))
 
     def handle(self, *arguments: Any) -> None:
         connection, event = arguments
         assert isinstance(connection, Connection)
         assert isinstance(event, TaggedEvent)
-        values = {"id": event.id, "seq_nr": event.seq_nr}
-        connection.execute(text(f"INSERT INTO {self._table} VALUES (:id, :seq_nr)"), values)
+        values = {"nr": next(self._numbers), "id": event.id, "seq_nr": event.seq_nr}
+        connection.execute(text(f"INSERT INTO {self._table} VALUES (:nr, :id, :seq_nr)"), values)
 
     def reset(self, *arguments: Any) -> None:
         (connection,) = arguments
@@ -64,7 +66,7 @@ class SqlEffects:
 
     def _seen(self) -> list[tuple[str, int]]:
         with self._engine.connect() as connection:
-            rows = connection.execute(text(f"SELECT id, seq_nr FROM {self._table}"))
+            rows = connection.execute(text(f"SELECT id, seq_nr FROM {self._table} ORDER BY nr"))
             return [(id_, seq_nr) for id_, seq_nr in rows]
 
 
