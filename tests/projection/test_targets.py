@@ -99,23 +99,35 @@ class TestOnSqlite(InADatabase):
         engine.dispose()
 
 
+@pytest.fixture(scope="module")
+def postgres_engine(postgres: RunningService) -> Iterator[Engine]:
+    """Open a database of the module's own: making one for each test would take longer than the tests."""
+    engine = create_engine(postgres_database(postgres))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def mariadb_engine(mariadb: RunningService) -> Iterator[Engine]:
+    """Open a database of the module's own."""
+    engine = create_engine(mariadb_database(mariadb))
+    yield engine
+    engine.dispose()
+
+
 @pytest.mark.servers
 class TestOnPostgres(InADatabase):
-    """A database of the module's own."""
+    """One database, and a projection's name of its own for each test."""
 
-    @pytest.fixture(scope="class")
-    def engine(self, postgres: RunningService) -> Iterator[Engine]:
-        engine = create_engine(postgres_database(postgres))
-        yield engine
-        engine.dispose()
+    @pytest.fixture
+    def engine(self, postgres_engine: Engine) -> Engine:
+        return postgres_engine
 
 
 @pytest.mark.servers
 class TestOnMariadb(InADatabase):
-    """A database of the module's own."""
+    """One database, and a projection's name of its own for each test."""
 
-    @pytest.fixture(scope="class")
-    def engine(self, mariadb: RunningService) -> Iterator[Engine]:
-        engine = create_engine(mariadb_database(mariadb))
-        yield engine
-        engine.dispose()
+    @pytest.fixture
+    def engine(self, mariadb_engine: Engine) -> Engine:
+        return mariadb_engine
