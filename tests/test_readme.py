@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,13 @@ def test_the_links_of_the_readme_lead_somewhere() -> None:
     """Every relative link names a file of the project."""
     for target in re.findall(r"\]\((?!http)([^)#]+)", README.read_text()):
         assert (README.parent / target).exists(), target
+
+
+def test_the_readme_names_every_extra() -> None:
+    """Each extra of pyproject.toml stands in the table under "Installing the package"."""
+    project = tomllib.loads((README.parent / "pyproject.toml").read_text())["project"]
+    table = README.read_text().partition("## Installing the package")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(\w+)`", table)) == set(project["optional-dependencies"])
 
 
 def test_the_makefile_explains_every_target() -> None:

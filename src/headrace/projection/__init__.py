@@ -10,7 +10,7 @@ replayed and what its journal wrote after it.
 A database needs the extra `projection`, and the driver's own.
 """
 
-from headrace.projection.delivery import Delivery, current_delivery
+from headrace.projection.delivery import Delivery, EventFailed, current_delivery, delivering
 from headrace.projection.operations import (
     Lag,
     Rebuilt,
@@ -22,7 +22,7 @@ from headrace.projection.operations import (
     skip_event,
     wait_until_handled,
 )
-from headrace.projection.ports import Offsets, Target
+from headrace.projection.ports import DeadLetters, Offsets, Target
 from headrace.projection.projection import DeadLetter, HandlerOutcome, Projection, Recovery
 from headrace.projection.run import ProjectionRunner
 from headrace.projection.slots import check_not_ahead, earliest, slot_of
@@ -33,7 +33,9 @@ __all__ = [
     "Attendance",
     "Control",
     "DeadLetter",
+    "DeadLetters",
     "Delivery",
+    "EventFailed",
     "HandlerOutcome",
     "Lag",
     "Offsets",
@@ -48,6 +50,7 @@ __all__ = [
     "WorkerReport",
     "check_not_ahead",
     "current_delivery",
+    "delivering",
     "earliest",
     "lag_of",
     "next_event",

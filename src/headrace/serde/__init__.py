@@ -26,7 +26,7 @@ from headrace.serde.keys import KeyCodec, framed_key_partition
 from headrace.serde.options import AvroField, avro
 from headrace.serde.payloads import Payloads
 from headrace.serde.ports import Levels, Registry, Version
-from headrace.serde.registries import open_registry
+from headrace.serde.registries import check_subject, open_registry
 from headrace.serde.schema_json import json_of_shape
 from headrace.serde.schemas import Schema, schema_of
 from headrace.serde.shapes import (
@@ -91,6 +91,7 @@ __all__ = [
     "body_of",
     "branch_name",
     "check_compatible",
+    "check_subject",
     "codec_for",
     "frame_header",
     "framed_key_partition",

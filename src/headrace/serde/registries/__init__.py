@@ -4,5 +4,6 @@ Promises: one port (`headrace.serde.Registry`), the same behaviour from each; `o
 """
 
 from headrace.serde.registries.backends import open_registry
+from headrace.serde.registries.entries import check_subject
 
-__all__ = ["open_registry"]
+__all__ = ["check_subject", "open_registry"]

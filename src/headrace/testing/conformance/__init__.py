@@ -11,6 +11,7 @@ from headrace.testing.conformance.key_value_store import KeyValueStoreConformanc
 from headrace.testing.conformance.log import LogConformance
 from headrace.testing.conformance.registry import RegistryConformance
 from headrace.testing.conformance.store import StoreConformance
+from headrace.testing.conformance.target import TargetConformance
 
 __all__ = [
     "CoordinatorConformance",
@@ -18,4 +19,5 @@ __all__ = [
     "LogConformance",
     "RegistryConformance",
     "StoreConformance",
+    "TargetConformance",
 ]
