@@ -97,7 +97,7 @@ async def _is_stopped(child: ChildProcess) -> bool:
 async def test_a_transaction_that_a_stranger_left_open_costs_its_time_and_no_more(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L22: it hides the notes behind it; the place is held back until it has ended, and nothing is sent twice."""
+    """L22: it hides the notes behind it; the lane is held back until it has ended, and nothing is sent twice."""
     monkeypatch.setattr(notes, "_NOTE_S", 0.2)
     topic = await ground.topic()
     key = f"{Notes(ground.log, source=topic).transactional_id(Lane(topic, 0))}@{database_id(ground)}"
@@ -244,13 +244,13 @@ async def test_a_relay_that_can_not_connect_is_heard_without_logging(
             return "headrace outbox: the relay can't reach its database: " in "".join(said)
 
         await eventually(is_told)
-        dispatcher = relay._helping._workers["outbox-dispatcher"]
+        dispatcher = relay._helping._workers["outbox-finder"]
         await eventually(lambda: _is_true(dispatcher.restarts >= 2))
 
     assert "".join([*said, capsys.readouterr().err]).count("can't reach its database") == 1
     monkeypatch.undo()
     assert unheard._has_handlers(logging.getLogger("headrace.outbox"))  # pytest's own
-    unheard.tell_unheard("something else")
+    unheard.warn_without_logging("something else")
     assert capsys.readouterr().err == ""
     await log.close()
 

@@ -14,6 +14,7 @@ from headrace.errors import BadArgument, RecordTooLarge, TimedOut, UnknownTopic,
 from headrace.model import Record
 from headrace.outbox.connections import session_options
 from headrace.outbox.engines import url_of
+from headrace.outbox.lanes import WaitingLane, free_lanes, soonest_s
 from headrace.outbox.leases import LeaseTimes
 from headrace.outbox.messages import (
     EVENT_ID,
@@ -29,7 +30,6 @@ from headrace.outbox.messages import (
     record_of,
     with_event_id,
 )
-from headrace.outbox.places import WaitingPlace, free_places, soonest_s
 from headrace.outbox.send import compact, is_about_a_record, keep_all, not_behind
 
 MINUTE_MS = 60_000
@@ -40,8 +40,8 @@ def pending(id_: int, key: bytes | None = None, partition_key: bytes | None = No
     return PendingMessage(id_, b"m", key, partition_key, None, f"e{id_}", None, 1)
 
 
-def waiting(**changes: object) -> WaitingPlace:
-    found = WaitingPlace(Lane("t", 0), is_known=True, locked_by=None, locked_at=None, retry_at=None, now=1_000_000)
+def waiting(**changes: object) -> WaitingLane:
+    found = WaitingLane(Lane("t", 0), is_known=True, locked_by=None, locked_at=None, retry_at=None, now=1_000_000)
     return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
 
 
@@ -150,7 +150,7 @@ def test_a_row_with_an_error_and_no_lock_can_be_taken() -> None:
     # The clock was set back.
     assert waiting(locked_by="a", locked_at=1_000_001 + MINUTE_MS).is_free(TIMES)
     assert waiting(retry_at=1_011_001).is_free(TIMES)
-    assert free_places([waiting(), waiting(retry_at=1_010_000)], TIMES) == [Lane("t", 0)]
+    assert free_lanes([waiting(), waiting(retry_at=1_010_000)], TIMES) == [Lane("t", 0)]
 
 
 def test_the_next_look_comes_when_the_first_hold_ends() -> None:

@@ -29,12 +29,12 @@ from headrace.outbox import (
     replay,
 )
 from headrace.outbox.databases import Database
-from headrace.outbox.dialects import speech_of
+from headrace.outbox.dialects import dialect_of
 from headrace.outbox.engines import engine_for
+from headrace.outbox.lanes import Lanes
 from headrace.outbox.leases import LaneLeases, LeaseLost
 from headrace.outbox.messages import Lane
 from headrace.outbox.metrics import LEASES_LOST, PROCESSED, SEND_ERRORS
-from headrace.outbox.places import Lanes
 from headrace.outbox.send import is_about_a_record
 from headrace.testing.conformance.log_setting import eventually
 
@@ -306,7 +306,7 @@ def end_hold(ground: Ground, topic: str) -> None:
 def now_ms(ground: Ground) -> int:
     """Read the database's clock."""
     with ground.engine.connect() as db:
-        return int(db.execute(text(f"SELECT {speech_of(ground.engine.dialect.name).now_ms}")).scalar_one())
+        return int(db.execute(text(f"SELECT {dialect_of(ground.engine.dialect.name).now_ms}")).scalar_one())
 
 
 async def test_a_topic_marked_as_failed_without_a_lock_is_not_lost(ground: Ground) -> None:
@@ -336,7 +336,7 @@ async def test_a_lease_lost_in_mid_send_ends_the_work(ground: Ground) -> None:
     change(
         ground.engine,
         "UPDATE kafka_topic_info SET locked_by = 'thief', epoch = epoch + 1, "
-        f"locked_at = {database.speech.now_ms} WHERE topic = :t",
+        f"locked_at = {database.dialect.now_ms} WHERE topic = :t",
         t=topic,
     )
     stolen = lease_row(ground, topic)

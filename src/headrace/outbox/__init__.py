@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from headrace.outbox.ports import Serializer as Serializer
     from headrace.outbox.producers import AsyncProducer as AsyncProducer
     from headrace.outbox.producers import Producer as Producer
+    from headrace.outbox.relay import BackgroundRelay as BackgroundRelay
     from headrace.outbox.relay import Relay as Relay
-    from headrace.outbox.run import BackgroundRelay as BackgroundRelay
-    from headrace.outbox.run import opened_relay as opened_relay
+    from headrace.outbox.relay import opened_relay as opened_relay
     from headrace.outbox.schema import migrate as migrate
     from headrace.outbox.schema import schema_version as schema_version
     from headrace.outbox.sent import SentMessage as SentMessage
     from headrace.outbox.sent import forget_sent as forget_sent
     from headrace.outbox.sent import sent_messages as sent_messages
     from headrace.outbox.settings import OutboxSettings as OutboxSettings
-    from headrace.outbox.stats import PlaceStatus as PlaceStatus
+    from headrace.outbox.stats import LaneStatus as LaneStatus
     from headrace.outbox.stats import pending as pending
     from headrace.outbox.stats import status as status
 
@@ -64,12 +64,11 @@ __getattr__, __dir__, __all__ = lazy_names(
         "headrace.outbox.payloads": "BytesSerializer JsonDecoder JsonSerializer",
         "headrace.outbox.ports": "MessageDecoder Serializer",
         "headrace.outbox.producers": "AsyncProducer Producer",
-        "headrace.outbox.relay": "Relay",
-        "headrace.outbox.run": "BackgroundRelay opened_relay",
+        "headrace.outbox.relay": "BackgroundRelay Relay opened_relay",
         "headrace.outbox.schema": "migrate schema_version",
         "headrace.outbox.sent": "SentMessage forget_sent sent_messages",
         "headrace.outbox.settings": "OutboxSettings",
-        "headrace.outbox.stats": "PlaceStatus pending status",
+        "headrace.outbox.stats": "LaneStatus pending status",
     },
     extras={"sqlalchemy": "outbox"},
 )

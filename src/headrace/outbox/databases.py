@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 
 from headrace.observe import get_logger
 from headrace.outbox.connections import READS, HangUps
-from headrace.outbox.dialects import Speech, speech_of
+from headrace.outbox.dialects import Dialect, dialect_of
 from headrace.outbox.engines import DatabaseAddress, engine_for
 from headrace.outbox.table_names import DEFAULT_PREFIX, prefix_of, renamed
 
@@ -56,7 +56,7 @@ class Database:
         for engine in {self._engine, self._relaxed}:
             self._hang_ups.watch(engine)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="headrace-outbox-sql")
-        self.speech: Speech = speech_of(self._engine.dialect.name)
+        self.dialect: Dialect = dialect_of(self._engine.dialect.name)
 
     async def read(self, question: Callable[[Connection], T]) -> T:
         """Ask something, outside of any transaction."""

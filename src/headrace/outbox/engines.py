@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from headrace.errors import BadArgument, FileUnusable, MissingExtra, OperationFailed, Unreachable
 from headrace.outbox.connections import blocking_url, prepare, session_options
-from headrace.outbox.dialects import speech_of
+from headrace.outbox.dialects import dialect_of
 from headrace.outbox.table_names import DEFAULT_PREFIX, PREFIX_OPTION, checked_prefix
 
 __all__ = ["DatabaseAddress", "engine_for", "named_errors", "url_of"]
@@ -33,7 +33,7 @@ def url_of(database: DatabaseAddress) -> URL:
     """Return the URL behind what was given, with the blocking driver that the outbox uses."""
     url = database.url if isinstance(database, Engine | AsyncEngine) else _parsed(database)
     backend = url.get_backend_name()
-    speech_of(backend)  # refuses databases that are not supported
+    dialect_of(backend)  # refuses databases that are not supported
     if backend == "sqlite" and url.database in (None, "", ":memory:"):
         raise BadArgument("database", str(url), "a relay reads a file; a database in memory belongs to one connection")
     return blocking_url(url, _DRIVERS[backend][0])

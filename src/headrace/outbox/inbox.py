@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from headrace.errors import BadArgument
 from headrace.model import Record
 from headrace.outbox.databases import execute
-from headrace.outbox.dialects import speech_of
+from headrace.outbox.dialects import dialect_of
 from headrace.outbox.messages import dump_headers, event_id_of, load_headers
 from headrace.outbox.stories import storable
 from headrace.outbox.table_names import DEFAULT_PREFIX, checked_prefix, renamed
@@ -177,7 +177,7 @@ class Failures:
         self, db: Connection, event_id: str, record: Record, error: str, *, limits: Limits, kind: FailureKind
     ) -> FailureCounts:
         """Count a failure of the event; returns how many there are. The last that is allowed makes it poison."""
-        now = speech_of(db.dialect.name).now_ms
+        now = dialect_of(db.dialect.name).now_ms
         event = {"consumer": self._consumer, "event_id": event_id}
         told = {**event, "last_error": storable(error)}
         self._execute(db, self._insert(db), {**told, **_columns(record)})
@@ -196,7 +196,7 @@ class Failures:
 
     def poison(self, db: Connection, *, limit: int) -> list[PoisonEvent]:
         """Return events that were given up, the oldest first."""
-        key = speech_of(db.dialect.name).key
+        key = dialect_of(db.dialect.name).key
         columns = f"event_id, topic, partition_nr, offset_nr, timestamp_ms, {key}, message, headers"
         rows = self._execute(
             db,
@@ -207,11 +207,11 @@ class Failures:
         return [_poison(row) for row in rows]
 
     def _insert(self, db: Connection) -> str:
-        speech = speech_of(db.dialect.name)
-        before, after = speech.insert_or_ignore
+        dialect = dialect_of(db.dialect.name)
+        before, after = dialect.insert_or_ignore
         names = ("consumer", "event_id", "last_error", "attempts", *_COLUMNS)
         values = ", ".join("0" if name == "attempts" else f":{name}" for name in names)
-        columns = ", ".join(speech.key if name == "key" else name for name in names)
+        columns = ", ".join(dialect.key if name == "key" else name for name in names)
         return f"{before} INTO kafka_inbox_failures ({columns}) VALUES ({values}) {after}"
 
     def _execute(self, db: Connection, sql: str, parameters: Mapping[str, Any]) -> Any:  # noqa: ANN401 - rows
@@ -345,13 +345,13 @@ class Inbox:
 
     def forget(self, db: Connection, *, older_than_s: float) -> int:
         """Forget events that came longer ago than any duplicate could take; returns how many."""
-        now = speech_of(db.dialect.name).now_ms
+        now = dialect_of(db.dialect.name).now_ms
         sql = f"DELETE FROM kafka_inbox WHERE consumer = :consumer AND received_at < {now} - :age_ms"  # noqa: S608
         asked = {"consumer": self.consumer, "age_ms": int(older_than_s * 1000)}
         return execute(db, renamed(sql, self._table_prefix), asked).rowcount
 
     def _insert(self, dialect: str) -> str:
-        sql = speech_of(dialect).insert_ignoring("kafka_inbox", ("consumer", "event_id"))
+        sql = dialect_of(dialect).insert_ignoring("kafka_inbox", ("consumer", "event_id"))
         return renamed(sql, self._table_prefix)
 
     def _event_id(self, record: Record) -> str:

@@ -12,15 +12,15 @@ from headrace.observe import get_logger
 from headrace.outbox.messages import PendingMessage
 from headrace.outbox.ports import MessageDecoder
 
-__all__ = ["Showing", "tell_unheard"]
+__all__ = ["MessageLog", "warn_without_logging"]
 
 _AGAIN_AFTER_S = 60.0
 
 _lock = threading.Lock()
-_told_s: dict[str, float] = {}
+_written_s: dict[str, float] = {}
 
 
-def tell_unheard(line: str) -> None:
+def warn_without_logging(line: str) -> None:
     """Write the line to stderr if nobody listens to the logs, at most once a minute.
 
     A library is silent where no handler is set up. But a relay that can't connect does nothing at all, and looks like
@@ -42,18 +42,18 @@ def _has_handlers(logger: logging.Logger | None) -> bool:
 def _is_due(line: str) -> bool:
     now_s = time.monotonic()
     with _lock:
-        is_due = now_s - _told_s.get(line, -_AGAIN_AFTER_S) >= _AGAIN_AFTER_S
+        is_due = now_s - _written_s.get(line, -_AGAIN_AFTER_S) >= _AGAIN_AFTER_S
         if is_due:
-            for known in [known for known, at_s in _told_s.items() if now_s - at_s >= _AGAIN_AFTER_S]:
-                del _told_s[known]
-            _told_s[line] = now_s
+            for known in [known for known, at_s in _written_s.items() if now_s - at_s >= _AGAIN_AFTER_S]:
+                del _written_s[known]
+            _written_s[line] = now_s
     return is_due
 
 
 _logger = get_logger(__name__)
 
 
-class Showing:
+class MessageLog:
     """Shows messages. What it can't decode it shows as bytes: looking must never hide what happened."""
 
     def __init__(self, topics: Sequence[str], decoder: MessageDecoder | None) -> None:

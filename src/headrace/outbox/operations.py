@@ -14,8 +14,7 @@ from headrace.observe import serve
 from headrace.outbox.databases import Database
 from headrace.outbox.dead import dead_messages, missing_ids, purge, replay
 from headrace.outbox.engines import named_errors
-from headrace.outbox.relay import checked_threads
-from headrace.outbox.run import opened_relay
+from headrace.outbox.relay import checked_threads, opened_relay
 from headrace.outbox.schema import migrate, need_newest, schema_version
 from headrace.outbox.sent import sent_messages
 from headrace.outbox.settings import OutboxSettings

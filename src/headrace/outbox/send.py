@@ -209,7 +209,7 @@ class AtLeastOnce:
     """Plain appends.
 
     An append that outlasts its time is not given up: its records may still be on their way, and others sent behind
-    them would land in another order. So it is remembered, and asked for again at the next turn of its place.
+    them would land in another order. So it is remembered, and asked for again at the next turn of its lane.
     """
 
     def __init__(self, log: Log, *, timeout_s: float) -> None:
@@ -221,18 +221,18 @@ class AtLeastOnce:
 
     async def recover(self, lease: LaneLease) -> Sent:
         """Wait for what is still on its way, and tell what landed of a batch that failed. Raises TimedOut."""
-        if lease.place in self._on_its_way:
-            landed = self._landed.setdefault(lease.place, Sent())
-            landed.merge(await self._wait(lease.place))
-        return self._landed.pop(lease.place, Sent())
+        if lease.lane in self._on_its_way:
+            landed = self._landed.setdefault(lease.lane, Sent())
+            landed.merge(await self._wait(lease.lane))
+        return self._landed.pop(lease.lane, Sent())
 
     async def send(self, lease: LaneLease, batch: Compacted, policy: PoisonPolicy) -> Sent:
         """Append the records; a batch that is refused is cut in halves until the culprits stand alone."""
         sent = Sent()
         try:
-            await self._deliver(lease.place, batch, batch.kept, policy, sent)
+            await self._deliver(lease.lane, batch, batch.kept, policy, sent)
         except BaseException:
-            self._landed[lease.place] = sent  # what is in the log already must not be sent again
+            self._landed[lease.lane] = sent  # what is in the log already must not be sent again
             raise
         return sent
 
@@ -244,12 +244,12 @@ class AtLeastOnce:
         self._on_its_way.clear()
 
     async def _deliver(
-        self, place: Lane, batch: Compacted, rows: Sequence[PendingMessage], policy: PoisonPolicy, sent: Sent
+        self, lane: Lane, batch: Compacted, rows: Sequence[PendingMessage], policy: PoisonPolicy, sent: Sent
     ) -> None:
         if not rows:
             return
         try:
-            sent.merge(await self._append(place, batch, rows))
+            sent.merge(await self._append(lane, batch, rows))
         except Exception as error:
             if not is_about_a_record(error):
                 raise
@@ -260,31 +260,31 @@ class AtLeastOnce:
         else:
             return
         middle = len(rows) // 2
-        await self._deliver(place, batch, rows[:middle], policy, sent)
+        await self._deliver(lane, batch, rows[:middle], policy, sent)
         free = not_behind(sent.refused, rows, policy)
-        await self._deliver(place, batch, [row for row in rows[middle:] if free(row)], policy, sent)
+        await self._deliver(lane, batch, [row for row in rows[middle:] if free(row)], policy, sent)
 
-    async def _append(self, place: Lane, batch: Compacted, rows: Sequence[PendingMessage]) -> Sent:
-        records = await self._placing.records(place.topic, rows)
+    async def _append(self, lane: Lane, batch: Compacted, rows: Sequence[PendingMessage]) -> Sent:
+        records = await self._placing.records(lane.topic, rows)
         append = asyncio.create_task(self._append_all(records))
         landing = Sent()
         landing.add(batch, [row.id for row in rows])
-        self._on_its_way[place] = (landing, append)
-        return await self._wait(place)
+        self._on_its_way[lane] = (landing, append)
+        return await self._wait(lane)
 
     async def _append_all(self, records: Sequence[NewRecord]) -> None:
         await self._log.append(records)
 
-    async def _wait(self, place: Lane) -> Sent:
+    async def _wait(self, lane: Lane) -> Sent:
         """Return what is acknowledged now."""
-        landing, append = self._on_its_way[place]
+        landing, append = self._on_its_way[lane]
         done, _ = await asyncio.wait([append], timeout=self._timeout_s)
         if not done:
-            raise TimedOut(f"sending {place}", self._timeout_s, outcome_known=False)
-        del self._on_its_way[place]
+            raise TimedOut(f"sending {lane}", self._timeout_s, outcome_known=False)
+        del self._on_its_way[lane]
         try:
             append.result()
         except HeadraceError:
-            self._placing.forget(place.topic)  # its partitions may have changed
+            self._placing.forget(lane.topic)  # its partitions may have changed
             raise
         return landing

@@ -11,7 +11,7 @@ from sqlalchemy import URL
 from headrace.observe import get_logger
 from headrace.outbox.engines import url_of
 
-__all__ = ["CHANNEL", "announce", "listen", "listening", "listening_url", "stop_listening"]
+__all__ = ["CHANNEL", "add_listener", "announce", "listen", "listening_name", "remove_listener"]
 
 CHANNEL = "headrace_outbox"
 
@@ -28,7 +28,7 @@ _notifiers: dict[str, Notifier] = {}
 
 def announce(url: URL) -> None:
     """Say that messages were committed to the database. Cheap, and never raises: relays look by themselves as well."""
-    name = listening_url(url)
+    name = listening_name(url)
     with _lock:
         callbacks = list(_listeners.get(name, ()))
     for callback in callbacks:
@@ -37,19 +37,19 @@ def announce(url: URL) -> None:
         _notifier(name, url).notify()
 
 
-def listening(name: str, callback: Callable[[], None]) -> None:
+def add_listener(name: str, callback: Callable[[], None]) -> None:
     """Call back, from any thread, when somebody in this process commits messages to the database."""
     with _lock:
         _listeners.setdefault(name, set()).add(callback)
 
 
-def stop_listening(name: str, callback: Callable[[], None]) -> None:
+def remove_listener(name: str, callback: Callable[[], None]) -> None:
     """Don't call back any more."""
     with _lock:
         _listeners.get(name, set()).discard(callback)
 
 
-def listening_url(url: URL) -> str:
+def listening_name(url: URL) -> str:
     """Return a name for the database that is the same whatever the driver and the user."""
     return f"{url.get_backend_name()}://{url.host or ''}:{url.port or ''}/{url.database}"
 

@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-__all__ = ["Condition", "Speech"]
+__all__ = ["Condition", "Dialect"]
 
 Condition: TypeAlias = tuple[str, dict[str, Any]]
 """A piece of SQL and its parameters."""
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
+class Dialect:
     """SQL in pieces.
 
     `now_ms` is the server's clock, `key` the column of that name, which some take for a word of their own.
-    `pending_places` selects topic and bucket of what waits, each once, without reading every row where the database
+    `pending_lanes` selects topic and bucket of what waits, each once, without reading every row where the database
     can be made to skip. `delete_messages` ends before the condition on the ids. `row_bytes` is what a message of the
     table called m takes. `with_messages` finds messages by id and event id: a database that was restored, or made
     again, may have given the id to another message. `without_ids` is written so that no index is chosen by it.
@@ -27,7 +27,7 @@ class Speech:
     key: str
     now_ms: str
     insert_or_ignore: tuple[str, str]
-    pending_places: str
+    pending_lanes: str
     delete_messages: str
     lock_rows: str
     row_bytes: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headrace.outbox.dialects.dialect import Condition, Speech
+from headrace.outbox.dialects.dialect import Condition, Dialect
 
 __all__ = ["MYSQL"]
 
@@ -28,13 +28,13 @@ def _listed(ids: Sequence[int]) -> str:
     return ",".join(map(str, map(int, ids)))
 
 
-MYSQL = Speech(
+MYSQL = Dialect(
     name="mysql",
     key="`key`",
     now_ms="CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000 AS SIGNED)",
     insert_or_ignore=("INSERT IGNORE", ""),
     # Answered by a loose scan of the index.
-    pending_places="SELECT DISTINCT topic, bucket FROM kafka_messages",
+    pending_lanes="SELECT DISTINCT topic, bucket FROM kafka_messages",
     # A small table would be scanned as a whole, and the scan waits for the rows of transactions that are still open:
     # the relay would stand still for as long as the slowest writer.
     delete_messages="DELETE m FROM kafka_messages AS m FORCE INDEX (PRIMARY) WHERE ",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headrace.outbox.dialects.dialect import Condition, Speech
+from headrace.outbox.dialects.dialect import Condition, Dialect
 
 __all__ = ["POSTGRESQL"]
 
@@ -31,24 +31,24 @@ def _array(ids: Sequence[int]) -> str:
     return f"{{{','.join(map(str, ids))}}}"
 
 
-# DISTINCT would read a backlog of millions at each look; this jumps from place to place along the index.
-_PLACES = """
-WITH RECURSIVE places(topic, bucket) AS (
+# DISTINCT would read a backlog of millions at each look; this jumps from lane to lane along the index.
+_LANES = """
+WITH RECURSIVE lanes(topic, bucket) AS (
   (SELECT topic, bucket FROM kafka_messages ORDER BY topic, bucket LIMIT 1)
   UNION ALL
-  SELECT following.topic, following.bucket FROM places CROSS JOIN LATERAL (
+  SELECT following.topic, following.bucket FROM lanes CROSS JOIN LATERAL (
     SELECT m.topic, m.bucket FROM kafka_messages m
-    WHERE (m.topic, m.bucket) > (places.topic, places.bucket) ORDER BY m.topic, m.bucket LIMIT 1
+    WHERE (m.topic, m.bucket) > (lanes.topic, lanes.bucket) ORDER BY m.topic, m.bucket LIMIT 1
   ) following
-) SELECT topic, bucket FROM places
+) SELECT topic, bucket FROM lanes
 """
 
-POSTGRESQL = Speech(
+POSTGRESQL = Dialect(
     name="postgresql",
     key="key",
     now_ms="CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)",
     insert_or_ignore=("INSERT", "ON CONFLICT DO NOTHING"),
-    pending_places=_PLACES,
+    pending_lanes=_LANES,
     delete_messages="DELETE FROM kafka_messages WHERE ",
     lock_rows="FOR UPDATE",
     row_bytes=(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from headrace.outbox.dialects.dialect import Condition, Speech
+from headrace.outbox.dialects.dialect import Condition, Dialect
 
 __all__ = ["SQLITE"]
 
@@ -24,12 +24,12 @@ def _with_messages(event_ids: Mapping[int, str]) -> Condition:
     return f"{condition} AND {exact}", {**asked, "event_ids": json.dumps(list(event_ids.values()))}
 
 
-SQLITE = Speech(
+SQLITE = Dialect(
     name="sqlite",
     key='"key"',
     now_ms="CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
     insert_or_ignore=("INSERT OR IGNORE", ""),
-    pending_places="SELECT DISTINCT topic, bucket FROM kafka_messages",
+    pending_lanes="SELECT DISTINCT topic, bucket FROM kafka_messages",
     delete_messages="DELETE FROM kafka_messages WHERE ",
     lock_rows="",  # a write transaction has the whole file
     row_bytes=(

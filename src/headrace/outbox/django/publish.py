@@ -11,7 +11,7 @@ from django.conf import settings as django_settings
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from headrace.errors import BadArgument
-from headrace.outbox.dialects import speech_of
+from headrace.outbox.dialects import dialect_of
 from headrace.outbox.django.addresses import database_url
 from headrace.outbox.insert import count_inserted, statements
 from headrace.outbox.messages import EncodedMessage, GivenHeaders, Message
@@ -84,7 +84,7 @@ class DjangoProducer:
         connection = connections[using]
         _need_transaction(connection, using)
         with connection.cursor() as cursor:
-            for sql, values in statements(speech_of(connection.vendor), "format", messages):
+            for sql, values in statements(dialect_of(connection.vendor), "format", messages):
                 cursor.execute(renamed(sql, self._table_prefix), values)
         count_inserted(messages)
 
