@@ -20,9 +20,9 @@ from headrace.errors import OutdatedTables
 from headrace.log import open_log
 from headrace.model import NewRecord, TopicPartition
 from headrace.outbox import OutboxSettings, Relay, migrate, schema_version
-from headrace.outbox import connections as sessions
 from headrace.outbox import exactly_once as notes
 from headrace.outbox import log_lines as unheard
+from headrace.outbox.dialects import mysql, sqlite
 from headrace.outbox.engines import engine_for
 from headrace.outbox.exactly_once import Notes
 from headrace.outbox.messages import Lane, Message
@@ -179,7 +179,7 @@ async def test_a_database_that_goes_away_needs_no_restart(ground: Ground) -> Non
 @pytest.mark.parametrize("ground", GROUNDS[2:3], indirect=True)
 async def test_a_database_that_falls_silent_is_noticed(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     """L19: a pulled cable resets no connection; nobody waits for ever for an answer on one that is dead."""
-    monkeypatch.setattr(sessions, "_SILENCE_S", 1)
+    monkeypatch.setattr(mysql, "_SILENCE_S", 1)
     topic = await ground.topic()
     with TcpProxy(ground.url.host or "", ground.url.port or 0) as proxy:
         through = ground.url.set(host=proxy.host, port=proxy.port)
@@ -211,7 +211,7 @@ async def test_a_relay_ends_though_its_database_is_frozen(ground: Ground, is_at_
             publish(ground.engine, topic, numbered(1, 3))
             await log.entered.wait()
         else:
-            await eventually(lambda: _is_true(relay._database._hang_ups._open))
+            await eventually(lambda: _is_true(relay._database._connections._open))
         proxy.drop()
         log.may_pass.set()
         started_s = time.monotonic()
@@ -244,7 +244,7 @@ async def test_a_relay_that_can_not_connect_is_heard_without_logging(
             return "headrace outbox: the relay can't reach its database: " in "".join(said)
 
         await eventually(is_told)
-        dispatcher = relay._helping._workers["outbox-finder"]
+        dispatcher = relay._helping._workers["outbox-dispatcher"]
         await eventually(lambda: _is_true(dispatcher.restarts >= 2))
 
     assert "".join([*said, capsys.readouterr().err]).count("can't reach its database") == 1
@@ -281,7 +281,7 @@ async def test_a_database_that_is_locked_for_long_needs_no_restart(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L19: what going away is to a server, a stranger's lock is to a file: when it is gone the relay goes on."""
-    monkeypatch.setattr(sessions, "_BUSY_TIMEOUT_MS", 50)
+    monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT_MS", 50)
     topic = await ground.topic()
     async with ground.relay(threads=2) as relay:
         publish(ground.engine, topic, numbered(1, 10))

@@ -12,7 +12,7 @@ from sqlalchemy import make_url
 
 from headrace.errors import BadArgument, RecordTooLarge, TimedOut, UnknownTopic, Unreachable
 from headrace.model import Record
-from headrace.outbox.connections import session_options
+from headrace.outbox.dialects import dialect_of
 from headrace.outbox.engines import url_of
 from headrace.outbox.lanes import WaitingLane, free_lanes, soonest_s
 from headrace.outbox.leases import LeaseTimes
@@ -191,18 +191,20 @@ def test_a_session_is_told_what_the_url_asks_and_what_we_need() -> None:
     """L8: the URL's own words win, and a server's patience goes with the lease."""
     url = make_url("postgresql+psycopg://h/db?options=-csearch_path%3Dshop&keepalives_idle=7")
 
-    asked = session_options(url, patience_s=59.5)["connect_args"]
+    asked = dialect_of("postgresql").session_options(url, patience_s=59.5)["connect_args"]
 
     assert "keepalives_idle" not in asked
     assert asked["keepalives_count"] == 3
-    mysql = session_options(make_url("mysql+pymysql://h/db"), patience_s=0.5)
+    mysql = dialect_of("mysql").session_options(make_url("mysql+pymysql://h/db"), patience_s=0.5)
     assert mysql["pool_recycle"] == 1  # the least that MySQL can wait is a second, and we stay well below
-    assert "pool_recycle" not in session_options(make_url("mysql+pymysql://h/db"), patience_s=None)
+    assert "pool_recycle" not in dialect_of("mysql").session_options(make_url("mysql+pymysql://h/db"), patience_s=None)
 
 
 def test_a_pooler_in_transaction_mode_is_asked_for_nothing_it_can_not_keep() -> None:
     """FO7: no setting at the start of a session, and no statement that stays prepared in it."""
-    asked = session_options(make_url("postgresql+psycopg://h/db"), patience_s=60)["connect_args"]
+    asked = dialect_of("postgresql").session_options(make_url("postgresql+psycopg://h/db"), patience_s=60)[
+        "connect_args"
+    ]
 
     assert "options" not in asked
     assert asked["prepare_threshold"] is None

@@ -29,7 +29,7 @@ from headrace.outbox import (
     status,
 )
 from headrace.outbox.engines import engine_for
-from headrace.outbox.table_names import renamed
+from headrace.outbox.tables import renamed
 
 PREFIX = "shop_out_"
 NAMES = {

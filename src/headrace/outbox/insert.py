@@ -17,7 +17,7 @@ from headrace.errors import BadArgument
 from headrace.outbox.dialects import Dialect, dialect_of
 from headrace.outbox.messages import EncodedMessage
 from headrace.outbox.metrics import INSERTED
-from headrace.outbox.table_names import DEFAULT_PREFIX, renamed
+from headrace.outbox.tables import DEFAULT_PREFIX, renamed
 from headrace.outbox.wake import announce
 
 __all__ = [

@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass, field
 
 from sqlalchemy.engine import Connection
 
-from headrace.outbox.databases import Database, execute
+from headrace.outbox.databases import Database, execute, storable
 from headrace.outbox.dialects import Dialect
 from headrace.outbox.messages import Lane
-from headrace.outbox.stories import storable
 
 __all__ = ["NOTE_FORMAT", "LaneLease", "LaneLeases", "LeaseLost", "LeaseTimes", "confirm"]
 

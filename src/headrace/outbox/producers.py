@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
+from headrace.config import OutboxSettings
 from headrace.errors import BadArgument
 from headrace.log import Log
 from headrace.observe import get_logger
@@ -22,12 +23,22 @@ from headrace.outbox.insert import announce_at_commit, insert, insert_async
 from headrace.outbox.messages import EncodedMessage, GivenHeaders, Message, PendingMessage
 from headrace.outbox.metrics import ASYNC_FAILURES
 from headrace.outbox.payloads import RowEncoder
-from headrace.outbox.ports import BackendName
+from headrace.outbox.ports import BackendName, Serializer
 from headrace.outbox.send import RowPlacement
 from headrace.outbox.staging import stage
-from headrace.outbox.table_names import DEFAULT_PREFIX
+from headrace.outbox.tables import DEFAULT_PREFIX
 
-__all__ = ["AsyncProducer", "AsyncWhere", "Direct", "Producer", "Recorded", "Where", "record", "recording_messages"]
+__all__ = [
+    "AsyncProducer",
+    "AsyncWhere",
+    "Direct",
+    "Outbox",
+    "Producer",
+    "Recorded",
+    "Where",
+    "record",
+    "recording_messages",
+]
 
 Recorded = list[tuple[Message, EncodedMessage]]
 
@@ -244,3 +255,48 @@ async def _store_async(where: object, messages: list[EncodedMessage], table_pref
     else:
         rule = "the backend db needs the AsyncSession or AsyncConnection of your transaction"
         raise BadArgument("where", where, rule)
+
+
+class Outbox:
+    """Makes producers.
+
+    `log` is for the backends kafka and kafka_async; `loop` is the one it was opened on, the running one unless told.
+    """
+
+    def __init__(
+        self,
+        settings: OutboxSettings | None = None,
+        *,
+        log: Log | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.settings = settings or OutboxSettings()
+        self._direct = Direct(log, loop or _running_loop() if log is not None else None)
+
+    def producer(
+        self, topic: str, *, serializer: Serializer | None = None, key_serializer: Serializer | None = None
+    ) -> Producer:
+        """Return a producer for blocking code. Without a serializer payloads are bytes, text or None."""
+        encoding = self._encoding(topic, serializer, key_serializer)
+        return Producer(encoding, self.settings.backend, self._direct, table_prefix=self.settings.table_prefix)
+
+    def async_producer(
+        self, topic: str, *, serializer: Serializer | None = None, key_serializer: Serializer | None = None
+    ) -> AsyncProducer:
+        """Return a producer for coroutines."""
+        encoding = self._encoding(topic, serializer, key_serializer)
+        return AsyncProducer(encoding, self.settings.backend, self._direct, table_prefix=self.settings.table_prefix)
+
+    async def flush(self) -> None:
+        """Wait for what kafka_async has on its way."""
+        await self._direct.flush()
+
+    def _encoding(self, topic: str, serializer: Serializer | None, key_serializer: Serializer | None) -> RowEncoder:
+        return RowEncoder(topic, self.settings, serializer=serializer, key_serializer=key_serializer)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -104,7 +104,7 @@ class Relay:
         self._event_loop = asyncio.get_running_loop()
         for worker in self.workers:
             self._working.add(f"outbox-{worker[:8]}", partial(self._relay_loop.work, worker), backoff=_RESTARTS)
-        self._helping.add("outbox-finder", self._find_lanes, backoff=_RESTARTS)
+        self._helping.add("outbox-dispatcher", self._find_lanes, backoff=_RESTARTS)
         self._helping.add("outbox-metrics", self._measure, backoff=_RESTARTS)
         if self.settings.keep_sent_topics:
             self._helping.add("outbox-forgetting", self._forget_sent, backoff=_RESTARTS)

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from sqlalchemy.engine import Connection
 
-from headrace.outbox.databases import Database, execute
+from headrace.outbox.databases import Database, execute, storable
 from headrace.outbox.dialects import Dialect
 from headrace.outbox.leases import LaneLease, confirm
 from headrace.outbox.messages import Lane, PendingMessage
 from headrace.outbox.ports import PoisonPolicy
-from headrace.outbox.stories import storable
 from headrace.runtime import crash_point
 
 __all__ = ["MessageRows", "RowBatch", "Settled", "message_columns", "parts_of"]

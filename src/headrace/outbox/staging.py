@@ -27,8 +27,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from headrace.errors import PublishedTooLate
 from headrace.outbox.insert import insert, need_transaction
 from headrace.outbox.messages import EncodedMessage
-from headrace.outbox.table_names import DEFAULT_PREFIX
-from headrace.outbox.tables import kafka_messages
+from headrace.outbox.tables import DEFAULT_PREFIX, kafka_messages
 from headrace.outbox.wake import announce
 
 __all__ = ["stage", "staged"]

@@ -10,6 +10,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
+from headrace.config import OutboxSettings
 from headrace.errors import BadArgument
 from headrace.outbox.dialects import dialect_of
 from headrace.outbox.django.addresses import database_url
@@ -18,8 +19,7 @@ from headrace.outbox.messages import EncodedMessage, GivenHeaders, Message
 from headrace.outbox.payloads import RowEncoder
 from headrace.outbox.ports import Serializer
 from headrace.outbox.producers import record
-from headrace.outbox.settings import OutboxSettings
-from headrace.outbox.table_names import checked_prefix, renamed
+from headrace.outbox.tables import checked_prefix, renamed
 from headrace.outbox.wake import announce
 
 __all__ = ["DjangoOutbox", "DjangoProducer", "outbox_settings"]
