@@ -78,7 +78,7 @@ def run_relay(
 
 
 async def _relay(url: str, address: str, settings: HeadraceSettings) -> None:
-    await _operating().relay_until_told(url, address, settings, tell=typer.echo)
+    await _operating().relay_until_stopped(url, address, settings, report=typer.echo)
     # A log whose brokers are away would go on flushing; what it holds is in the table, and is sent again.
     os._exit(0)
 

@@ -48,7 +48,7 @@ class Database:
     """Connections to one database, and the threads that use them.
 
     `write` waits for the disk at its commit; `write_relaxed` does not where the server lets a session choose.
-    Of a server with `patience_s` a transaction that stands still for longer is ended, see `engine_for`.
+    With `patience_s` the server ends a transaction in which nothing happens for longer, see `engine_for`.
     """
 
     def __init__(
@@ -70,19 +70,19 @@ class Database:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="headrace-outbox-sql")
 
     async def read(self, question: Callable[[Connection], T]) -> T:
-        """Ask something, outside of any transaction."""
+        """Run a read, outside of any transaction."""
         return await self._in_thread(self._reading, question)
 
     async def write(self, change: Callable[[Connection], T]) -> T:
-        """Change something in one transaction."""
+        """Run a change in one transaction."""
         return await self._in_thread(self._writing, self._engine, change)
 
     async def write_relaxed(self, change: Callable[[Connection], T]) -> T:
-        """Change something that may be forgotten when the server crashes right after."""
+        """Run a change that may be lost when the server crashes right after it."""
         return await self._in_thread(self._writing, self._relaxed, change)
 
     async def close(self, *, timeout_s: float = 2.0) -> None:
-        """Let go of connections and threads; what runs comes to its end, or after the time-out is cut off."""
+        """Close connections and threads. Statements that run may end; after the time-out they are cut off."""
         closed = asyncio.get_running_loop().create_future()
         closing = threading.Thread(target=self._close, args=(closed,), name="headrace-outbox-close", daemon=True)
         closing.start()

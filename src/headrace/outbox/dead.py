@@ -1,4 +1,4 @@
-"""Dead letters: looking, sending again, throwing away."""
+"""Dead letters: listing them, sending them again, deleting them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def replay(db: Connection, *, topic: str | None = None, ids: Sequence[int] | Non
     """Put dead messages back among those to send, in one transaction; returns how many.
 
     They keep their ids, so that what was held back behind them stays behind them. Where the table was emptied and
-    counts anew, another message may have an id: then the dead one gets a new one, behind all others.
+    counts from 1 again, another message may have the id: then the dead one gets a new id, behind all others.
     """
     where, asked = _chosen(db, topic, ids)
     lanes = _lock_lanes(db, where, asked)
@@ -81,7 +81,7 @@ def _taken(db: Connection, where: str, asked: dict[str, Any]) -> tuple[str, dict
 
 
 def purge(db: Connection, *, topic: str | None = None, ids: Sequence[int] | None = None) -> int:
-    """Throw dead messages away, and let go what they held back; returns how many."""
+    """Delete dead messages, which frees what they held back; returns how many."""
     where, asked = _chosen(db, topic, ids)
     lanes = _lock_lanes(db, where, asked)
     count = execute(db, f"DELETE FROM kafka_dead_messages WHERE {where}", asked).rowcount  # noqa: S608

@@ -167,7 +167,7 @@ class _Owned:
     database_id: str
 
     def is_followed_by(self, lease: LaneLease) -> bool:
-        """Return True if nobody else had the lane between that lease and this one."""
+        """Return True if no other worker had the lane between that lease and this one."""
         return self.epoch + 1 == lease.epoch and self.database_id == lease.database_id
 
 
@@ -176,7 +176,7 @@ class ExactlyOnce:
 
     Taking the id fences a zombie, and ends what it left open, one way or the other. Then the notes say which messages
     are in the log already: just the last batch's, because a batch is deleted before the next one begins. So whatever
-    a failed commit says of its outcome, the producer is dropped and the log itself is asked.
+    a failed commit says of its outcome, the producer is dropped and the notes in the log decide.
     """
 
     def __init__(self, log: Log, rows: MessageRows, *, source: str) -> None:
@@ -187,7 +187,7 @@ class ExactlyOnce:
         self._owned: dict[Lane, _Owned] = {}
 
     async def recover(self, lease: LaneLease) -> Sent:
-        """Take the id, unless nobody else had the lane since our last turn, and read the notes.
+        """Take the id, unless no other worker had the lane since our last turn, and read the notes.
 
         What is noted and not in the table any more was settled; to settle it again would clear the lane's error.
         """
@@ -211,7 +211,7 @@ class ExactlyOnce:
             raise
 
     async def close(self) -> None:
-        """Let go of all ids."""
+        """Close the producers of all ids."""
         for lane in list(self._owned):
             await self._drop(lane)
 
@@ -252,7 +252,7 @@ class ExactlyOnce:
         return event_ids
 
     async def _take_again(self, lease: LaneLease, batch: Compacted) -> None:
-        """Take the id for another try. Raises LeaseLost if somebody else sent messages of the batch meanwhile."""
+        """Take the id for another try. Raises LeaseLost if another worker sent messages of the batch meanwhile."""
         noted = set((await self._take(lease)).values())
         if any(row.event_id in noted for row in batch.rows):
             raise LeaseLost(lease.lane)

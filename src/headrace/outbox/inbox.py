@@ -1,4 +1,4 @@
-"""The consumer's side: each event once, in the consumer's own transaction; failures counted, poison set aside."""
+"""The inbox of a consumer: each event once, in its own transaction; failures are counted, poison is set aside."""
 
 from __future__ import annotations
 
@@ -137,10 +137,10 @@ class Failures:
         """Count a failure of the event; returns how many there are. The last that is allowed makes it poison."""
         now = dialect_of(db.dialect.name).now_ms
         event = {"consumer": self._consumer, "event_id": event_id}
-        told = {**event, "last_error": storable(error)}
-        self._execute(db, self._insert(db), {**told, **_columns(record)})
+        failure = {**event, "last_error": storable(error)}
+        self._execute(db, self._insert(db), {**failure, **_columns(record)})
         counted = f"{kind} = {kind} + 1, last_error = :last_error, failed_at = {now}"
-        self._execute(db, f"UPDATE kafka_inbox_failures SET {counted} WHERE {_OF_EVENT}", told)  # noqa: S608
+        self._execute(db, f"UPDATE kafka_inbox_failures SET {counted} WHERE {_OF_EVENT}", failure)  # noqa: S608
         asked = f"SELECT attempts, interruptions FROM kafka_inbox_failures WHERE {_OF_EVENT}"  # noqa: S608
         counts = FailureCounts._make(self._execute(db, asked, event).one())
         if limits.are_reached_by(counts):
@@ -201,7 +201,7 @@ class Inbox:
     """Remembers which events a consumer has handled, in the table kafka_inbox of the consumer's database.
 
     Promises: of all deliveries of an event to one consumer exactly one `accept` that is committed returned True.
-    The consumer handles the event in the same transaction, and skips it when `accept` says False.
+    The consumer handles the event in the same transaction, and skips it when `accept` returns False.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Inbox:
         self._failures = Failures(self.consumer, table_prefix=self._table_prefix)
 
     def accept(self, where: Session | Connection, record: Record) -> bool:
-        """Say whether this is the event's first time, and remember it with the transaction."""
+        """Return True if the event is new to the consumer, and remember it with the transaction."""
         db = _connection(where)
         return execute(db, self._insert(db.dialect.name), self._row(record)).rowcount == 1
 
@@ -293,13 +293,13 @@ class Inbox:
     def _failed(self, db: Connection, record: Record, tried: _Try) -> Handling | None:
         """Count the failure, and give the event up if it was the last that is allowed; None for an interruption."""
         event_id = self._event_id(record)
-        failures = self._failures.note(db, event_id, record, tried.story, limits=self._limits, kind=tried.kind)
+        failures = self._failures.note(db, event_id, record, tried.error, limits=self._limits, kind=tried.kind)
         if not self._limits.are_reached_by(failures):
-            return Handling("failed", failures.attempts, tried.story) if tried.kind == "attempts" else None
+            return Handling("failed", failures.attempts, tried.error) if tried.kind == "attempts" else None
         if not self.accept(db, record):  # it was handled meanwhile, where it was delivered again
             self._failures.forget(db, event_id)
             return Handling("known")
-        return Handling("poison", failures.attempts, tried.story)
+        return Handling("poison", failures.attempts, tried.error)
 
     def forget(self, db: Connection, *, older_than_s: float) -> int:
         """Forget events that came longer ago than any duplicate could take; returns how many."""
@@ -326,14 +326,14 @@ class _Try:
 
     has_begun = False
     kind: FailureKind = "attempts"
-    story = ""
+    error = ""
 
     def failed(self, error: Exception) -> None:
-        """Tell whose fault it was. Raises the error if the handler was not even called."""
+        """Note the error and its kind. Raises it again if the handler was not even called."""
         if not self.has_begun:
             raise error
         self.kind = "interruptions" if is_transient(error) else "attempts"
-        self.story = f"{type(error).__name__}: {error}"
+        self.error = f"{type(error).__name__}: {error}"
 
 
 def _checked_limit(name: str, limit: object) -> int:

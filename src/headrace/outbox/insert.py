@@ -32,9 +32,9 @@ __all__ = [
 
 
 def need_transaction(connection: Connection) -> None:
-    """Raise BadArgument if the connection commits every statement by itself."""
+    """Raise BadArgument if the connection commits every statement at once."""
     if _is_autocommit(connection):
-        rule = "it commits each statement by itself (AUTOCOMMIT); publish in a transaction, on an engine that has them"
+        rule = "it commits each statement at once (AUTOCOMMIT); publish in a transaction, on an engine that has them"
         raise BadArgument("where", connection.engine.url.render_as_string(hide_password=True), rule)
 
 
@@ -46,7 +46,7 @@ def _is_autocommit(connection: Connection) -> bool:
 
 
 def _is_drivers_autocommit(connection: Connection) -> bool:
-    """Return True if the driver was told so behind SQLAlchemy's back, as by connect_args."""
+    """Return True if the driver itself commits each statement, which SQLAlchemy does not know, as by connect_args."""
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
         # Without transactions of its own the driver leaves it to BEGIN, which an application may well say itself.
@@ -93,7 +93,7 @@ def statements(
     dialect: Dialect, paramstyle: str, messages: Sequence[EncodedMessage], *, as_hex: bool = False
 ) -> Iterator[tuple[str, tuple[object, ...]]]:
     """Yield inserts with their values, as a driver of that parameter style takes them."""
-    # By hand: SQLAlchemy would compile each statement of many rows anew, which costs more than running it.
+    # By hand: SQLAlchemy would compile each statement of many rows again, which costs more than running it.
     for part in _parts(messages):
         values = chain.from_iterable(map(_hexed, part) if as_hex else part)
         yield _sql(dialect, paramstyle, len(part), as_hex=as_hex), tuple(values)
@@ -163,7 +163,7 @@ def announce_at_commit(connection: Connection) -> None:
 
 
 def _committing(connection: Connection) -> None:
-    """Told a moment before the commit: a relay that looks too early looks again soon."""
+    """Runs a moment before the commit: a relay that looks too early looks again soon."""
     if connection.info.pop(_PUBLISHED, False):
         connection.info[_COMMITTED] = connection.engine.url
         announce(connection.engine.url)

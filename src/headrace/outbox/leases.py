@@ -1,9 +1,4 @@
-"""How long leases and holds last at most.
-
-A time in a lease's row that lies further ahead than these was written before the database's clock was set back. It
-means nothing then: a lane whose holder died, or that was held back for an instant, would stand still for as long as
-the clock needs to come there again.
-"""
+"""Leases of lanes: one worker at a time sends a lane's messages, and an epoch fences the writes of earlier ones."""
 
 from __future__ import annotations
 
@@ -28,7 +23,12 @@ _LONGEST_HOLD_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """How long a lease lives without being renewed, and how long an error holds a lane back at most."""
+    """How long a lease lives without being renewed, and how long an error holds a lane back at most.
+
+    A time in a lease's row that lies further ahead than these was written before the database's clock was set back,
+    and is ignored. Otherwise a lane whose holder died, or that was held back for a moment, would not be sent until the
+    clock comes to that time again.
+    """
 
     lease_ms: int
     hold_ms: int
@@ -46,7 +46,7 @@ _FENCE = "topic = :topic AND bucket = :bucket AND locked_by = :owner AND epoch =
 
 
 class LeaseLost(Exception):
-    """Somebody else has the lane now; whoever sees this writes nothing more there."""
+    """Another worker has the lane now; the worker that gets this error writes nothing more there."""
 
 
 @dataclass(slots=True)
@@ -75,9 +75,9 @@ class LaneLease:
 class LaneLeases:
     """Takes, renews and gives back leases.
 
-    Promises: a lane has one holder whose writes count. Time is the database's. A row that nobody holds, whatever
-    else it says, can be taken once its retry time has passed; times that a clock which was set back left ahead of
-    it count for nothing.
+    Promises: a lane has one holder whose writes count. Time is the database's. A row without a holder,
+    whatever else it says, can be taken once its retry time has passed. Times that are ahead because the clock was set
+    back are ignored.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class LaneLeases:
         return await self._database.write_relaxed(lambda db: self._acquire(db, lane, owner))
 
     async def renew(self, lease: LaneLease) -> None:
-        """Say that we are still here. Raises LeaseLost."""
+        """Make the lease last for another `lease_s`. Raises LeaseLost."""
         started_s = time.monotonic()
         sql = f"UPDATE kafka_topic_info SET locked_at = {self._dialect.now_ms} WHERE {_FENCE}"  # noqa: S608
         if await self._database.write_relaxed(lambda db: execute(db, sql, lease.fence).rowcount) != 1:
@@ -112,7 +112,7 @@ class LaneLeases:
         await self._let_go(lease, changes, {})
 
     async def hold(self, lease: LaneLease, error: str, *, delay_s: float) -> None:
-        """Give it back with an error: nobody takes it before the delay is over. Does nothing if it was lost."""
+        """Give it back with an error: it can be taken when the delay is over. Does nothing if it was lost."""
         changes = (
             f"error = TRUE, retries = retries + 1, last_error = :error, retry_at = {self._dialect.now_ms} + :delay_ms"
         )
@@ -160,7 +160,7 @@ class LaneLeases:
 
 
 def confirm(db: Connection, dialect: Dialect, lease: LaneLease, *, progress_offset: int | None = None) -> None:
-    """Lock the lease's row inside a transaction: until it ends nobody can take the lane. Raises LeaseLost."""
+    """Lock the lease's row inside a transaction: until it ends no other worker can take the lane. Raises LeaseLost."""
     now = dialect.now_ms
     sql = (
         f"UPDATE kafka_topic_info SET locked_at = {now}, last_processed_at = {now}, error = FALSE, retries = 0, "  # noqa: S608

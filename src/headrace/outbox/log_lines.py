@@ -1,4 +1,4 @@
-"""What the outbox logs: messages of chosen topics, decoded; and what an application without logging must still hear."""
+"""Log lines of the outbox: messages of chosen topics, decoded, and warnings for a process without logging."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _written_s: dict[str, float] = {}
 
 
 def warn_without_logging(line: str) -> None:
-    """Write the line to stderr if nobody listens to the logs, at most once a minute.
+    """Write the line to stderr if no logging is set up, at most once a minute.
 
     A library is silent where no handler is set up. But a relay that can't connect does nothing at all, and looks like
     one that has nothing to do.
@@ -54,20 +54,20 @@ _logger = get_logger(__name__)
 
 
 class MessageLog:
-    """Shows messages. What it can't decode it shows as bytes: looking must never hide what happened."""
+    """Logs the messages of chosen topics. What it can't decode it logs as bytes: logging must never hide an error."""
 
     def __init__(self, topics: Sequence[str], decoder: MessageDecoder | None) -> None:
         self._topics = frozenset(topics)
         self._decoder = decoder
 
     def sent(self, topic: str, rows: Sequence[PendingMessage]) -> None:
-        """Show messages that were sent."""
+        """Log messages that were sent."""
         if topic in self._topics:
             for row in rows:
                 _logger.info("outbox message sent", topic=topic, id=row.id, key=row.key, **self._decoded(topic, row))
 
     def failed(self, topic: str, rows: Sequence[PendingMessage], error: BaseException) -> None:
-        """Show messages that were on their way when something went wrong, and what that was."""
+        """Log messages that were being sent when an error occurred, and the error."""
         if topic in self._topics:
             for row in rows:
                 decoded = self._decoded(topic, row)

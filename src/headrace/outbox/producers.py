@@ -1,4 +1,4 @@
-"""Producers: publish in the caller's own transaction, straight to the log, or into a list for tests."""
+"""Producers, and the Outbox that makes them: publish in the caller's transaction, to the log, or to a test's list."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _recording: ContextVar[Recorded | None] = ContextVar("headrace.outbox.producers"
 
 
 def record(messages: Sequence[Message], encoded: Sequence[EncodedMessage]) -> bool:
-    """Keep the messages if somebody records; returns whether somebody does."""
+    """Add the messages to the recording of this context; returns False if there is none."""
     into = _recording.get()
     if into is None:
         return False
@@ -260,7 +260,8 @@ async def _store_async(where: object, messages: list[EncodedMessage], table_pref
 class Outbox:
     """Makes producers.
 
-    `log` is for the backends kafka and kafka_async; `loop` is the one it was opened on, the running one unless told.
+    `log` is for the backends kafka and kafka_async; `loop` is the event loop it was opened on,
+    by default the running one.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Relay:
 
     Promises: a committed message reaches the log at least once (exactly once, for readers of committed records, where
     the settings say so), those of one key in the order of their ids; nothing is deleted that was not acknowledged.
-    A crash, of a worker or of the process, and a database or a log that is away are followed by going on.
+    A crash, of a worker or of the process, and a database or a log that is away do not stop it for good.
     Does not promise: an order between keys.
     """
 
@@ -167,7 +167,7 @@ class Relay:
             warn_without_logging(f"the relay can't reach its database: {error.orig}")
             raise
         except HeadraceError as error:
-            warn_without_logging(f"the relay stands still: {error}")
+            warn_without_logging(f"the relay can't work: {error}")
             raise
 
     async def _need_tables(self, *, only_if_known: bool = False) -> None:

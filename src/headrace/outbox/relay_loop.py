@@ -192,7 +192,7 @@ class RelayLoop:
                     await deleting
                 deleting = asyncio.create_task(self._settle(lease, sent))
                 if settings.delivery == "exactly_once":
-                    await deleting  # the notes in the log tell of the last batch only
+                    await deleting  # the notes in the log have the last batch only
 
                 is_whole = len(sent.ids) == len(ids)
                 if reading is None or not is_whole or self._is_stopping:

@@ -3,7 +3,7 @@
 A batch is the lowest ids that are committed and not in hand, all from one snapshot of the database. That keeps the
 order of a key whose transactions wait for one another: the later one gets its ids, and commits, when the earlier one
 has committed, so a snapshot with the later one's messages has the earlier one's too, with lower ids. To read on from
-the last id instead would pass by a lower id that is committed meanwhile. A transaction that is slow holds up nobody:
+the last id instead would pass by a lower id that is committed meanwhile. A slow transaction holds up no other:
 whatever of its key is committed with a higher id did not wait for it, and has no order with it.
 """
 

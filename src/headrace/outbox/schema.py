@@ -1,4 +1,4 @@
-"""Making and changing the tables, by Alembic, from the migrations shipped in the package."""
+"""The schema: making and changing the tables with Alembic, and the version that a relay needs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _shown(database: DatabaseAddress) -> str:
 
 
 def _is_there(file: str) -> bool:
-    """Say whether SQLite would find a file: it makes one when it is asked about one that is missing."""
+    """Return True if SQLite would find a file: it creates a file that is missing."""
     return file.startswith("file:") or Path(file).exists() or not Path(file).parent.exists()
 
 
@@ -104,7 +104,7 @@ def version_in(connection: Connection, table_prefix: str = DEFAULT_PREFIX) -> st
 
 @contextmanager
 def _one_at_a_time(engine: Engine) -> Iterator[None]:
-    """Keep others out. SQLite's own write lock does that already."""
+    """Keep other processes that migrate out. SQLite's own write lock does that already."""
     lock = dialect_of(engine.dialect.name).migration_lock
     if lock is None:
         yield

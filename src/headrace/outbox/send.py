@@ -1,4 +1,4 @@
-"""Sending a batch at least once: placed, compacted, acknowledged by all replicas, poison told apart."""
+"""Sending a batch: its records and their partitions, compaction, poison, and plain appends for at least once."""
 
 from __future__ import annotations
 
@@ -77,20 +77,20 @@ class RowPlacement:
 
 
 # A time that is refused and is older than this may be too old for its topic.
-_OF_LATE_MS = 3_600_000
+_RECENT_MS = 3_600_000
 
-# What a log says to one record and not to the batch. Everything else may pass by itself or by an operator's hand:
+# What a log says to one record and not to the batch. Everything else may pass, or an operator may fix it:
 # a broker that is away, a topic that is missing, a permission that was taken.
 _ABOUT_A_RECORD = (BadArgument, RecordTooLarge, TimestampTooFarAhead)
 
 
 def is_about_a_record(error: Exception, *, clock: Clock = SYSTEM_CLOCK) -> bool:
-    """Say whether one of the records is at fault, whatever the state of the log.
+    """Return True if one of the records is at fault, whatever the state of the log.
 
-    No record is stamped later than this machine's clock. So one that was stamped of late and is refused for its time
-    shows that the clocks are apart, and all others would be refused as well.
+    No record has a time later than this machine's clock. So if one with a recent time is refused for it, the clocks
+    are apart, and all other records would be refused as well.
     """
-    if isinstance(error, TimestampTooFarAhead) and (error.timestamp_ms or 0) > clock.now_ms() - _OF_LATE_MS:
+    if isinstance(error, TimestampTooFarAhead) and (error.timestamp_ms or 0) > clock.now_ms() - _RECENT_MS:
         return False
     return isinstance(error, _ABOUT_A_RECORD)
 
@@ -201,7 +201,7 @@ class Sender(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of what is held."""
+        """Close what is open."""
         ...
 
 
@@ -220,7 +220,7 @@ class AtLeastOnce:
         self._landed: dict[Lane, Sent] = {}
 
     async def recover(self, lease: LaneLease) -> Sent:
-        """Wait for what is still on its way, and tell what landed of a batch that failed. Raises TimedOut."""
+        """Wait for what is still on its way, and return what landed of a batch that failed. Raises TimedOut."""
         if lease.lane in self._on_its_way:
             landed = self._landed.setdefault(lease.lane, Sent())
             landed.merge(await self._wait(lease.lane))

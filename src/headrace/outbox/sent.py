@@ -1,4 +1,4 @@
-"""Messages that were sent and are kept for a while: who was told what, and when."""
+"""Sent messages that are kept for a while: listing them, and deleting the old ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits, for how long, and who holds what."""
+"""Statistics of an outbox: what waits, for how long, and which worker holds which lane."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def pending(db: Connection) -> list[TopicPending]:
 
 
 def is_empty(db: Connection) -> bool:
-    """Say whether nothing waits, without counting."""
+    """Return True if nothing waits, without counting."""
     return execute(db, "SELECT 1 FROM kafka_messages LIMIT 1").first() is None
 
 

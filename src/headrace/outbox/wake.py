@@ -27,7 +27,7 @@ _notifiers: dict[str, Notifier] = {}
 
 
 def announce(url: URL) -> None:
-    """Say that messages were committed to the database. Cheap, and never raises: relays look by themselves as well."""
+    """Wake the relays of a database to which messages were committed. Cheap, and never raises: relays also poll."""
     name = listening_name(url)
     with _lock:
         callbacks = list(_listeners.get(name, ()))
@@ -38,13 +38,13 @@ def announce(url: URL) -> None:
 
 
 def add_listener(name: str, callback: Callable[[], None]) -> None:
-    """Call back, from any thread, when somebody in this process commits messages to the database."""
+    """Call back, from any thread, when this process commits messages to the database."""
     with _lock:
         _listeners.setdefault(name, set()).add(callback)
 
 
 def remove_listener(name: str, callback: Callable[[], None]) -> None:
-    """Don't call back any more."""
+    """Stop calling back."""
     with _lock:
         _listeners.get(name, set()).discard(callback)
 
@@ -91,16 +91,16 @@ class Notifier:
                     self._wanted.clear()
                     connection.execute(f"NOTIFY {CHANNEL}")
         except psycopg.Error as error:
-            _logger.info("relays were not notified, they will look by themselves", error=str(error))
+            _logger.info("relays were not notified, they find the messages when they poll", error=str(error))
 
 
 async def listen(url: URL, wake: Callable[[], None]) -> None:
-    """Call `wake` at each notification, for ever. Raises what the driver raises when the connection ends."""
+    """Call `wake` at each notification, without an end. Raises what the driver raises when the connection ends."""
     import psycopg
 
     conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
     async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True, connect_timeout=10) as connection:
         await connection.execute(f"LISTEN {CHANNEL}")
-        wake()  # for what was committed while nobody listened
+        wake()  # for what was committed before this connection listened
         async for _ in connection.notifies():
             wake()

@@ -26,7 +26,7 @@ __all__ = ["DjangoOutbox", "DjangoProducer", "outbox_settings"]
 
 
 def outbox_settings() -> OutboxSettings:
-    """Return what Django's settings say in HEADRACE_OUTBOX, a dict with the names of the section `outbox`."""
+    """Return Django's setting HEADRACE_OUTBOX, a dict with the names of the section `outbox`."""
     return OutboxSettings(**getattr(django_settings, "HEADRACE_OUTBOX", {}))
 
 
@@ -90,7 +90,7 @@ class DjangoProducer:
 
 
 def _need_transaction(connection: Any, using: str) -> None:  # noqa: ANN401 - Django's, which has no types
-    """Refuse a connection that commits each statement by itself: the message would be sent whatever follows."""
+    """Refuse a connection that commits each statement at once: the message would be sent whatever follows."""
     if not connection.in_atomic_block and connection.get_autocommit():
-        rule = "it commits each statement by itself; publish inside of django.db.transaction.atomic()"
+        rule = "it commits each statement at once; publish inside of django.db.transaction.atomic()"
         raise BadArgument("using", using, rule)
