@@ -20,8 +20,11 @@ from headrace.outbox.send import Compacted, RowPlacement, Sent, is_about_a_recor
 
 __all__ = ["PROGRESS_TOPIC", "ExactlyOnce", "Notes"]
 
+Pairs: TypeAlias = Sequence[tuple[PendingMessage, NewRecord]]
+
 PROGRESS_TOPIC = "headrace-outbox-progress"
 _PARTITIONS = 16
+_TRANSACTION_S = 30.0
 _CONFIG = TopicConfig(cleanup=Cleanup.COMPACT, retention_ms=None)
 # Another lane's transaction in the same partition may hold the note back; its owner is about to end it.
 _NOTE_S = 5.0
@@ -153,11 +156,6 @@ def _start(bounds: Bounds, since: int | None) -> int:
     return max(bounds.start, since)
 
 
-Pairs: TypeAlias = Sequence[tuple[PendingMessage, NewRecord]]
-
-_TRANSACTION_S = 30.0
-
-
 @dataclass(slots=True)
 class _Owned:
     """A transactional id that is ours, taken while the lease had this epoch in this database."""
@@ -183,7 +181,7 @@ class ExactlyOnce:
         self._log = log
         self._rows = rows
         self._notes = Notes(log, source=source)
-        self._placing = RowPlacement(log)
+        self._placement = RowPlacement(log)
         self._owned: dict[Lane, _Owned] = {}
 
     async def recover(self, lease: LaneLease) -> Sent:
@@ -200,7 +198,7 @@ class ExactlyOnce:
 
     async def send(self, lease: LaneLease, batch: Compacted, policy: PoisonPolicy) -> Sent:
         """Commit the batch with its notes; on any error the id is dropped, and `recover` will find out."""
-        records = await self._placing.records(lease.lane.topic, batch.kept)
+        records = await self._placement.records(lease.lane.topic, batch.kept)
         owned = self._owned.get(lease.lane)
         if owned is None or owned.epoch != lease.epoch or owned.database_id != lease.database_id:
             raise LeaseLost(lease.lane)

@@ -32,59 +32,18 @@ __all__ = [
     "is_transient",
 ]
 
-
-def is_transient(error: BaseException) -> bool:
-    """Return True if the database is at fault: the same statements may well succeed when they are tried again.
-
-    An error that was raised from such a one counts too, as does one of a driver that was used past SQLAlchemy.
-    """
-    return any(_is_transient(each) for each in _origins(error))
-
-
-def _origins(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and what it was made from."""
-    waiting, seen = [error], set[int]()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        yield each
-        origins = (getattr(each, "orig", None), each.__cause__)
-        waiting.extend(origin for origin in origins if isinstance(origin, BaseException))
-
-
-def _is_transient(error: BaseException) -> bool:
-    if isinstance(error, PoolTimeout):
-        return True
-    if isinstance(error, DBAPIError):
-        return error.connection_invalidated or _has_no_code(error)
-    if isinstance(error, SQLAlchemyError):
-        return False
-    return _verdict(error) is True
-
-
-def _has_no_code(error: DBAPIError) -> bool:
-    """Return True for an error of the connection, for which no server gave a code.
-
-    Not for an InterfaceError, which drivers also raise for a parameter of the wrong type; where it is about a lost
-    connection SQLAlchemy knows.
-    """
-    return isinstance(error, OperationalError) and error.orig is not None and _verdict(error.orig) is None
-
-
-def _verdict(error: BaseException) -> bool | None:
-    """Return the judgement of the database whose driver raised the error; None if the error has no code."""
-    verdicts = (dialect.is_transient(error) for dialect in DIALECTS)
-    return next((verdict for verdict in verdicts if verdict is not None), None)
-
-
 Outcome: TypeAlias = Literal["handled", "known", "failed", "poison"]
 
 FailureKind: TypeAlias = Literal["attempts", "interruptions"]
 """Tries that failed through the event or its handler, and tries that the database cut off."""
 
+BlockingWhere: TypeAlias = Engine | sessionmaker[Session]
+AsyncWhere: TypeAlias = AsyncEngine | async_sessionmaker[AsyncSession]
+
+_MOST_CONSUMER = 100
+_MOST_EVENT_ID = 400
 _OF_EVENT = "consumer = :consumer AND event_id = :event_id"
+_COLUMNS = ("topic", "partition_nr", "offset_nr", "timestamp_ms", "key", "message", "headers")
 
 
 class Handling(NamedTuple):
@@ -176,9 +135,6 @@ class Failures:
         return execute(db, renamed(sql, self._table_prefix), parameters)
 
 
-_COLUMNS = ("topic", "partition_nr", "offset_nr", "timestamp_ms", "key", "message", "headers")
-
-
 def _columns(record: Record) -> dict[str, Any]:
     at = (record.topic, record.partition, record.offset, record.timestamp_ms)
     return dict(zip(_COLUMNS, (*at, record.key, record.value, dump_headers(record.headers)), strict=True))
@@ -188,13 +144,6 @@ def _poison(row: Any) -> PoisonEvent:  # noqa: ANN401 - a row
     event_id, topic, partition, offset, timestamp_ms, key, message, headers, *failures = row
     record = Record(topic, partition, offset, timestamp_ms, key, message, load_headers(headers))
     return PoisonEvent(event_id, record, *failures)
-
-
-BlockingWhere: TypeAlias = Engine | sessionmaker[Session]
-AsyncWhere: TypeAlias = AsyncEngine | async_sessionmaker[AsyncSession]
-
-_MOST_CONSUMER = 100
-_MOST_EVENT_ID = 400
 
 
 class Inbox:
@@ -367,3 +316,49 @@ def _storable(event_id: str) -> str:
 
 def _is_storable(words: str) -> bool:
     return words == words.strip() and words.isprintable()
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return True if the database is at fault: the same statements may well succeed when they are tried again.
+
+    An error that was raised from such a one counts too, as does one of a driver that was used past SQLAlchemy.
+    """
+    return any(_is_transient(each) for each in _origins(error))
+
+
+def _origins(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error and what it was made from."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        origins = (getattr(each, "orig", None), each.__cause__)
+        waiting.extend(origin for origin in origins if isinstance(origin, BaseException))
+
+
+def _is_transient(error: BaseException) -> bool:
+    if isinstance(error, PoolTimeout):
+        return True
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or _has_no_code(error)
+    if isinstance(error, SQLAlchemyError):
+        return False
+    return _verdict(error) is True
+
+
+def _has_no_code(error: DBAPIError) -> bool:
+    """Return True for an error of the connection, for which no server gave a code.
+
+    Not for an InterfaceError, which drivers also raise for a parameter of the wrong type; where it is about a lost
+    connection SQLAlchemy knows.
+    """
+    return isinstance(error, OperationalError) and error.orig is not None and _verdict(error.orig) is None
+
+
+def _verdict(error: BaseException) -> bool | None:
+    """Return the judgement of the database whose driver raised the error; None if the error has no code."""
+    verdicts = (dialect.is_transient(error) for dialect in DIALECTS)
+    return next((verdict for verdict in verdicts if verdict is not None), None)

@@ -14,6 +14,8 @@ from headrace.outbox.ports import MessageDecoder
 
 __all__ = ["MessageLog", "warn_without_logging"]
 
+_logger = get_logger(__name__)
+
 _AGAIN_AFTER_S = 60.0
 
 _lock = threading.Lock()
@@ -48,9 +50,6 @@ def _is_due(line: str) -> bool:
                 del _written_s[known]
             _written_s[line] = now_s
     return is_due
-
-
-_logger = get_logger(__name__)
 
 
 class MessageLog:

@@ -40,6 +40,8 @@ __all__ = [
     "recording_messages",
 ]
 
+_logger = get_logger(__name__)
+
 Recorded = list[tuple[Message, EncodedMessage]]
 
 _recording: ContextVar[Recorded | None] = ContextVar("headrace.outbox.producers", default=None)
@@ -65,16 +67,13 @@ def recording_messages() -> Iterator[Recorded]:
         _recording.reset(token)
 
 
-_logger = get_logger(__name__)
-
-
 class Direct:
     """Sends at once, from coroutines and from blocking code; the log lives on the loop it was made on."""
 
     def __init__(self, log: Log | None, loop: asyncio.AbstractEventLoop | None) -> None:
         self._log = log
         self._loop = loop
-        self._placing = None if log is None else RowPlacement(log)
+        self._placement = None if log is None else RowPlacement(log)
         self._on_their_way: set[concurrent.futures.Future[None]] = set()
 
     async def send(self, messages: Sequence[EncodedMessage]) -> None:
@@ -117,14 +116,14 @@ class Direct:
         return self._loop
 
     async def _append(self, messages: Sequence[EncodedMessage]) -> None:
-        if self._log is None or self._placing is None or not messages:
+        if self._log is None or self._placement is None or not messages:
             return
         now_ms = time.time_ns() // 1_000_000
         rows = [
             PendingMessage(0, m.message, m.key, m.partition_key, m.headers, m.event_id, m.event_time, now_ms)
             for m in messages
         ]
-        await self._log.append(await self._placing.records(messages[0].topic, rows))
+        await self._log.append(await self._placement.records(messages[0].topic, rows))
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -294,10 +293,3 @@ class Outbox:
 
     def _encoding(self, topic: str, serializer: Serializer | None, key_serializer: Serializer | None) -> RowEncoder:
         return RowEncoder(topic, self.settings, serializer=serializer, key_serializer=key_serializer)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

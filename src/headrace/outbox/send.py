@@ -214,7 +214,7 @@ class AtLeastOnce:
 
     def __init__(self, log: Log, *, timeout_s: float) -> None:
         self._log = log
-        self._placing = RowPlacement(log)
+        self._placement = RowPlacement(log)
         self._timeout_s = timeout_s
         self._on_its_way: dict[Lane, tuple[Sent, asyncio.Task[None]]] = {}
         self._landed: dict[Lane, Sent] = {}
@@ -265,7 +265,7 @@ class AtLeastOnce:
         await self._deliver(lane, batch, [row for row in rows[middle:] if free(row)], policy, sent)
 
     async def _append(self, lane: Lane, batch: Compacted, rows: Sequence[PendingMessage]) -> Sent:
-        records = await self._placing.records(lane.topic, rows)
+        records = await self._placement.records(lane.topic, rows)
         append = asyncio.create_task(self._append_all(records))
         landing = Sent()
         landing.add(batch, [row.id for row in rows])
@@ -285,6 +285,6 @@ class AtLeastOnce:
         try:
             append.result()
         except HeadraceError:
-            self._placing.forget(lane.topic)  # its partitions may have changed
+            self._placement.forget(lane.topic)  # its partitions may have changed
             raise
         return landing

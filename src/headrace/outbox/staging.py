@@ -50,7 +50,7 @@ _Savepoint: TypeAlias = NestedTransaction | Literal[_Where.AROUND] | None
 class _Waiting:
     """A message with its tables' prefix, the session's savepoints and transaction, and the connection's savepoint.
 
-    The latter may be nobody's business but the connection's: `session.connection().begin_nested()`.
+    The session does not know of the latter if it was made by `session.connection().begin_nested()`.
     """
 
     within: tuple[SessionTransaction, ...]
