@@ -179,7 +179,7 @@ async def test_a_compacted_message_does_not_come_back_behind_its_successor(groun
         unique=True,
     )
 )
-def test_no_two_places_share_a_transactional_id(lanes: list[tuple[str, str, int]]) -> None:
+def test_no_two_lanes_share_a_transactional_id(lanes: list[tuple[str, str, int]]) -> None:
     """FO3: whatever the names of sources and topics; `shop` + `eu-orders` is not `shop-eu` + `orders`."""
     ids = [Notes(None, source=s).transactional_id(Lane(t, n)) for s, t, n in lanes]  # type: ignore[arg-type]
     assert len(set(ids)) == len(lanes)

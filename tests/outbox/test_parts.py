@@ -14,7 +14,7 @@ from headrace.errors import BadArgument, RecordTooLarge, TimedOut, UnknownTopic,
 from headrace.model import Record
 from headrace.outbox.dialects import dialect_of
 from headrace.outbox.engines import url_of
-from headrace.outbox.lanes import WaitingLane, free_lanes, soonest_s
+from headrace.outbox.lanes import LaneQueue, WaitingLane, free_lanes, soonest_s
 from headrace.outbox.leases import LeaseTimes
 from headrace.outbox.messages import (
     EVENT_ID,
@@ -157,6 +157,23 @@ def test_the_next_look_comes_when_the_first_hold_ends() -> None:
     """L9: no later than asked, no earlier than needed."""
     assert soonest_s([waiting(retry_at=1_000_100), waiting(retry_at=1_000_300)], 0.5) == 0.1
     assert soonest_s([waiting(), waiting(retry_at=999_000)], 0.5) == 0.5
+
+
+async def test_lanes_get_fair_turns_and_one_worker_each() -> None:
+    """L1, L2: a lane is queued once while a worker has it, and with more messages it comes behind the others."""
+    queue, (a, b) = LaneQueue(), (Lane("a", 0), Lane("b", 0))
+
+    assert await queue.add([a, b])
+    assert not await queue.add([a, b])
+    assert await queue.take() == a
+    assert not await queue.add([a])
+    assert await queue.give_back(a, has_more=True)
+    assert [await queue.take(), await queue.take()] == [b, a]
+    assert not await queue.give_back(b, has_more=False)
+    assert await queue.add([b])
+    await queue.close()
+    assert not await queue.give_back(a, has_more=True)
+    assert await queue.take() is None
 
 
 def test_only_a_record_can_be_poison() -> None:

@@ -82,7 +82,7 @@ async def test_four_topics_are_sent_in_batches_of_two(ground: Ground) -> None:
     assert {lease["locked_by"] for lease in leases} == {None}
 
 
-async def test_a_place_has_one_sender(ground: Ground) -> None:
+async def test_a_lane_has_one_sender(ground: Ground) -> None:
     """L1, L5, L6: abc locks, def is refused on the same topic and gets another; epochs rise with each holder."""
     database = Database(ground.url)
     leases = LaneLeases(database, lease_s=60)
@@ -146,7 +146,7 @@ async def test_full_batches_follow_one_another_until_others_have_their_turn(grou
 
 
 @pytest.mark.usefixtures("looked")
-async def test_a_place_with_more_queues_up_again_without_another_look(ground: Ground) -> None:
+async def test_a_lane_with_more_queues_up_again_without_another_look(ground: Ground) -> None:
     """L2: a turn that ends with a full batch is followed by the next; the table is not searched in between."""
     topic = await ground.topic()
     publish(ground.engine, topic, numbered(1, 95))

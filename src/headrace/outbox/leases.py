@@ -89,9 +89,10 @@ class LaneLeases:
         times: LeaseTimes | None = None,
     ) -> None:
         self._database = database
-        self._owners = {f"owner_{n}": owner for n, owner in enumerate(owners)}
+        self.owners = frozenset(owners)
+        self.times = times or LeaseTimes.of(lease_s)
+        self._owner_names = {f"owner_{n}": owner for n, owner in enumerate(owners)}
         self._dialect = database.dialect
-        self._times = times or LeaseTimes.of(lease_s)
 
     async def acquire(self, lane: Lane, owner: str) -> LaneLease | None:
         """Take the lane if it is free; what one of our own `owners` left behind when it crashed is free to us."""
@@ -128,9 +129,9 @@ class LaneLeases:
 
     def _acquire(self, db: Connection, lane: Lane, owner: str) -> LaneLease | None:
         confirmed_s = time.monotonic()
-        asked = {"topic": lane.topic, "bucket": lane.bucket, "owner": owner, **asdict(self._times)}
+        asked = {"topic": lane.topic, "bucket": lane.bucket, "owner": owner, **asdict(self.times)}
         now = self._dialect.now_ms
-        ours = ", ".join([":owner", *(f":{name}" for name in self._owners)])
+        ours = ", ".join([":owner", *(f":{name}" for name in self._owner_names)])
         taken = execute(
             db,
             f"UPDATE kafka_topic_info SET locked_by = :owner, locked_at = {now}, epoch = epoch + 1 "  # noqa: S608
@@ -138,7 +139,7 @@ class LaneLeases:
             f"AND (retry_at IS NULL OR retry_at <= {now} OR retry_at > {now} + :hold_ms) "
             f"AND (locked_by IS NULL OR locked_by IN ({ours}) OR locked_at IS NULL "
             f"OR locked_at < {now} - :lease_ms OR locked_at > {now} + :lease_ms)",
-            {**asked, **self._owners},
+            {**asked, **self._owner_names},
         )
         if taken.rowcount != 1:
             return None

@@ -94,9 +94,7 @@ class Relay:
             rows,
             _sender(log, rows, settings),
             MessageLog(settings.log_topics, decoder),
-            settings=settings,
-            times=times,
-            owners=self.workers,
+            settings,
         )
 
     async def start(self) -> None:

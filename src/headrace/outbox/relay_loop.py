@@ -17,7 +17,7 @@ from headrace.config import OutboxSettings
 from headrace.errors import Fenced, Misconfigured, Unavailable
 from headrace.observe import get_logger
 from headrace.outbox.lanes import LaneQueue, Lanes, free_lanes, soonest_s
-from headrace.outbox.leases import LaneLease, LaneLeases, LeaseLost, LeaseTimes
+from headrace.outbox.leases import LaneLease, LaneLeases, LeaseLost
 from headrace.outbox.log_lines import MessageLog, warn_without_logging
 from headrace.outbox.messages import Lane, PendingMessage
 from headrace.outbox.metrics import DEAD, LEASES_LOST, PROCESSED, SEND_ERRORS, SUPERSEDED
@@ -56,17 +56,20 @@ class RelayLoop:
     """
 
     def __init__(
-        self, lanes: Lanes, leases: LaneLeases, rows: MessageRows, sender: Sender, log: MessageLog,
-        *, settings: OutboxSettings, times: LeaseTimes, owners: Sequence[str],
-    ) -> None:  # fmt: skip
+        self,
+        lanes: Lanes,
+        leases: LaneLeases,
+        rows: MessageRows,
+        sender: Sender,
+        message_log: MessageLog,
+        settings: OutboxSettings,
+    ) -> None:
         self.leases = leases
         self.rows = rows
         self.sender = sender
         self._lanes = lanes
-        self._message_log = log
+        self._message_log = message_log
         self._settings = settings
-        self._times = times
-        self._owners = frozenset(owners)
         self._backoff = Backoff(settings.first_retry_s, 2.0, max(settings.first_retry_s, settings.max_retry_s))
         self._queue = LaneQueue()
         self._was_woken = asyncio.Event()
@@ -89,7 +92,7 @@ class RelayLoop:
         while True:
             self._was_woken.clear()
             waiting = await self._lanes.waiting()
-            has_found = await self._queue.add(free_lanes(waiting, self._times, self._owners))
+            has_found = await self._queue.add(free_lanes(waiting, self.leases.times, self.leases.owners))
             delay_s = _FIRST_LOOK_S if has_found else min(delay_s * 2, self._settings.poll_interval_s)
             if await self._wait_to_be_woken(soonest_s(waiting, delay_s)):
                 delay_s = _FIRST_LOOK_S
