@@ -14,8 +14,8 @@ from tests.outbox.setting import Ground, empty
 
 from headrace.log import Log, open_log
 from headrace.outbox import migrate
-from headrace.outbox.dispatching import Dispatcher
 from headrace.outbox.engines import engine_for, url_of
+from headrace.outbox.relay_loop import RelayLoop
 
 SERVERS = pytest.mark.servers
 DATABASES = ["sqlite", pytest.param("postgres", marks=SERVERS), pytest.param("mariadb", marks=SERVERS)]
@@ -116,13 +116,13 @@ def children_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Let relays look for messages once, and then only when they are woken; set when one has looked."""
-    has_looked, wait = asyncio.Event(), Dispatcher._wait
+    has_looked, wait = asyncio.Event(), RelayLoop._wait_to_be_woken
 
-    async def wait_to_be_woken(dispatcher: Dispatcher, _delay_s: float) -> bool:
+    async def wait_to_be_woken(loop: RelayLoop, _delay_s: float) -> bool:
         has_looked.set()
-        return await wait(dispatcher, 3600)
+        return await wait(loop, 3600)
 
-    monkeypatch.setattr(Dispatcher, "_wait", wait_to_be_woken)
+    monkeypatch.setattr(RelayLoop, "_wait_to_be_woken", wait_to_be_woken)
     return has_looked
 
 

@@ -146,7 +146,7 @@ async def test_a_culprit_that_no_broker_names_is_found_by_halves(ground: Ground,
     topic = await ground.topic()
     publish(ground.engine, topic, numbered(1, 20))
     relay = ground.relay(delivery="exactly_once", source=topic, **QUICKLY)
-    relay._parts.sender._log = Refusing(ground.log, b"%d" % culprit)  # type: ignore[attr-defined]
+    relay._relay_loop.sender._log = Refusing(ground.log, b"%d" % culprit)  # type: ignore[attr-defined]
 
     async with relay:
         await relay.drain()
@@ -157,12 +157,12 @@ async def test_a_culprit_that_no_broker_names_is_found_by_halves(ground: Ground,
 
 @pytest.mark.parametrize("ground", ["sqlite-embedded"], indirect=True)
 async def test_a_batch_that_somebody_else_sent_meanwhile_is_not_sent_again(ground: Ground) -> None:
-    """L22: a refusal, then another relay has the place for a moment: who takes the id again looks at the notes."""
+    """L22: a refusal, then another relay has the lane for a moment: who takes the id again looks at the notes."""
     topic = await ground.topic()
     publish(ground.engine, topic, numbered(1, 5))
     slow = ground.relay(delivery="exactly_once", source=topic, **QUICKLY)
     log = Refusing(ground.log, b"3")
-    slow._parts.sender._log = log  # type: ignore[attr-defined]
+    slow._relay_loop.sender._log = log  # type: ignore[attr-defined]
     take = log.transactional
 
     async def take_late(transactional_id: str, *, timeout_s: float = 60.0) -> Any:
@@ -189,19 +189,19 @@ async def test_waits_grow_when_one_exactly_once_batch_fails_after_another(ground
     """L9: the note of an earlier batch, which is read at each try, does not pass for a success."""
     topic = await ground.topic()
     relay = ground.relay(delivery="exactly_once", source=topic, **QUICKLY)
-    hold, retries = relay._parts.leases.hold, list[int]()
+    hold, retries = relay._relay_loop.leases.hold, list[int]()
 
     async def hold_and_note(lease: LaneLease, error: str, *, delay_s: float) -> None:
         retries.append(lease.retries)
         await hold(lease, error, delay_s=delay_s)
 
-    relay._parts.leases.hold = hold_and_note  # type: ignore[method-assign]
+    relay._relay_loop.leases.hold = hold_and_note  # type: ignore[method-assign]
     async with relay:
         publish(ground.engine, topic, numbered(1, 2))
         await relay.drain()
         failing = FailingCommits(ground.log, outcomes=["aborted"] * 3)
-        relay._parts.sender._log = failing  # type: ignore[attr-defined]
-        relay._parts.sender._owned.clear()  # type: ignore[attr-defined]
+        relay._relay_loop.sender._log = failing  # type: ignore[attr-defined]
+        relay._relay_loop.sender._owned.clear()  # type: ignore[attr-defined]
         publish(ground.engine, topic, numbered(3, 4))
         await relay.drain()
 

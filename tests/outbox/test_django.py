@@ -174,7 +174,7 @@ def test_a_commit_wakes_relays_and_a_rollback_does_not(using: str, monkeypatch: 
 
 
 def test_outside_of_a_transaction_nothing_is_published(using: str, url: URL) -> None:
-    """O1: Django commits each statement by itself there; and what does not fit raises before anything is stored."""
+    """O1: Django commits each statement at once there; and what does not fit raises before anything is stored."""
     orders = DjangoOutbox(OutboxSettings(max_message_bytes=1000)).producer("orders")
     with pytest.raises(BadArgument, match=r"transaction\.atomic"):
         orders.publish(b"1", using=using)

@@ -14,10 +14,10 @@ from tests.outbox.conftest import GROUNDS
 from tests.outbox.pooler import TransactionPooler
 from tests.outbox.setting import Ground, count, empty, numbered, publish, rows
 
+from headrace.config import OutboxSettings
 from headrace.model import Record
 from headrace.outbox import Inbox, Message, Outbox, Relay, migrate
 from headrace.outbox.engines import engine_for
-from headrace.outbox.settings import OutboxSettings
 
 pytestmark = pytest.mark.servers
 

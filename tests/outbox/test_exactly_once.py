@@ -16,7 +16,7 @@ from headrace.errors import TransactionFailed
 from headrace.model import NewRecord
 from headrace.outbox import Message
 from headrace.outbox.databases import Database
-from headrace.outbox.dialects import speech_of
+from headrace.outbox.dialects import dialect_of
 from headrace.outbox.exactly_once import PROGRESS_TOPIC, Notes
 from headrace.outbox.leases import LaneLeases
 from headrace.outbox.messages import Lane
@@ -26,7 +26,7 @@ COLUMNS = ("id", "topic", "message", "key", "event_id", "bucket", "created_at")
 
 def put_back(ground: Ground, kept: list[Any]) -> None:
     """Put messages into the table as they were, or under other ids."""
-    names = ", ".join(speech_of(ground.engine.dialect.name).key if name == "key" else name for name in COLUMNS)
+    names = ", ".join(dialect_of(ground.engine.dialect.name).key if name == "key" else name for name in COLUMNS)
     values = ", ".join(f":{name}" for name in COLUMNS)
     for row in kept:
         asked = {name: row[name] for name in COLUMNS}
@@ -102,7 +102,7 @@ async def test_a_database_that_is_set_back_under_a_running_relay_loses_no_messag
     new = [row for row in rows(ground.engine) if row["topic"] == "elsewhere"]
     change(ground.engine, "DELETE FROM kafka_messages WHERE topic = 'elsewhere'")
     relay = ground.relay(delivery=delivery, source=f"s-{topic}")
-    settle, is_first = relay._parts.rows.settle, iter([True])
+    settle, is_first = relay._relay_loop.rows.settle, iter([True])
 
     async def fail_over_and_settle(*given: Any) -> int:
         if next(is_first, False):
@@ -110,7 +110,7 @@ async def test_a_database_that_is_set_back_under_a_running_relay_loses_no_messag
             put_back(ground, [{**row, "topic": topic, "id": old["id"]} for row, old in zip(new, sent, strict=True)])
         return await settle(*given)
 
-    relay._parts.rows.settle = fail_over_and_settle  # type: ignore[assignment,method-assign]
+    relay._relay_loop.rows.settle = fail_over_and_settle  # type: ignore[assignment,method-assign]
     async with relay:
         await relay.drain()
 
@@ -122,8 +122,8 @@ async def test_a_commit_of_unknown_outcome_is_settled_from_the_log(ground: Groun
     topic = await ground.topic()
     publish(ground.engine, topic, numbered(1, 4))
     relay = ground.relay(**exactly_once(topic, batch_size=2, first_retry_s=0.01))
-    log = relay._parts.sender._log  # type: ignore[attr-defined]
-    relay._parts.sender._log = FailingCommits(log, outcomes=["committed", "aborted"])  # type: ignore[attr-defined]
+    log = relay._relay_loop.sender._log  # type: ignore[attr-defined]
+    relay._relay_loop.sender._log = FailingCommits(log, outcomes=["committed", "aborted"])  # type: ignore[attr-defined]
 
     async with relay:
         await relay.drain()
@@ -179,10 +179,10 @@ async def test_a_compacted_message_does_not_come_back_behind_its_successor(groun
         unique=True,
     )
 )
-def test_no_two_places_share_a_transactional_id(places: list[tuple[str, str, int]]) -> None:
+def test_no_two_lanes_share_a_transactional_id(lanes: list[tuple[str, str, int]]) -> None:
     """FO3: whatever the names of sources and topics; `shop` + `eu-orders` is not `shop-eu` + `orders`."""
-    ids = [Notes(None, source=s).transactional_id(Lane(t, n)) for s, t, n in places]  # type: ignore[arg-type]
-    assert len(set(ids)) == len(places)
+    ids = [Notes(None, source=s).transactional_id(Lane(t, n)) for s, t, n in lanes]  # type: ignore[arg-type]
+    assert len(set(ids)) == len(lanes)
 
 
 class TestNotesOfTheFirstFormat:
@@ -290,6 +290,6 @@ async def test_tables_made_without_the_migrations_get_an_identity(ground: Ground
 def test_rows_are_found_by_id_and_event_id() -> None:
     """FO3: both conditions are in every database's delete."""
     for name in ("postgresql", "mysql", "sqlite"):
-        condition, _ = speech_of(name).with_messages({1: "e1", 2: "e2"})
+        condition, _ = dialect_of(name).with_messages({1: "e1", 2: "e2"})
         assert condition.startswith("id ")
         assert " AND event_id " in condition

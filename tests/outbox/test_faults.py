@@ -20,9 +20,9 @@ from headrace.errors import OutdatedTables
 from headrace.log import open_log
 from headrace.model import NewRecord, TopicPartition
 from headrace.outbox import OutboxSettings, Relay, migrate, schema_version
-from headrace.outbox import connections as sessions
 from headrace.outbox import exactly_once as notes
 from headrace.outbox import log_lines as unheard
+from headrace.outbox.dialects import mysql, sqlite
 from headrace.outbox.engines import engine_for
 from headrace.outbox.exactly_once import Notes
 from headrace.outbox.messages import Lane, Message
@@ -97,7 +97,7 @@ async def _is_stopped(child: ChildProcess) -> bool:
 async def test_a_transaction_that_a_stranger_left_open_costs_its_time_and_no_more(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L22: it hides the notes behind it; the place is held back until it has ended, and nothing is sent twice."""
+    """L22: it hides the notes behind it; the lane is held back until it has ended, and nothing is sent twice."""
     monkeypatch.setattr(notes, "_NOTE_S", 0.2)
     topic = await ground.topic()
     key = f"{Notes(ground.log, source=topic).transactional_id(Lane(topic, 0))}@{database_id(ground)}"
@@ -178,8 +178,8 @@ async def test_a_database_that_goes_away_needs_no_restart(ground: Ground) -> Non
 @pytest.mark.servers
 @pytest.mark.parametrize("ground", GROUNDS[2:3], indirect=True)
 async def test_a_database_that_falls_silent_is_noticed(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L19: a pulled cable resets no connection; nobody waits for ever for an answer on one that is dead."""
-    monkeypatch.setattr(sessions, "_SILENCE_S", 1)
+    """L19: a pulled cable resets no connection; no thread waits forever for an answer on one that is dead."""
+    monkeypatch.setattr(mysql, "_SILENCE_S", 1)
     topic = await ground.topic()
     with TcpProxy(ground.url.host or "", ground.url.port or 0) as proxy:
         through = ground.url.set(host=proxy.host, port=proxy.port)
@@ -211,7 +211,7 @@ async def test_a_relay_ends_though_its_database_is_frozen(ground: Ground, is_at_
             publish(ground.engine, topic, numbered(1, 3))
             await log.entered.wait()
         else:
-            await eventually(lambda: _is_true(relay._database._hang_ups._open))
+            await eventually(lambda: _is_true(relay._database._connections._open))
         proxy.drop()
         log.may_pass.set()
         started_s = time.monotonic()
@@ -250,7 +250,7 @@ async def test_a_relay_that_can_not_connect_is_heard_without_logging(
     assert "".join([*said, capsys.readouterr().err]).count("can't reach its database") == 1
     monkeypatch.undo()
     assert unheard._has_handlers(logging.getLogger("headrace.outbox"))  # pytest's own
-    unheard.tell_unheard("something else")
+    unheard.warn_without_logging("something else")
     assert capsys.readouterr().err == ""
     await log.close()
 
@@ -280,8 +280,9 @@ async def test_tables_of_an_earlier_version_are_named(ground: Ground, tmp_path: 
 async def test_a_database_that_is_locked_for_long_needs_no_restart(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L19: what going away is to a server, a stranger's lock is to a file: when it is gone the relay goes on."""
-    monkeypatch.setattr(sessions, "_BUSY_TIMEOUT_MS", 50)
+    """L19: a file that another process locks is like a server that is away; when the lock is gone the relay goes on."""
+    assert await _is_empty(ground)  # opens this test's own connection, which waits for the relay as long as ever
+    monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT_MS", 50)
     topic = await ground.topic()
     async with ground.relay(threads=2) as relay:
         publish(ground.engine, topic, numbered(1, 10))

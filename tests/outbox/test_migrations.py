@@ -82,7 +82,7 @@ def test_a_relay_needs_the_newest_version_there_is(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_version_stored_is_kept(database: URL) -> None:
-    """FO3: messages stay, places are marked as noted in the first format, and the database gets its identity."""
+    """FO3: messages stay, lanes are marked as noted in the first format, and the database gets its identity."""
     migrate(database, to="base")
     migrate(database, to="0001")
     engine = engine_for(database)

@@ -12,8 +12,9 @@ from sqlalchemy import make_url
 
 from headrace.errors import BadArgument, RecordTooLarge, TimedOut, UnknownTopic, Unreachable
 from headrace.model import Record
-from headrace.outbox.connections import session_options
+from headrace.outbox.dialects import dialect_of
 from headrace.outbox.engines import url_of
+from headrace.outbox.lanes import LaneQueue, WaitingLane, free_lanes, soonest_s
 from headrace.outbox.leases import LeaseTimes
 from headrace.outbox.messages import (
     EVENT_ID,
@@ -29,7 +30,6 @@ from headrace.outbox.messages import (
     record_of,
     with_event_id,
 )
-from headrace.outbox.places import WaitingPlace, free_places, soonest_s
 from headrace.outbox.send import compact, is_about_a_record, keep_all, not_behind
 
 MINUTE_MS = 60_000
@@ -40,8 +40,8 @@ def pending(id_: int, key: bytes | None = None, partition_key: bytes | None = No
     return PendingMessage(id_, b"m", key, partition_key, None, f"e{id_}", None, 1)
 
 
-def waiting(**changes: object) -> WaitingPlace:
-    found = WaitingPlace(Lane("t", 0), is_known=True, locked_by=None, locked_at=None, retry_at=None, now=1_000_000)
+def waiting(**changes: object) -> WaitingLane:
+    found = WaitingLane(Lane("t", 0), is_known=True, locked_by=None, locked_at=None, retry_at=None, now=1_000_000)
     return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
 
 
@@ -150,13 +150,30 @@ def test_a_row_with_an_error_and_no_lock_can_be_taken() -> None:
     # The clock was set back.
     assert waiting(locked_by="a", locked_at=1_000_001 + MINUTE_MS).is_free(TIMES)
     assert waiting(retry_at=1_011_001).is_free(TIMES)
-    assert free_places([waiting(), waiting(retry_at=1_010_000)], TIMES) == [Lane("t", 0)]
+    assert free_lanes([waiting(), waiting(retry_at=1_010_000)], TIMES) == [Lane("t", 0)]
 
 
 def test_the_next_look_comes_when_the_first_hold_ends() -> None:
     """L9: no later than asked, no earlier than needed."""
     assert soonest_s([waiting(retry_at=1_000_100), waiting(retry_at=1_000_300)], 0.5) == 0.1
     assert soonest_s([waiting(), waiting(retry_at=999_000)], 0.5) == 0.5
+
+
+async def test_lanes_get_fair_turns_and_one_worker_each() -> None:
+    """L1, L2: a lane is queued once while a worker has it, and with more messages it comes behind the others."""
+    queue, (a, b) = LaneQueue(), (Lane("a", 0), Lane("b", 0))
+
+    assert await queue.add([a, b])
+    assert not await queue.add([a, b])
+    assert await queue.take() == a
+    assert not await queue.add([a])
+    assert await queue.give_back(a, has_more=True)
+    assert [await queue.take(), await queue.take()] == [b, a]
+    assert not await queue.give_back(b, has_more=False)
+    assert await queue.add([b])
+    await queue.close()
+    assert not await queue.give_back(a, has_more=True)
+    assert await queue.take() is None
 
 
 def test_only_a_record_can_be_poison() -> None:
@@ -191,18 +208,20 @@ def test_a_session_is_told_what_the_url_asks_and_what_we_need() -> None:
     """L8: the URL's own words win, and a server's patience goes with the lease."""
     url = make_url("postgresql+psycopg://h/db?options=-csearch_path%3Dshop&keepalives_idle=7")
 
-    asked = session_options(url, patience_s=59.5)["connect_args"]
+    asked = dialect_of("postgresql").session_options(url, patience_s=59.5)["connect_args"]
 
     assert "keepalives_idle" not in asked
     assert asked["keepalives_count"] == 3
-    mysql = session_options(make_url("mysql+pymysql://h/db"), patience_s=0.5)
+    mysql = dialect_of("mysql").session_options(make_url("mysql+pymysql://h/db"), patience_s=0.5)
     assert mysql["pool_recycle"] == 1  # the least that MySQL can wait is a second, and we stay well below
-    assert "pool_recycle" not in session_options(make_url("mysql+pymysql://h/db"), patience_s=None)
+    assert "pool_recycle" not in dialect_of("mysql").session_options(make_url("mysql+pymysql://h/db"), patience_s=None)
 
 
 def test_a_pooler_in_transaction_mode_is_asked_for_nothing_it_can_not_keep() -> None:
     """FO7: no setting at the start of a session, and no statement that stays prepared in it."""
-    asked = session_options(make_url("postgresql+psycopg://h/db"), patience_s=60)["connect_args"]
+    asked = dialect_of("postgresql").session_options(make_url("postgresql+psycopg://h/db"), patience_s=60)[
+        "connect_args"
+    ]
 
     assert "options" not in asked
     assert asked["prepare_threshold"] is None

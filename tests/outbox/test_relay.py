@@ -29,12 +29,12 @@ from headrace.outbox import (
     replay,
 )
 from headrace.outbox.databases import Database
-from headrace.outbox.dialects import speech_of
+from headrace.outbox.dialects import dialect_of
 from headrace.outbox.engines import engine_for
+from headrace.outbox.lanes import Lanes
 from headrace.outbox.leases import LaneLeases, LeaseLost
 from headrace.outbox.messages import Lane
 from headrace.outbox.metrics import LEASES_LOST, PROCESSED, SEND_ERRORS
-from headrace.outbox.places import Lanes
 from headrace.outbox.send import is_about_a_record
 from headrace.testing.conformance.log_setting import eventually
 
@@ -82,7 +82,7 @@ async def test_four_topics_are_sent_in_batches_of_two(ground: Ground) -> None:
     assert {lease["locked_by"] for lease in leases} == {None}
 
 
-async def test_a_place_has_one_sender(ground: Ground) -> None:
+async def test_a_lane_has_one_sender(ground: Ground) -> None:
     """L1, L5, L6: abc locks, def is refused on the same topic and gets another; epochs rise with each holder."""
     database = Database(ground.url)
     leases = LaneLeases(database, lease_s=60)
@@ -146,7 +146,7 @@ async def test_full_batches_follow_one_another_until_others_have_their_turn(grou
 
 
 @pytest.mark.usefixtures("looked")
-async def test_a_place_with_more_queues_up_again_without_another_look(ground: Ground) -> None:
+async def test_a_lane_with_more_queues_up_again_without_another_look(ground: Ground) -> None:
     """L2: a turn that ends with a full batch is followed by the next; the table is not searched in between."""
     topic = await ground.topic()
     publish(ground.engine, topic, numbered(1, 95))
@@ -306,7 +306,7 @@ def end_hold(ground: Ground, topic: str) -> None:
 def now_ms(ground: Ground) -> int:
     """Read the database's clock."""
     with ground.engine.connect() as db:
-        return int(db.execute(text(f"SELECT {speech_of(ground.engine.dialect.name).now_ms}")).scalar_one())
+        return int(db.execute(text(f"SELECT {dialect_of(ground.engine.dialect.name).now_ms}")).scalar_one())
 
 
 async def test_a_topic_marked_as_failed_without_a_lock_is_not_lost(ground: Ground) -> None:
@@ -336,7 +336,7 @@ async def test_a_lease_lost_in_mid_send_ends_the_work(ground: Ground) -> None:
     change(
         ground.engine,
         "UPDATE kafka_topic_info SET locked_by = 'thief', epoch = epoch + 1, "
-        f"locked_at = {database.speech.now_ms} WHERE topic = :t",
+        f"locked_at = {database.dialect.now_ms} WHERE topic = :t",
         t=topic,
     )
     stolen = lease_row(ground, topic)

@@ -29,7 +29,7 @@ from headrace.outbox import (
     status,
 )
 from headrace.outbox.engines import engine_for
-from headrace.outbox.table_names import renamed
+from headrace.outbox.tables import renamed
 
 PREFIX = "shop_out_"
 NAMES = {
@@ -72,7 +72,7 @@ async def test_everything_happens_in_tables_of_the_chosen_prefix(ground: Ground,
     assert await ground.values(topic) == [b"1", b"2", b"3", b"4"]
     with shop.begin() as db:
         (dead,) = dead_messages(db)
-        assert [place.dead for place in status(db)] == [1]
+        assert [lane.dead for lane in status(db)] == [1]
         assert replay(db, ids=[dead.id]) == 1
     assert (count(shop, f"{PREFIX}messages"), count(ground.engine)) == (1, 0)
     record = (await ground.records(topic))[0]

@@ -107,8 +107,8 @@ def test_the_command_shows_and_changes(engine: Engine, headrace: Run) -> None:
     ids = [row["id"] for row in rows(engine)]
     bury(engine, ids[:3])
 
-    place = json.loads(headrace("status", "--json").stdout)
-    assert (place["topic"], place["pending"], place["dead"]) == ("orders", 2, 3)
+    lane = json.loads(headrace("status", "--json").stdout)
+    assert (lane["topic"], lane["pending"], lane["dead"]) == ("orders", 2, 3)
     assert "orders" in headrace("status").stdout
     listed = [json.loads(line) for line in headrace("dead", "list", "--json").stdout.splitlines()]
     assert [(each["id"], each["error"]) for each in listed] == [(id_, "too large") for id_ in ids[:3]]
@@ -182,7 +182,7 @@ async def test_a_relay_without_tables_says_what_to_run(
 
 
 def test_status_tells_who_holds_what_and_why(engine: Engine) -> None:
-    """M2: lease, age, retries and the last error of a place."""
+    """M2: lease, age, retries and the last error of a lane."""
     publish(engine, "orders", numbered(1, 2))
     with engine.begin() as db:
         db.execute(
@@ -193,12 +193,12 @@ def test_status_tells_who_holds_what_and_why(engine: Engine) -> None:
             {"t": int(time.time() * 1000) - 5000, "later": int(time.time() * 1000) + 60_000},
         )
     with engine.connect() as db:
-        (place,) = status(db)
-    assert (place.locked_by, place.epoch, place.error, place.retries, place.last_error) == ("me", 4, True, 2, "away")
-    assert place.locked_for_s is not None
-    assert 4 < place.locked_for_s < 60
-    assert place.retry_in_s is not None
-    assert 30 < place.retry_in_s <= 60
+        (lane,) = status(db)
+    assert (lane.locked_by, lane.epoch, lane.error, lane.retries, lane.last_error) == ("me", 4, True, 2, "away")
+    assert lane.locked_for_s is not None
+    assert 4 < lane.locked_for_s < 60
+    assert lane.retry_in_s is not None
+    assert 30 < lane.retry_in_s <= 60
 
 
 async def test_log_topics_shows_messages_decoded(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:

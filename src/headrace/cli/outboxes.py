@@ -22,7 +22,7 @@ from headrace.errors import BadArgument, MissingExtra
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-    from headrace.outbox import DeadMessage, PlaceStatus, SentMessage
+    from headrace.outbox import DeadMessage, LaneStatus, SentMessage
 
 __all__ = ["app"]
 
@@ -78,7 +78,7 @@ def run_relay(
 
 
 async def _relay(url: str, address: str, settings: HeadraceSettings) -> None:
-    await _operating().relay_until_told(url, address, settings, tell=typer.echo)
+    await _operating().relay_until_stopped(url, address, settings, report=typer.echo)
     # A log whose brokers are away would go on flushing; what it holds is in the table, and is sent again.
     os._exit(0)
 
@@ -92,12 +92,12 @@ def show_status(database: DatabaseUrl = None, as_json: AsJson = False) -> None:
     operating = _operating()
     found = operating.ask(_url(database), operating.status, table_prefix=_prefix())
     if as_json:
-        for place in found:
-            print_json(dataclasses.asdict(place))
+        for lane in found:
+            print_json(dataclasses.asdict(lane))
         return
     table = Table("topic", "bucket", "pending", "oldest", "dead", "held by", "retries", "error", box=None)
-    for place in found:
-        table.add_row(*_status_row(place))
+    for lane in found:
+        table.add_row(*_status_row(lane))
     Console().print(table if found else "nothing was ever published")
 
 
@@ -240,17 +240,17 @@ def _operating() -> Any:  # noqa: ANN401 - a module
     return operating
 
 
-def _status_row(place: PlaceStatus) -> tuple[str, ...]:
-    held = "" if place.locked_by is None else f"{place.locked_by[:8]} ({place.locked_for_s or 0:.0f} s)"
-    error = place.last_error or ""
+def _status_row(lane: LaneStatus) -> tuple[str, ...]:
+    held = "" if lane.locked_by is None else f"{lane.locked_by[:8]} ({lane.locked_for_s or 0:.0f} s)"
+    error = lane.last_error or ""
     return (
-        place.topic,
-        str(place.bucket),
-        str(place.pending),
-        f"{place.max_wait_s:.1f} s" if place.pending else "",
-        str(place.dead),
+        lane.topic,
+        str(lane.bucket),
+        str(lane.pending),
+        f"{lane.max_wait_s:.1f} s" if lane.pending else "",
+        str(lane.dead),
         held,
-        str(place.retries),
+        str(lane.retries),
         error,
     )
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from headrace.config import OutboxSettings as OutboxSettings
     from headrace.outbox.avro import AvroDecoder as AvroDecoder
     from headrace.outbox.avro import AvroSerializer as AvroSerializer
     from headrace.outbox.dead import DeadMessage as DeadMessage
@@ -30,46 +31,43 @@ if TYPE_CHECKING:
     from headrace.outbox.messages import event_id_of as event_id_of
     from headrace.outbox.model_changes import ModelChange as ModelChange
     from headrace.outbox.model_changes import publish_changes as publish_changes
-    from headrace.outbox.outbox import Outbox as Outbox
     from headrace.outbox.payloads import BytesSerializer as BytesSerializer
     from headrace.outbox.payloads import JsonDecoder as JsonDecoder
     from headrace.outbox.payloads import JsonSerializer as JsonSerializer
     from headrace.outbox.ports import MessageDecoder as MessageDecoder
     from headrace.outbox.ports import Serializer as Serializer
     from headrace.outbox.producers import AsyncProducer as AsyncProducer
+    from headrace.outbox.producers import Outbox as Outbox
     from headrace.outbox.producers import Producer as Producer
+    from headrace.outbox.relay import BackgroundRelay as BackgroundRelay
     from headrace.outbox.relay import Relay as Relay
-    from headrace.outbox.run import BackgroundRelay as BackgroundRelay
-    from headrace.outbox.run import opened_relay as opened_relay
+    from headrace.outbox.relay import opened_relay as opened_relay
     from headrace.outbox.schema import migrate as migrate
     from headrace.outbox.schema import schema_version as schema_version
     from headrace.outbox.sent import SentMessage as SentMessage
     from headrace.outbox.sent import forget_sent as forget_sent
     from headrace.outbox.sent import sent_messages as sent_messages
-    from headrace.outbox.settings import OutboxSettings as OutboxSettings
-    from headrace.outbox.stats import PlaceStatus as PlaceStatus
+    from headrace.outbox.stats import LaneStatus as LaneStatus
     from headrace.outbox.stats import pending as pending
     from headrace.outbox.stats import status as status
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
+        "headrace.config": "OutboxSettings",
         "headrace.outbox.avro": "AvroDecoder AvroSerializer",
         "headrace.outbox.dead": "DeadMessage dead_messages purge replay",
         "headrace.outbox.engines": "engine_for",
         "headrace.outbox.inbox": "Handling Inbox PoisonEvent",
         "headrace.outbox.messages": "EVENT_ID Message event_id_of",
         "headrace.outbox.model_changes": "ModelChange publish_changes",
-        "headrace.outbox.outbox": "Outbox",
         "headrace.outbox.payloads": "BytesSerializer JsonDecoder JsonSerializer",
         "headrace.outbox.ports": "MessageDecoder Serializer",
-        "headrace.outbox.producers": "AsyncProducer Producer",
-        "headrace.outbox.relay": "Relay",
-        "headrace.outbox.run": "BackgroundRelay opened_relay",
+        "headrace.outbox.producers": "AsyncProducer Outbox Producer",
+        "headrace.outbox.relay": "BackgroundRelay Relay opened_relay",
         "headrace.outbox.schema": "migrate schema_version",
         "headrace.outbox.sent": "SentMessage forget_sent sent_messages",
-        "headrace.outbox.settings": "OutboxSettings",
-        "headrace.outbox.stats": "PlaceStatus pending status",
+        "headrace.outbox.stats": "LaneStatus pending status",
     },
     extras={"sqlalchemy": "outbox"},
 )

@@ -1,4 +1,4 @@
-"""Dead letters: looking, sending again, throwing away."""
+"""Dead letters: listing them, sending them again, deleting them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy.engine import Connection
 
 from headrace.outbox.databases import execute
-from headrace.outbox.dialects import speech_of
+from headrace.outbox.dialects import dialect_of
 from headrace.outbox.rows import message_columns
 
 __all__ = ["DeadMessage", "dead_messages", "missing_ids", "purge", "replay"]
@@ -31,7 +31,7 @@ class DeadMessage(NamedTuple):
 
 def dead_messages(db: Connection, *, topic: str | None = None, limit: int = 1000) -> list[DeadMessage]:
     """Return dead messages in id order."""
-    key = speech_of(db.dialect.name).key
+    key = dialect_of(db.dialect.name).key
     where, asked = _chosen(db, topic, None)
     rows = execute(
         db,
@@ -53,12 +53,12 @@ def replay(db: Connection, *, topic: str | None = None, ids: Sequence[int] | Non
     """Put dead messages back among those to send, in one transaction; returns how many.
 
     They keep their ids, so that what was held back behind them stays behind them. Where the table was emptied and
-    counts anew, another message may have an id: then the dead one gets a new one, behind all others.
+    counts from 1 again, another message may have the id: then the dead one gets a new id, behind all others.
     """
     where, asked = _chosen(db, topic, ids)
-    places = _lock_places(db, where, asked)
+    lanes = _lock_lanes(db, where, asked)
     condition, parameters = _taken(db, where, asked)
-    names = message_columns(speech_of(db.dialect.name))
+    names = message_columns(dialect_of(db.dialect.name))
     for columns, rows in ((names, f"NOT ({condition})"), (names[1:], condition)):
         listed = ", ".join(columns)
         execute(
@@ -68,7 +68,7 @@ def replay(db: Connection, *, topic: str | None = None, ids: Sequence[int] | Non
             {**asked, **parameters},
         )
     count = execute(db, f"DELETE FROM kafka_dead_messages WHERE {where}", asked).rowcount  # noqa: S608
-    _let_try_now(db, places)
+    _let_try_now(db, lanes)
     return count
 
 
@@ -76,16 +76,16 @@ def _taken(db: Connection, where: str, asked: dict[str, Any]) -> tuple[str, dict
     """Return the condition of those that were chosen whose ids other messages have."""
     chosen = f"SELECT id FROM kafka_dead_messages WHERE {where}"  # noqa: S608
     found = execute(db, f"SELECT m.id FROM kafka_messages m WHERE m.id IN ({chosen})", asked)  # noqa: S608
-    condition, parameters = speech_of(db.dialect.name).with_ids([id_ for (id_,) in found] or [-1])
+    condition, parameters = dialect_of(db.dialect.name).with_ids([id_ for (id_,) in found] or [-1])
     return condition.replace(":ids", ":taken"), {"taken": parameters["ids"]} if parameters else {}
 
 
 def purge(db: Connection, *, topic: str | None = None, ids: Sequence[int] | None = None) -> int:
-    """Throw dead messages away, and let go what they held back; returns how many."""
+    """Delete dead messages, which frees what they held back; returns how many."""
     where, asked = _chosen(db, topic, ids)
-    places = _lock_places(db, where, asked)
+    lanes = _lock_lanes(db, where, asked)
     count = execute(db, f"DELETE FROM kafka_dead_messages WHERE {where}", asked).rowcount  # noqa: S608
-    _let_try_now(db, places)
+    _let_try_now(db, lanes)
     return count
 
 
@@ -95,21 +95,21 @@ def _chosen(db: Connection, topic: str | None, ids: Sequence[int] | None) -> tup
         conditions.append("topic = :topic")
         asked["topic"] = topic
     if ids is not None:
-        condition, parameters = speech_of(db.dialect.name).with_ids(list(ids) or [-1])
+        condition, parameters = dialect_of(db.dialect.name).with_ids(list(ids) or [-1])
         conditions.append(condition)
         asked.update(parameters)
     return " AND ".join(conditions), asked
 
 
-def _lock_places(db: Connection, where: str, asked: dict[str, Any]) -> list[tuple[str, int]]:
+def _lock_lanes(db: Connection, where: str, asked: dict[str, Any]) -> list[tuple[str, int]]:
     """Lock the rows, so that two operators don't bring the same message back."""
-    lock = speech_of(db.dialect.name).lock_rows
+    lock = dialect_of(db.dialect.name).lock_rows
     rows = execute(db, f"SELECT topic, bucket FROM kafka_dead_messages WHERE {where} {lock}", asked)  # noqa: S608
     return sorted({(topic, bucket) for topic, bucket in rows})
 
 
-def _let_try_now(db: Connection, places: list[tuple[str, int]]) -> None:
-    for topic, bucket in places:
+def _let_try_now(db: Connection, lanes: list[tuple[str, int]]) -> None:
+    for topic, bucket in lanes:
         execute(
             db,
             "UPDATE kafka_topic_info SET retry_at = NULL WHERE topic = :topic AND bucket = :bucket",

@@ -1,8 +1,7 @@
-"""Engines of the relay's own: the right driver for a URL, and transactions as short as they can be."""
+"""Engines of the relay's own: the right driver for a URL, its connection options, and names for its errors."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -12,31 +11,51 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from headrace.errors import BadArgument, FileUnusable, MissingExtra, OperationFailed, Unreachable
-from headrace.outbox.connections import blocking_url, prepare, session_options
-from headrace.outbox.dialects import speech_of
-from headrace.outbox.table_names import DEFAULT_PREFIX, PREFIX_OPTION, checked_prefix
+from headrace.outbox.dialects import dialect_of
+from headrace.outbox.dialects.dialect import Translation
+from headrace.outbox.tables import DEFAULT_PREFIX, PREFIX_OPTION, checked_prefix
 
 __all__ = ["DatabaseAddress", "engine_for", "named_errors", "url_of"]
 
 DatabaseAddress: TypeAlias = str | URL | Engine | AsyncEngine
 
-_DRIVERS = {
-    "postgresql": ("postgresql+psycopg", "psycopg", "postgres"),
-    "mysql": ("mysql+pymysql", "pymysql", "mysql"),
-    "mariadb": ("mariadb+pymysql", "pymysql", "mysql"),
-    "sqlite": ("sqlite", "sqlite3", "outbox"),
-}
-_MYSQL_TABLE_EXISTS = 1050
-
 
 def url_of(database: DatabaseAddress) -> URL:
-    """Return the URL behind what was given, with the blocking driver that the outbox uses."""
-    url = database.url if isinstance(database, Engine | AsyncEngine) else _parsed(database)
+    """Return the URL behind what was given, for the blocking driver that the outbox uses. Raises BadArgument.
+
+    Arguments in its query that only the application's own driver knows are translated or left out.
+    """
+    url = _given_url(database)
     backend = url.get_backend_name()
-    speech_of(backend)  # refuses databases that are not supported
+    dialect = dialect_of(backend)  # refuses databases that are not supported
     if backend == "sqlite" and url.database in (None, "", ":memory:"):
         raise BadArgument("database", str(url), "a relay reads a file; a database in memory belongs to one connection")
-    return blocking_url(url, _DRIVERS[backend][0])
+    translations = dialect.translations.get(url.drivername.partition("+")[2], {})
+    query: dict[str, str | tuple[str, ...]] = {}
+    for name, value in url.query.items():
+        if name in translations and isinstance(value, str):
+            query.update(_translated(name, value, translations[name]))
+        else:
+            query[name] = value
+    return url.set(drivername=f"{backend}+{dialect.driver}" if dialect.driver else backend, query=query)
+
+
+def _translated(name: str, value: str, translate: Translation) -> dict[str, str]:
+    try:
+        return translate(value)
+    except ValueError as error:
+        raise BadArgument(name, value, "the database's address needs a number there") from error
+
+
+def _given_url(database: DatabaseAddress) -> URL:
+    if isinstance(database, Engine | AsyncEngine):
+        return database.url
+    try:
+        return make_url(database)
+    except ArgumentError as error:
+        shown = str(database).rpartition("@")[2]  # what stands before may be a password
+        rule = "an address looks like postgresql://user@host/name, mysql://user@host/name or sqlite:///file.db"
+        raise BadArgument("database", shown, rule) from error
 
 
 @contextmanager
@@ -45,27 +64,17 @@ def named_errors(database: DatabaseAddress, operation: str) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        given = database.url if isinstance(database, Engine | AsyncEngine) else _parsed(database)
+        given = _given_url(database)
+        backend = given.get_backend_name()
         reason, shown = str(error.orig).strip(), given.render_as_string(hide_password=True)
-        if isinstance(error, OperationalError | InterfaceError) and not _is_about_sql(error.orig):
-            raise (FileUnusable if given.get_backend_name() == "sqlite" else Unreachable)(shown, reason) from error
+        if isinstance(error, OperationalError | InterfaceError) and not _is_about_sql(backend, error):
+            raise (FileUnusable if backend == "sqlite" else Unreachable)(shown, reason) from error
         raise OperationFailed(f"{operation} {shown}", reason) from error
 
 
-def _is_about_sql(error: BaseException | None) -> bool:
-    """Say whether a database that was reached refused what it was told, as a table that exists already."""
-    if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorname", None) == "SQLITE_ERROR"
-    return error is not None and error.args[:1] == (_MYSQL_TABLE_EXISTS,)
-
-
-def _parsed(address: str | URL) -> URL:
-    try:
-        return make_url(address)
-    except ArgumentError as error:
-        shown = str(address).rpartition("@")[2]  # what stands before may be a password
-        rule = "an address looks like postgresql://user@host/name, mysql://user@host/name or sqlite:///file.db"
-        raise BadArgument("database", shown, rule) from error
+def _is_about_sql(backend: str, error: DBAPIError) -> bool:
+    """Return True if a database that was reached refused a statement, as the creation of a table that exists."""
+    return error.orig is not None and dialect_of(backend).is_about_sql(error.orig)
 
 
 def engine_for(
@@ -79,17 +88,16 @@ def engine_for(
     """Make an engine. A `relaxed` one does not wait for the disk, where that is the session's to decide.
 
     Leases may be relaxed: one that a crash of the server forgets is fenced by the holder's uuid all the same.
-    With `patience_s` a server ends a transaction in which nothing is said for so long. It would keep the locks of a
-    process that is frozen, or of a machine that is gone, and with them whoever waits for the same rows.
+    With `patience_s` a server ends a transaction in which nothing happens for that long. Otherwise the transaction of
+    a process that is frozen, or of a machine that is gone, would keep its locks, and hold up all who wait for the rows.
     """
     url = url_of(database)
-    backend = url.get_backend_name()
+    dialect = dialect_of(url.get_backend_name())
     try:
-        options = session_options(url, patience_s=patience_s)
+        options = dialect.session_options(url, patience_s=patience_s)
         names = {PREFIX_OPTION: checked_prefix(table_prefix)}
         engine = create_engine(url, pool_size=pool_size, max_overflow=0, execution_options=names, **options)
     except ModuleNotFoundError as missing:
-        _, module, extra = _DRIVERS[backend]
-        raise MissingExtra(module, extra) from missing
-    prepare(engine, relaxed=relaxed, patience_s=patience_s)
+        raise MissingExtra(dialect.driver or dialect.name, dialect.extra) from missing
+    dialect.prepare(engine, relaxed=relaxed, patience_s=patience_s)
     return engine

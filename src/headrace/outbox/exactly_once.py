@@ -20,10 +20,13 @@ from headrace.outbox.send import Compacted, RowPlacement, Sent, is_about_a_recor
 
 __all__ = ["PROGRESS_TOPIC", "ExactlyOnce", "Notes"]
 
+Pairs: TypeAlias = Sequence[tuple[PendingMessage, NewRecord]]
+
 PROGRESS_TOPIC = "headrace-outbox-progress"
 _PARTITIONS = 16
+_TRANSACTION_S = 30.0
 _CONFIG = TopicConfig(cleanup=Cleanup.COMPACT, retention_ms=None)
-# Another place's transaction in the same partition may hold the note back; its owner is about to end it.
+# Another lane's transaction in the same partition may hold the note back; its owner is about to end it.
 _NOTE_S = 5.0
 # Of 50 bytes each: far below what a topic takes in one record.
 _MOST_IDS = 2000
@@ -44,7 +47,7 @@ class FirstNote(msgspec.Struct, frozen=True):
 
 
 class Notes:
-    """The notes of one source's places.
+    """The notes of one source's lanes.
 
     Promises: `read` returns only messages that are in the log, and all of the last batch that was committed before
     the transactional id was taken.
@@ -55,13 +58,13 @@ class Notes:
         self._source = source
         self._partitions: int | None = None
 
-    def transactional_id(self, place: Lane) -> str:
-        """Return the id of the place's transactions: no topic's name has a colon, so no two places share one."""
-        return f"headrace-outbox-{self._source}:{place.topic}:{place.bucket}"
+    def transactional_id(self, lane: Lane) -> str:
+        """Return the id of the lane's transactions: no topic's name has a colon, so no two lanes share one."""
+        return f"headrace-outbox-{self._source}:{lane.topic}:{lane.bucket}"
 
-    def first_transactional_id(self, place: Lane) -> str:
+    def first_transactional_id(self, lane: Lane) -> str:
         """Return the id that the first format went with."""
-        return f"headrace-outbox-{self._source}-{place.topic}-{place.bucket}"
+        return f"headrace-outbox-{self._source}-{lane.topic}-{lane.bucket}"
 
     async def records(self, lease: LaneLease, event_ids: Mapping[int, str]) -> list[NewRecord]:
         """Return the notes of a batch; one that is very large takes several."""
@@ -89,7 +92,7 @@ class Notes:
 
     async def read_first(self, lease: LaneLease) -> Sequence[int]:
         """Return the ids of the last note in the first format."""
-        key, found = self.first_transactional_id(lease.place), None
+        key, found = self.first_transactional_id(lease.lane), None
         async for name, value in self._values(await self.partition(key), lease.progress_offset):
             found = value if name == key else found
         return () if found is None else msgspec.json.decode(found, type=FirstNote).ids
@@ -114,7 +117,7 @@ class Notes:
 
     def _key(self, lease: LaneLease) -> str:
         """Return the key of the notes: those of another database under the same source are not ours to read."""
-        return f"{self.transactional_id(lease.place)}@{lease.database_id}"
+        return f"{self.transactional_id(lease.lane)}@{lease.database_id}"
 
     async def _values(self, at: TopicPartition, since: int | None) -> AsyncIterator[tuple[str, bytes]]:
         """Yield keys and values of all notes up to everything that was written before now."""
@@ -153,11 +156,6 @@ def _start(bounds: Bounds, since: int | None) -> int:
     return max(bounds.start, since)
 
 
-Pairs: TypeAlias = Sequence[tuple[PendingMessage, NewRecord]]
-
-_TRANSACTION_S = 30.0
-
-
 @dataclass(slots=True)
 class _Owned:
     """A transactional id that is ours, taken while the lease had this epoch in this database."""
@@ -167,7 +165,7 @@ class _Owned:
     database_id: str
 
     def is_followed_by(self, lease: LaneLease) -> bool:
-        """Return True if nobody else had the place between that lease and this one."""
+        """Return True if no other worker had the lane between that lease and this one."""
         return self.epoch + 1 == lease.epoch and self.database_id == lease.database_id
 
 
@@ -176,22 +174,22 @@ class ExactlyOnce:
 
     Taking the id fences a zombie, and ends what it left open, one way or the other. Then the notes say which messages
     are in the log already: just the last batch's, because a batch is deleted before the next one begins. So whatever
-    a failed commit says of its outcome, the producer is dropped and the log itself is asked.
+    a failed commit says of its outcome, the producer is dropped and the notes in the log decide.
     """
 
     def __init__(self, log: Log, rows: MessageRows, *, source: str) -> None:
         self._log = log
         self._rows = rows
         self._notes = Notes(log, source=source)
-        self._placing = RowPlacement(log)
+        self._placement = RowPlacement(log)
         self._owned: dict[Lane, _Owned] = {}
 
     async def recover(self, lease: LaneLease) -> Sent:
-        """Take the id, unless nobody else had the place since our last turn, and read the notes.
+        """Take the id, unless no other worker had the lane since our last turn, and read the notes.
 
-        What is noted and not in the table any more was settled; to settle it again would clear the place's error.
+        What is noted and not in the table any more was settled; to settle it again would clear the lane's error.
         """
-        owned = self._owned.get(lease.place)
+        owned = self._owned.get(lease.lane)
         if owned is not None and owned.is_followed_by(lease):
             owned.epoch = lease.epoch
             return Sent()
@@ -200,20 +198,20 @@ class ExactlyOnce:
 
     async def send(self, lease: LaneLease, batch: Compacted, policy: PoisonPolicy) -> Sent:
         """Commit the batch with its notes; on any error the id is dropped, and `recover` will find out."""
-        records = await self._placing.records(lease.place.topic, batch.kept)
-        owned = self._owned.get(lease.place)
+        records = await self._placement.records(lease.lane.topic, batch.kept)
+        owned = self._owned.get(lease.lane)
         if owned is None or owned.epoch != lease.epoch or owned.database_id != lease.database_id:
-            raise LeaseLost(lease.place)
+            raise LeaseLost(lease.lane)
         try:
             return await self._send(lease, batch, list(zip(batch.kept, records, strict=True)), policy)
         except BaseException:
-            await self._drop(lease.place)
+            await self._drop(lease.lane)
             raise
 
     async def close(self) -> None:
-        """Let go of all ids."""
-        for place in list(self._owned):
-            await self._drop(place)
+        """Close the producers of all ids."""
+        for lane in list(self._owned):
+            await self._drop(lane)
 
     async def _send(self, lease: LaneLease, batch: Compacted, pairs: Pairs, policy: PoisonPolicy) -> Sent:
         """Commit the batch, or as much of its beginning as the brokers take.
@@ -224,7 +222,7 @@ class ExactlyOnce:
         size, refusals = len(pairs), 0
         while True:
             try:
-                return await self._commit(self._owned[lease.place].producer, lease, batch, pairs[:size], policy)
+                return await self._commit(self._owned[lease.lane].producer, lease, batch, pairs[:size], policy)
             except HeadraceError as error:
                 reason = refused_by_broker(error)
                 if reason is None or getattr(reason, "topic", None) == PROGRESS_TOPIC:
@@ -238,8 +236,8 @@ class ExactlyOnce:
 
     async def _take(self, lease: LaneLease) -> dict[int, str]:
         """Take the id, which ends what its earlier owner left open, and return what is noted."""
-        await self._drop(lease.place)
-        taken = self._notes.transactional_id(lease.place)
+        await self._drop(lease.lane)
+        taken = self._notes.transactional_id(lease.lane)
         producer = await self._log.transactional(taken, timeout_s=_TRANSACTION_S)
         try:
             event_ids = await self._notes.read(lease)
@@ -248,14 +246,14 @@ class ExactlyOnce:
         except BaseException:
             await producer.close()
             raise
-        self._owned[lease.place] = _Owned(producer, lease.epoch, lease.database_id)
+        self._owned[lease.lane] = _Owned(producer, lease.epoch, lease.database_id)
         return event_ids
 
     async def _take_again(self, lease: LaneLease, batch: Compacted) -> None:
-        """Take the id for another try. Raises LeaseLost if somebody else sent messages of the batch meanwhile."""
+        """Take the id for another try. Raises LeaseLost if another worker sent messages of the batch meanwhile."""
         noted = set((await self._take(lease)).values())
         if any(row.event_id in noted for row in batch.rows):
-            raise LeaseLost(lease.place)
+            raise LeaseLost(lease.lane)
 
     async def _commit(
         self, producer: TransactionalProducer, lease: LaneLease, batch: Compacted, pairs: Pairs, policy: PoisonPolicy
@@ -296,13 +294,13 @@ class ExactlyOnce:
 
     async def _read_first_notes(self, lease: LaneLease) -> dict[int, str]:
         """Return what the first format notes and the log confirms: its ids may be those of another database."""
-        first = await self._log.transactional(self._notes.first_transactional_id(lease.place), timeout_s=_TRANSACTION_S)
+        first = await self._log.transactional(self._notes.first_transactional_id(lease.lane), timeout_s=_TRANSACTION_S)
         await first.close()  # taken to fence a relay that still writes that format
-        noted = await self._rows.of(lease.place, await self._notes.read_first(lease))
-        return await self._notes.confirmed(lease.place.topic, noted)
+        noted = await self._rows.of(lease.lane, await self._notes.read_first(lease))
+        return await self._notes.confirmed(lease.lane.topic, noted)
 
-    async def _drop(self, place: Lane) -> None:
-        owned = self._owned.pop(place, None)
+    async def _drop(self, lane: Lane) -> None:
+        owned = self._owned.pop(lane, None)
         if owned is not None:
             with contextlib.suppress(HeadraceError):  # fenced or unreachable: there is nothing left to give back
                 await owned.producer.close()

@@ -1,9 +1,8 @@
-"""The consumer's side: each event once, in the consumer's own transaction; failures counted, poison set aside."""
+"""The inbox of a consumer: each event once, in its own transaction; failures are counted, poison is set aside."""
 
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -16,11 +15,10 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from headrace.errors import BadArgument
 from headrace.model import Record
-from headrace.outbox.databases import execute
-from headrace.outbox.dialects import speech_of
+from headrace.outbox.databases import execute, storable
+from headrace.outbox.dialects import DIALECTS, dialect_of
 from headrace.outbox.messages import dump_headers, event_id_of, load_headers
-from headrace.outbox.stories import storable
-from headrace.outbox.table_names import DEFAULT_PREFIX, checked_prefix, renamed
+from headrace.outbox.tables import DEFAULT_PREFIX, checked_prefix, renamed
 
 __all__ = [
     "FailureCounts",
@@ -34,99 +32,18 @@ __all__ = [
     "is_transient",
 ]
 
-# Lost connections, rolled back for others' sake, out of memory, disk or connections, ended by an operator or a
-# time-out, I/O errors.
-_SQLSTATE_CLASSES = ("08", "40", "53", "57", "58")
-# Locks and objects in use, a replica that takes no writes, transactions that were ended for their age.
-_SQLSTATES = {"55P03", "55006", "25006", "25P03", "25P04"}
-_SQLSTATES_OF_STATEMENTS = {"40002"}  # a constraint that was checked at the commit
-
-_MYSQL_NUMBERS = {
-    *(1205, 1213, 1206, 1614, 1020, 3572),  # lock time-out, deadlock, too many locks, a row that was changed meanwhile
-    *(1927, 1053, 1077, 1078, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 4031),  # killed, shutting down, cut off
-    *(2002, 2003, 2006, 2012, 2013, 2014, 2045, 2055),  # the client's own: no connection, or none any more
-    *(1317, 1028, 1969, 3024),  # the statement was ended, by somebody or by its time
-    *(1040, 1203, 1226, 1037, 1038, 1041, 1135, 1637),  # too many connections, or out of memory
-    *(1021, 1030, 1114, 1026, 3),  # no room on the disk, or an error of it
-    *(1290, 1792, 1836, 1047, 1180),  # read-only for now, a cluster that is not ready, a commit that failed
-}
-_SQLITE_CODES = {
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_INTERRUPT,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_PROTOCOL,
-}
-
-
-def is_transient(error: BaseException) -> bool:
-    """Return True if the database is at fault: the same statements may well succeed when they are tried again.
-
-    An error that was raised from such a one counts too, as does one of a driver that was used past SQLAlchemy.
-    """
-    return any(_is_transient(each) for each in _origins(error))
-
-
-def _origins(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and what it was made from."""
-    waiting, seen = [error], set[int]()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        yield each
-        origins = (getattr(each, "orig", None), each.__cause__)
-        waiting.extend(origin for origin in origins if isinstance(origin, BaseException))
-
-
-def _is_transient(error: BaseException) -> bool:
-    if isinstance(error, PoolTimeout):
-        return True
-    if isinstance(error, DBAPIError):
-        return error.connection_invalidated or _is_wordless(error)
-    if isinstance(error, SQLAlchemyError):
-        return False
-    code = _code(error)
-    if isinstance(code, str):
-        return (code.startswith(_SQLSTATE_CLASSES) or code in _SQLSTATES) and code not in _SQLSTATES_OF_STATEMENTS
-    return code is not None and code in (_SQLITE_CODES if isinstance(error, sqlite3.Error) else _MYSQL_NUMBERS)
-
-
-def _is_wordless(error: DBAPIError) -> bool:
-    """Return True for an error of the connection, for which no server gave a code.
-
-    Not for an InterfaceError, which drivers also raise for a parameter of the wrong type; where it is about a lost
-    connection SQLAlchemy knows.
-    """
-    return isinstance(error, OperationalError) and error.orig is not None and _code(error.orig) is None
-
-
-def _code(error: BaseException) -> str | int | None:
-    """Return the SQLSTATE, or the number that SQLite (without its details) or MySQL gave; None if there is none."""
-    if isinstance(error, sqlite3.Error):
-        number = getattr(error, "sqlite_errorcode", None)
-        return None if number is None else number & 0xFF
-    sqlstate = getattr(error, "sqlstate", None)
-    if isinstance(sqlstate, str) and sqlstate:
-        return sqlstate
-    first = error.args[0] if error.args else None
-    is_of_driver = type(error).__module__.partition(".")[0] in _MYSQL_DRIVERS
-    return first if is_of_driver and isinstance(first, int) and first > 0 else None
-
-
-_MYSQL_DRIVERS = ("pymysql", "aiomysql", "asyncmy", "MySQLdb", "mariadb")
-
 Outcome: TypeAlias = Literal["handled", "known", "failed", "poison"]
 
 FailureKind: TypeAlias = Literal["attempts", "interruptions"]
 """Tries that failed through the event or its handler, and tries that the database cut off."""
 
+BlockingWhere: TypeAlias = Engine | sessionmaker[Session]
+AsyncWhere: TypeAlias = AsyncEngine | async_sessionmaker[AsyncSession]
+
+_MOST_CONSUMER = 100
+_MOST_EVENT_ID = 400
 _OF_EVENT = "consumer = :consumer AND event_id = :event_id"
+_COLUMNS = ("topic", "partition_nr", "offset_nr", "timestamp_ms", "key", "message", "headers")
 
 
 class Handling(NamedTuple):
@@ -177,12 +94,12 @@ class Failures:
         self, db: Connection, event_id: str, record: Record, error: str, *, limits: Limits, kind: FailureKind
     ) -> FailureCounts:
         """Count a failure of the event; returns how many there are. The last that is allowed makes it poison."""
-        now = speech_of(db.dialect.name).now_ms
+        now = dialect_of(db.dialect.name).now_ms
         event = {"consumer": self._consumer, "event_id": event_id}
-        told = {**event, "last_error": storable(error)}
-        self._execute(db, self._insert(db), {**told, **_columns(record)})
+        failure = {**event, "last_error": storable(error)}
+        self._execute(db, self._insert(db), {**failure, **_columns(record)})
         counted = f"{kind} = {kind} + 1, last_error = :last_error, failed_at = {now}"
-        self._execute(db, f"UPDATE kafka_inbox_failures SET {counted} WHERE {_OF_EVENT}", told)  # noqa: S608
+        self._execute(db, f"UPDATE kafka_inbox_failures SET {counted} WHERE {_OF_EVENT}", failure)  # noqa: S608
         asked = f"SELECT attempts, interruptions FROM kafka_inbox_failures WHERE {_OF_EVENT}"  # noqa: S608
         counts = FailureCounts._make(self._execute(db, asked, event).one())
         if limits.are_reached_by(counts):
@@ -196,7 +113,7 @@ class Failures:
 
     def poison(self, db: Connection, *, limit: int) -> list[PoisonEvent]:
         """Return events that were given up, the oldest first."""
-        key = speech_of(db.dialect.name).key
+        key = dialect_of(db.dialect.name).key
         columns = f"event_id, topic, partition_nr, offset_nr, timestamp_ms, {key}, message, headers"
         rows = self._execute(
             db,
@@ -207,18 +124,15 @@ class Failures:
         return [_poison(row) for row in rows]
 
     def _insert(self, db: Connection) -> str:
-        speech = speech_of(db.dialect.name)
-        before, after = speech.insert_or_ignore
+        dialect = dialect_of(db.dialect.name)
+        before, after = dialect.insert_or_ignore
         names = ("consumer", "event_id", "last_error", "attempts", *_COLUMNS)
         values = ", ".join("0" if name == "attempts" else f":{name}" for name in names)
-        columns = ", ".join(speech.key if name == "key" else name for name in names)
+        columns = ", ".join(dialect.key if name == "key" else name for name in names)
         return f"{before} INTO kafka_inbox_failures ({columns}) VALUES ({values}) {after}"
 
     def _execute(self, db: Connection, sql: str, parameters: Mapping[str, Any]) -> Any:  # noqa: ANN401 - rows
         return execute(db, renamed(sql, self._table_prefix), parameters)
-
-
-_COLUMNS = ("topic", "partition_nr", "offset_nr", "timestamp_ms", "key", "message", "headers")
 
 
 def _columns(record: Record) -> dict[str, Any]:
@@ -232,18 +146,11 @@ def _poison(row: Any) -> PoisonEvent:  # noqa: ANN401 - a row
     return PoisonEvent(event_id, record, *failures)
 
 
-BlockingWhere: TypeAlias = Engine | sessionmaker[Session]
-AsyncWhere: TypeAlias = AsyncEngine | async_sessionmaker[AsyncSession]
-
-_MOST_CONSUMER = 100
-_MOST_EVENT_ID = 400
-
-
 class Inbox:
     """Remembers which events a consumer has handled, in the table kafka_inbox of the consumer's database.
 
     Promises: of all deliveries of an event to one consumer exactly one `accept` that is committed returned True.
-    The consumer handles the event in the same transaction, and skips it when `accept` says False.
+    The consumer handles the event in the same transaction, and skips it when `accept` returns False.
     """
 
     def __init__(
@@ -262,7 +169,7 @@ class Inbox:
         self._failures = Failures(self.consumer, table_prefix=self._table_prefix)
 
     def accept(self, where: Session | Connection, record: Record) -> bool:
-        """Say whether this is the event's first time, and remember it with the transaction."""
+        """Return True if the event is new to the consumer, and remember it with the transaction."""
         db = _connection(where)
         return execute(db, self._insert(db.dialect.name), self._row(record)).rowcount == 1
 
@@ -335,23 +242,23 @@ class Inbox:
     def _failed(self, db: Connection, record: Record, tried: _Try) -> Handling | None:
         """Count the failure, and give the event up if it was the last that is allowed; None for an interruption."""
         event_id = self._event_id(record)
-        failures = self._failures.note(db, event_id, record, tried.story, limits=self._limits, kind=tried.kind)
+        failures = self._failures.note(db, event_id, record, tried.error, limits=self._limits, kind=tried.kind)
         if not self._limits.are_reached_by(failures):
-            return Handling("failed", failures.attempts, tried.story) if tried.kind == "attempts" else None
+            return Handling("failed", failures.attempts, tried.error) if tried.kind == "attempts" else None
         if not self.accept(db, record):  # it was handled meanwhile, where it was delivered again
             self._failures.forget(db, event_id)
             return Handling("known")
-        return Handling("poison", failures.attempts, tried.story)
+        return Handling("poison", failures.attempts, tried.error)
 
     def forget(self, db: Connection, *, older_than_s: float) -> int:
         """Forget events that came longer ago than any duplicate could take; returns how many."""
-        now = speech_of(db.dialect.name).now_ms
+        now = dialect_of(db.dialect.name).now_ms
         sql = f"DELETE FROM kafka_inbox WHERE consumer = :consumer AND received_at < {now} - :age_ms"  # noqa: S608
         asked = {"consumer": self.consumer, "age_ms": int(older_than_s * 1000)}
         return execute(db, renamed(sql, self._table_prefix), asked).rowcount
 
     def _insert(self, dialect: str) -> str:
-        sql = speech_of(dialect).insert_ignoring("kafka_inbox", ("consumer", "event_id"))
+        sql = dialect_of(dialect).insert_ignoring("kafka_inbox", ("consumer", "event_id"))
         return renamed(sql, self._table_prefix)
 
     def _event_id(self, record: Record) -> str:
@@ -368,14 +275,14 @@ class _Try:
 
     has_begun = False
     kind: FailureKind = "attempts"
-    story = ""
+    error = ""
 
     def failed(self, error: Exception) -> None:
-        """Tell whose fault it was. Raises the error if the handler was not even called."""
+        """Note the error and its kind. Raises it again if the handler was not even called."""
         if not self.has_begun:
             raise error
         self.kind = "interruptions" if is_transient(error) else "attempts"
-        self.story = f"{type(error).__name__}: {error}"
+        self.error = f"{type(error).__name__}: {error}"
 
 
 def _checked_limit(name: str, limit: object) -> int:
@@ -409,3 +316,49 @@ def _storable(event_id: str) -> str:
 
 def _is_storable(words: str) -> bool:
     return words == words.strip() and words.isprintable()
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return True if the database is at fault: the same statements may well succeed when they are tried again.
+
+    An error that was raised from such a one counts too, as does one of a driver that was used past SQLAlchemy.
+    """
+    return any(_is_transient(each) for each in _origins(error))
+
+
+def _origins(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error and what it was made from."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        origins = (getattr(each, "orig", None), each.__cause__)
+        waiting.extend(origin for origin in origins if isinstance(origin, BaseException))
+
+
+def _is_transient(error: BaseException) -> bool:
+    if isinstance(error, PoolTimeout):
+        return True
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or _has_no_code(error)
+    if isinstance(error, SQLAlchemyError):
+        return False
+    return _verdict(error) is True
+
+
+def _has_no_code(error: DBAPIError) -> bool:
+    """Return True for an error of the connection, for which no server gave a code.
+
+    Not for an InterfaceError, which drivers also raise for a parameter of the wrong type; where it is about a lost
+    connection SQLAlchemy knows.
+    """
+    return isinstance(error, OperationalError) and error.orig is not None and _verdict(error.orig) is None
+
+
+def _verdict(error: BaseException) -> bool | None:
+    """Return the judgement of the database whose driver raised the error; None if the error has no code."""
+    verdicts = (dialect.is_transient(error) for dialect in DIALECTS)
+    return next((verdict for verdict in verdicts if verdict is not None), None)

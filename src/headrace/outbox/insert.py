@@ -14,10 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from headrace.errors import BadArgument
-from headrace.outbox.dialects import Speech, speech_of
+from headrace.outbox.dialects import Dialect, dialect_of
 from headrace.outbox.messages import EncodedMessage
 from headrace.outbox.metrics import INSERTED
-from headrace.outbox.table_names import DEFAULT_PREFIX, renamed
+from headrace.outbox.tables import DEFAULT_PREFIX, renamed
 from headrace.outbox.wake import announce
 
 __all__ = [
@@ -32,9 +32,9 @@ __all__ = [
 
 
 def need_transaction(connection: Connection) -> None:
-    """Raise BadArgument if the connection commits every statement by itself."""
+    """Raise BadArgument if the connection commits every statement at once."""
     if _is_autocommit(connection):
-        rule = "it commits each statement by itself (AUTOCOMMIT); publish in a transaction, on an engine that has them"
+        rule = "it commits each statement at once (AUTOCOMMIT); publish in a transaction, on an engine that has them"
         raise BadArgument("where", connection.engine.url.render_as_string(hide_password=True), rule)
 
 
@@ -46,7 +46,7 @@ def _is_autocommit(connection: Connection) -> bool:
 
 
 def _is_drivers_autocommit(connection: Connection) -> bool:
-    """Return True if the driver was told so behind SQLAlchemy's back, as by connect_args."""
+    """Return True if the driver itself commits each statement, which SQLAlchemy does not know, as by connect_args."""
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
         # Without transactions of its own the driver leaves it to BEGIN, which an application may well say itself.
@@ -70,7 +70,7 @@ def insert(connection: Connection, messages: Sequence[EncodedMessage], table_pre
     need_transaction(_begun(connection))
     dialect = connection.dialect
     as_hex = dialect.driver == "aiomysql"
-    for sql, values in statements(speech_of(dialect.name), dialect.paramstyle, messages, as_hex=as_hex):
+    for sql, values in statements(dialect_of(dialect.name), dialect.paramstyle, messages, as_hex=as_hex):
         connection.exec_driver_sql(renamed(sql, table_prefix), values)
     count_inserted(messages)
 
@@ -90,13 +90,13 @@ def _begun(connection: Connection) -> Connection:
 
 
 def statements(
-    speech: Speech, paramstyle: str, messages: Sequence[EncodedMessage], *, as_hex: bool = False
+    dialect: Dialect, paramstyle: str, messages: Sequence[EncodedMessage], *, as_hex: bool = False
 ) -> Iterator[tuple[str, tuple[object, ...]]]:
     """Yield inserts with their values, as a driver of that parameter style takes them."""
-    # By hand: SQLAlchemy would compile each statement of many rows anew, which costs more than running it.
+    # By hand: SQLAlchemy would compile each statement of many rows again, which costs more than running it.
     for part in _parts(messages):
         values = chain.from_iterable(map(_hexed, part) if as_hex else part)
-        yield _sql(speech, paramstyle, len(part), as_hex=as_hex), tuple(values)
+        yield _sql(dialect, paramstyle, len(part), as_hex=as_hex), tuple(values)
 
 
 def _parts(messages: Sequence[EncodedMessage]) -> Iterator[Sequence[EncodedMessage]]:
@@ -122,8 +122,8 @@ def _hexed(message: EncodedMessage) -> tuple[object, ...]:
 
 
 @lru_cache(maxsize=64)
-def _sql(speech: Speech, paramstyle: str, rows: int, *, as_hex: bool) -> str:
-    columns = ", ".join(speech.key if name == "key" else name for name in EncodedMessage._fields)
+def _sql(dialect: Dialect, paramstyle: str, rows: int, *, as_hex: bool) -> str:
+    columns = ", ".join(dialect.key if name == "key" else name for name in EncodedMessage._fields)
     marks = _placeholders(paramstyle)
     values = ", ".join(f"({_row(marks, as_hex=as_hex)})" for _ in range(rows))
     return f"INSERT INTO kafka_messages ({columns}) VALUES {values}"  # noqa: S608
@@ -163,7 +163,7 @@ def announce_at_commit(connection: Connection) -> None:
 
 
 def _committing(connection: Connection) -> None:
-    """Told a moment before the commit: a relay that looks too early looks again soon."""
+    """Runs a moment before the commit: a relay that looks too early looks again soon."""
     if connection.info.pop(_PUBLISHED, False):
         connection.info[_COMMITTED] = connection.engine.url
         announce(connection.engine.url)

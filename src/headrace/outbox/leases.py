@@ -1,9 +1,4 @@
-"""How long leases and holds last at most.
-
-A time in a lease's row that lies further ahead than these was written before the database's clock was set back. It
-means nothing then: a place whose holder died, or that was held back for an instant, would stand still for as long as
-the clock needs to come there again.
-"""
+"""Leases of lanes: one worker at a time sends a lane's messages, and an epoch fences the writes of earlier ones."""
 
 from __future__ import annotations
 
@@ -14,10 +9,9 @@ from dataclasses import asdict, dataclass, field
 
 from sqlalchemy.engine import Connection
 
-from headrace.outbox.databases import Database, execute
-from headrace.outbox.dialects import Speech
+from headrace.outbox.databases import Database, execute, storable
+from headrace.outbox.dialects import Dialect
 from headrace.outbox.messages import Lane
-from headrace.outbox.stories import storable
 
 __all__ = ["NOTE_FORMAT", "LaneLease", "LaneLeases", "LeaseLost", "LeaseTimes", "confirm"]
 
@@ -29,7 +23,12 @@ _LONGEST_HOLD_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """How long a lease lives without being renewed, and how long an error holds a place back at most."""
+    """How long a lease lives without being renewed, and how long an error holds a lane back at most.
+
+    A time in a lease's row that lies further ahead than these was written before the database's clock was set back,
+    and is ignored. Otherwise a lane whose holder died, or that was held back for a moment, would not be sent until the
+    clock comes to that time again.
+    """
 
     lease_ms: int
     hold_ms: int
@@ -47,18 +46,18 @@ _FENCE = "topic = :topic AND bucket = :bucket AND locked_by = :owner AND epoch =
 
 
 class LeaseLost(Exception):
-    """Somebody else has the place now; whoever sees this writes nothing more there."""
+    """Another worker has the lane now; the worker that gets this error writes nothing more there."""
 
 
 @dataclass(slots=True)
 class LaneLease:
-    """A place that is ours, as of `confirmed_s` on this process' own clock.
+    """A lane that is ours, as of `confirmed_s` on this process' own clock.
 
-    `progress_offset` is where the log's last note of the place was when its messages were deleted, and `note_format`
+    `progress_offset` is where the log's last note of the lane was when its messages were deleted, and `note_format`
     how such notes are written; `database_id` is the identity of the database that the lease is in.
     """
 
-    place: Lane
+    lane: Lane
     owner: str
     epoch: int
     retries: int
@@ -70,15 +69,15 @@ class LaneLease:
     @property
     def fence(self) -> dict[str, object]:
         """The parameters of a condition that holds only while the lease is ours."""
-        return {"topic": self.place.topic, "bucket": self.place.bucket, "owner": self.owner, "epoch": self.epoch}
+        return {"topic": self.lane.topic, "bucket": self.lane.bucket, "owner": self.owner, "epoch": self.epoch}
 
 
 class LaneLeases:
     """Takes, renews and gives back leases.
 
-    Promises: a place has one holder whose writes count. Time is the database's. A row that nobody holds, whatever
-    else it says, can be taken once its retry time has passed; times that a clock which was set back left ahead of
-    it count for nothing.
+    Promises: a lane has one holder whose writes count. Time is the database's. A row without a holder,
+    whatever else it says, can be taken once its retry time has passed. Times that are ahead because the clock was set
+    back are ignored.
     """
 
     def __init__(
@@ -90,32 +89,33 @@ class LaneLeases:
         times: LeaseTimes | None = None,
     ) -> None:
         self._database = database
-        self._owners = {f"owner_{n}": owner for n, owner in enumerate(owners)}
-        self._speech = database.speech
-        self._times = times or LeaseTimes.of(lease_s)
+        self.owners = frozenset(owners)
+        self.times = times or LeaseTimes.of(lease_s)
+        self._owner_names = {f"owner_{n}": owner for n, owner in enumerate(owners)}
+        self._dialect = database.dialect
 
-    async def acquire(self, place: Lane, owner: str) -> LaneLease | None:
-        """Take the place if it is free; what one of our own `owners` left behind when it crashed is free to us."""
-        return await self._database.write_relaxed(lambda db: self._acquire(db, place, owner))
+    async def acquire(self, lane: Lane, owner: str) -> LaneLease | None:
+        """Take the lane if it is free; what one of our own `owners` left behind when it crashed is free to us."""
+        return await self._database.write_relaxed(lambda db: self._acquire(db, lane, owner))
 
     async def renew(self, lease: LaneLease) -> None:
-        """Say that we are still here. Raises LeaseLost."""
+        """Make the lease last for another `lease_s`. Raises LeaseLost."""
         started_s = time.monotonic()
-        sql = f"UPDATE kafka_topic_info SET locked_at = {self._speech.now_ms} WHERE {_FENCE}"  # noqa: S608
+        sql = f"UPDATE kafka_topic_info SET locked_at = {self._dialect.now_ms} WHERE {_FENCE}"  # noqa: S608
         if await self._database.write_relaxed(lambda db: execute(db, sql, lease.fence).rowcount) != 1:
-            raise LeaseLost(lease.place)
+            raise LeaseLost(lease.lane)
         lease.confirmed_s = started_s
 
     async def release(self, lease: LaneLease, *, pause_ms: int = 0) -> None:
         """Give it back, to be taken again after `pause_ms`. Does nothing if it was lost."""
-        retry_at = f"{self._speech.now_ms} + {pause_ms}" if pause_ms else "NULL"
+        retry_at = f"{self._dialect.now_ms} + {pause_ms}" if pause_ms else "NULL"
         changes = f"error = FALSE, retries = 0, last_error = NULL, retry_at = {retry_at}"
         await self._let_go(lease, changes, {})
 
     async def hold(self, lease: LaneLease, error: str, *, delay_s: float) -> None:
-        """Give it back with an error: nobody takes it before the delay is over. Does nothing if it was lost."""
+        """Give it back with an error: it can be taken when the delay is over. Does nothing if it was lost."""
         changes = (
-            f"error = TRUE, retries = retries + 1, last_error = :error, retry_at = {self._speech.now_ms} + :delay_ms"
+            f"error = TRUE, retries = retries + 1, last_error = :error, retry_at = {self._dialect.now_ms} + :delay_ms"
         )
         await self._let_go(lease, changes, {"error": storable(error), "delay_ms": int(delay_s * 1000)})
 
@@ -127,11 +127,11 @@ class LaneLeases:
         sql = f"UPDATE kafka_topic_info SET locked_by = NULL, locked_at = NULL, {changes} WHERE {_FENCE}"  # noqa: S608
         await self._database.write_relaxed(lambda db: execute(db, sql, {**parameters, **lease.fence}))
 
-    def _acquire(self, db: Connection, place: Lane, owner: str) -> LaneLease | None:
+    def _acquire(self, db: Connection, lane: Lane, owner: str) -> LaneLease | None:
         confirmed_s = time.monotonic()
-        asked = {"topic": place.topic, "bucket": place.bucket, "owner": owner, **asdict(self._times)}
-        now = self._speech.now_ms
-        ours = ", ".join([":owner", *(f":{name}" for name in self._owners)])
+        asked = {"topic": lane.topic, "bucket": lane.bucket, "owner": owner, **asdict(self.times)}
+        now = self._dialect.now_ms
+        ours = ", ".join([":owner", *(f":{name}" for name in self._owner_names)])
         taken = execute(
             db,
             f"UPDATE kafka_topic_info SET locked_by = :owner, locked_at = {now}, epoch = epoch + 1 "  # noqa: S608
@@ -139,7 +139,7 @@ class LaneLeases:
             f"AND (retry_at IS NULL OR retry_at <= {now} OR retry_at > {now} + :hold_ms) "
             f"AND (locked_by IS NULL OR locked_by IN ({ours}) OR locked_at IS NULL "
             f"OR locked_at < {now} - :lease_ms OR locked_at > {now} + :lease_ms)",
-            {**asked, **self._owners},
+            {**asked, **self._owner_names},
         )
         if taken.rowcount != 1:
             return None
@@ -148,21 +148,21 @@ class LaneLeases:
             db,
             "SELECT epoch, retries, progress_offset, note_format, "  # noqa: S608
             f"(SELECT database_id FROM kafka_outbox_identity WHERE nr = 1) FROM kafka_topic_info WHERE {where}",
-            {"topic": place.topic, "bucket": place.bucket},
+            {"topic": lane.topic, "bucket": lane.bucket},
         ).one()
         known = database_id or self._identify(db)
-        return LaneLease(place, owner, epoch, retries, progress, note_format, known, confirmed_s)
+        return LaneLease(lane, owner, epoch, retries, progress, note_format, known, confirmed_s)
 
     def _identify(self, db: Connection) -> str:
         """Give the database its identity, where the tables were made without the migrations."""
         made = {"nr": 1, "database_id": str(uuid.uuid4())}
-        execute(db, self._speech.insert_ignoring("kafka_outbox_identity", tuple(made)), made)
+        execute(db, self._dialect.insert_ignoring("kafka_outbox_identity", tuple(made)), made)
         return str(execute(db, "SELECT database_id FROM kafka_outbox_identity WHERE nr = 1").scalar_one())
 
 
-def confirm(db: Connection, speech: Speech, lease: LaneLease, *, progress_offset: int | None = None) -> None:
-    """Lock the lease's row inside a transaction: until it ends nobody can take the place. Raises LeaseLost."""
-    now = speech.now_ms
+def confirm(db: Connection, dialect: Dialect, lease: LaneLease, *, progress_offset: int | None = None) -> None:
+    """Lock the lease's row inside a transaction: until it ends no other worker can take the lane. Raises LeaseLost."""
+    now = dialect.now_ms
     sql = (
         f"UPDATE kafka_topic_info SET locked_at = {now}, last_processed_at = {now}, error = FALSE, retries = 0, "  # noqa: S608
         "retry_at = NULL, last_error = NULL, "
@@ -170,4 +170,4 @@ def confirm(db: Connection, speech: Speech, lease: LaneLease, *, progress_offset
     )
     noted = {"progress": progress_offset, "format": lease.note_format if progress_offset is None else NOTE_FORMAT}
     if execute(db, sql, {**lease.fence, **noted}).rowcount != 1:
-        raise LeaseLost(lease.place)
+        raise LeaseLost(lease.lane)

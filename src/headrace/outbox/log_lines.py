@@ -1,4 +1,4 @@
-"""What the outbox logs: messages of chosen topics, decoded; and what an application without logging must still hear."""
+"""Log lines of the outbox: messages of chosen topics, decoded, and warnings for a process without logging."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from headrace.observe import get_logger
 from headrace.outbox.messages import PendingMessage
 from headrace.outbox.ports import MessageDecoder
 
-__all__ = ["Showing", "tell_unheard"]
+__all__ = ["MessageLog", "warn_without_logging"]
+
+_logger = get_logger(__name__)
 
 _AGAIN_AFTER_S = 60.0
 
 _lock = threading.Lock()
-_told_s: dict[str, float] = {}
+_written_s: dict[str, float] = {}
 
 
-def tell_unheard(line: str) -> None:
-    """Write the line to stderr if nobody listens to the logs, at most once a minute.
+def warn_without_logging(line: str) -> None:
+    """Write the line to stderr if no logging is set up, at most once a minute.
 
     A library is silent where no handler is set up. But a relay that can't connect does nothing at all, and looks like
     one that has nothing to do.
@@ -42,32 +44,29 @@ def _has_handlers(logger: logging.Logger | None) -> bool:
 def _is_due(line: str) -> bool:
     now_s = time.monotonic()
     with _lock:
-        is_due = now_s - _told_s.get(line, -_AGAIN_AFTER_S) >= _AGAIN_AFTER_S
+        is_due = now_s - _written_s.get(line, -_AGAIN_AFTER_S) >= _AGAIN_AFTER_S
         if is_due:
-            for known in [known for known, at_s in _told_s.items() if now_s - at_s >= _AGAIN_AFTER_S]:
-                del _told_s[known]
-            _told_s[line] = now_s
+            for known in [known for known, at_s in _written_s.items() if now_s - at_s >= _AGAIN_AFTER_S]:
+                del _written_s[known]
+            _written_s[line] = now_s
     return is_due
 
 
-_logger = get_logger(__name__)
-
-
-class Showing:
-    """Shows messages. What it can't decode it shows as bytes: looking must never hide what happened."""
+class MessageLog:
+    """Logs the messages of chosen topics. What it can't decode it logs as bytes: logging must never hide an error."""
 
     def __init__(self, topics: Sequence[str], decoder: MessageDecoder | None) -> None:
         self._topics = frozenset(topics)
         self._decoder = decoder
 
     def sent(self, topic: str, rows: Sequence[PendingMessage]) -> None:
-        """Show messages that were sent."""
+        """Log messages that were sent."""
         if topic in self._topics:
             for row in rows:
                 _logger.info("outbox message sent", topic=topic, id=row.id, key=row.key, **self._decoded(topic, row))
 
     def failed(self, topic: str, rows: Sequence[PendingMessage], error: BaseException) -> None:
-        """Show messages that were on their way when something went wrong, and what that was."""
+        """Log messages that were being sent when an error occurred, and the error."""
         if topic in self._topics:
             for row in rows:
                 decoded = self._decoded(topic, row)

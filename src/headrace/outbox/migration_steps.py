@@ -1,7 +1,7 @@
-"""Steps of migrations that can be taken again.
+"""Steps of migrations that can be repeated.
 
 MySQL and MariaDB keep each table that a migration makes, also when it is interrupted before its end. The next run
-finds what is there, and goes on behind it; a table of other columns is somebody else's, and is not touched.
+finds what is there, and goes on behind it; a table with other columns is another application's, and stays as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["create_index", "create_table", "keeps_each_step"]
 
 
 def keeps_each_step() -> bool:
-    """Say whether the database ends the transaction with each statement that changes tables."""
+    """Return True if the database ends the transaction with each statement that changes tables."""
     return op.get_bind().dialect.name in ("mysql", "mariadb")
 
 

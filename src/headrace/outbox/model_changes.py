@@ -54,7 +54,7 @@ def publish_changes(
 ) -> Callable[[type[T]], type[T]]:
     """Return a decorator of a mapped class, by which its changes are published with the transaction that makes them.
 
-    `key` is the primary key unless told otherwise, `payload` a dict of kind, row and the names of changed columns; a
+    `key` is the primary key by default, `payload` a dict of kind, row and the names of changed columns; a
     payload of None is a tombstone. `when` says which changes are worth a message. Subclasses are included. SQL that
     goes past the session's unit of work (`session.execute(update(…))`, bulk inserts) is not seen.
     """
@@ -116,7 +116,7 @@ def _listen_to_columns(mapper: Mapper[Any]) -> None:
 
 
 def _heard_set(_target: object, _value: object, _old: object, _initiator: object) -> None:
-    """Do nothing: that somebody listens is what makes SQLAlchemy load the old value."""
+    """Do nothing: a listener makes SQLAlchemy load the old value."""
 
 
 _expressions: WeakKeyDictionary[InstanceState[Any], dict[str, Any]] = WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""What an operator does with an outbox: look, change, run a relay. Errors of drivers get names here."""
+"""Operations of the command line on an outbox: look, change, run a relay. Drivers' errors become our own here."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import TypeVar
 
 from sqlalchemy.engine import Connection
 
-from headrace.config import HeadraceSettings
+from headrace.config import HeadraceSettings, OutboxSettings
 from headrace.observe import serve
 from headrace.outbox.databases import Database
 from headrace.outbox.dead import dead_messages, missing_ids, purge, replay
 from headrace.outbox.engines import named_errors
-from headrace.outbox.relay import checked_threads
-from headrace.outbox.run import opened_relay
+from headrace.outbox.relay import checked_threads, opened_relay
 from headrace.outbox.schema import migrate, need_newest, schema_version
 from headrace.outbox.sent import sent_messages
-from headrace.outbox.settings import OutboxSettings
 from headrace.outbox.stats import status
-from headrace.outbox.table_names import DEFAULT_PREFIX
+from headrace.outbox.tables import DEFAULT_PREFIX
 from headrace.runtime import shutdown_on_signals
 
 __all__ = [
@@ -32,7 +30,7 @@ __all__ = [
     "missing_ids",
     "need_tables",
     "purge",
-    "relay_until_told",
+    "relay_until_stopped",
     "replay",
     "sent_messages",
     "status",
@@ -66,18 +64,18 @@ def need_tables(url: str, *, table_prefix: str = DEFAULT_PREFIX) -> None:
     need_newest(url, schema_version(url, table_prefix=table_prefix), table_prefix=table_prefix)
 
 
-async def relay_until_told(
-    url: str, log_address: str, settings: HeadraceSettings, *, tell: Callable[[str], None]
+async def relay_until_stopped(
+    url: str, log_address: str, settings: HeadraceSettings, *, report: Callable[[str], None]
 ) -> None:
     """Run a relay until the first signal; the second ends the process."""
     port = settings.observe.metrics_port
     async with shutdown_on_signals() as stop:
         with nullcontext() if port is None else serve(port):
             async with opened_relay(url, log_address, settings=settings.outbox, log_settings=settings.log) as relay:
-                tell(f"relaying with {len(relay.workers)} worker{'s' if len(relay.workers) != 1 else ''}")
+                report(f"relaying with {len(relay.workers)} worker{'s' if len(relay.workers) != 1 else ''}")
                 await stop.wait()
-                tell("stopping: what is in hand is finished first; another signal does not wait for it")
-        tell("stopped")
+                report("stopping: what is in hand is finished first; another signal does not wait for it")
+        report("stopped")
 
 
 def _use(

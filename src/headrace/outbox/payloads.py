@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.config import OutboxSettings
 from headrace.errors import BadArgument, RecordTooLarge
 from headrace.model import NewRecord, check_topic_name, size_of
 from headrace.observe import inject
@@ -23,7 +24,6 @@ from headrace.outbox.messages import (
     with_event_id,
 )
 from headrace.outbox.ports import Serializer
-from headrace.outbox.settings import OutboxSettings
 
 __all__ = ["BytesSerializer", "JsonDecoder", "JsonSerializer", "RowEncoder"]
 

@@ -1,4 +1,4 @@
-"""Producers: publish in the caller's own transaction, straight to the log, or into a list for tests."""
+"""Producers, and the Outbox that makes them: publish in the caller's transaction, to the log, or to a test's list."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
+from headrace.config import OutboxSettings
 from headrace.errors import BadArgument
 from headrace.log import Log
 from headrace.observe import get_logger
@@ -22,12 +23,24 @@ from headrace.outbox.insert import announce_at_commit, insert, insert_async
 from headrace.outbox.messages import EncodedMessage, GivenHeaders, Message, PendingMessage
 from headrace.outbox.metrics import ASYNC_FAILURES
 from headrace.outbox.payloads import RowEncoder
-from headrace.outbox.ports import BackendName
+from headrace.outbox.ports import BackendName, Serializer
 from headrace.outbox.send import RowPlacement
 from headrace.outbox.staging import stage
-from headrace.outbox.table_names import DEFAULT_PREFIX
+from headrace.outbox.tables import DEFAULT_PREFIX
 
-__all__ = ["AsyncProducer", "AsyncWhere", "Direct", "Producer", "Recorded", "Where", "record", "recording_messages"]
+__all__ = [
+    "AsyncProducer",
+    "AsyncWhere",
+    "Direct",
+    "Outbox",
+    "Producer",
+    "Recorded",
+    "Where",
+    "record",
+    "recording_messages",
+]
+
+_logger = get_logger(__name__)
 
 Recorded = list[tuple[Message, EncodedMessage]]
 
@@ -35,7 +48,7 @@ _recording: ContextVar[Recorded | None] = ContextVar("headrace.outbox.producers"
 
 
 def record(messages: Sequence[Message], encoded: Sequence[EncodedMessage]) -> bool:
-    """Keep the messages if somebody records; returns whether somebody does."""
+    """Add the messages to the recording of this context; returns False if there is none."""
     into = _recording.get()
     if into is None:
         return False
@@ -54,16 +67,13 @@ def recording_messages() -> Iterator[Recorded]:
         _recording.reset(token)
 
 
-_logger = get_logger(__name__)
-
-
 class Direct:
     """Sends at once, from coroutines and from blocking code; the log lives on the loop it was made on."""
 
     def __init__(self, log: Log | None, loop: asyncio.AbstractEventLoop | None) -> None:
         self._log = log
         self._loop = loop
-        self._placing = None if log is None else RowPlacement(log)
+        self._placement = None if log is None else RowPlacement(log)
         self._on_their_way: set[concurrent.futures.Future[None]] = set()
 
     async def send(self, messages: Sequence[EncodedMessage]) -> None:
@@ -106,14 +116,14 @@ class Direct:
         return self._loop
 
     async def _append(self, messages: Sequence[EncodedMessage]) -> None:
-        if self._log is None or self._placing is None or not messages:
+        if self._log is None or self._placement is None or not messages:
             return
         now_ms = time.time_ns() // 1_000_000
         rows = [
             PendingMessage(0, m.message, m.key, m.partition_key, m.headers, m.event_id, m.event_time, now_ms)
             for m in messages
         ]
-        await self._log.append(await self._placing.records(messages[0].topic, rows))
+        await self._log.append(await self._placement.records(messages[0].topic, rows))
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -244,3 +254,42 @@ async def _store_async(where: object, messages: list[EncodedMessage], table_pref
     else:
         rule = "the backend db needs the AsyncSession or AsyncConnection of your transaction"
         raise BadArgument("where", where, rule)
+
+
+class Outbox:
+    """Makes producers.
+
+    `log` is for the backends kafka and kafka_async; `loop` is the event loop it was opened on,
+    by default the running one.
+    """
+
+    def __init__(
+        self,
+        settings: OutboxSettings | None = None,
+        *,
+        log: Log | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.settings = settings or OutboxSettings()
+        self._direct = Direct(log, loop or _running_loop() if log is not None else None)
+
+    def producer(
+        self, topic: str, *, serializer: Serializer | None = None, key_serializer: Serializer | None = None
+    ) -> Producer:
+        """Return a producer for blocking code. Without a serializer payloads are bytes, text or None."""
+        encoding = self._encoding(topic, serializer, key_serializer)
+        return Producer(encoding, self.settings.backend, self._direct, table_prefix=self.settings.table_prefix)
+
+    def async_producer(
+        self, topic: str, *, serializer: Serializer | None = None, key_serializer: Serializer | None = None
+    ) -> AsyncProducer:
+        """Return a producer for coroutines."""
+        encoding = self._encoding(topic, serializer, key_serializer)
+        return AsyncProducer(encoding, self.settings.backend, self._direct, table_prefix=self.settings.table_prefix)
+
+    async def flush(self) -> None:
+        """Wait for what kafka_async has on its way."""
+        await self._direct.flush()
+
+    def _encoding(self, topic: str, serializer: Serializer | None, key_serializer: Serializer | None) -> RowEncoder:
+        return RowEncoder(topic, self.settings, serializer=serializer, key_serializer=key_serializer)

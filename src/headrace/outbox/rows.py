@@ -3,7 +3,7 @@
 A batch is the lowest ids that are committed and not in hand, all from one snapshot of the database. That keeps the
 order of a key whose transactions wait for one another: the later one gets its ids, and commits, when the earlier one
 has committed, so a snapshot with the later one's messages has the earlier one's too, with lower ids. To read on from
-the last id instead would pass by a lower id that is committed meanwhile. A transaction that is slow holds up nobody:
+the last id instead would pass by a lower id that is committed meanwhile. A slow transaction holds up no other:
 whatever of its key is committed with a higher id did not wait for it, and has no order with it.
 """
 
@@ -15,12 +15,11 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from sqlalchemy.engine import Connection
 
-from headrace.outbox.databases import Database, execute
-from headrace.outbox.dialects import Speech
+from headrace.outbox.databases import Database, execute, storable
+from headrace.outbox.dialects import Dialect
 from headrace.outbox.leases import LaneLease, confirm
 from headrace.outbox.messages import Lane, PendingMessage
 from headrace.outbox.ports import PoisonPolicy
-from headrace.outbox.stories import storable
 from headrace.runtime import crash_point
 
 __all__ = ["MessageRows", "RowBatch", "Settled", "message_columns", "parts_of"]
@@ -78,29 +77,29 @@ class MessageRows:
     ) -> None:
         self._database = database
         self._keeps_sent = keeps_sent
-        self._speech = database.speech
+        self._dialect = database.dialect
         self._batch_size = batch_size
         self._batch_bytes = batch_bytes
-        key = self._speech.key
+        key = self._dialect.key
         self._columns = f"m.id, m.message, m.{key}, m.partition_key, m.headers, m.event_id, m.event_time, m.created_at"
 
-    async def read(self, place: Lane, policy: PoisonPolicy, *, in_hand: Sequence[int] = ()) -> RowBatch:
+    async def read(self, lane: Lane, policy: PoisonPolicy, *, in_hand: Sequence[int] = ()) -> RowBatch:
         """Return the lowest ids that are not in hand, in order: a batch of one snapshot."""
-        without, parameters = self._speech.without_ids(in_hand) if in_hand else ("", {})
+        without, parameters = self._dialect.without_ids(in_hand) if in_hand else ("", {})
         sql = self._select(policy, without)
-        asked = {"topic": place.topic, "bucket": place.bucket, "most": self._batch_size, "bytes": self._batch_bytes}
+        asked = {"topic": lane.topic, "bucket": lane.bucket, "most": self._batch_size, "bytes": self._batch_bytes}
         return await self._database.read(lambda db: self._fetch(db, sql, {**asked, **parameters}))
 
-    async def of(self, place: Lane, ids: Sequence[int]) -> list[PendingMessage]:
-        """Return those of the ids that the place has, in order."""
+    async def of(self, lane: Lane, ids: Sequence[int]) -> list[PendingMessage]:
+        """Return those of the ids that the lane has, in order."""
         if not ids:
             return []
-        condition, parameters = self._speech.with_ids(ids)
+        condition, parameters = self._dialect.with_ids(ids)
         sql = (
             f"SELECT {self._columns} FROM kafka_messages m "  # noqa: S608
             f"WHERE m.topic = :topic AND m.bucket = :bucket AND m.{condition} ORDER BY m.id"
         )
-        asked = {"topic": place.topic, "bucket": place.bucket, **parameters}
+        asked = {"topic": lane.topic, "bucket": lane.bucket, **parameters}
         return await self._database.read(lambda db: [PendingMessage._make(row) for row in execute(db, sql, asked)])
 
     async def still_there(self, event_ids: Mapping[int, str]) -> dict[int, str]:
@@ -110,7 +109,7 @@ class MessageRows:
     def _still_there(self, db: Connection, event_ids: Mapping[int, str]) -> dict[int, str]:
         found: dict[int, str] = {}
         for chosen in parts_of(event_ids):
-            condition, parameters = self._speech.with_messages(chosen)
+            condition, parameters = self._dialect.with_messages(chosen)
             rows = execute(db, f"SELECT id, event_id FROM kafka_messages WHERE {condition}", parameters)  # noqa: S608
             found.update((id_, event_id) for id_, event_id in rows if chosen[id_] == event_id)
         return found
@@ -124,24 +123,24 @@ class MessageRows:
         return await self._database.write(lambda db: self._settle(db, lease, settled))
 
     def _settle(self, db: Connection, lease: LaneLease, settled: Settled) -> int:
-        confirm(db, self._speech, lease, progress_offset=settled.progress_offset)
+        confirm(db, self._dialect, lease, progress_offset=settled.progress_offset)
         for id_, reason in settled.refused.items():
             self._bury(db, id_, settled.event_ids[id_], reason)
-        if self._keeps_sent(lease.place.topic):
+        if self._keeps_sent(lease.lane.topic):
             self._keep(db, {id_: settled.event_ids[id_] for id_ in settled.ids if id_ not in settled.superseded})
         gone, ids = 0, [*settled.ids, *settled.refused]
         for chosen in parts_of({id_: settled.event_ids[id_] for id_ in ids}):
-            condition, parameters = self._speech.with_messages(chosen)
-            gone += execute(db, self._speech.delete_messages + condition, parameters).rowcount
+            condition, parameters = self._dialect.with_messages(chosen)
+            gone += execute(db, self._dialect.delete_messages + condition, parameters).rowcount
         crash_point("outbox.before-delete-commit")
         return gone
 
     def _keep(self, db: Connection, sent: Mapping[int, str]) -> None:
         """Copy messages to where sent ones are kept; one that is there already was sent twice."""
-        before, after = self._speech.insert_or_ignore
-        columns = ", ".join(message_columns(self._speech))
+        before, after = self._dialect.insert_or_ignore
+        columns = ", ".join(message_columns(self._dialect))
         for chosen in parts_of(sent):
-            condition, parameters = self._speech.with_messages(chosen)
+            condition, parameters = self._dialect.with_messages(chosen)
             execute(
                 db,
                 f"{before} INTO kafka_sent_messages ({columns}) "  # noqa: S608
@@ -155,7 +154,7 @@ class MessageRows:
         if taken_by == event_id:
             return
         dead_id = id_ if taken_by is None else _next_dead_id(db)
-        columns = message_columns(self._speech)[1:]
+        columns = message_columns(self._dialect)[1:]
         execute(
             db,
             f"INSERT INTO kafka_dead_messages (id, {', '.join(columns)}, error, attempts) "  # noqa: S608
@@ -166,10 +165,10 @@ class MessageRows:
 
     def _select(self, policy: PoisonPolicy, without: str) -> str:
         """Return one statement, and so one snapshot: the first ids and their sizes, then the rows that fit."""
-        key = self._speech.key
+        key = self._dialect.key
         unblocked = {"skip": "", "block_key": _KEY_IS_FREE.format(key=key), "block_topic": _TOPIC_IS_FREE}[policy]
         first = (
-            f"SELECT m.id, {self._speech.row_bytes} AS size FROM kafka_messages m "  # noqa: S608
+            f"SELECT m.id, {self._dialect.row_bytes} AS size FROM kafka_messages m "  # noqa: S608
             f"WHERE m.topic = :topic AND m.bucket = :bucket {f'AND {without} ' if without else ''}{unblocked} "
             "ORDER BY m.id LIMIT :most"
         )
@@ -200,7 +199,7 @@ def parts_of(event_ids: Mapping[int, str]) -> Iterator[dict[int, str]]:
         yield dict(pairs[start : start + _MOST_AT_ONCE])
 
 
-def message_columns(speech: Speech) -> tuple[str, ...]:
+def message_columns(dialect: Dialect) -> tuple[str, ...]:
     """Return the columns that kafka_messages and kafka_dead_messages share, as the database writes them."""
-    given = ("topic", "message", speech.key, "partition_key", "headers", "event_id", "bucket", "event_time")
+    given = ("topic", "message", dialect.key, "partition_key", "headers", "event_id", "bucket", "event_time")
     return ("id", *given, "created_at")

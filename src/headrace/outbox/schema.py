@@ -1,4 +1,4 @@
-"""Making and changing the tables, by Alembic, from the migrations shipped in the package."""
+"""The schema: making and changing the tables with Alembic, and the version that a relay needs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from sqlalchemy import Engine, inspect, text
 from sqlalchemy.engine import Connection
 
 from headrace.errors import IncompatibleData, MissingExtra, MissingTables, OutdatedTables
+from headrace.outbox.dialects import dialect_of
 from headrace.outbox.engines import DatabaseAddress, engine_for, named_errors, url_of
-from headrace.outbox.table_names import DEFAULT_PREFIX, checked_prefix, version_table
+from headrace.outbox.tables import DEFAULT_PREFIX, checked_prefix, version_table
 
 __all__ = ["NEWEST", "VERSION_TABLE", "migrate", "need_newest", "schema_version", "version_in"]
 
@@ -22,8 +23,6 @@ VERSION_TABLE = version_table(DEFAULT_PREFIX)
 """Where Alembic keeps our version: a table of its own, beside the application's."""
 
 _FOLDER = Path(__file__).parent / "migrations"
-_LOCK_NUMBER = 0x6865616472
-_LOCK_S = 60
 
 
 def migrate(
@@ -73,7 +72,7 @@ def _shown(database: DatabaseAddress) -> str:
 
 
 def _is_there(file: str) -> bool:
-    """Say whether SQLite would find a file: it makes one when it is asked about one that is missing."""
+    """Return True if SQLite would find a file: it creates a file that is missing."""
     return file.startswith("file:") or Path(file).exists() or not Path(file).parent.exists()
 
 
@@ -105,13 +104,8 @@ def version_in(connection: Connection, table_prefix: str = DEFAULT_PREFIX) -> st
 
 @contextmanager
 def _one_at_a_time(engine: Engine) -> Iterator[None]:
-    """Keep others out. SQLite's own write lock does that already."""
-    asks = {
-        "postgresql": (f"SELECT pg_advisory_lock({_LOCK_NUMBER})", f"SELECT pg_advisory_unlock({_LOCK_NUMBER})"),
-        "mysql": (f"SELECT GET_LOCK('{VERSION_TABLE}', {_LOCK_S})", f"SELECT RELEASE_LOCK('{VERSION_TABLE}')"),
-    }
-    asks["mariadb"] = asks["mysql"]
-    lock = asks.get(engine.dialect.name)
+    """Keep other processes that migrate out. SQLite's own write lock does that already."""
+    lock = dialect_of(engine.dialect.name).migration_lock
     if lock is None:
         yield
         return

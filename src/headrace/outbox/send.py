@@ -1,4 +1,4 @@
-"""Sending a batch at least once: placed, compacted, acknowledged by all replicas, poison told apart."""
+"""Sending a batch: its records and their partitions, compaction, poison, and plain appends for at least once."""
 
 from __future__ import annotations
 
@@ -77,20 +77,20 @@ class RowPlacement:
 
 
 # A time that is refused and is older than this may be too old for its topic.
-_OF_LATE_MS = 3_600_000
+_RECENT_MS = 3_600_000
 
-# What a log says to one record and not to the batch. Everything else may pass by itself or by an operator's hand:
+# What a log says to one record and not to the batch. Everything else may pass, or an operator may fix it:
 # a broker that is away, a topic that is missing, a permission that was taken.
 _ABOUT_A_RECORD = (BadArgument, RecordTooLarge, TimestampTooFarAhead)
 
 
 def is_about_a_record(error: Exception, *, clock: Clock = SYSTEM_CLOCK) -> bool:
-    """Say whether one of the records is at fault, whatever the state of the log.
+    """Return True if one of the records is at fault, whatever the state of the log.
 
-    No record is stamped later than this machine's clock. So one that was stamped of late and is refused for its time
-    shows that the clocks are apart, and all others would be refused as well.
+    No record has a time later than this machine's clock. So if one with a recent time is refused for it, the clocks
+    are apart, and all other records would be refused as well.
     """
-    if isinstance(error, TimestampTooFarAhead) and (error.timestamp_ms or 0) > clock.now_ms() - _OF_LATE_MS:
+    if isinstance(error, TimestampTooFarAhead) and (error.timestamp_ms or 0) > clock.now_ms() - _RECENT_MS:
         return False
     return isinstance(error, _ABOUT_A_RECORD)
 
@@ -201,7 +201,7 @@ class Sender(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of what is held."""
+        """Close what is open."""
         ...
 
 
@@ -209,30 +209,30 @@ class AtLeastOnce:
     """Plain appends.
 
     An append that outlasts its time is not given up: its records may still be on their way, and others sent behind
-    them would land in another order. So it is remembered, and asked for again at the next turn of its place.
+    them would land in another order. So it is remembered, and asked for again at the next turn of its lane.
     """
 
     def __init__(self, log: Log, *, timeout_s: float) -> None:
         self._log = log
-        self._placing = RowPlacement(log)
+        self._placement = RowPlacement(log)
         self._timeout_s = timeout_s
         self._on_its_way: dict[Lane, tuple[Sent, asyncio.Task[None]]] = {}
         self._landed: dict[Lane, Sent] = {}
 
     async def recover(self, lease: LaneLease) -> Sent:
-        """Wait for what is still on its way, and tell what landed of a batch that failed. Raises TimedOut."""
-        if lease.place in self._on_its_way:
-            landed = self._landed.setdefault(lease.place, Sent())
-            landed.merge(await self._wait(lease.place))
-        return self._landed.pop(lease.place, Sent())
+        """Wait for what is still on its way, and return what landed of a batch that failed. Raises TimedOut."""
+        if lease.lane in self._on_its_way:
+            landed = self._landed.setdefault(lease.lane, Sent())
+            landed.merge(await self._wait(lease.lane))
+        return self._landed.pop(lease.lane, Sent())
 
     async def send(self, lease: LaneLease, batch: Compacted, policy: PoisonPolicy) -> Sent:
         """Append the records; a batch that is refused is cut in halves until the culprits stand alone."""
         sent = Sent()
         try:
-            await self._deliver(lease.place, batch, batch.kept, policy, sent)
+            await self._deliver(lease.lane, batch, batch.kept, policy, sent)
         except BaseException:
-            self._landed[lease.place] = sent  # what is in the log already must not be sent again
+            self._landed[lease.lane] = sent  # what is in the log already must not be sent again
             raise
         return sent
 
@@ -244,12 +244,12 @@ class AtLeastOnce:
         self._on_its_way.clear()
 
     async def _deliver(
-        self, place: Lane, batch: Compacted, rows: Sequence[PendingMessage], policy: PoisonPolicy, sent: Sent
+        self, lane: Lane, batch: Compacted, rows: Sequence[PendingMessage], policy: PoisonPolicy, sent: Sent
     ) -> None:
         if not rows:
             return
         try:
-            sent.merge(await self._append(place, batch, rows))
+            sent.merge(await self._append(lane, batch, rows))
         except Exception as error:
             if not is_about_a_record(error):
                 raise
@@ -260,31 +260,31 @@ class AtLeastOnce:
         else:
             return
         middle = len(rows) // 2
-        await self._deliver(place, batch, rows[:middle], policy, sent)
+        await self._deliver(lane, batch, rows[:middle], policy, sent)
         free = not_behind(sent.refused, rows, policy)
-        await self._deliver(place, batch, [row for row in rows[middle:] if free(row)], policy, sent)
+        await self._deliver(lane, batch, [row for row in rows[middle:] if free(row)], policy, sent)
 
-    async def _append(self, place: Lane, batch: Compacted, rows: Sequence[PendingMessage]) -> Sent:
-        records = await self._placing.records(place.topic, rows)
+    async def _append(self, lane: Lane, batch: Compacted, rows: Sequence[PendingMessage]) -> Sent:
+        records = await self._placement.records(lane.topic, rows)
         append = asyncio.create_task(self._append_all(records))
         landing = Sent()
         landing.add(batch, [row.id for row in rows])
-        self._on_its_way[place] = (landing, append)
-        return await self._wait(place)
+        self._on_its_way[lane] = (landing, append)
+        return await self._wait(lane)
 
     async def _append_all(self, records: Sequence[NewRecord]) -> None:
         await self._log.append(records)
 
-    async def _wait(self, place: Lane) -> Sent:
+    async def _wait(self, lane: Lane) -> Sent:
         """Return what is acknowledged now."""
-        landing, append = self._on_its_way[place]
+        landing, append = self._on_its_way[lane]
         done, _ = await asyncio.wait([append], timeout=self._timeout_s)
         if not done:
-            raise TimedOut(f"sending {place}", self._timeout_s, outcome_known=False)
-        del self._on_its_way[place]
+            raise TimedOut(f"sending {lane}", self._timeout_s, outcome_known=False)
+        del self._on_its_way[lane]
         try:
             append.result()
         except HeadraceError:
-            self._placing.forget(place.topic)  # its partitions may have changed
+            self._placement.forget(lane.topic)  # its partitions may have changed
             raise
         return landing

@@ -1,4 +1,4 @@
-"""Messages that were sent and are kept for a while: who was told what, and when."""
+"""Sent messages that are kept for a while: listing them, and deleting the old ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from sqlalchemy.engine import Connection
 
 from headrace.outbox.databases import execute
-from headrace.outbox.dialects import speech_of
+from headrace.outbox.dialects import dialect_of
 
 __all__ = ["SentMessage", "forget_sent", "sent_messages"]
 
@@ -34,7 +34,7 @@ def sent_messages(
     asked: dict[str, Any] = {"topic": topic, "event_id": event_id}
     given = {name: value for name, value in asked.items() if value is not None}
     where = " AND ".join(["1 = 1", *(f"{name} = :{name}" for name in given)])
-    key = speech_of(db.dialect.name).key
+    key = dialect_of(db.dialect.name).key
     rows = execute(
         db,
         f"SELECT id, topic, bucket, {key}, message, headers, event_id, event_time, created_at, sent_at "  # noqa: S608
@@ -46,6 +46,6 @@ def sent_messages(
 
 def forget_sent(db: Connection, *, older_than_s: float) -> int:
     """Delete messages that were sent longer ago; returns how many."""
-    now = speech_of(db.dialect.name).now_ms
+    now = dialect_of(db.dialect.name).now_ms
     sql = f"DELETE FROM kafka_sent_messages WHERE sent_at < {now} - :age_ms"  # noqa: S608
     return execute(db, sql, {"age_ms": int(older_than_s * 1000)}).rowcount

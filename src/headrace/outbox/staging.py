@@ -27,8 +27,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from headrace.errors import PublishedTooLate
 from headrace.outbox.insert import insert, need_transaction
 from headrace.outbox.messages import EncodedMessage
-from headrace.outbox.table_names import DEFAULT_PREFIX
-from headrace.outbox.tables import kafka_messages
+from headrace.outbox.tables import DEFAULT_PREFIX, kafka_messages
 from headrace.outbox.wake import announce
 
 __all__ = ["stage", "staged"]
@@ -51,7 +50,7 @@ _Savepoint: TypeAlias = NestedTransaction | Literal[_Where.AROUND] | None
 class _Waiting:
     """A message with its tables' prefix, the session's savepoints and transaction, and the connection's savepoint.
 
-    The latter may be nobody's business but the connection's: `session.connection().begin_nested()`.
+    The session does not know of the latter if it was made by `session.connection().begin_nested()`.
     """
 
     within: tuple[SessionTransaction, ...]

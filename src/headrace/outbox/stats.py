@@ -1,4 +1,4 @@
-"""What waits, for how long, and who holds what."""
+"""Statistics of an outbox: what waits, for how long, and which worker holds which lane."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from sqlalchemy.engine import Connection
 
 from headrace.outbox.databases import execute
-from headrace.outbox.dialects import speech_of
+from headrace.outbox.dialects import dialect_of
 from headrace.outbox.metrics import PENDING_COUNT, PENDING_MAX_WAIT
 
-__all__ = ["PlaceStatus", "TopicPending", "is_empty", "pending", "show_pending", "status"]
+__all__ = ["LaneStatus", "TopicPending", "is_empty", "pending", "show_pending", "status"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class TopicPending:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceStatus:
+class LaneStatus:
     """One row of kafka_topic_info, with what waits and what is dead there. Times are by the database's clock."""
 
     topic: str
@@ -42,7 +42,7 @@ class PlaceStatus:
 
 def pending(db: Connection) -> list[TopicPending]:
     """Return what waits by topic; topics that were sent before and have nothing now are there with 0."""
-    now = speech_of(db.dialect.name).now_ms
+    now = dialect_of(db.dialect.name).now_ms
     rows = execute(
         db,
         f"SELECT t.topic, COUNT(m.id), COALESCE({now} - MIN(m.created_at), 0) FROM "  # noqa: S608
@@ -53,7 +53,7 @@ def pending(db: Connection) -> list[TopicPending]:
 
 
 def is_empty(db: Connection) -> bool:
-    """Say whether nothing waits, without counting."""
+    """Return True if nothing waits, without counting."""
     return execute(db, "SELECT 1 FROM kafka_messages LIMIT 1").first() is None
 
 
@@ -64,9 +64,9 @@ def show_pending(found: list[TopicPending]) -> None:
         PENDING_MAX_WAIT.labels(each.topic).set(each.max_wait_s)
 
 
-def status(db: Connection) -> list[PlaceStatus]:
-    """Return every place that was ever used or has messages, in order."""
-    now = speech_of(db.dialect.name).now_ms
+def status(db: Connection) -> list[LaneStatus]:
+    """Return every lane that was ever used or has messages, in order."""
+    now = dialect_of(db.dialect.name).now_ms
     grouped = "SELECT topic, bucket, COUNT(*) AS n, MIN(created_at) AS oldest FROM {} GROUP BY topic, bucket"
     rows = execute(
         db,
@@ -97,8 +97,8 @@ def _status(
     retries: int,
     retry_ms: float | None,
     last_error: str | None,
-) -> PlaceStatus:
-    return PlaceStatus(
+) -> LaneStatus:
+    return LaneStatus(
         topic=topic,
         bucket=bucket,
         pending=count,

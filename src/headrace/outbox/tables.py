@@ -1,9 +1,13 @@
-"""The tables, for SQLAlchemy: what the migrations make, and what applications can put into their own metadata.
+"""The tables and their names, for SQLAlchemy: what migrations make, and applications can have in their metadata.
 
-Times are milliseconds since 1970, UTC, and those set here come from the database's clock.
+Times are milliseconds since 1970, UTC, and those set here come from the database's clock. All names begin with one
+prefix, which an application may choose. SQL is written with the names of the default prefix here; where the execution
+options of a connection have another one, the names are replaced before a statement is run.
 """
 
 from __future__ import annotations
+
+import re
 
 from sqlalchemy import (
     BigInteger,
@@ -20,19 +24,25 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import Connection
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import DDLElement
 from sqlalchemy.sql import expression
 from sqlalchemy.types import TypeEngine
 
+from headrace.errors import BadArgument
+
 __all__ = [
     "DEAD_MESSAGES",
+    "DEFAULT_PREFIX",
     "IDENTITY",
     "INBOX",
     "INBOX_FAILURES",
     "MESSAGES",
+    "PREFIX_OPTION",
     "SENT_MESSAGES",
     "TOPIC_INFO",
+    "checked_prefix",
     "kafka_dead_messages",
     "kafka_inbox",
     "kafka_inbox_failures",
@@ -42,6 +52,9 @@ __all__ = [
     "kafka_topic_info",
     "metadata",
     "now_ms",
+    "prefix_of",
+    "renamed",
+    "version_table",
 ]
 
 MESSAGES = "kafka_messages"
@@ -209,3 +222,40 @@ kafka_inbox_failures = Table(
     PrimaryKeyConstraint("consumer", "event_id"),
     mysql_engine="InnoDB",
 )
+
+
+DEFAULT_PREFIX = "kafka_"
+PREFIX_OPTION = "headrace_table_prefix"
+"""The execution option of a connection, or an engine, whose tables have another prefix."""
+
+_NAMES = re.compile(r"\bkafka_(messages|topic_info|dead_messages|sent_messages|inbox|inbox_failures|outbox_identity)\b")
+_PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,29}")
+_TAKEN = ("dead_", "sent_")  # kafka_dead_messages is there for the prefix kafka_
+
+
+def checked_prefix(prefix: object) -> str:
+    """Return the prefix if every database takes it as it stands, without quotes. Raises BadArgument."""
+    if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
+        rule = "it is 1 to 30 small letters, digits and underscores, and begins with no digit"
+        raise BadArgument("table_prefix", prefix, rule)
+    if prefix.endswith(_TAKEN):
+        rule = "the tables of another prefix have such names; it ends with neither 'dead_' nor 'sent_'"
+        raise BadArgument("table_prefix", prefix, rule)
+    return prefix
+
+
+def prefix_of(connection: Connection) -> str:
+    """Return the prefix of the tables that the connection uses."""
+    return checked_prefix(connection.get_execution_options().get(PREFIX_OPTION, DEFAULT_PREFIX))
+
+
+def renamed(sql: str, prefix: str) -> str:
+    """Return the SQL with the names that the tables have under the prefix."""
+    return sql if prefix == DEFAULT_PREFIX else _NAMES.sub(rf"{prefix}\1", sql)
+
+
+def version_table(prefix: str) -> str:
+    """Return the name of the table in which Alembic keeps the version."""
+    return (
+        "headrace_outbox_version" if prefix == DEFAULT_PREFIX else f"{prefix}outbox_migrations"
+    )  # never the name above

@@ -46,12 +46,12 @@ class PublishedMessages:
     def assert_sent(self, topic: str, payload: Any, *, key: Any = _ANY) -> None:  # noqa: ANN401
         """Fail unless a message with exactly this payload, and key where given, was published to the topic."""
         if not any(_is_same(message, payload, key) for message in self._of(topic)):
-            raise AssertionError(self._story(topic, "with", payload, key))
+            raise AssertionError(self._failure(topic, "with", payload, key))
 
     def assert_sent_including(self, topic: str, part: Mapping[str, Any], *, key: Any = _ANY) -> None:  # noqa: ANN401
         """Fail unless a message whose payload includes these fields was published to the topic."""
         if not any(_includes(message.payload, part) and _has_key(message, key) for message in self._of(topic)):
-            raise AssertionError(self._story(topic, "including", part, key))
+            raise AssertionError(self._failure(topic, "including", part, key))
 
     def assert_not_sent(self, topic: str, payload: Any = _ANY, *, key: Any = _ANY) -> None:  # noqa: ANN401
         """Fail if such a message, or without a payload any message at all, was published to the topic."""
@@ -62,15 +62,15 @@ class PublishedMessages:
     def _of(self, topic: str) -> list[Message]:
         return [message for at, message in self.messages if at == topic]
 
-    def _story(self, topic: str, how: str, payload: object, key: object) -> str:
+    def _failure(self, topic: str, how: str, payload: object, key: object) -> str:
         wanted = _shown(Message(payload, None if key is _ANY else key))
-        story = f"no message {how} {wanted} was published to {topic!r}"
+        failure = f"no message {how} {wanted} was published to {topic!r}"
         candidates = self.messages
         if not candidates:
-            return f"{story}; nothing was published at all"
+            return f"{failure}; nothing was published at all"
         here = [each for each in candidates if each[0] == topic]
         at, closest = max(here or candidates, key=lambda each: _likeness(_shown(each[1]), wanted))
-        return f"{story}; the closest of {len(here)} there and {len(candidates)} in all, on {at!r}: {_shown(closest)}"
+        return f"{failure}; the closest of {len(here)} there and {len(candidates)} in all, on {at!r}: {_shown(closest)}"
 
 
 def _is_same(message: Message, payload: object, key: object) -> bool:

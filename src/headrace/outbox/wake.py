@@ -11,7 +11,7 @@ from sqlalchemy import URL
 from headrace.observe import get_logger
 from headrace.outbox.engines import url_of
 
-__all__ = ["CHANNEL", "announce", "listen", "listening", "listening_url", "stop_listening"]
+__all__ = ["CHANNEL", "add_listener", "announce", "listen", "listening_name", "remove_listener"]
 
 CHANNEL = "headrace_outbox"
 
@@ -27,8 +27,8 @@ _notifiers: dict[str, Notifier] = {}
 
 
 def announce(url: URL) -> None:
-    """Say that messages were committed to the database. Cheap, and never raises: relays look by themselves as well."""
-    name = listening_url(url)
+    """Wake the relays of a database to which messages were committed. Cheap, and never raises: relays also poll."""
+    name = listening_name(url)
     with _lock:
         callbacks = list(_listeners.get(name, ()))
     for callback in callbacks:
@@ -37,19 +37,19 @@ def announce(url: URL) -> None:
         _notifier(name, url).notify()
 
 
-def listening(name: str, callback: Callable[[], None]) -> None:
-    """Call back, from any thread, when somebody in this process commits messages to the database."""
+def add_listener(name: str, callback: Callable[[], None]) -> None:
+    """Call back, from any thread, when this process commits messages to the database."""
     with _lock:
         _listeners.setdefault(name, set()).add(callback)
 
 
-def stop_listening(name: str, callback: Callable[[], None]) -> None:
-    """Don't call back any more."""
+def remove_listener(name: str, callback: Callable[[], None]) -> None:
+    """Stop calling back."""
     with _lock:
         _listeners.get(name, set()).discard(callback)
 
 
-def listening_url(url: URL) -> str:
+def listening_name(url: URL) -> str:
     """Return a name for the database that is the same whatever the driver and the user."""
     return f"{url.get_backend_name()}://{url.host or ''}:{url.port or ''}/{url.database}"
 
@@ -91,16 +91,16 @@ class Notifier:
                     self._wanted.clear()
                     connection.execute(f"NOTIFY {CHANNEL}")
         except psycopg.Error as error:
-            _logger.info("relays were not notified, they will look by themselves", error=str(error))
+            _logger.info("relays were not notified, they find the messages when they poll", error=str(error))
 
 
 async def listen(url: URL, wake: Callable[[], None]) -> None:
-    """Call `wake` at each notification, for ever. Raises what the driver raises when the connection ends."""
+    """Call `wake` at each notification, without an end. Raises what the driver raises when the connection ends."""
     import psycopg
 
     conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
     async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True, connect_timeout=10) as connection:
         await connection.execute(f"LISTEN {CHANNEL}")
-        wake()  # for what was committed while nobody listened
+        wake()  # for what was committed before this connection listened
         async for _ in connection.notifies():
             wake()

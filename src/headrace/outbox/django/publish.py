@@ -10,23 +10,23 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
+from headrace.config import OutboxSettings
 from headrace.errors import BadArgument
-from headrace.outbox.dialects import speech_of
+from headrace.outbox.dialects import dialect_of
 from headrace.outbox.django.addresses import database_url
 from headrace.outbox.insert import count_inserted, statements
 from headrace.outbox.messages import EncodedMessage, GivenHeaders, Message
 from headrace.outbox.payloads import RowEncoder
 from headrace.outbox.ports import Serializer
 from headrace.outbox.producers import record
-from headrace.outbox.settings import OutboxSettings
-from headrace.outbox.table_names import checked_prefix, renamed
+from headrace.outbox.tables import checked_prefix, renamed
 from headrace.outbox.wake import announce
 
 __all__ = ["DjangoOutbox", "DjangoProducer", "outbox_settings"]
 
 
 def outbox_settings() -> OutboxSettings:
-    """Return what Django's settings say in HEADRACE_OUTBOX, a dict with the names of the section `outbox`."""
+    """Return Django's setting HEADRACE_OUTBOX, a dict with the names of the section `outbox`."""
     return OutboxSettings(**getattr(django_settings, "HEADRACE_OUTBOX", {}))
 
 
@@ -84,13 +84,13 @@ class DjangoProducer:
         connection = connections[using]
         _need_transaction(connection, using)
         with connection.cursor() as cursor:
-            for sql, values in statements(speech_of(connection.vendor), "format", messages):
+            for sql, values in statements(dialect_of(connection.vendor), "format", messages):
                 cursor.execute(renamed(sql, self._table_prefix), values)
         count_inserted(messages)
 
 
 def _need_transaction(connection: Any, using: str) -> None:  # noqa: ANN401 - Django's, which has no types
-    """Refuse a connection that commits each statement by itself: the message would be sent whatever follows."""
+    """Refuse a connection that commits each statement at once: the message would be sent whatever follows."""
     if not connection.in_atomic_block and connection.get_autocommit():
-        rule = "it commits each statement by itself; publish inside of django.db.transaction.atomic()"
+        rule = "it commits each statement at once; publish inside of django.db.transaction.atomic()"
         raise BadArgument("using", using, rule)

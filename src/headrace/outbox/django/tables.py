@@ -10,8 +10,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from headrace.outbox.django.addresses import database_url
 from headrace.outbox.django.publish import outbox_settings
 from headrace.outbox.schema import migrate
-from headrace.outbox.table_names import renamed
-from headrace.outbox.tables import metadata
+from headrace.outbox.tables import metadata, renamed
 
 __all__ = ["drop_tables", "make_tables"]
 

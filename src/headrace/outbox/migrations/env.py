@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from headrace.outbox.table_names import version_table
+from headrace.outbox.tables import version_table
 
 attributes = context.config.attributes
 context.configure(connection=attributes["connection"], version_table=version_table(attributes["table_prefix"]))
