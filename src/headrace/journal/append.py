@@ -34,10 +34,10 @@ from headrace.protocol import (
     MAX_METADATA_BYTES,
     MAX_VALUE_BYTES,
     Append,
+    AppendValue,
     Delete,
     Effect,
     Entry,
-    PayloadCodec,
     PayloadFormat,
     Purge,
     Step,
@@ -176,7 +176,7 @@ def _value(events: Sequence[Event], options: AppendOptions) -> tuple[PayloadForm
         if value is not None:
             return "binary", value
     metadata = _json("payload_metadata", options.payload_metadata)
-    return encode_value(PayloadCodec(encode_events(events), check_expiry(options.expire_after), metadata))
+    return encode_value(AppendValue(encode_events(events), check_expiry(options.expire_after), metadata))
 
 
 def _json(name: str, value: object) -> bytes | None:

@@ -255,7 +255,7 @@ class Topology:
     async def _current(self, topic: Topic, known: Layout | None) -> Layout:
         """Return the layout of the topic as it is; what the store does not know is read from the log's marks."""
         if known is not None and known.topic_id != topic.topic_id:
-            return known.made_anew(topic.topic_id, topic.partitions)
+            return known.recreated(topic.topic_id, topic.partitions)
         if known is not None and (known.growing_to is not None or known.partitions >= topic.partitions):
             return known
         asked = (known, topic.topic_id, topic.partitions)

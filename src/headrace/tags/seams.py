@@ -149,7 +149,7 @@ class SeamReader:
         stored = await self._store.settings.all(prefix)
         registry = await self.opened(registry, [key.removeprefix(prefix) for key in stored])
         for layout in map(decode_layout, stored.values()):
-            if layout.is_made_anew and registry.floor_ms(layout.topic, layout.generation) is None:
+            if layout.is_recreated and registry.floor_ms(layout.topic, layout.generation) is None:
                 registry, _ = await self._floors.generation(registry, layout, layout.generation)
         return registry
 
