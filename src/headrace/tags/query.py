@@ -18,9 +18,10 @@ from headrace.store import Store
 from headrace.tags.announcements import Announcements
 from headrace.tags.events import After, TaggedEvent, TagOffset, after_of
 from headrace.tags.floors import Floors
+from headrace.tags.followed import MergeSources
 from headrace.tags.gaps import GapSearch, Sequences, lowest_numbers
 from headrace.tags.marks import Marker
-from headrace.tags.merge import Merge, MergeSources
+from headrace.tags.merge import Merge
 from headrace.tags.metrics import DELIVERED
 from headrace.tags.partitions import SharedPartitions
 from headrace.tags.registry import TagRegistry, ViewsBegunAnew, check_filled
