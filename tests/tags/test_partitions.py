@@ -312,7 +312,7 @@ async def test_a_look_from_before_a_query_began_is_not_used() -> None:
     later = asyncio.create_task(announcements.covering(place(1), since_s=look.began_s + 1e-9))
     await settle()
     facts.looks[1].set_result(TagFacts("HOUR", "new"))
-    assert (await later).registry.epoch == "new"
+    assert (await later).facts.epoch == "new"
 
 
 async def test_a_look_that_fails_is_not_remembered() -> None:
@@ -327,4 +327,4 @@ async def test_a_look_that_fails_is_not_remembered() -> None:
     again = asyncio.create_task(announcements.covering(place(1), since_s=0.0))
     await settle()
     facts.looks[1].set_result(TagFacts("HOUR", "epoch"))
-    assert (await again).registry.epoch == "epoch"
+    assert (await again).facts.epoch == "epoch"

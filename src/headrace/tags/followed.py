@@ -76,7 +76,7 @@ class FollowedTopics:
         self._after = after
         self._wake = wake
         self._seam = seam
-        self._registry = seam.registry
+        self._facts = seam.facts
         self._layouts = dict(seam.layouts)
         self._lookup = KeyLookup(sources.log, sources.store, tag, layout_of=self._layouts.__getitem__, heads=self.heads)
         self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
@@ -196,7 +196,7 @@ class FollowedTopics:
     async def _rows_of(self, id_: str, time: TagTime) -> list[TaggedEvent]:
         rows = await rows_of(self._store, self._sources.bucket, self._tag, id_, time)
         if not rows:  # the append was void, or it was replicated while the store kept no views
-            check_epoch(await self._sources.floors.views_checked(), before=self._registry)
+            check_epoch(await self._sources.floors.views_checked(), before=self._facts)
         return rows
 
     async def _carried_out(self, verdict: Entry) -> None:
@@ -215,7 +215,7 @@ class FollowedTopics:
             if layout is not None and layout.generation >= generation:
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
-        self._registry, floor_ms = await self._sources.floors.generation(self._registry, layout, generation)
+        self._facts, floor_ms = await self._sources.floors.generation(self._facts, layout, generation)
         if layout.generation > self._layouts[topic].generation:
             self._layouts[topic] = layout
             self._add_new_partitions(layout)
@@ -235,12 +235,12 @@ class FollowedTopics:
 
     def _add_new_partitions(self, layout: Layout) -> None:
         """Follow the partitions that a topic has grown by; they begin at their generation's floor."""
-        entry = self._registry.topics[layout.topic]
+        entry = self._facts.topics[layout.topic]
         for partition in range(layout.partitions):
             at = TopicPartition(layout.topic, partition)
             if at not in self.heads:
                 generation = layout.first_generation(partition)
-                floor_ms = self._registry.floor_ms(layout.topic, generation) or 0
+                floor_ms = self._facts.floor_ms(layout.topic, generation) or 0
                 self._add(KnownSeam(at, entry.number, Place(generation, -1), floor_ms))
                 if self.until is not None:
                     self.until[at] = 0
@@ -262,11 +262,11 @@ class FollowedTopics:
             self._looked_s = now_s
             await self._seams.discovered()
             await self._follow_again()
-        registry, up_to, _ = await self._sources.announcements.covering(place, since_s=since_s)
-        check_filled(registry.fills, self._tag, before=self._registry.fills)
-        check_epoch(registry, before=self._registry)
-        new = [topic for topic, entry in registry.topics.items() if self._is_new(topic, entry)]
-        self._registry = registry
+        facts, up_to, _ = await self._sources.announcements.covering(place, since_s=since_s)
+        check_filled(facts.fills, self._tag, before=self._facts.fills)
+        check_epoch(facts, before=self._facts)
+        new = [topic for topic, entry in facts.topics.items() if self._is_new(topic, entry)]
+        self._facts = facts
         for topic in new:
             await self._add_topic(topic)
         self.looked_up_to = max(self.looked_up_to, up_to)
@@ -287,7 +287,7 @@ class FollowedTopics:
 
     def _is_new(self, topic: str, entry: TopicEntry) -> bool:
         """Return True if a topic must be followed from now on: it is new, or was deleted and created again."""
-        if topic not in self._registry.topics:
+        if topic not in self._facts.topics:
             return True
         layout = self._layouts.get(topic)
         return topic in self._gone and layout is not None and entry.latest > layout.generation
@@ -316,7 +316,7 @@ class FollowedTopics:
         known = self._seam.partitions.get(at)
         if known is not None and known.place.generation >= generation:
             return known
-        known = await self._seams.known(self._registry, layout, at)
+        known = await self._seams.known(self._facts, layout, at)
         if known.place.offset >= 0:
             raise SeamOutdated
         return known

@@ -17,7 +17,7 @@ from headrace.tags.followed import LOOK_FOR_TOPICS_S, FollowedTopics, MergeSourc
 from headrace.tags.heads import PartitionHead
 from headrace.tags.marks import Marker
 from headrace.tags.seams import Seam
-from headrace.tags.several import NOBODY, PlaceWatch
+from headrace.tags.several import NO_WATCH, PlaceWatch
 from headrace.tags.view_rows import ViewRows
 from headrace.tags.wakeup import Wakeup
 
@@ -44,7 +44,7 @@ class Merge:
         *,
         after: TagOffset | None,
         until: dict[TopicPartition, int] | None,
-        watch: PlaceWatch = NOBODY,
+        watch: PlaceWatch = NO_WATCH,
     ) -> None:
         self._woken = asyncio.Event()
         self._followed = FollowedTopics(sources, tag, marker, seam, after=after, until=until, wake=self._woken.set)
@@ -55,7 +55,7 @@ class Merge:
         self._watch = watch
         self._timeout_s = sources.settings.gap_timeout_s
         self._stuck_since_s: float | None = None
-        if watch is not NOBODY:
+        if watch is not NO_WATCH:
             watch.on_want = self._woken.set
 
     async def batches(self) -> AsyncGenerator[list[TaggedEvent], None]:
@@ -68,7 +68,7 @@ class Merge:
                 horizon = self._followed.horizon()
                 first = await self._next(horizon)
                 if first is None:
-                    if not await self._tell_passed(horizon):
+                    if not await self._report_passed(horizon):
                         await self._wait()
                 elif not await self._followed.found_after(first.tag_offset.time):
                     yield await self._take(min(horizon, _behind(self._followed.looked_up_to)))
@@ -93,13 +93,13 @@ class Merge:
         waiting = self._last_waiting()
         return first if waiting is not None and first.tag_offset.time <= waiting else None
 
-    async def _tell_passed(self, horizon: TagTime) -> bool:
+    async def _report_passed(self, horizon: TagTime) -> bool:
         """Report that the place which another query waits for is passed; False if it is not."""
         wanted = self._watch.wanted
         if wanted is None or wanted >= horizon:
             return False
         if not await self._followed.found_after(wanted):
-            self._watch.tell_passed(wanted)
+            self._watch.report_passed(wanted)
         return True
 
     async def _take(self, horizon: TagTime) -> list[TaggedEvent]:
@@ -181,7 +181,7 @@ class Merge:
 
     def _may_end(self) -> bool:
         """Return True if the query ends now that it has given everything: not while others may still ask it."""
-        self._watch.tell_spent()
+        self._watch.report_spent()
         return not self._watch.keeps_query
 
     def _check_patience(self) -> None:
