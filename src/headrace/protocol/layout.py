@@ -125,8 +125,8 @@ class Layout(msgspec.Struct, frozen=True):
 
     def recreated(self, topic_id: str, partitions: int) -> Layout:
         """Return the layout after the topic was deleted and created again: all its records are new."""
-        anew = Generation(partitions)
-        return Layout(self.topic, topic_id, (*self.generations, anew))
+        recreated = Generation(partitions)
+        return Layout(self.topic, topic_id, (*self.generations, recreated))
 
     @property
     def _origin(self) -> int:
