@@ -21,8 +21,8 @@ from headrace.protocol.events import events_of_record
 from headrace.protocol.headers import append_headers, decode_action, encode_action, user_headers
 from headrace.protocol.limits import check_events
 from headrace.protocol.payloads import (
+    AppendValue,
     Encoded,
-    PayloadCodec,
     decode_payload,
     decode_value,
     encode_binary_events,
@@ -220,13 +220,13 @@ def test_a_malformed_header_of_ours_is_poison(kind: str, name: str, value: bytes
 def test_json_values_are_written_byte_for_byte(events: list[Event], text: str) -> None:
     """No binary payload: the value is JSON, exactly this, and comes back."""
     encoded = encode_events(events)
-    assert encode_value(PayloadCodec(encoded)) == ("json", text.encode())
-    assert decode_value("json", text.encode()) == PayloadCodec(encoded)
+    assert encode_value(AppendValue(encoded)) == ("json", text.encode())
+    assert decode_value("json", text.encode()) == AppendValue(encoded)
 
 
 def test_json_metadata_goes_behind_the_events() -> None:
     """expireAfter and data, as kafka-journal writes them."""
-    payloads = PayloadCodec((Encoded(1),), "1 day", b'{"x":[1,2]}')
+    payloads = AppendValue((Encoded(1),), "1 day", b'{"x":[1,2]}')
     text = '{"events":[{"seqNr":1,"tags":[]}],"metadata":{"expireAfter":"1 day","data":{"x":[1,2]}}}'
     assert encode_value(payloads) == ("json", text.encode())
     assert decode_value("json", text.encode()) == payloads
@@ -235,20 +235,20 @@ def test_json_metadata_goes_behind_the_events() -> None:
 @pytest.mark.parametrize(
     ("text", "payloads"),
     [
-        ('{"events":[{"seqNr":1}]}', PayloadCodec((Encoded(1),))),
-        ('{"events":[{"seqNr":1,"payload":{"a":1}}]}', PayloadCodec((Encoded(1, (), "json", b'{"a":1}'),))),
+        ('{"events":[{"seqNr":1}]}', AppendValue((Encoded(1),))),
+        ('{"events":[{"seqNr":1,"payload":{"a":1}}]}', AppendValue((Encoded(1, (), "json", b'{"a":1}'),))),
         (
             '{"events":[{"seqNr":1,"payloadType":null,"payload":"x"}]}',
-            PayloadCodec((Encoded(1, (), "json", b'"x"'),)),
+            AppendValue((Encoded(1, (), "json", b'"x"'),)),
         ),
-        ('{"events":[{"seqNr":1,"payloadType":"json"}],"metadata":{}}', PayloadCodec((Encoded(1),))),
+        ('{"events":[{"seqNr":1,"payloadType":"json"}],"metadata":{}}', AppendValue((Encoded(1),))),
         (
             '{"metadata":{"data":null},"events":[{"tags":["a"],"seqNr":1}]}',
-            PayloadCodec((Encoded(1, ("a",)),)),
+            AppendValue((Encoded(1, ("a",)),)),
         ),
     ],
 )
-def test_older_json_values_are_understood(text: str, payloads: PayloadCodec) -> None:
+def test_older_json_values_are_understood(text: str, payloads: AppendValue) -> None:
     """No payloadType means json, no payload none, no metadata the older form."""
     assert decode_value("json", text.encode()) == payloads
 
@@ -273,13 +273,13 @@ BINARY_EVENTS = [Event(1, b"\x00\xff\x80"), Event(2, None, ("a", "é")), Event(3
 def test_binary_values_are_written_byte_for_byte() -> None:
     """One binary payload makes the value binary: version 1, all four kinds, {} for no metadata."""
     encoded = encode_events(BINARY_EVENTS)
-    assert encode_value(PayloadCodec(encoded)) == ("binary", BINARY)
-    assert decode_value("binary", BINARY) == PayloadCodec(encoded)
+    assert encode_value(AppendValue(encoded)) == ("binary", BINARY)
+    assert decode_value("binary", BINARY) == AppendValue(encoded)
 
 
 def test_binary_metadata_goes_to_the_end() -> None:
     """As JSON, behind the events."""
-    payloads = PayloadCodec((Encoded(1, (), "binary", b"x"),), "1 minute", b"5")
+    payloads = AppendValue((Encoded(1, (), "binary", b"x"),), "1 minute", b"5")
     form, value = encode_value(payloads)
     assert form == "binary"
     assert value.endswith(b'{"expireAfter":"1 minute","data":5}')
@@ -289,7 +289,7 @@ def test_binary_metadata_goes_to_the_end() -> None:
 def test_binary_version_0_has_no_metadata() -> None:
     """The older form ends with the events."""
     value = b"\x00" + struct.pack(">i", 2) + binary_event(1, b"", 1, b"abc") + binary_event(2, b"", 0, b"")
-    assert decode_value("binary", value) == PayloadCodec((Encoded(1, (), "binary", b"abc"), Encoded(2)))
+    assert decode_value("binary", value) == AppendValue((Encoded(1, (), "binary", b"abc"), Encoded(2)))
 
 
 @pytest.mark.parametrize(
@@ -438,7 +438,7 @@ def test_random_bytes_never_crash_the_decoder(value: bytes, form: Any) -> None:
 def test_damaged_values_never_crash_the_decoder(data: st.DataObject) -> None:
     """A value with bytes changed or cut off decodes to something that can be shown, or is refused."""
     events = data.draw(event_lists)
-    form, value = encode_value(PayloadCodec(encode_events(events)))
+    form, value = encode_value(AppendValue(encode_events(events)))
     damaged = bytearray(value[: data.draw(st.integers(0, len(value)))])
     for _ in range(data.draw(st.integers(0, 3))):
         if damaged:
@@ -594,9 +594,9 @@ def test_the_short_way_out_of_a_header_reads_the_same(numbers: str, tail: str) -
 def test_the_short_way_to_a_binary_value_writes_the_same(given_events: list[tuple[int, bytes]]) -> None:
     """Untagged binary events: the same bytes as the general way, and read back alike, one or many."""
     events = [Event(seq_nr, payload) for seq_nr, payload in given_events]
-    form, value = encode_value(PayloadCodec(encode_events(events)))
+    form, value = encode_value(AppendValue(encode_events(events)))
     assert (form, encode_binary_events(events)) == ("binary", value)
-    assert decode_value("binary", value) == PayloadCodec(encode_events(events))
+    assert decode_value("binary", value) == AppendValue(encode_events(events))
     assert one_binary_event(value) == ((events[0].seq_nr, events[0].payload) if len(events) == 1 else None)
 
 
@@ -621,4 +621,4 @@ def test_a_damaged_value_is_never_taken_for_one_event(data: st.DataObject) -> No
         value[at:at] = data.draw(st.binary(min_size=1, max_size=3))
     found = one_binary_event(bytes(value))
     if found is not None:
-        assert decode_value("binary", bytes(value)) == PayloadCodec((Encoded(found[0], (), "binary", found[1]),))
+        assert decode_value("binary", bytes(value)) == AppendValue((Encoded(found[0], (), "binary", found[1]),))

@@ -102,7 +102,7 @@ def test_a_key_stays_until_it_moves() -> None:
         assert [stay.at.partition for stay in stays] == list(dict.fromkeys(homes))
         moved += len(stays) > 1
     assert moved > 50
-    anew = layout.made_anew("y", 4)
+    anew = layout.recreated("y", 4)
     assert anew.first_generation(0) == 3
     assert len(anew.stays("k1")) == 1
 

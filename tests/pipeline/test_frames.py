@@ -236,9 +236,9 @@ async def append_at(log: Log, topic: str, id_: str, seq_nr: int, at: datetime) -
     """Append an event as if it had been then."""
     from headrace.protocol.actions import Append
     from headrace.protocol.headers import encode_action
-    from headrace.protocol.payloads import PayloadCodec, encode_events, encode_value
+    from headrace.protocol.payloads import AppendValue, encode_events, encode_value
 
-    form, value = encode_value(PayloadCodec(encode_events([Event(seq_nr, {"n": seq_nr})])))
+    form, value = encode_value(AppendValue(encode_events([Event(seq_nr, {"n": seq_nr})])))
     headers = encode_action(Append(first=seq_nr, last=seq_nr, payload_format=form))
     await log.append(
         [NewRecord(topic, id_.encode(), value, headers, partition=0, timestamp_ms=int(at.timestamp() * 1000))]

@@ -29,7 +29,7 @@ from headrace.projection import Projection, ProjectionRunner, Recovery, current_
 from headrace.projection import store_target as beside
 from headrace.projection.operations import replay_letters, wait_until_handled
 from headrace.projection.slots import slot_of
-from headrace.projection.store_target import BesideTarget
+from headrace.projection.store_target import StoreTarget
 from headrace.projection.workers import Attendance, Control
 from headrace.protocol.actions import Delete
 from headrace.protocol.headers import encode_action
@@ -162,7 +162,7 @@ class TestWithoutADatabase(Embedded, TagSetting):
         seen: list[int] = []
         projection = _projection(scene, lambda event: seen.append(event.seq_nr), save_every=2, lease_s=1000.0)
         settings = _HeldUp(scene.store.settings, nth)
-        runner = ProjectionRunner(projection, scene.again().queries, BesideTarget(settings, projection))
+        runner = ProjectionRunner(projection, scene.again().queries, StoreTarget(settings, projection))
         working = asyncio.ensure_future(runner.run_once())
         async with asyncio.timeout(20):
             await settings.reached.wait()
@@ -205,7 +205,7 @@ class TestWithoutADatabase(Embedded, TagSetting):
                 clock[0] += 10.0
 
         projection = Projection(scene.tag, scene.tag, handle, lease_s=10.0)
-        target = BesideTarget(scene.store.settings, projection, now_s=lambda: clock[0])
+        target = StoreTarget(scene.store.settings, projection, now_s=lambda: clock[0])
         with pytest.raises(SlotsMoved):
             await ProjectionRunner(projection, scene.queries, target).catch_up()
         assert seen == [1, 2]

@@ -92,14 +92,14 @@ class SeveralTagsConformance(TagSetting):
         async def query(tag: str, _: TagOffset | None, watch: PlaceWatch) -> AsyncGenerator[TaggedEvent, None]:
             if tag == "b":
                 yield events[3]
-            watch.tell_spent()
+            watch.report_spent()
             asked = asyncio.Event()
             watch.on_want = asked.set
             if watch.wanted is None:
                 await asked.wait()
             if tag == "a":
                 yield events[2]  # it was written after the query of the tag had ended
-            watch.tell_passed(events[3].tag_offset.time)
+            watch.report_passed(events[3].tag_offset.time)
             await asyncio.Event().wait()
 
         async with asyncio.timeout(5):

@@ -20,9 +20,8 @@ from headrace.protocol.fold import Entry
 from headrace.protocol.headers import encode_action
 from headrace.store import TagTime, open_store
 from headrace.store.rows import FIRST_TAG_TIME
-from headrace.tags import TaggedEvent, seams
+from headrace.tags import TaggedEvent, followed, merge, seams
 from headrace.tags import key_states as key_lookup
-from headrace.tags import merge as merging
 from headrace.tags.announcements import Announcements
 from headrace.tags.key_states import KeyState, load_key
 from headrace.tags.partitions import SharedPartitions
@@ -234,7 +233,8 @@ async def test_a_topic_that_was_not_listed_for_a_moment_keeps_what_is_remembered
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a journal did before is not replicated: an append that it makes void is void afterwards too."""
-    monkeypatch.setattr(merging, "_LOOK_FOR_TOPICS_S", 0.02)
+    for module in (followed, merge):
+        monkeypatch.setattr(module, "LOOK_FOR_TOPICS_S", 0.02)
     monkeypatch.setattr(seams, "_LATELY_S", 0.0)
     (follower,) = await begin(scene, "x")
     await scene.append("k", [1, 2], [])
@@ -312,7 +312,7 @@ async def test_a_look_from_before_a_query_began_is_not_used() -> None:
     later = asyncio.create_task(announcements.covering(place(1), since_s=look.began_s + 1e-9))
     await settle()
     facts.looks[1].set_result(TagFacts("HOUR", "new"))
-    assert (await later).registry.epoch == "new"
+    assert (await later).facts.epoch == "new"
 
 
 async def test_a_look_that_fails_is_not_remembered() -> None:
@@ -327,4 +327,4 @@ async def test_a_look_that_fails_is_not_remembered() -> None:
     again = asyncio.create_task(announcements.covering(place(1), since_s=0.0))
     await settle()
     facts.looks[1].set_result(TagFacts("HOUR", "epoch"))
-    assert (await again).registry.epoch == "epoch"
+    assert (await again).facts.epoch == "epoch"

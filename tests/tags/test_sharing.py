@@ -9,7 +9,7 @@ from tests.suites.journal_script import Script
 
 from headrace.model import Record
 from headrace.protocol.actions import Append, Poison
-from headrace.tags.announcements import SharedLook
+from headrace.tags.announcements import SharedRequest
 from headrace.tags.marks import MarkBudget
 from headrace.tags.partitions import Decoded
 
@@ -72,7 +72,7 @@ async def settle() -> None:
 async def test_who_comes_later_gets_the_answer_to_a_later_question() -> None:
     """FT8: those who wait at the same time share one question, put after all of them came."""
     question = Question()
-    look = SharedLook(question.put)
+    look = SharedRequest(question.put)
     first = [asyncio.create_task(look.now()) for _ in range(3)]
     await settle()
     later = [asyncio.create_task(look.now()) for _ in range(3)]
@@ -82,21 +82,21 @@ async def test_who_comes_later_gets_the_answer_to_a_later_question() -> None:
     await settle()
     question.answers[1].set_result(2)
     assert [await each for each in (*first, *later)] == [1, 1, 1, 2, 2, 2]
-    assert await look.lately(60.0) == 2
+    assert await look.recent(60.0) == 2
     assert question.asked == 2
 
 
 async def test_a_question_that_fails_is_put_again() -> None:
     """All who shared it hear of it; who was cancelled takes nothing from the others."""
     question = Question()
-    look = SharedLook(question.put)
+    look = SharedRequest(question.put)
     one, two = asyncio.create_task(look.now()), asyncio.create_task(look.now())
     await settle()
     one.cancel()
     question.answers[0].set_exception(ValueError("no"))
     with pytest.raises(ValueError, match="no"):
         await two
-    again = asyncio.create_task(look.lately(60.0))
+    again = asyncio.create_task(look.recent(60.0))
     await settle()
     question.answers[1].set_result(3)
     assert await again == 3

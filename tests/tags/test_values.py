@@ -284,8 +284,8 @@ async def _merged(queue: dict[str, list[TaggedEvent]]) -> list[int]:
     async def query(tag: str, _: TagOffset | None, watch: PlaceWatch) -> AsyncGenerator[TaggedEvent, None]:
         for event in queue[tag]:
             yield event
-        watch.tell_passed(LAST_TAG_TIME)
-        watch.tell_spent()
+        watch.report_passed(LAST_TAG_TIME)
+        watch.report_spent()
         await asyncio.Event().wait()
 
     async with asyncio.timeout(5):

@@ -1,6 +1,6 @@
-"""The front door: `connect()` puts the rooms together for one address.
+"""The front door: `connect()` opens everything an application uses, for one address.
 
-Promises: one setting chooses the tier, the program stays the same; leaving the block closes everything it opened.
+Promises: one setting chooses the tier, and the program stays the same; leaving the block closes everything it opened.
 """
 
 from headrace.app.connection import Headrace, connect

@@ -1,4 +1,4 @@
-"""Opening all that an application uses, and closing it again."""
+"""The connection of an application: the log, the store, and everything that is built on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Headrace", "connect"]
 
 
 class Headrace:
-    """An open Headrace: the log, the store, the schema registry, and what stands on them."""
+    """An open connection: the log, the store, the schema registry, and what is built on them."""
 
     def __init__(self, log: Log, store: Store | None, registry: Registry, settings: HeadraceSettings) -> None:
         self.log = log
@@ -32,7 +32,7 @@ class Headrace:
 
     @property
     def store(self) -> Store:
-        """The eventual store. Raises BadArgument when none was named."""
+        """The eventual store. Raises BadArgument if none was named."""
         if self._store is None:
             rule = "journals on Kafka need a store; connect(…, store='cassandra://host/keyspace')"
             raise BadArgument("store", None, rule)
@@ -41,7 +41,7 @@ class Headrace:
     def journal(
         self, topic: str, *, read_only: bool = False, origin: str | None = None, partitions: int | None = None
     ) -> Journal:
-        """Return the journals of a topic, which is made with so many partitions when it is first written to."""
+        """Return the journals of a topic. The topic is created, with `partitions`, when it is first written to."""
         settings = self.settings.journal
         if self._head_cache is None:
             self._head_cache = HeadCache(
@@ -68,7 +68,7 @@ class Headrace:
 
     @property
     def tags(self) -> TagQueries:
-        """Queries by tag. Raises BadArgument when no store was named."""
+        """Queries by tag. Raises BadArgument if no store was named."""
         if self._tags is None:
             self._tags = TagQueries(self.log, self.store, self.settings.tags)
         return self._tags
@@ -82,12 +82,12 @@ class Headrace:
         read_only: bool = False,
         skip_trimmed: bool = False,
     ) -> AsyncGenerator[TaggedEvent, None]:
-        """Yield a tag's events of all journals, each once, in one order: those there are, or with `live` for ever.
+        """Yield a tag's events of all journals, each once, in one order; with `live` also those that come later.
 
-        Of several tags, all their events; one that has more than one of the tags comes once.
-        Goes on after `after`: an event's `tag_offset`, the text of one, or a time. With `read_only` nothing is written
-        to the log, and events may wait for partitions where nothing happens. With `skip_trimmed` it begins behind
-        events that were removed because of their age, where it would begin before them; else it raises TagTrimmed.
+        With several tags, all their events; an event with more than one of the tags comes once.
+        The query starts after `after`: an event's `tag_offset`, the text of one, or a time. With `read_only` nothing
+        is written to the log, and events may wait for idle partitions. If events after the start were removed because
+        of their age, it raises TagTrimmed; with `skip_trimmed` it starts behind them.
         """
         return self.tags.events(tag, after=after, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
 
@@ -96,19 +96,19 @@ class Headrace:
     ) -> AbstractAsyncContextManager[ProjectionHandle]:
         """Run a projection in this process while the block runs: `async with hr.project(balances): …`.
 
-        Wherever else it runs, all its workers share the journals out among themselves; or, with `worker` (from 0) of
-        `workers`, this one takes a fixed share. The block gets a handle, to wait for what was written to be handled.
-        A failing handler does not end the block: it is logged once, shown by `handle.health`, and tried again, unless
-        the projection's recovery says otherwise.
+        All its workers, in any process, divide the journals among themselves; or, with `worker` (from 0) of `workers`,
+        this one takes a fixed share. The block gets a handle, which can wait until events are handled. A failure of
+        the handler does not end the block: it is logged once, shown by `handle.health`, and tried again, unless the
+        projection's recovery says otherwise.
         """
         return running_projection(projection, self.tags, self.store, share_of_arguments(worker, workers))
 
     def projection(self, projection: Projection) -> AbstractAsyncContextManager[ProjectionHandle]:
-        """Open a projection that runs elsewhere, to look at it, wait for it, pause it or resume it."""
+        """Open a projection that runs elsewhere, to check it, wait for it, pause it or resume it."""
         return opened_projection(projection, self.tags, self.store)
 
     async def close(self) -> None:
-        """Close what was opened on top of log and store, then those."""
+        """Close everything that was opened on the log and the store, then these."""
         if self._head_cache is not None:
             await self._head_cache.close()
         await self.registry.close()
@@ -118,7 +118,7 @@ class Headrace:
 
 
 def _store_of(address: str, settings: HeadraceSettings) -> str | None:
-    """An embedded log has its store in the same folder; others have the one the settings name, if they do."""
+    """Return the store's address: the same folder for an embedded log, otherwise the one in the settings, if any."""
     if address.startswith("embedded:"):
         return address
     return settings.store.address if settings.store.address != StoreSettings().address else None
@@ -128,11 +128,11 @@ def _store_of(address: str, settings: HeadraceSettings) -> str | None:
 async def connect(
     address: str | None = None, *, store: str | None = None, settings: HeadraceSettings | None = None
 ) -> AsyncIterator[Headrace]:
-    """Open the log at `address` and what stands on it, while the block runs.
+    """Open the log at `address`, and everything that is built on it, while the block runs.
 
-    `embedded:./data` is a folder of this machine, log and store in one; `kafka://host:9092` is a cluster, its store
-    is named by `store`. The registry is the one that the settings name. Without an address the settings decide;
-    without settings they are loaded from the environment and the files it names.
+    `embedded:./data` is a folder on this machine with log and store in one; `kafka://host:9092` is a cluster, and
+    `store` is the address of its store. The schema registry is the one in the settings. Without an address the one in
+    the settings is used; without settings they are loaded from the environment and the files that it names.
     """
     settings = settings or HeadraceSettings.load()
     address = address or settings.log.address

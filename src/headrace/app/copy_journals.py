@@ -1,11 +1,11 @@
-"""Copying journals from one Headrace to another: from a folder to Kafka and Cassandra, or back.
+"""Copy of journals from one log and store to another: from a folder to Kafka and Cassandra, or back.
 
 What a reader of the journal sees is copied: events with their numbers, tags, metadata, headers and payloads, one append
-for each append; the pointer, also where all events are deleted; snapshots. What the target has already is compared and
-not written again, so a copy that was interrupted goes on when it is run again.
+for each append; the pointer, also if all events are deleted; snapshots. What the target has already is compared and not
+written again, so a copy that was interrupted continues when it is run again.
 
-The public Journal is used, and not the pipeline: each append expects the number before it, so that nothing is written
-twice or beside another writer, and the target numbers, tags and replicates the events as it would any others.
+It uses the public Journal, not the pipeline: each append expects the number before it, so that nothing is written twice
+or in conflict with another writer, and the target tags, numbers and replicates the events as it would any others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ATTEMPTS = 5
 
 @dataclass(slots=True)
 class CopyReport:
-    """What a copy of one topic did. `held` are journals whose source can't be read before an operator decides."""
+    """The result of copying one topic. `held` are journals that can't be read before an operator decides about them."""
 
     topic: str
     journals: int = 0
@@ -44,15 +44,15 @@ class CopyReport:
 
 
 async def journal_topics(hr: Headrace) -> list[str]:
-    """Return the topics that journals use."""
+    """Return the topics that have journals."""
     prefix = layout_key("")
     return [key.removeprefix(prefix) for key in await hr.store.settings.all(prefix)]
 
 
 async def journal_ids(hr: Headrace, topic: str) -> AsyncIterator[str]:
-    """Yield the ids of a topic's journals, each once: those of the store, and those that only the log has yet.
+    """Yield the ids of a topic's journals, each once: those in the store, then those that only the log has.
 
-    Some may be missing by now: purged, or never more than void appends.
+    Some of the journals may not exist: they were purged, or had only void appends.
     """
     in_log = await _ids_in_log(hr, topic)
     async for id_ in hr.journal(topic, read_only=True).ids():
@@ -65,14 +65,14 @@ async def journal_ids(hr: Headrace, topic: str) -> AsyncIterator[str]:
 async def copy_journals(
     source: Headrace, target: Headrace, topics: Sequence[str] | None = None, *, progress: Progress = SILENT
 ) -> list[CopyReport]:
-    """Copy the journals of the topics, or of all, and return what was done.
+    """Copy the journals of the given topics, or of all topics, and return what was done.
 
-    Nothing is written where the target has something that the source lacks: TargetDiffers. To run it again changes
-    nothing, or adds what the source has got since.
+    If the target has something that the source lacks, nothing is written and TargetDiffers is raised. Running it again
+    adds what the source has got since; otherwise it changes nothing.
     """
     chosen = list(topics) if topics else sorted(await journal_topics(source))
     for topic in chosen:
-        await source.log.admin.describe(topic)  # a topic that is not there is an error, and not an empty one
+        await source.log.admin.describe(topic)  # a topic that does not exist is an error, not an empty topic
         await _check_target(source, target, topic)
     return [await _copy_topic(source, target, topic, progress) for topic in chosen]
 
@@ -94,7 +94,7 @@ async def _ids_in_log(hr: Headrace, topic: str) -> set[str]:
 
 
 async def _check_target(source: Headrace, target: Headrace, topic: str) -> None:
-    """Refuse, before anything is written, a target with journals that can't be of this source."""
+    """Raise TargetDiffers, before anything is written, if the target has journals that can't come from this source."""
     try:
         await target.log.admin.describe(topic)
     except UnknownTopic:
@@ -128,7 +128,7 @@ async def _copy_topic(source: Headrace, target: Headrace, topic: str, progress: 
                 for _ in range(_JOURNALS_AT_ONCE):
                     await waiting.put(None)
         except ExceptionGroup as failed:
-            # One failure ends all; what the first one says is what there is to say.
+            # One failure ends all; the first one is reported.
             raise _first(failed) from failed
     copy.report.held.sort()
     return copy.report
@@ -146,7 +146,7 @@ def _leaves(failed: ExceptionGroup[Exception]) -> list[Exception]:
 
 
 class _TopicCopy:
-    """Copies the journals of one topic, each by itself."""
+    """Copies the journals of one topic, one by one."""
 
     def __init__(self, source: Journal, target: Journal) -> None:
         self._source = source
@@ -154,14 +154,14 @@ class _TopicCopy:
         self.report = CopyReport(source.topic)
 
     async def journal(self, id_: str) -> None:
-        """Bring one journal of the target to where the source is."""
+        """Bring one journal of the target to the state of the source."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 is_there = await self._copy(id_)
-            except JournalHeld:  # others go on; this one is named at the end
+            except JournalHeld:  # the others continue; this one is named at the end
                 self.report.held.append(id_)
                 return
-            except ReadAgain:  # a delete or a purge came in between; all of it is compared again
+            except ReadAgain:  # a delete or a purge came in between; compare everything again
                 if attempt == _ATTEMPTS:
                     raise
             else:
@@ -169,7 +169,7 @@ class _TopicCopy:
                 return
 
     async def _copy(self, id_: str) -> bool:
-        """Compare what both have, append what the target lacks, delete what the source has deleted."""
+        """Compare both, append what the target lacks, and delete what the source has deleted."""
         pointer = await self._source.pointer(id_)
         if pointer is None:
             return False
@@ -180,14 +180,14 @@ class _TopicCopy:
                 first = record[0].seq_nr if first is None else first
                 await overlap.compare([event for event in record if event.seq_nr <= start], first)
                 if new := [event for event in record if event.seq_nr > start]:
-                    await overlap.end(first)  # all that the target has is the source's, or nothing is appended
+                    await overlap.end(first)  # raises before the first append if the target differs
                     await self._append(id_, new, at)
                     at = new[-1].seq_nr
             await overlap.end(pointer + 1 if first is None else first)
         self.report.events_present += overlap.equal
         is_empty = first is None and at < pointer
         if is_empty:
-            # Only an append moves a pointer: one event without a payload, which is deleted as those before it were.
+            # Only an append moves a pointer: append one event without a payload, and delete it like those before it.
             await self._target.append(id_, [Event(pointer)], expected=at, append_id=f"copy/pointer/{pointer}")
         await self._copy_snapshots(id_, max(pointer, at))
         if is_empty or overlap.deleted:
@@ -212,7 +212,7 @@ class _TopicCopy:
         self.report.events_copied += len(events)
 
     async def _copy_snapshots(self, id_: str, pointer: int) -> None:
-        """Copy the snapshots that the target lacks, the oldest first: the newest are those that are kept."""
+        """Copy the snapshots that the target lacks, the oldest first, because only the newest are kept."""
         for snapshot in reversed(await _snapshots(self._source, id_)):
             there = await self._target.snapshots.load(id_, max_seq_nr=snapshot.seq_nr)
             if snapshot.seq_nr > pointer or (there is not None and there.seq_nr == snapshot.seq_nr):
@@ -224,7 +224,7 @@ class _TopicCopy:
 
 
 class _Overlap:
-    """The events that the target had before, up to its pointer, compared with those of the source as these come."""
+    """The events that the target had before, up to its pointer, to be compared with those of the source."""
 
     def __init__(self, target: Journal, id_: str, pointer: int) -> None:
         self._topic, self._id = target.topic, id_
@@ -234,9 +234,9 @@ class _Overlap:
         self.deleted = 0
 
     async def compare(self, events: Sequence[StoredEvent], first: int) -> None:
-        """Compare the target with the next events of the source, of which all below `first` are deleted.
+        """Compare the target with the next events of the source, in which all below `first` are deleted.
 
-        What the target alone has deleted stays deleted. Raises TargetDiffers.
+        Events that only the target has deleted stay deleted. Raises TargetDiffers.
         """
         for event in events:
             there = await self._pass_over(event.seq_nr, first)
@@ -248,7 +248,7 @@ class _Overlap:
             self._next = None
 
     async def end(self, first: int) -> None:
-        """Pass over what is left of the target. Raises TargetDiffers."""
+        """Read the rest of the target. Raises TargetDiffers."""
         await self._pass_over(None, first)
 
     async def aclose(self) -> None:
@@ -256,7 +256,7 @@ class _Overlap:
         await self._events.aclose()
 
     async def _pass_over(self, up_to: int | None, first: int) -> StoredEvent | None:
-        """Return the target's next event that is not below `up_to`; those below must be deleted in the source."""
+        """Return the target's next event at or above `up_to`; those below must be deleted in the source."""
         while (there := self._next or await anext(self._events, None)) is not None:
             self._next = there
             if up_to is not None and there.seq_nr >= up_to:
@@ -275,7 +275,7 @@ async def _up_to(journal: Journal, id_: str, pointer: int) -> AsyncGenerator[Sto
 
 
 async def _records(journal: Journal, id_: str) -> AsyncIterator[list[StoredEvent]]:
-    """Yield the events of a journal, those of one append together."""
+    """Yield the events of a journal, grouped by append."""
     together: list[StoredEvent] = []
     async for event in journal.read(id_):
         if together and (event.partition, event.offset) != (together[0].partition, together[0].offset):
@@ -297,13 +297,13 @@ async def _snapshots(journal: Journal, id_: str) -> list[Snapshot]:
 
 
 def _content(event: StoredEvent) -> tuple[object, ...]:
-    """Return what a copy of an event has in common with it: all but its place and its time."""
+    """Return what an event and its copy have in common: everything but the place and the time."""
     record = (event.metadata, event.payload_metadata, dict(event.headers), event.origin, event.version)
     return event.payload, tuple(event.tags), *record
 
 
 def _time_left(event: StoredEvent, now_ms: int) -> timedelta | None:
-    """Return how long the journal has yet to live, so that the copy expires when the original would have."""
+    """Return how long the journal still lives, so that the copy expires at the same time as the original."""
     if event.expire_after is None:
         return None
     left = duration_of(event.expire_after) - timedelta(milliseconds=now_ms - event.timestamp_ms)

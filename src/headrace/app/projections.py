@@ -1,4 +1,4 @@
-"""Projections inside an application's own process: `async with hr.project(balances)`."""
+"""Projections in an application's process: `async with hr.project(balances)`."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ __all__ = ["ProjectionHandle", "ProjectionStatus", "opened_projection", "running
 
 @dataclass(frozen=True)
 class ProjectionStatus:
-    """How a projection is: its lag, the offset of the slot that is furthest behind, its workers and dead letters.
+    """The status of a projection: its lag, the offset of its slowest slot, its workers and dead letters.
 
-    `missed` says that events were removed from the views before they were handled: the lag lacks those.
+    `missed` says that events were removed from the views before they were handled; the lag does not count these.
     """
 
     name: str
@@ -53,7 +53,7 @@ class ProjectionStatus:
 
 
 class ProjectionHandle:
-    """What an application can ask of a projection, and tell it, wherever its workers run."""
+    """The handle of a projection: waits for it, pauses it and shows its status, wherever its workers run."""
 
     def __init__(self, projection: Projection, queries: TagQueries, store: Store, target: Target) -> None:
         self.projection = projection
@@ -63,17 +63,17 @@ class ProjectionHandle:
         self._queries = queries
 
     async def handled(self, topic: str, id_: str, *, seq_nr: int | None = None, timeout_s: float = 30.0) -> None:
-        """Wait until what was written to a journal by now, or up to a seq_nr, is handled. Raises TimedOut."""
+        """Wait until what was written to a journal before the call, or up to a seq_nr, is handled. Raises TimedOut."""
         await wait_until_handled(
             self.projection, self._queries, self.target, topic=topic, id_=id_, seq_nr=seq_nr, timeout_s=timeout_s
         )
 
     async def caught_up(self, *, timeout_s: float = 30.0) -> None:
-        """Wait until all that was written by now is handled. Raises TimedOut."""
+        """Wait until everything written before the call is handled. Raises TimedOut."""
         await wait_until_handled(self.projection, self._queries, self.target, timeout_s=timeout_s)
 
     async def pause(self, reason: str = "") -> bool:
-        """Ask all workers to stand still, also those that start later, until `resume`; False if they do already."""
+        """Pause all workers, also those that start later, until `resume`; False if they are paused already."""
         return await self.control.pause(Pause(SYSTEM_CLOCK.now_ms(), reason))
 
     async def resume(self) -> bool:
@@ -81,7 +81,7 @@ class ProjectionHandle:
         return await self.control.resume()
 
     async def status(self, *, count_up_to: int = 100_000) -> ProjectionStatus:
-        """Return how the projection is; the lag is counted by reading the events that wait."""
+        """Return the status; the lag is counted by reading the events that wait."""
         offsets = await self.target.load()
         lag, missed = await self._lag(offsets, count_up_to)
         return ProjectionStatus(
@@ -106,15 +106,15 @@ class ProjectionHandle:
 
 
 async def _check(handle: ProjectionHandle) -> None:
-    """Raise what no retry would change, before anything runs in the background: another tag, other slots."""
+    """Raise errors that no retry would change, such as other tags or slots, before anything runs in the background."""
     try:
         check_not_ahead(handle.projection.name, await handle.target.load(), SYSTEM_CLOCK.now_ms())
-    except Unavailable as error:  # the worker tries again, and says so
+    except Unavailable as error:  # the worker will try again and log it
         handle.health.down(str(error))
 
 
 def share_of_arguments(worker: int | None, workers: int | None) -> SlotShare | None:
-    """Return the fixed share that was asked for; None if the workers are to share themselves out."""
+    """Return the fixed share that the arguments ask for; None if the workers divide the slots themselves."""
     if worker is None and workers is None:
         return None
     return SlotShare(worker or 0, 1 if workers is None else workers)
@@ -124,7 +124,7 @@ def share_of_arguments(worker: int | None, workers: int | None) -> SlotShare | N
 async def opened_projection(
     projection: Projection, queries: TagQueries, store: Store
 ) -> AsyncIterator[ProjectionHandle]:
-    """Open what the projection writes to, without running it."""
+    """Open the target of the projection without running it."""
     target = open_target(projection, store.settings)
     try:
         yield ProjectionHandle(projection, queries, store, target)
@@ -148,4 +148,4 @@ async def running_projection(
             running.cancel()
             await asyncio.wait([running])
             if not running.cancelled() and (error := running.exception()) is not None:
-                raise error  # no failure of the handler: those are tried again and never end the worker
+                raise error  # not a failure of the handler: those are tried again and never end the worker

@@ -1,8 +1,8 @@
-"""Journals: per-entity events, kept as actions in the log, replicated into a store, and always read right.
+"""Journals: the events of each entity, written to the log as actions, replicated into a store, and read from both.
 
 Promises: an append is atomic and durable; a read that starts after it returned sees it; a read gives a state that the
-log had, or raises; records are kafka-journal's, so that JVM services can share a topic.
-Does not promise: an order between entities, and no bulk movement: that is the pipeline's.
+log had, or raises; records have kafka-journal's format, so that JVM services can share a topic.
+Does not promise: an order between entities; bulk movement of events, which is the pipeline's.
 """
 
 from headrace.journal.growth import grow_topic

@@ -1,4 +1,4 @@
-"""Appending: events become a checked record; plain, or checked against what the journal holds."""
+"""Appends: the record of an append, and writing it, unchecked or checked against what the journal holds."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from headrace.protocol import (
     MAX_METADATA_BYTES,
     MAX_VALUE_BYTES,
     Append,
+    AppendValue,
     Delete,
     Effect,
     Entry,
-    PayloadCodec,
     PayloadFormat,
     Purge,
     Step,
@@ -64,7 +64,7 @@ _canonical_json = msgspec.json.Encoder(order="deterministic").encode
 
 
 class AppendOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes with the events of one append."""
+    """The options of an append: what goes with its events."""
 
     metadata: object = None
     payload_metadata: object = None
@@ -75,7 +75,7 @@ class AppendOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewAppend(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An append as its record will hold it, whatever becomes of the objects it was made from."""
+    """An append in encoded form, so that later changes to the objects it was made from do not matter."""
 
     first: int
     last: int
@@ -88,7 +88,7 @@ class NewAppend(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     digest: str | None = None
 
     def traced(self) -> NewAppend:
-        """Return it with the current span in its headers, unless the application gave one itself or there is none."""
+        """Return the append with the current span in its headers, unless the application gave one or there is none."""
         if any(name == _TRACE_PARENT for name, _ in self.headers):
             return self
         headers = inject(self.headers)
@@ -103,7 +103,7 @@ class NewAppend(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         append_id: str | None = None,
         since: Place | None = None,
     ) -> NewRecord:
-        """Return the record."""
+        """Return the record to write."""
         if append_id is None and expected is None and self.metadata is None:
             headers = append_headers(self.first, self.last, self.payload_format, self.origin, self.version)
         else:
@@ -126,9 +126,9 @@ class NewAppend(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def new_append(events: Sequence[Event], options: AppendOptions, *, with_digest: bool = False) -> NewAppend:
-    """Encode an append of events that are checked. Raises BadArgument for what no record can carry.
+    """Encode an append of checked events. Raises BadArgument for what no record can carry.
 
-    With a digest it can be told from other appends that carry the same append id.
+    The digest tells it from other appends that have the same append id.
     """
     payload_format, value = _value(events, options)
     check_size("events", len(value), MAX_VALUE_BYTES)
@@ -160,7 +160,7 @@ def record_of(
 
 
 def _digest_of(events: Sequence[Event]) -> str:
-    """Return a text that is the same for the same events, whatever the order of the keys in their JSON."""
+    """Return a text that is equal for equal events, whatever the order of the keys in their JSON."""
     parts = []
     for event in encode_events(events):
         payload = event.payload or b""
@@ -176,7 +176,7 @@ def _value(events: Sequence[Event], options: AppendOptions) -> tuple[PayloadForm
         if value is not None:
             return "binary", value
     metadata = _json("payload_metadata", options.payload_metadata)
-    return encode_value(PayloadCodec(encode_events(events), check_expiry(options.expire_after), metadata))
+    return encode_value(AppendValue(encode_events(events), check_expiry(options.expire_after), metadata))
 
 
 def _json(name: str, value: object) -> bytes | None:
@@ -206,7 +206,7 @@ class JournalWriter:
         self._appends = RememberedAppends()
 
     async def append(self, id_: str, append: NewAppend) -> Position:
-        """Write events without looking; numbers that this instance knows to be taken are refused."""
+        """Write events without checking the journal. Raises WrongSeqNr for numbers that this instance has written."""
         if append.first <= self._written.get(id_, 0):
             await self._refuse_known(id_, append.first)
         routed = self._topology.routed(id_) if not self._waiting else None
@@ -229,7 +229,7 @@ class JournalWriter:
                 return position
 
     async def prepare(self, id_: str, append_id: str | None = None) -> AppendAttempt:
-        """Look at what is there before an append that may have to be tried again. Raises JournalHeld."""
+        """Read the journal's state before an append that may have to be tried again. Raises JournalHeld."""
         layout = await self._topology.layout()
         known = await self._reader.known(id_, layout)
         stored = known.stored
@@ -240,13 +240,13 @@ class JournalWriter:
         return AppendAttempt.of(layout.topic, id_, since, known, append_id=append_id)
 
     async def append_checked(self, id_: str, append: NewAppend, *, expected: int | None) -> Position:
-        """Write events and say what became of them. Raises WrongSeqNr, VoidAppend, JournalHeld."""
+        """Write events and check that they count. Raises WrongSeqNr, VoidAppend, JournalHeld."""
         return await self._try(await self.prepare(id_), append, expected)
 
     async def append_once(self, id_: str, append: NewAppend, *, expected: int | None, append_id: str) -> Position:
-        """Write events once at most, whatever became of earlier tries with this append id from here.
+        """Write events at most once, whatever the outcome of this instance's earlier tries with the same append id.
 
-        Raises as `append_checked`, and AppendIdReused.
+        Raises what `append_checked` raises, and AppendIdReused.
         """
         digest = append.digest or ""
         if (known := self._appends.landed(id_, append_id, digest)) is not None:
@@ -255,33 +255,33 @@ class JournalWriter:
         is_open, landed = tries.is_open, None
         try:
             attempt = await self._attempt_of(tries)
-            is_open = True  # until the answer is there, whatever ends this: a cancellation, too
+            is_open = True  # until there is an answer, also if a cancellation ends this
             landed = await self._try(attempt, append, expected)
             is_open = False
-        except (WrongSeqNr, VoidAppend, AppendIdReused):  # the fold has passed over every try
+        except (WrongSeqNr, VoidAppend, AppendIdReused):  # the fold has seen every try
             is_open = False
             raise
         except HeadraceError as error:
             is_unknown = isinstance(error, Unavailable) and not error.outcome_known
-            is_open = is_unknown or tries.is_open  # what this try could not write says nothing about those before it
+            is_open = is_unknown or tries.is_open  # that this try wrote nothing says nothing about earlier ones
             raise
         finally:
             self._appends.end(tries, is_open=is_open, landed=landed)
         return landed
 
     async def append_attempt(self, attempt: AppendAttempt, append: NewAppend, *, expected: int | None) -> Position:
-        """Write the events of a prepared attempt, again perhaps, and say what became of them."""
+        """Write the events of a prepared attempt, perhaps again, and check that they count."""
         return await self._try(attempt, append, expected)
 
     def forget(self, id_: str) -> None:
-        """Forget what was written to a journal: it was purged."""
+        """Forget the numbers that were written to a journal, because it was purged."""
         self._written.pop(id_, None)
 
     async def _attempt_of(self, tries: Tries) -> AppendAttempt:
-        """Return what was known before the first of the tries."""
+        """Return the attempt, which holds what was known before the first try."""
         if tries.attempt is None:
             prepared = await self.prepare(tries.id, tries.append_id)
-            tries.attempt = tries.attempt or prepared  # another call may have been quicker, and written since
+            tries.attempt = tries.attempt or prepared  # another call may have been faster, and has written since
         return tries.attempt
 
     async def _try(self, attempt: AppendAttempt, append: NewAppend, expected: int | None) -> Position:
@@ -291,14 +291,14 @@ class JournalWriter:
         try:
             landed = await self._outcome(attempt, position, expected, append.digest)
         except (Unavailable, RecordsLost, JournalHeld) as error:
-            # It is in the log: nobody may take this for "nothing was done". Behind a hold it counts later, perhaps.
+            # The record is in the log, so the error must not mean "nothing was done". Behind a hold it may count later.
             what = f"checking the append to {attempt.id!r}"
             raise OperationFailed(what, _why_unknown(error), outcome_known=False) from error
         self._remember(attempt.id, append.last)
         return landed
 
     async def _find_route(self, id_: str) -> Routed:
-        """Find out where to write; appends that were begun one after another go on, and reach the log, so."""
+        """Find out where to write; appends that began one after another continue, and reach the log, in that order."""
         self._waiting += 1
         try:
             async with self._in_order:
@@ -309,7 +309,7 @@ class JournalWriter:
     async def _is_stray(self, id_: str, routed: Routed, position: Position) -> bool:
         try:
             return await self._topology.is_stray(id_, routed, position.offset)
-        except Unavailable as error:  # the record is in the log: nobody may take this for "nothing was done"
+        except Unavailable as error:  # the record is in the log, so the error must not mean "nothing was done"
             raise OperationFailed(f"checking what was written to {id_!r}", str(error), outcome_known=False) from error
 
     async def _write_attempt(self, attempt: AppendAttempt, append: NewAppend, expected: int | None) -> Position:
@@ -323,7 +323,7 @@ class JournalWriter:
                 return position
 
     async def _refuse_known(self, id_: str, first: int) -> None:
-        """Refuse numbers that were written from here, unless somebody has purged the journal since."""
+        """Raise WrongSeqNr for numbers that this instance has written, unless the journal has been purged since."""
         pointer = pointer_of((await self._reader.view(id_)).meta)
         if first <= pointer:
             raise WrongSeqNr(id_, first - 1, pointer)
@@ -358,9 +358,9 @@ class JournalWriter:
         raise VoidAppend(id_, "its record was not found in the log again")
 
     async def _entries(self, id_: str, known: KnownJournalState, up_to: int) -> list[Entry]:
-        """Return all that was done to the journal since; not what the head cache makes of it.
+        """Return all entries of the journal since then, from the log and not from the head cache.
 
-        What the cache has dropped, because replication passed by or a purge came after it, the log still has.
+        The log still has what the cache dropped because it was replicated or because a purge came after it.
         """
         layout = await self._topology.layout()
         windows = await self._reader.windows(id_, layout, known, up_to, scan=False)
@@ -372,7 +372,7 @@ class JournalWriter:
 
 
 def _has_digest(entry: Entry, digest: str | None) -> bool:
-    """Return True if an append carries the events of that digest, as far as both say."""
+    """Return True if an append has that digest, or if one of the two is not known."""
     written = entry.action.digest if isinstance(entry.action, Append) else None
     return written is None or digest is None or written == digest
 
@@ -380,7 +380,7 @@ def _has_digest(entry: Entry, digest: str | None) -> bool:
 def _refusal(
     attempt: AppendAttempt, before: JournalMeta | None, expected: int | None, done: Step, *, is_reused: bool
 ) -> AppendIdReused | JournalHeld | WrongSeqNr | VoidAppend:
-    """Return why an append does not count; `before` is the journal as the append met it."""
+    """Return the error for an append that does not count; `before` is the journal's state before the append."""
     if done.effect is Effect.HELD and done.meta is not None and done.meta.held_from is not None:
         return _held(attempt.id, done.meta, done.meta.held_from)
     if is_reused:

@@ -1,4 +1,4 @@
-"""What was known before an append was first tried: with it a retry, from any process, makes no duplicate."""
+"""Append attempts: what was known before an append was first tried, so that a retry makes no duplicate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AppendAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """An append that may be tried several times.
 
     `since` is the end of the log before the first try; `replicated` and `stored` are what the store had of the journal
-    then: from there the log is folded to find out what became of each try.
+    at that time. The log is folded from there to find the outcome of each try.
     """
 
     topic: str
@@ -51,7 +51,7 @@ class AppendAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, text: str, topic: str, id_: str) -> AppendAttempt:
-        """Return what `dump` wrote. Raises BadArgument for what is none, or is another journal's."""
+        """Return the attempt that `dump` wrote. Raises BadArgument if it is malformed or another journal's."""
         try:
             attempt = msgspec.json.decode(text, type=cls) if isinstance(text, str) else None
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
@@ -65,7 +65,7 @@ class AppendAttempt(msgspec.Struct, frozen=True, kw_only=True):
         return attempt
 
     def dump(self) -> str:
-        """Return it as text, to be kept where a crash can't reach it."""
+        """Return the attempt as text, to be stored where it survives a crash."""
         return msgspec.json.encode(self).decode()
 
     @property
@@ -76,9 +76,9 @@ class AppendAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Tries:
-    """The tries of one append of one journal, as long as it is not known what became of them.
+    """The tries of one append of one journal, as long as their outcome is unknown.
 
-    `calls` are those that run now. `is_open`: a try may have been written, and nobody knows.
+    `calls` is the number of calls that run now. `is_open`: a try may have been written, and its outcome is unknown.
     """
 
     id: str
@@ -90,9 +90,9 @@ class Tries:
 
 
 class RememberedAppends:
-    """The append ids that one journal instance has seen, each with the events it was given for.
+    """The append ids that one journal instance has seen, each with the digest of its events.
 
-    An append id belongs to one journal: the same id for another journal is another append.
+    An append id belongs to one journal: the same append id in another journal is another append.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class RememberedAppends:
         self._landed: OrderedDict[tuple[str, str], tuple[str, Position]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return how many appends there are whose end is not known."""
+        """Return the number of appends whose outcome is unknown."""
         return len(self._open)
 
     def landed(self, id_: str, append_id: str, digest: str) -> Position | None:
@@ -124,7 +124,7 @@ class RememberedAppends:
         return tries
 
     def end(self, tries: Tries, *, is_open: bool, landed: Position | None = None) -> None:
-        """End a try; what is neither open nor tried by another call is forgotten, what landed is remembered."""
+        """End a try. An append that landed is remembered; one that is neither open nor being tried is forgotten."""
         tries.calls -= 1
         key = (tries.id, tries.append_id)
         if landed is not None:

@@ -1,7 +1,7 @@
-"""Giving a topic more partitions without losing the order of any key.
+"""Growth of a topic: more partitions, without losing the order of any key.
 
-The steps are such that a crash between any two of them is mended by running them again: the intent is stored first,
-boundaries are the first marks of the new generation whoever wrote them, and the generation is published last.
+After a crash between any two steps, running them again finishes the growth: the intent is stored first, a boundary is
+the first mark of the new generation whichever process wrote it, and the generation is published last.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["grow_topic"]
 async def grow_topic(
     log: Log, settings: SharedSettings, topic: str, *, partitions: int, lease_s: float = LEASE_S
 ) -> Layout:
-    """Grow a topic to so many partitions and publish the new generation. Writers wait meanwhile.
+    """Grow a topic to a number of partitions and publish the new generation. Writers wait meanwhile.
 
-    The longest lease that a writer of the topic stored is waited for, or `lease_s` if that is longer.
-    Running it again after a crash finishes what was begun; several at once come to one result.
+    It waits for the longest lease that a writer of the topic has stored, or for `lease_s` if that is longer.
+    Running it again after a crash finishes the growth; several runs at once have one result.
     """
     topology = Topology(log, settings, topic, lease_s=lease_s)
     layout = await topology.refresh()
@@ -41,12 +41,12 @@ async def grow_topic(
         raise ImpossibleTopicChange(topic, change, f"finish that first: {command}")
     crash_point("grow.announced")
     await state_layout(log, layout)
-    lease_s = max(lease_s, await longest_lease_s(settings, topic))  # each is stored before a layout is trusted
-    await asyncio.sleep(lease_s)  # whoever still trusts an older layout writes no more after this
+    lease_s = max(lease_s, await longest_lease_s(settings, topic))  # stored by each writer that trusts a layout
+    await asyncio.sleep(lease_s)  # after this no writer trusts an older layout
     if (await log.admin.describe(topic)).partitions < partitions:
         await log.admin.add_partitions(topic, total=partitions)
     crash_point("grow.added")
-    await asyncio.sleep(lease_s)  # nor does who can't reach the store, and has seen no new partition in the log
+    await asyncio.sleep(lease_s)  # nor does one that can't reach the store and has not seen the new partitions
     boundaries = {
         partition: await _boundary(log, TopicPartition(topic, partition), layout)
         for partition in range(layout.partitions)
@@ -71,12 +71,12 @@ async def _announce(log: Log, settings: SharedSettings, layout: Layout, partitio
     }
     growing = layout.growing(partitions, ends)
     if not await settings.put(layout_key(layout.topic), _encode(growing), expected=_encode(layout)):
-        raise ImpossibleTopicChange(layout.topic, "somebody else changed its layout just now", "run the command again")
+        raise ImpossibleTopicChange(layout.topic, "another process has changed its layout", "run the command again")
     return growing
 
 
 async def _boundary(log: Log, at: TopicPartition, layout: Layout) -> int:
-    """Write the mark of the new generation and return the offset of the first such mark there is."""
+    """Write the mark of the new generation and return the offset of the first such mark in the partition."""
     generation = layout.generation + 1
     mark = Mark(id=uuid.uuid4().hex, generation=generation, layout=_encode(layout))
     written = await write_mark(log, at, BOUNDARY_KEY, mark)

@@ -1,4 +1,4 @@
-"""The head cache: one follower per partition somebody asks about, shared by all reads of a process."""
+"""The head cache: one follower for each partition that is read, shared by all reads of a process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["HeadCache"]
 
 _logger = get_logger(__name__)
 
-# An action in the index takes about a thirtieth of what a kept one takes.
+# An action in the index takes about a thirtieth of the memory of a kept one.
 _INDEXED_FOR_ONE = 30
 
 _RESTART = Backoff(first_s=0.1, factor=2.0, limit_s=5.0, jitter=0.2)
@@ -27,10 +27,10 @@ _RESTART = Backoff(first_s=0.1, factor=2.0, limit_s=5.0, jitter=0.2)
 
 @dataclass(slots=True)
 class _Followed:
-    """A partition's head, who follows it, and who waits for it to get further."""
+    """A partition's head, the task that follows it, and the reads that wait for it."""
 
     head: Head
-    first_generation: int  # an offset of an earlier one is that of a topic which is gone
+    first_generation: int  # offsets of an earlier generation belong to a topic that is gone
     task: asyncio.Task[None] | None = None
     asked_s: float = 0.0
     waiters: dict[asyncio.Future[None], int] = field(default_factory=dict)
@@ -38,11 +38,11 @@ class _Followed:
 
 
 class HeadCache:
-    """Answers what the head of the log holds for a key.
+    """The un-replicated actions of all keys, in memory.
 
-    The bounds are over all partitions: on actions, without which only the offsets of a key are known, and on the bytes
-    of the newest records, without which a reader gets them from the log (0: only headers are followed). Offsets of
-    thirty times as many actions are kept; a key is unknown beyond that. A partition that nobody asked about for
+    There are two bounds over all partitions: on actions, and on the bytes of the newest records (0: no records are
+    kept and only headers are read). Of evicted actions the offsets are kept, for up to thirty times as many actions;
+    beyond that a key is unknown. A reader gets what is not here from the log. A partition that was not asked about for
     `idle_s` is dropped.
     """
 
@@ -69,9 +69,9 @@ class HeadCache:
     async def ask(
         self, at: TopicPartition, generation: int, id_: str, *, after: int, up_to: int, timeout_s: float
     ) -> HeadAnswer:
-        """Wait until the head is known up to the offset, then say what the key's actions after `after` are.
+        """Wait until the head is known up to the offset, then return the key's actions after `after`.
 
-        Raises TimedOut when the head does not get there in time, Closed when the cache is closed meanwhile.
+        Raises TimedOut if the head does not get there in time, Closed if the cache is closed meanwhile.
         """
         if self._is_closed:
             raise Closed("the head cache")
@@ -79,37 +79,37 @@ class HeadCache:
         followed.asked_s = asyncio.get_running_loop().time()
         await self._reach(at, followed, up_to, timeout_s)
         if followed.head.generation < generation:  # else it would have passed the boundary by now
-            self._drop(at, followed, TimedOut(f"following {at} of a topic that was made anew", timeout_s))
+            self._drop(at, followed, TimedOut(f"following {at} of a topic that was created again", timeout_s))
             return HeadAnswer(HeadKind.UNKNOWN)
         answer = followed.head.ask(id_, after=after, up_to=up_to)
         HEAD_ANSWERS.labels(at.topic, answer.kind.value).inc()
         return answer
 
     def replicated(self, at: TopicPartition) -> ReplicatedOffset | None:
-        """Return a replicated offset that the store had a moment ago; None if the partition is not followed.
+        """Return the replicated offset that the store had a moment ago; None if the partition is not followed.
 
-        As good as asking: it never goes back, and this one was read before all that the reader will read.
+        It is as good as asking the store: it never goes back, and it was read before everything the reader will read.
         """
         followed = self._followed.get(at)
         return followed.replicated if followed is not None else None
 
     @property
     def actions(self) -> int:
-        """How many actions are kept."""
+        """The number of actions that are kept."""
         return sum(followed.head.actions for followed in self._followed.values())
 
     @property
     def indexed(self) -> int:
-        """How many actions are known only by their offsets."""
+        """The number of actions of which only the offsets are kept."""
         return sum(followed.head.indexed for followed in self._followed.values())
 
     @property
     def record_bytes(self) -> int:
-        """How many bytes of records are kept."""
+        """The size of the records that are kept."""
         return sum(followed.head.record_bytes for followed in self._followed.values())
 
     async def close(self) -> None:
-        """Stop following; those who wait get Closed."""
+        """Stop following; reads that wait get Closed."""
         self._is_closed = True
         tasks = [followed.task for followed in self._followed.values()]
         for task in (*tasks, self._trimmer):
@@ -146,7 +146,7 @@ class HeadCache:
             followed.waiters.pop(waiter, None)
 
     async def _run(self, at: TopicPartition, followed: _Followed) -> None:
-        """Follow the partition for ever; a reader that fails is opened again where it was."""
+        """Follow the partition forever; a log reader that fails is opened again where it was."""
         attempt = 0
         while True:
             try:
@@ -156,17 +156,17 @@ class HeadCache:
                     _take(followed.head, batch)
                     self._bound(at.topic, followed.head)
                     _wake(followed)
-            except OffsetOutOfRange as error:  # whoever asks next begins where the store is by then
+            except OffsetOutOfRange as error:  # the next read begins where the store is by then
                 self._drop(at, followed, error)
                 return
-            except Exception as error:  # a follower that ended would let every reader wait in vain
+            except Exception as error:  # if the follower ended, every read would wait in vain
                 attempt += 1
                 delay_s = _RESTART.delay_s(attempt)
                 _logger.warning("head follower failed", partition=str(at), error=str(error), retry_in_s=delay_s)
                 await asyncio.sleep(delay_s)
 
     def _drop(self, at: TopicPartition, followed: _Followed, error: HeadraceError | None = None) -> None:
-        """Forget a head. Those who wait for it get the error."""
+        """Forget a head. Reads that wait for it get the error."""
         if self._followed.get(at) is followed:
             del self._followed[at]
         if followed.task is not None and followed.task is not asyncio.current_task():
@@ -212,7 +212,7 @@ def _take(head: Head, batch: Batch) -> None:
 
 
 def _bare_entry(record: Record, generation: int) -> Entry | None:
-    """Return the entry a record stands for, without the record."""
+    """Return the entry of a record, without the record itself."""
     action = decode_action(record)
     if action is None or record.key is None:
         return None

@@ -1,4 +1,4 @@
-"""A journal's timeline, and how far replication of a topic has come."""
+"""The timeline of a journal, and the replication progress of a topic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Moment", "PartitionStats", "describe", "history", "partition_stats"]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One action of the timeline. `offset` None: it left the log long ago, and the store tells of it."""
+    """One action of the timeline. If `offset` is None, it is known only from the store: its records left the log."""
 
     offset: int | None
     timestamp_ms: int | None
@@ -42,7 +42,7 @@ class Moment:
 async def history(
     log: Log, store: StoreReader, topology: Topology, id_: str, *, with_marks: bool = False
 ) -> AsyncIterator[Moment]:
-    """Yield the timeline of a journal: what only the store has of it, then what the log holds, in order.
+    """Yield the timeline of a journal in order: first what only the store has, then the actions in the log.
 
     A journal that moved when its topic grew has its earlier records in another partition.
     """
@@ -61,7 +61,7 @@ async def history(
 
 
 def describe(entry: Entry) -> str:
-    """Say in a few words what an action asks for."""
+    """Return a short description of an action."""
     match entry.action:
         case Append(first=first, last=last):
             return f"append event {first}" if first == last else f"append events {first} to {last}"
@@ -82,7 +82,7 @@ def describe(entry: Entry) -> str:
 
 
 async def _before(store: StoreReader, topic: str, id_: str, stretch: Stretch) -> JournalMeta | None:
-    """Return the state from which the log goes on, as far as the rows tell; None if nothing was before."""
+    """Return the state before the first action in the log, as far as the rows show it; None if there was none."""
     stored, first = await store.meta(topic, id_), stretch.first
     if stored is None or stored.record_id is None:
         return None
@@ -110,7 +110,7 @@ async def _before(store: StoreReader, topic: str, id_: str, stretch: Stretch) ->
 
 
 class PartitionStats(NamedTuple):
-    """One partition: the offsets that the log holds, and the last one that the store has (None: none yet)."""
+    """One partition: the offsets that the log holds, and the last one that is replicated (None: none yet)."""
 
     partition: int
     start: int
@@ -119,12 +119,12 @@ class PartitionStats(NamedTuple):
 
     @property
     def lag(self) -> int:
-        """How many offsets the store is behind."""
+        """The number of offsets that are not replicated yet."""
         return self.end - 1 - (self.replicated if self.replicated is not None else self.start - 1)
 
 
 async def partition_stats(log: Log, store: StoreReader, topology: Topology) -> list[PartitionStats]:
-    """Ask the log and the store about every partition."""
+    """Return what the log and the store have of every partition."""
     stats = []
     layout = await topology.layout()
     for partition in range(layout.partitions):

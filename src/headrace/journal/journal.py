@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from time import perf_counter
 
-import msgspec
-
 from headrace.errors import BadArgument, ReadOnlyHandle, TopicShared, UnknownTopic, VoidAppend, WrongSeqNr
 from headrace.journal.append import AppendOptions, JournalWriter, new_append
 from headrace.journal.attempts import AppendAttempt
@@ -75,7 +73,6 @@ class Journal:
         self._log = log
         self._store = store
         self._origin = origin = check_option("origin", origin)
-        self._plain = AppendOptions(origin=origin)
         self._is_read_only = read_only
         self._topology = Topology(
             log,
@@ -108,13 +105,15 @@ class Journal:
         origin: str | None = None,
         version: str | None = None,
     ) -> Position:
-        """Write events, all of them or none; returns the place of their record.
+        """Write events, all of them or none; return the position of their record.
 
-        `expected` is the seq_nr the journal must be at, else WrongSeqNr; 0 and None mean that there must be no journal,
-        so that `expected=await journal.pointer(id_)` is safe. However often the call is repeated on this Journal with
-        the same `append_id`, the events are written once at most, and each answer says what became of them; the same
-        id with other events is AppendIdReused. With the same `attempt`, which `prepare` gave, that holds on any Journal
-        of any process. Another Journal need not know an `append_id`, but no numbers are given twice.
+        `expected` is the seq_nr that the journal must be at, else WrongSeqNr is raised. 0 and None mean that there must
+        be no journal, so that `expected=await journal.pointer(id_)` is safe.
+
+        With an `append_id` the call can be repeated on this Journal: the events are written at most once, and every
+        call returns or raises the outcome. AppendIdReused is raised if the same append id comes with other events.
+        Another Journal does not know the append id, but it gives no number twice. With an `attempt`, which `prepare`
+        returned, the call can be repeated on any Journal of any process.
         """
         self._check_writable("append")
         id_ = check_id(id_)
@@ -122,20 +121,14 @@ class Journal:
         required = check_expected(expected)
         once = None if append_id is None else check_text("append_id", append_id, least=1)
         prepared = self._prepared(attempt, once, id_) if attempt is not None else None
-        is_plain = metadata is None and payload_metadata is None and expire_after is None
-        if is_plain and headers is None and origin is None and version is None:
-            options = self._plain
-        else:
-            options = self._options(
-                AppendOptions(
-                    metadata=metadata,
-                    payload_metadata=payload_metadata,
-                    headers=headers,
-                    expire_after=expire_after,
-                    origin=origin,
-                    version=version,
-                )
-            )
+        options = AppendOptions(
+            metadata=metadata,
+            payload_metadata=payload_metadata,
+            headers=headers,
+            expire_after=expire_after,
+            origin=self._origin if origin is None else origin,
+            version=version,
+        )
         new = new_append(given, options, with_digest=once is not None or prepared is not None)
         if required is not None:
             await self._check_not_shared("append with expected=")
@@ -166,24 +159,22 @@ class Journal:
         origin: str | None = None,
         version: str | None = None,
     ) -> tuple[Event, ...]:
-        """Append payloads as the next events, all of them or none; returns the events with their numbers.
+        """Append payloads as the next events, all of them or none; return the events with their numbers.
 
-        Safe beside other writers: it looks where the journal is, expects that, and looks again if somebody was quicker.
-        For decisions that depend on what the journal holds, use `append` with `expected`.
+        Other writers may append at the same time: it reads the pointer, expects it, and tries again if another writer
+        was faster. For decisions that depend on what the journal holds, use `append` with `expected`.
         """
         self._check_writable("append_next")
         id_, given = check_id(id_), check_payloads(payloads)
-        options = self._options(
-            AppendOptions(
-                metadata=metadata,
-                payload_metadata=payload_metadata,
-                headers=headers,
-                expire_after=expire_after,
-                origin=origin,
-                version=version,
-            )
+        options = AppendOptions(
+            metadata=metadata,
+            payload_metadata=payload_metadata,
+            headers=headers,
+            expire_after=expire_after,
+            origin=self._origin if origin is None else origin,
+            version=version,
         )
-        new_append(_numbered(given, tags, 1), options)  # what can't be written is refused before anything is
+        new_append(_numbered(given, tags, 1), options)  # raises for bad arguments before anything is written
         await self._check_not_shared("append_next")
         for attempt in range(1, _NEXT_ATTEMPTS + 1):
             pointer = await self.pointer(id_) or 0
@@ -192,7 +183,7 @@ class Journal:
                 with self._operations.begin("append", id_), span("journal.append", topic=self.topic, id=id_):
                     new = new_append(events, options).traced()
                     await self._writer.append_checked(id_, new, expected=pointer)
-            except (WrongSeqNr, VoidAppend):  # somebody was quicker
+            except (WrongSeqNr, VoidAppend):  # another writer was faster
                 if attempt == _NEXT_ATTEMPTS:
                     raise
             else:
@@ -200,23 +191,23 @@ class Journal:
         raise AssertionError("the last attempt returns or raises")
 
     async def prepare(self, id_: str) -> str:
-        """Prepare an append that must happen once at most, whatever happens to this process.
+        """Prepare an append that must happen at most once, whatever happens to this process.
 
-        Store what is returned before the append, and give it to every try of that append as `attempt`.
+        Store the returned text before the append, and give it to every try of that append as `attempt`.
         """
         self._check_writable("prepare")
         return (await self._writer.prepare(check_id(id_))).dump()
 
     async def read(self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None) -> AsyncIterator[StoredEvent]:
-        """Yield the events from a seq_nr on, up to and with `to_seq_nr` if that is given. Huge journals stream.
+        """Yield the events from a seq_nr on, up to and including `to_seq_nr` if that is given. Huge journals stream.
 
-        A journal that was never written is empty, also in a topic that nobody has made yet. Raises ReadAgain when a
-        delete or purge lands in the middle, JournalHeld, RecordsLost, TimedOut.
+        A journal that was never written is empty, also if its topic does not exist yet. Raises ReadAgain if a delete
+        or purge happens during the read, JournalHeld, RecordsLost, TimedOut.
         """
         id_ = check_id(id_)
         first = check_seq_nr("from_seq_nr", from_seq_nr, most=None)
         last = MAX_SEQ_NR if to_seq_nr is None else check_seq_nr("to_seq_nr", to_seq_nr, most=None)
-        if not await self._is_there():
+        if not await self._topic_exists():
             return
         with self._operations.begin("read", id_) as operation:
             async for page in self._reader.pages(id_, first, operation, last=last):
@@ -227,20 +218,21 @@ class Journal:
     async def pointer(self, id_: str) -> int | None:
         """Return the journal's last seq_nr; None if there is no journal."""
         id_ = check_id(id_)
-        if not await self._is_there():
+        if not await self._topic_exists():
             return None
         with self._operations.begin("pointer", id_) as operation, span("journal.pointer", topic=self.topic, id=id_):
             view = await self._reader.view(id_, operation)
         return pointer_of(view.meta) if exists(view.meta) else None
 
     async def delete(self, id_: str, *, to: int) -> Position | None:
-        """Delete the events up to a seq_nr, the pointer at most; None, and nothing written, if there is no journal.
+        """Delete the events up to a seq_nr, or up to the pointer if that is lower.
 
-        MAX_SEQ_NR deletes all there are. What is begun anew after a purge that comes in between stays as it is.
+        Returns None, and writes nothing, if there is no journal. MAX_SEQ_NR deletes all events. If the journal is
+        purged and begun again meanwhile, the new events stay.
         """
         self._check_writable("delete")
         id_, to = check_id(id_), check_seq_nr("to", to)
-        if not await self._is_there():
+        if not await self._topic_exists():
             return None
         with self._operations.begin("delete", id_) as operation, span("journal.delete", topic=self.topic, id=id_):
             meta = (await self._reader.view(id_, operation)).meta
@@ -266,26 +258,22 @@ class Journal:
         return await write_mark(self._log, route.at, id_, mark)
 
     async def ids(self) -> AsyncIterator[str]:
-        """Yield the ids of all journals that replication has reached, in no order."""
+        """Yield the ids of all journals that are replicated at least in part, in no order."""
         async for page in self._store.reader.metas(self.topic):
             for meta in page:
                 if exists(meta):
                     yield meta.id
 
     def history(self, id_: str, *, with_marks: bool = False) -> AsyncIterator[Moment]:
-        """Yield the journal's timeline: every action, what it did, and why some did nothing."""
+        """Yield the journal's timeline: every action, what it did, and the reason if it did nothing."""
         return history(self._log, self._store.reader, self._topology, check_id(id_), with_marks=with_marks)
 
     async def stats(self) -> list[PartitionStats]:
-        """Say of each partition what the log holds and how far replication has come."""
+        """Return what the log holds of each partition, and how far it is replicated."""
         return await partition_stats(self._log, self._store.reader, self._topology)
 
-    def _options(self, given: AppendOptions) -> AppendOptions:
-        """Return the options of an append, with the journal's origin where it has none of its own."""
-        return given if given.origin is not None else msgspec.structs.replace(given, origin=self._origin)
-
-    async def _is_there(self) -> bool:
-        """Return False if nobody has written to the topic yet, so that it does not exist."""
+    async def _topic_exists(self) -> bool:
+        """Return False if the topic does not exist, because nothing was written to it yet."""
         try:
             await self._topology.layout()
         except UnknownTopic:
@@ -298,7 +286,7 @@ class Journal:
         return AppendAttempt.load(attempt, self.topic, id_)
 
     async def _check_not_shared(self, operation: str) -> None:
-        """Refuse a checked append where readers would take it for one that counts."""
+        """Raise TopicShared if readers of the topic would see an append that was refused."""
         if await self._topology.is_shared():
             raise TopicShared(self.topic, operation)
 

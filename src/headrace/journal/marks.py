@@ -1,4 +1,4 @@
-"""Marks: how far a read must look, and a topic's layout as the log itself tells it."""
+"""Marks: the barrier of a read, and a topic's layout as the marks in the log state it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Barrier(Protocol):
-    """Says up to which offset (inclusive) a read that begins now must look; -1 for an empty partition."""
+    """Finds the offset up to which (inclusive) a read that begins now must look; -1 for an empty partition."""
 
     async def place(self, at: TopicPartition, id_: str) -> int:
         """Return the offset."""
@@ -35,25 +35,25 @@ class Barrier(Protocol):
 
 
 class MarkBarrier:
-    """Writes a Mark: whatever was acknowledged before it lies below it."""
+    """Writes a Mark: everything that was acknowledged before lies below it."""
 
     def __init__(self, log: Log, origin: str | None) -> None:
         self._log = log
         self._origin = origin
 
     async def place(self, at: TopicPartition, id_: str) -> int:
-        """Write the Mark and return the offset before it: the Mark itself has nothing to tell."""
+        """Write the Mark and return the offset before it: the Mark itself changes nothing."""
         return await write_mark(self._log, at, id_, Mark(id=uuid.uuid4().hex, origin=self._origin)) - 1
 
 
 class WatermarkBarrier:
-    """Asks for the high watermark, open transactions included: for readers that may not write."""
+    """Uses the high watermark, open transactions included; for readers that may not write."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
 
     async def place(self, at: TopicPartition, id_: str) -> int:
-        """Return the last offset that anybody has written."""
+        """Return the last offset that was written."""
         return (await self._log.bounds(at)).high_watermark - 1
 
 
@@ -74,7 +74,7 @@ _decode = msgspec.json.Decoder(Layout).decode
 
 @dataclass(slots=True)
 class PartitionMarks:
-    """What one partition tells: the first mark of each generation, layouts that were stated, and some of its keys."""
+    """The marks of one partition: the first of each generation, and the layouts they state; and some of its keys."""
 
     start: int
     firsts: dict[int, int] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class PartitionMarks:
     keys: set[bytes] = field(default_factory=set)
 
     def take(self, record: Record) -> None:
-        """Look at a record."""
+        """Add what a record states."""
         if record.key != BOUNDARY_KEY.encode():
             if record.key and len(self.keys) < _KEYS_SAMPLED and decode_action(record) is not None:
                 self.keys.add(record.key)
@@ -95,13 +95,13 @@ class PartitionMarks:
 
 
 async def state_layout(log: Log, layout: Layout, *, partition: int = 0) -> int:
-    """Write the layout into the log; returns the offset of the mark that carries it."""
+    """Write the layout into the log; return the offset of the mark that carries it."""
     mark = Mark(id=uuid.uuid4().hex, layout=_encode(layout).decode())
     return await write_mark(log, TopicPartition(layout.topic, partition), BOUNDARY_KEY, mark)
 
 
 async def layout_from_log(log: Log, topic: Topic, known: Layout | None) -> Layout:
-    """Return the layout that the log tells, or `known` if that is as new. Raises LayoutLost if it can't be told."""
+    """Return the layout that the log states, or `known` if that is as new. Raises LayoutLost if the marks are gone."""
     found = []
     for partition in range(topic.partitions):
         at = TopicPartition(topic.name, partition)
@@ -116,7 +116,7 @@ async def layout_from_log(log: Log, topic: Topic, known: Layout | None) -> Layou
 
 
 def rebuilt(topic: Topic, known: Layout | None, found: Sequence[PartitionMarks]) -> Layout:
-    """Return the newest layout that the marks tell, beyond what is known. Raises LayoutLost."""
+    """Return the newest layout among those that the marks state and `known`. Raises LayoutLost."""
     stated = [layout for marks in found for layout in marks.layouts]
     if known is not None:
         stated.append(known)
@@ -130,7 +130,7 @@ def rebuilt(topic: Topic, known: Layout | None, found: Sequence[PartitionMarks])
 
 
 def _finished(growing: Layout, found: Sequence[PartitionMarks]) -> Layout:
-    """Return the layout with its boundaries; still growing, if some were not written yet."""
+    """Return the layout with its boundaries; it is still growing if some were not written yet."""
     generation = growing.generation + 1
     old = range(growing.partitions)
     boundaries = {p: found[p].firsts[generation] for p in old if generation in found[p].firsts}
@@ -141,7 +141,7 @@ def _finished(growing: Layout, found: Sequence[PartitionMarks]) -> Layout:
 
 
 def _inferred(topic: Topic, found: Sequence[PartitionMarks]) -> Layout:
-    """Return the layout that marks tell which carry none: every partition that was there before a growth has one."""
+    """Return the layout that follows from boundaries alone: a growth leaves one in each partition that existed."""
     generations = sorted({generation for marks in found for generation in marks.firsts})
     if not generations:
         return Layout(topic.name, topic.topic_id, (Generation(topic.partitions),))

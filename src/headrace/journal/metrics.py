@@ -1,4 +1,4 @@
-"""What journals count and time, and watching single operations."""
+"""Metrics of journals, and the timing of single operations."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = [
 
 OPERATIONS = histogram("journal", "operation", "Time of an operation of a journal.", ["topic", "operation"])
 HEAD_ANSWERS = counter("journal", "head_answers", "Answers of the head cache, by kind.", ["topic", "kind"])
-HEAD_ENTRIES_DROPPED = counter("journal", "head_evictions", "Keys the full head cache forgot.", ["topic"])
+HEAD_ENTRIES_DROPPED = counter("journal", "head_evictions", "Keys that the full head cache evicted.", ["topic"])
 REPLICATED_ROWS = counter("journal", "replicated_rows", "Rows written to the store.", ["topic"])
-STRAY_RECORDS = counter("journal", "stray_records", "Records found where their key no longer lives.", ["topic"])
+STRAY_RECORDS = counter("journal", "stray_records", "Records in a partition that their key had left.", ["topic"])
 VOID_ACTIONS = counter("journal", "void_actions", "Replicated actions that changed nothing.", ["topic"])
 
 _logger = get_logger(__name__)
@@ -33,7 +33,7 @@ SLOW_S = 1.0
 
 
 class Operations:
-    """Makes the operations of one topic's journals."""
+    """The operations of one topic's journals."""
 
     def __init__(self, topic: str, *, slow_s: float = SLOW_S) -> None:
         self.topic = topic
@@ -47,7 +47,7 @@ class Operations:
         return Operation(self, name, id_)
 
     def end(self, name: str, id_: str, took_s: float, stages: Mapping[str, float] = {}) -> None:
-        """Count an operation; log a slow one with what was slow."""
+        """Record an operation; log a slow one with its stages."""
         self._observe[name](took_s)
         if took_s <= self.slow_s:
             return
@@ -57,7 +57,7 @@ class Operations:
 
 
 class Operation:
-    """One operation, timed. `lap` ends a stage; stages of things that ran at once overlap."""
+    """One operation with its time. `lap` ends a stage; stages of concurrent work overlap."""
 
     __slots__ = ("_lap_s", "_operations", "_started_s", "id", "name", "stages")
 
@@ -69,7 +69,7 @@ class Operation:
         self._started_s = self._lap_s = time.perf_counter()
 
     def lap(self, stage: str) -> None:
-        """Say that what was done since the last lap belongs to the stage."""
+        """Add the time since the last lap to a stage."""
         now_s = time.perf_counter()
         self.stages[stage] = self.stages.get(stage, 0.0) + now_s - self._lap_s
         self._lap_s = now_s

@@ -1,7 +1,8 @@
-"""Journals that are held because a record of theirs can't be decoded or stored: the side table, and the verdicts.
+"""Quarantine: the journals that are held because a record can't be decoded or stored, and the verdicts on them.
 
-The side table is a topic of its own in the store's tables, named so that no log can have it: a row for each record
-held, whole, and a head for each journal held. It needs no other table, and converges as all else does.
+Held records are copied to a side table. That is a topic of its own in the store's tables, with a name that no log can
+have: a row for each held record, whole, and a meta for each held journal. So it needs no further table, and replays
+converge as they do everywhere else.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ __all__ = [
 
 _SUFFIX = "#held"
 _SHOWN = 60
-_ONE_SEGMENT = 1 << 62  # numbers are places here: all rows of a journal are in one segment
+_ONE_SEGMENT = 1 << 62  # row numbers are places here, so all rows of a journal are in one segment
 _OFFSET_BITS = 46
 
 
-class _Kept(msgspec.Struct, frozen=True, array_like=True):
-    """A record as it was, with what the partition was like there."""
+class _HeldRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A held record, with the segment size that the topic had there."""
 
     key: bytes | None
     value: bytes | None
@@ -47,7 +48,7 @@ class _Kept(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Kept).decode
+_decode = msgspec.msgpack.Decoder(_HeldRecord).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,10 @@ class Held:
 
 
 async def hold(store: Store, topic: str, id_: str, entries: Sequence[Entry], *, held_from: Place) -> None:
-    """Keep the records that wait. To be done before the journal's head says that it is held from that place.
+    """Store the held records. This comes before the journal's meta says that it is held from that place.
 
-    The side table's head is about the record at `held_from` alone: another one behind it that can't be decoded has its
-    turn when the first one is out of the way.
+    The side table's meta is about the record at `held_from` only. If a later record can't be decoded either, it gets
+    its turn after a verdict on the first.
     """
     await store.writer.write_rows(_side(topic), id_, [_row(entry) for entry in entries])
     first = next((entry for entry in entries if entry.place == held_from), None)
@@ -77,7 +78,7 @@ async def hold(store: Store, topic: str, id_: str, entries: Sequence[Entry], *, 
 
 
 async def hold_unstorable(store: Store, topic: str, id_: str, entries: Sequence[Entry], reason: str) -> str:
-    """Keep the records of a journal that can't be stored under its own id; returns the id they are kept under."""
+    """Store the records of a journal whose id can't be stored; return the id they are stored under."""
     stand_in = stand_in_for(id_)
     await store.writer.write_rows(_side(topic), stand_in, [_row(entry) for entry in entries])
     if await store.reader.meta(_side(topic), stand_in) is None:
@@ -86,7 +87,7 @@ async def hold_unstorable(store: Store, topic: str, id_: str, entries: Sequence[
 
 
 def stand_in_for(id_: str) -> str:
-    """Return the id that the side table has for a journal whose own one can't be stored."""
+    """Return the id that the side table uses for a journal whose own id can't be stored."""
     encoded = id_.encode(errors="surrogateescape")
     return f"{id_[:_SHOWN]}…#{hashlib.sha256(encoded).hexdigest()}"
 
@@ -94,7 +95,7 @@ def stand_in_for(id_: str) -> str:
 async def let_go(
     store: Store, topic: str, id_: str, *, at: Place, partition: int, held_from: Place | None = None
 ) -> None:
-    """Forget what waited, at the place of the verdict: all, or what came before `held_from`, which waits on."""
+    """Remove the held records at the place of the verdict: all, or those before `held_from`, which stays held."""
     if held_from is not None:
         await store.writer.delete_rows(_side(topic), id_, [RowDeletion(0, _number(held_from) - 1)], at=at)
         return
@@ -114,7 +115,7 @@ async def let_go(
 
 
 async def held_entries(store: Store, topic: str, id_: str) -> list[Entry]:
-    """Return what waits, in the order of the log."""
+    """Return the held entries in the order of the log."""
     pages = store.reader.rows(_side(topic), id_, segment_size=_ONE_SEGMENT, first=1, last=_ONE_SEGMENT - 1)
     return [_entry(topic, row) async for page in pages for row in page]
 
@@ -135,17 +136,17 @@ async def pass_verdict(
 ) -> Position:
     """Write a verdict into the journal's partition; replication carries it out.
 
-    `offset` is that of the record which the verdict is about. Raises BadArgument if no verdict is due, or not on that.
+    `offset` is that of the record that can't be decoded. Raises BadArgument if the journal is not held from there.
     """
     meta, held_from = await _held_from(store, topic, id_)
-    # While what was held is being applied, the state lies behind the record and does not tell its generation.
+    # While held entries are being applied, the state lies past the record and does not show its generation.
     generation = meta.generation if meta.offset == held_from else None
     if offset is not None and offset != held_from:
         raise BadArgument("offset", offset, f"journal {id_!r} is held from offset {held_from}; decide about that first")
     verdict = Verdict(
         id=uuid.uuid4().hex, held_from=held_from, is_skip=skip, generation=generation, origin="quarantine"
     )
-    topology = Topology(log, store.settings, topic, lease_s=0.0)  # looks again after the one record that it writes
+    topology = Topology(log, store.settings, topic, lease_s=0.0)  # no lease: the route is checked after the write
     while True:
         routed = await topology.find_route(id_)
         record = NewRecord(topic, id_.encode(), None, encode_action(verdict), partition=routed.route.at.partition)
@@ -170,7 +171,7 @@ def _side(topic: str) -> str:
 
 
 def _number(place: Place) -> int:
-    """Return the number of a held record's row, in the order of places: a journal that moved has lower offsets."""
+    """Return the row number of a held record, in the order of places: a journal that moved has lower offsets."""
     return (place.generation << _OFFSET_BITS) + place.offset + 1
 
 
@@ -178,7 +179,7 @@ def _row(entry: Entry) -> EventRow:
     record = entry.record
     if record is None:
         raise AssertionError("a record that is held is kept whole")
-    kept = _Kept(record.key, record.value, record.headers, entry.segment_size)
+    kept = _HeldRecord(record.key, record.value, record.headers, entry.segment_size)
     return EventRow(
         segment=0,
         seq_nr=_number(entry.place),

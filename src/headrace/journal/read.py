@@ -1,8 +1,8 @@
-"""Reading one journal, right whatever replication is doing.
+"""Reads of one journal, correct at any stage of replication.
 
-The store is asked for the replicated offset and then for the journal's state, while the barrier goes to the log. What
-the log holds between the two is folded on the state; only then is it known which events are alive, and only then is
-the first one handed out: rows of the store first, then records of the log.
+A read asks the store for the replicated offset and then for the journal's state, while the barrier goes to the log. It
+folds what the log holds between the two on the state. Only then is it known which events are alive, and only then does
+it give the first one: rows of the store first, then records of the log.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ class JournalReader:
         self._windows = windows
         self._barrier = barrier
         self._cache = cache
-        self._settled: set[tuple[str, Stay]] = set()  # with the topic's id: one that is made anew may grow alike
+        # By the topic's id, because a topic that is created again may grow in the same way.
+        self._settled: set[tuple[str, Stay]] = set()
         self._segment_size = DEFAULT_SEGMENT_SIZE
 
     async def view(self, id_: str, operation: Operation | None = None, *, first: int | None = None) -> View:
-        """Find out what the journal is now. Raises JournalHeld, RecordsLost.
+        """Return the journal as it is now. Raises JournalHeld, RecordsLost.
 
-        With `first` the rows from that seq_nr on are wanted as well, if they can be had by the way.
+        With `first` the view also has the rows from that seq_nr on, if they come at no further cost.
         """
         layout = await self._topology.layout()
         for attempt in range(_ATTEMPTS):
@@ -54,21 +55,21 @@ class JournalReader:
             if view is not None:
                 return view
             await self._topology.refresh()
-            layout = await self._topology.grown()  # boundaries are written before the layout that has them
+            layout = await self._topology.grown()  # boundaries are written before the layout that contains them
         raise ReadAgain(id_, "replication, or the topic's growth, kept overtaking it")
 
     async def known(self, id_: str, layout: Layout) -> KnownJournalState:
-        """Ask the store what it has of a journal: the replicated offsets first, then the state."""
+        """Return what the store has of a journal; the replicated offsets are read first, then the state."""
         stays = [stay for stay in layout.stays(id_) if (layout.topic_id, stay) not in self._settled]
         replicated = {stay.at: await self._store.replicated(stay.at) for stay in stays}
         return KnownJournalState(replicated, await self._store.meta(layout.topic, id_))
 
     async def _known_with_rows(self, id_: str, layout: Layout, first: int) -> KnownJournalState:
-        """Ask for the rows first and for the state after them: it tells whether they are exactly its rows.
+        """Read the rows first and the state after them; the state shows if these are exactly its rows.
 
-        They are if the state lies at or below the replicated offset, which was read before: then all its rows had
-        been written by that time; and no deletion behind that state can have been seen, because the state is written
-        before them. So the state need not be read again. Of most journals this page is all there is.
+        They are if the state lies at or below the replicated offset, which was read before the rows. Then all rows of
+        the state had been written by that time, and no later deletion can have been seen, because a state is written
+        before its deletions. So the state need not be read again. Most journals fit into this one page.
         """
         stays = [stay for stay in layout.stays(id_) if (layout.topic_id, stay) not in self._settled]
         at = stays[-1].at
@@ -92,9 +93,9 @@ class JournalReader:
     async def windows(
         self, id_: str, layout: Layout, known: KnownJournalState, barrier: int, *, scan: bool
     ) -> list[Window] | None:
-        """Return what the log adds up to the barrier; None if what the store has moved on meanwhile.
+        """Return what the log adds up to the barrier; None if the store has moved on meanwhile.
 
-        With `scan` the log itself is looked into, not the head cache.
+        With `scan` the log itself is read, not the head cache.
         """
         windows = []
         for stay in layout.stays(id_):
@@ -109,7 +110,7 @@ class JournalReader:
     async def _try_view(
         self, id_: str, layout: Layout, operation: Operation | None, first: int | None, *, scan: bool
     ) -> View | None:
-        """Look once; None if what was looked at moved on meanwhile."""
+        """Try once to return a view; None if the store has moved on meanwhile."""
         asking = asyncio.ensure_future(self._barrier.place(layout.route(id_), id_))
         try:
             known = await (self.known(id_, layout) if first is None else self._known_with_rows(id_, layout, first))
@@ -122,14 +123,14 @@ class JournalReader:
         try:
             windows = await self.windows(id_, layout, known, barrier, scan=scan)
         except RecordsLost:
-            if await self._has_moved(known):  # what left the log reached the store first
+            if await self._has_moved(known):  # what left the log was in the store before
                 return None
             raise
         _lap(operation, "head")
         return None if windows is None else view_of(id_, known, windows, Place(layout.generation, barrier))
 
     async def _has_moved(self, known: KnownJournalState) -> bool:
-        """Say whether replication has come further since the store was asked."""
+        """Return True if replication has moved on since the store was asked."""
         for at, replicated in known.replicated.items():
             if await self._store.replicated(at) != replicated:
                 return True
@@ -138,10 +139,10 @@ class JournalReader:
     async def _window(
         self, id_: str, layout: Layout, stay: Stay, known: ReplicatedOffset | None, barrier: int, *, scan: bool
     ) -> Window:
-        """Return the key's actions of one stay that the store does not have yet."""
+        """Return the key's actions in one partition that the store does not have yet."""
         generation = layout.first_generation(stay.at.partition)
         after = -1
-        if known is not None and known.generation >= generation:  # else it is of a topic that was made anew since
+        if known is not None and known.generation >= generation:  # else the topic has been created again since
             generation, after = known.generation, known.offset
         up_to = barrier if stay.end is None else stay.end - 1
         if up_to > after:
@@ -152,14 +153,14 @@ class JournalReader:
         if stay.end is None and up_to < after:
             await self._windows.check_end(stay.at, after)
         if stay.end is not None:
-            # Replication has passed the boundary: the store has all of it, for good.
+            # Replication has passed the boundary: the store has everything of this stay.
             self._settled.add((layout.topic_id, stay))
         return Window(stay.at, [], generation=generation)
 
     async def pages(
         self, id_: str, first: int, operation: Operation | None = None, *, last: int = MAX_SEQ_NR
     ) -> AsyncIterator[Sequence[StoredEvent]]:
-        """Yield the events from seq_nr `first` to `last`, some at a time."""
+        """Yield the events from seq_nr `first` to `last`, in pages."""
         for attempt in range(_ATTEMPTS):
             with span("journal.read", topic=self.topic, id=id_):
                 view = await self.view(id_, operation, first=first if attempt == 0 else None)
@@ -195,10 +196,10 @@ class JournalReader:
     async def _stored(
         self, id_: str, stored: JournalMeta, first: int, last: int, had: FirstRows | None
     ) -> AsyncIterator[Sequence[StoredEvent]]:
-        """Yield the events of the store. `had` are rows of it that were read already.
+        """Yield the events of the store. `had` are rows that were read already.
 
-        A page waits until more follows or the end is checked: what was not handed out can be read again without
-        anybody noticing.
+        A page is kept back until the next one is there or the end is checked. Until then the read can start over
+        without the caller noticing.
         """
         held_back: Sequence[StoredEvent] = _events(id_, stored, had.rows, first) if had is not None else []
         begin = first if had is None else max(first, had.last + 1)
@@ -219,7 +220,7 @@ class JournalReader:
             yield events
 
     async def _check_unmoved(self, id_: str, stored: JournalMeta, first: int) -> None:
-        """Rows from `first` on may have been removed while they were read: then what was read may have a hole."""
+        """Raise ReadAgain if rows from `first` on were removed during the read: the events may have a hole."""
         now = await self._store.meta(stored.topic, id_)
         if now is None or now.record_id != stored.record_id:
             raise ReadAgain(id_, "it was purged")
@@ -227,7 +228,7 @@ class JournalReader:
             raise ReadAgain(id_, f"events up to {now.delete_to} were deleted")
 
     async def _tail(self, id_: str, view: View, first: int, last: int) -> AsyncIterator[Sequence[StoredEvent]]:
-        """Yield the events of the log, or of the store if replication has caught up meanwhile."""
+        """Yield the events of the log, or those of the store if replication has caught up meanwhile."""
         appends = list(dropwhile(lambda entry: last_of(entry) < first, view.appends))
         if last < pointer_of(view.meta):
             appends = [entry for entry in appends if first_of(entry) <= last]
@@ -246,7 +247,7 @@ class JournalReader:
     async def _of_window(
         self, id_: str, window: Window, appends: Sequence[Entry], first: int, last: int
     ) -> AsyncIterator[Sequence[StoredEvent]]:
-        """Yield the events of those appends that the window holds."""
+        """Yield the events of the appends in the window."""
         held = {entry.offset for entry in window.entries}
         partition = window.at.partition
         mine = [entry for entry in appends if entry.partition == partition and entry.offset in held]
@@ -267,7 +268,7 @@ class JournalReader:
             raise ReadAgain(id_, "its records moved from the log to the store") from error
 
     async def _caught_up(self, id_: str, view: View, appends: list[Entry]) -> JournalMeta | None:
-        """Return the state in the store if that holds all the appends by now, and reading the log can be spared."""
+        """Return the store's state if it has all the appends by now, so that the log need not be read."""
         meta = view.meta
         if meta is None or sum(len(window.records) for window in view.windows) >= len(appends):
             return None
@@ -278,7 +279,7 @@ class JournalReader:
 
 
 def _covers(replicated: ReplicatedOffset, stored: JournalMeta, layout: Layout) -> bool:
-    """Say whether all that made the state had been written when the replicated offset was read."""
+    """Return True if everything up to the state had been written when the replicated offset was read."""
     at = replicated.at
     is_of_topic = stored.generation >= layout.first_generation(at.partition)
     place = Place(replicated.generation, replicated.offset)
@@ -288,7 +289,7 @@ def _covers(replicated: ReplicatedOffset, stored: JournalMeta, layout: Layout) -
 def _events(
     id_: str, stored: JournalMeta, rows: Sequence[EventRow], first: int, *, last: int = MAX_SEQ_NR, above: int = 0
 ) -> Sequence[StoredEvent]:
-    """Return the events of rows of the state's incarnation, from seq_nr `first` to `last`, all above `above`."""
+    """Return the events of those rows that belong to the state's incarnation, from seq_nr `first` to `last`."""
     events = []
     last = min(last, stored.seq_nr)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Carrying one run of a partition into the store, and the port of the views fed with it.
+"""Replication of one batch of a partition into the store, and the port of the views that are written with it.
 
 The pipeline calls this inside its tasks; nothing here loops.
 """
@@ -38,20 +38,20 @@ __all__ = ["Replicated", "Views", "replicate_batch"]
 
 
 class Views(Protocol):
-    """Written before the journals of a batch, so that whoever sees a journal's state can rely on its views."""
+    """Views that are written before the journals of a batch, so that a journal's state implies its views."""
 
     async def log_time_ms(self, layout: Layout, start: ReplicatedOffset) -> int:
-        """Return the log time to go on from after `start`: its own, or a later one where views need that."""
+        """Return the log time to go on from after `start`: its own, or a later one if views need that."""
         ...
 
     async def last_offset(self, start: ReplicatedOffset) -> int | None:
-        """Return the last offset that may be applied now; None: any. Asked after `log_time_ms`."""
+        """Return the last offset that may be applied now; None means any. It is called after `log_time_ms`."""
         ...
 
     async def write(self, at: TopicPartition, folds: Mapping[str, KeyFold], *, up_to: int) -> None:
-        """Write what the keys of a batch bring, which ends at offset `up_to`.
+        """Write the views of a batch that ends at offset `up_to`.
 
-        It may come again, cut elsewhere, and from two processes at once.
+        The same records may come again, in other batches, and from two processes at once.
         """
         ...
 
@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """What a run did."""
+    """The result of a batch."""
 
     offset: int
     rows: int
@@ -86,14 +86,14 @@ async def replicate_batch(
     up_to: int,
     views: Views | None = None,
 ) -> Replicated:
-    """Apply records to the store and say that the partition is replicated up to offset `up_to` (inclusive).
+    """Apply records to the store, then store that the partition is replicated up to offset `up_to` (inclusive).
 
-    `views` get what counts of the events before any journal is written.
+    `views` get the events that count before any journal is written.
 
-    Records at or below what is replicated already change nothing. Runs may overlap, be cut anywhere, be repeated, and
-    be applied by two processes at once. What lies behind a boundary waits until all old partitions are at theirs, and
-    for a layout that knows the boundary; views may have to wait too. Then the answer's offset is below `up_to`, and the
-    rest is to be given again.
+    Records that are replicated already change nothing. Batches may overlap, be cut anywhere, be repeated, and be
+    applied by two processes at once. Records behind a boundary wait until all old partitions have reached theirs, and
+    until the layout has the boundary; views may have to wait too. In these cases the returned offset is below `up_to`,
+    and the caller gives the rest again.
     """
     start = await _start(store, layout, at)
     if start.generation > layout.generation:
@@ -137,7 +137,7 @@ def _batch(start: ReplicatedOffset, records: Sequence[Record], up_to: int) -> Pa
 
 
 def _unknown_boundary(records: Sequence[Record], start: ReplicatedOffset, known: int) -> int:
-    """Return where a generation begins that the layout does not know: the topic grew after the layout was read."""
+    """Return the start of a generation that the layout does not have: the topic grew after the layout was read."""
     for record in records:
         action = decode_action(record) if record.offset > start.offset else None
         if isinstance(action, Mark) and (action.generation or 0) > known:
@@ -157,7 +157,7 @@ async def _apply(store: Store, topic: str, batch: PartitionBatch) -> list[KeyFol
 async def _apply_viewed(
     store: Store, at: TopicPartition, batch: PartitionBatch, views: Views, up_to: int
 ) -> list[KeyFold]:
-    """Fold all keys, give them to the views, and only then write the first of them."""
+    """Fold all keys and write the views; only then write the first key."""
 
     async def fold(id_: str) -> KeyFold:
         return await _fold(store, at.topic, id_, batch.by_id[id_])
@@ -170,7 +170,7 @@ async def _apply_viewed(
 
 
 async def _fold(store: Store, topic: str, id_: str, entries: Sequence[Entry]) -> KeyFold:
-    """Fold a key's entries on what the store has of it; a verdict among them needs what was held before."""
+    """Fold a key's entries on its state in the store, with the held entries if there is a verdict among them."""
     meta = await store.reader.meta(topic, id_)
     is_opened = meta is not None and meta.held_from is not None and any(_is_verdict(entry) for entry in entries)
     return fold_key(meta, entries, await held_entries(store, topic, id_) if is_opened else ())
@@ -192,7 +192,7 @@ def _is_verdict(entry: Entry) -> bool:
 
 
 async def _each(ids: Iterable[str], do: Callable[[str], Coroutine[Any, Any, T]]) -> list[T]:
-    """Do something for each key, some at once. One that fails does not stop the others; it stops the batch."""
+    """Do the work for each key, some at once. A failure does not stop the other keys, but it fails the batch."""
     limit = asyncio.Semaphore(_KEYS_AT_ONCE)
 
     async def one(id_: str) -> T:
@@ -207,7 +207,7 @@ async def _each(ids: Iterable[str], do: Callable[[str], Coroutine[Any, Any, T]])
 
 
 async def _start(store: Store, layout: Layout, at: TopicPartition) -> ReplicatedOffset:
-    """Return where replication of the partition stands; before its beginning if it has not begun."""
+    """Return the replicated offset of the partition; one before its first record if replication has not begun."""
     replicated = await store.reader.replicated(at)
     first = layout.first_generation(at.partition)
     if replicated is not None and replicated.generation >= first:
@@ -218,7 +218,7 @@ async def _start(store: Store, layout: Layout, at: TopicPartition) -> Replicated
 async def _limit(store: Store, layout: Layout, at: TopicPartition) -> int:
     """Return the last offset that may be applied: a boundary, until all partitions have reached theirs.
 
-    A key that moved would otherwise meet its later records before its earlier ones, also when it moved from one old
+    Otherwise a key that moved could get its later records before its earlier ones. Keys also move from one old
     partition to another (as from 4 to 6 partitions).
     """
     for generation in layout.growths:
@@ -229,7 +229,7 @@ async def _limit(store: Store, layout: Layout, at: TopicPartition) -> int:
 
 
 def _drop_strays(layout: Layout, at: TopicPartition, batch: PartitionBatch) -> tuple[str, ...]:
-    """Drop records of keys that had moved away: a producer with old metadata wrote them. Each is named."""
+    """Drop, and log, the records of keys that had moved away: a producer with old metadata wrote them."""
     if layout.generation == 0:
         return ()
     entries = [entry for of_key in batch.by_id.values() for entry in of_key]
@@ -242,7 +242,7 @@ def _drop_strays(layout: Layout, at: TopicPartition, batch: PartitionBatch) -> t
 
 
 async def _set_aside(store: Store, topic: str, batch: PartitionBatch) -> tuple[str, ...]:
-    """Hold the journals whose id no store can keep, in the side table, and go on without them. Each is named."""
+    """Hold, and log, the journals whose id can't be stored. The batch goes on without them."""
     aside = []
     for id_ in list(batch.by_id):
         if (reason := why_id_is_refused(id_)) is None:

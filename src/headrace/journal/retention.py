@@ -1,8 +1,8 @@
-"""How long the records of a journal topic stay in the log: until the store has them, and then for the retention.
+"""Retention of a journal topic: its records stay in the log until the store has them, and then for a time.
 
-The log itself never deletes a journal's records by time or by size: replication that stands still must not lose
-anything. Replication removes what is in the store and older than the topic's retention, which is kept in the store.
-A topic that is shared with other services is theirs: it keeps its own retention, and the time left is counted.
+The log itself never deletes a journal's records by time or by size: nothing must be lost while replication does not
+run. Replication removes what is in the store and older than the topic's retention, which is a setting in the store.
+A topic that is shared with other services keeps the retention that those gave it, and the time left is measured.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _SECOND_MS = 1000
 
 
 class TopicTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What was agreed about a journal topic. `retention_ms` counts for records that are replicated.
+    """The terms of a journal topic, stored for all processes. `retention_ms` applies to replicated records.
 
-    `is_shared`: services that know nothing of this store use the topic too, and its configuration is theirs.
+    `is_shared`: services that do not know this store use the topic too, and its configuration is theirs.
     """
 
     retention_ms: int = RETENTION_MS
@@ -65,13 +65,13 @@ def terms_key(topic: str) -> str:
 
 
 async def read_terms(settings: SharedSettings, topic: str) -> TopicTerms:
-    """Return a topic's terms; the default ones before anything was agreed."""
+    """Return a topic's terms, or the default ones if none are stored."""
     stored = await settings.get(terms_key(topic))
     return TopicTerms() if stored is None else _decode(stored)
 
 
 async def change_terms(settings: SharedSettings, topic: str, change: Callable[[TopicTerms], TopicTerms]) -> TopicTerms:
-    """Change a topic's terms, whatever others do at the same time."""
+    """Change a topic's terms; changes by other processes at the same time are kept."""
     while True:
         stored = await settings.get(terms_key(topic))
         changed = change(TopicTerms() if stored is None else _decode(stored))
@@ -80,7 +80,7 @@ async def change_terms(settings: SharedSettings, topic: str, change: Callable[[T
 
 
 def journal_config(config: TopicConfig) -> TopicConfig:
-    """Return a topic's configuration with all that a journal topic needs: nothing goes before replication says so."""
+    """Return the configuration of a journal topic: the log never removes records of its own accord."""
     return msgspec.structs.replace(
         config,
         cleanup=Cleanup.DELETE,
@@ -94,7 +94,7 @@ JOURNAL_TOPIC = journal_config(TopicConfig())
 
 
 def why_records_expire(config: TopicConfig) -> str | None:
-    """Return how the log would drop records that nobody has replicated; None if it would not."""
+    """Return why the log would drop records that are not replicated; None if it would not."""
     if config.cleanup.compacts:
         return f"its cleanup policy {config.cleanup.value!r} drops all but the last record of a key"
     if config.extra.get(_RETENTION_BYTES, _UNLIMITED) != _UNLIMITED:
@@ -105,7 +105,7 @@ def why_records_expire(config: TopicConfig) -> str | None:
 
 
 async def check_topic(settings: SharedSettings, topic: Topic) -> str | None:
-    """Raise JournalTopicExpires for a topic that would lose records. Returns why a shared one may lose them."""
+    """Raise JournalTopicExpires for a topic that would lose records. Return why a shared topic may lose them."""
     reason = why_records_expire(topic.config)
     if reason is not None and not (await read_terms(settings, topic.name)).is_shared:
         raise JournalTopicExpires(topic.name, reason)
@@ -121,9 +121,9 @@ def check_retention(topic: str, retention_ms: int, *, marker_ttl_s: float, gc_gr
 
 
 def removable_before(bounds: Bounds, stored: ReplicatedOffset | None, first_generation: int, young: int | None) -> int:
-    """Return the offset before which everything may go: it is in the store, and older than `young`, the first to stay.
+    """Return the offset before which records may be removed: they are in the store, and below `young`, which stays.
 
-    An offset that was stored for an earlier topic of the same name says nothing about this one.
+    A replicated offset of an earlier topic of the same name does not count.
     """
     if stored is None or stored.generation < first_generation:
         return bounds.start
@@ -132,11 +132,11 @@ def removable_before(bounds: Bounds, stored: ReplicatedOffset | None, first_gene
 
 
 async def remove_replicated(log: Log, store: Store, layout: Layout, *, retention_ms: int, now_ms: int) -> int:
-    """Remove what the store has and what is older than the retention; returns how many offsets went.
+    """Remove the records that the store has and that are older than the retention; return the number of offsets.
 
-    The layout must be the one of this moment. The replicated offsets are read back from the store, and a topic that is
-    growing is left alone: its boundaries are looked for from before it began to. Of a topic that has grown, the layout
-    is stated again in the log before a mark that tells it goes. Raises SeveralStores if another store claims the topic.
+    The layout must be current. The replicated offsets are read from the store. A topic that is growing is left alone,
+    because its boundaries are searched from before it began to grow. If a topic has grown, the layout is stated in the
+    log again before a mark that states it is removed. Raises SeveralStores if another store claims the topic.
     """
     if layout.growing_to is not None:
         return 0
@@ -160,7 +160,7 @@ async def remove_replicated(log: Log, store: Store, layout: Layout, *, retention
 async def _removable(
     log: Log, reader: StoreReader, layout: Layout, at: TopicPartition, older_than_ms: int
 ) -> tuple[int, int]:
-    """Return the log's start, and the offset before which everything may go."""
+    """Return the log's start, and the offset before which records may be removed."""
     stored = await reader.replicated(at)
     bounds = await log.bounds(at)
     first = layout.first_generation(at.partition)
@@ -171,7 +171,7 @@ async def _removable(
 
 
 class _Statement(msgspec.Struct, frozen=True):
-    """Where the first partition holds a mark with the layout of a generation."""
+    """The offset in the first partition of a mark that states the layout of a generation."""
 
     topic_id: str
     generation: int
@@ -179,7 +179,7 @@ class _Statement(msgspec.Struct, frozen=True):
 
 
 async def _keep_stated(log: Log, settings: SharedSettings, layout: Layout, *, before: int) -> None:
-    """Make sure that the log tells the layout behind what is about to be removed from the first partition."""
+    """Make sure that a mark behind what is about to be removed from the first partition states the layout."""
     key = f"stated/{layout.topic}"
     stored = await settings.get(key)
     known = None if stored is None else msgspec.json.decode(stored, type=_Statement)
@@ -193,11 +193,11 @@ async def _keep_stated(log: Log, settings: SharedSettings, layout: Layout, *, be
 async def check_replay(
     log: Log, store: Store, layout: Layout, *, now_ms: int, marker_ttl_s: float, gc_grace_s: float
 ) -> None:
-    """Raise ReplayTooOld if a partition would be applied again from further back than deletions are remembered.
+    """Raise ReplayTooOld if a partition would be replayed from further back than the store remembers deletions.
 
-    That is when the store has journals of the partition, but not how far it had come: an event that was deleted, and
-    whose deletion is forgotten by now, would be there again until the replay comes to the deletion. When the first
-    replication of a partition began is kept, so that one that died before its first offset may go on.
+    That is so if the store has journals of the partition but not its replicated offset. A deleted event whose deletion
+    the store has forgotten would appear again until the replay reaches the deletion. The time at which replication of
+    a partition first began is stored, so that a process that died before its first offset can go on.
     """
     kept_ms = int(min(marker_ttl_s, gc_grace_s) * _SECOND_MS)
     for partition in range(layout.partitions):
@@ -211,7 +211,7 @@ async def check_replay(
 
 
 async def _begun_ms(store: Store, at: TopicPartition, now_ms: int, oldest_ms: int, kept_ms: int) -> int:
-    """Return when replication of a partition may have begun at the earliest."""
+    """Return the earliest time at which replication of a partition may have begun."""
     key = f"begun/{at.topic}"
     while True:
         stored = await store.settings.get(key)
@@ -226,14 +226,14 @@ async def _begun_ms(store: Store, at: TopicPartition, now_ms: int, oldest_ms: in
 
 
 class TimeLeft(NamedTuple):
-    """How long the log will still keep the oldest record of a partition that the store lacks."""
+    """How long the log will still keep the oldest record of a partition that is not replicated."""
 
     at: TopicPartition
     left_s: float
 
 
 async def time_left(log: Log, store: Store, topic: Topic, *, now_ms: int) -> list[TimeLeft]:
-    """Return the partitions of a topic with a retention of its own where something waits to be replicated."""
+    """Return the time left in each partition that has records to replicate, of a topic with its own retention."""
     if topic.config.retention_ms is None:
         return []
     found = []
@@ -248,7 +248,7 @@ async def time_left(log: Log, store: Store, topic: Topic, *, now_ms: int) -> lis
 
 
 def retention_probe(log: Log, store: Store, topic: str, *, least_s: float, now_ms: Callable[[], int]) -> Probe:
-    """Return a probe for `Health.check`: down while records that the store lacks leave the log within `least_s`."""
+    """Return a probe for `Health.check`: down if records that are not replicated leave the log within `least_s`."""
 
     async def probe() -> None:
         described = await log.admin.describe(topic)
@@ -260,7 +260,7 @@ def retention_probe(log: Log, store: Store, topic: str, *, least_s: float, now_m
 
 
 async def _layout_of(settings: SharedSettings, topic: Topic) -> Layout | None:
-    """Return the layout that the store has of the topic; None if it has none, or one of an earlier topic."""
+    """Return the stored layout of the topic; None if there is none, or only that of an earlier topic of that name."""
     stored = await settings.get(layout_key(topic.name))
     layout = None if stored is None else msgspec.json.decode(stored, type=Layout)
     return layout if layout is not None and layout.topic_id == topic.topic_id else None

@@ -49,9 +49,9 @@ class JournalSnapshots:
         self._kept = kept
 
     async def save(self, id_: str, seq_nr: int, payload: Payload, *, timestamp_ms: int | None = None) -> None:
-        """Save the state as of a seq_nr that the journal has reached; the oldest of the ring goes.
+        """Save the state as of a seq_nr that the journal has reached. If all slots are full, the oldest snapshot goes.
 
-        Its time is now, unless `timestamp_ms` says otherwise.
+        Its time is now, or `timestamp_ms` if that is given.
         """
         id_, seq_nr = check_id(id_), check_seq_nr("seq_nr", seq_nr)
         (encoded,) = encode_events([Event(seq_nr, payload)])
@@ -61,8 +61,8 @@ class JournalSnapshots:
         meta = view.meta
         if meta is None or not exists(meta) or meta.record_id is None or not 1 <= seq_nr <= pointer_of(meta):
             raise NoStateYet(id_, seq_nr, pointer_of(meta))
-        # All up to the barrier is covered. The journal's own place would not do: what was deleted in a slot at a place
-        # stays deleted there, and nothing could be saved again until the next event.
+        # It covers everything up to the barrier. The journal's own place would not do: a slot that was deleted at a
+        # place stays deleted at that place, and nothing could be saved again until the next event.
         place = max(meta.place, view.barrier)
         rows = await self._snapshots.load(self._reader.topic, id_)
         row = SnapshotRow(
@@ -80,7 +80,7 @@ class JournalSnapshots:
     async def load(
         self, id_: str, *, max_seq_nr: int | None = None, max_timestamp_ms: int | None = None
     ) -> Snapshot | None:
-        """Return the newest snapshot, not above the seq_nr and not after the time if these are given."""
+        """Return the newest snapshot; if given, not above the seq_nr and not after the time. None if there is none."""
         id_ = check_id(id_)
         if max_seq_nr is not None:
             check_seq_nr("max_seq_nr", max_seq_nr, most=None)
@@ -99,7 +99,7 @@ class JournalSnapshots:
         return Snapshot(newest.seq_nr, decode_payload(newest.payload_type, newest.payload), newest.timestamp_ms)
 
     async def delete(self, id_: str, *, max_seq_nr: int | None = None) -> int:
-        """Remove the snapshots up to a seq_nr, or all; returns how many."""
+        """Remove the snapshots up to a seq_nr, or all; return their number."""
         id_ = check_id(id_)
         if max_seq_nr is not None:
             check_seq_nr("max_seq_nr", max_seq_nr, most=None)
@@ -111,7 +111,7 @@ class JournalSnapshots:
     async def _of_incarnation(self, id_: str) -> list[SnapshotRow]:
         try:
             view: View = await self._reader.view(id_)
-        except UnknownTopic:  # nobody has written to it yet
+        except UnknownTopic:  # nothing was written to the topic yet
             return []
         if view.meta is None or not exists(view.meta):
             return []
@@ -120,7 +120,7 @@ class JournalSnapshots:
 
 
 def _slot(rows: Sequence[SnapshotRow], kept: int, seq_nr: int, meta: JournalMeta) -> int:
-    """Return where a snapshot goes: over one of the same number, an empty slot, a stranger's, or the oldest's."""
+    """Return the slot of a new snapshot: that of the same number, an empty one, an old incarnation's, or the oldest."""
     by_slot = {row.slot: row for row in rows if row.slot < kept}
     for slot, row in by_slot.items():
         if row.seq_nr == seq_nr and row.record_id == meta.record_id:

@@ -1,7 +1,7 @@
-"""Which stores replicate a topic, as the log itself tells: what one of them has, another may lack.
+"""Claims of stores on topics: which stores replicate a topic, kept in a compacted topic of the log.
 
-Replication removes what its own store has. So each store claims the topics that it replicates, in a compacted topic of
-the log, before it begins; and nothing is removed from a topic that another store claims too.
+Replication removes records that its own store has, and another store may lack them. So each store claims a topic before
+it replicates it, and nothing is removed from a topic that another store claims too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STORE_ID = "store/id"
 
 
 class StoreClaim(msgspec.Struct, frozen=True, array_like=True):
-    """A store replicates a topic; `topic_id` tells it from others that had the same name."""
+    """A claim of one store on one topic; `topic_id` tells the topic from earlier ones of the same name."""
 
     topic: str
     store_id: str
@@ -40,9 +40,10 @@ _decode = msgspec.json.Decoder(StoreClaim).decode
 
 
 async def claim_topic(log: Log, settings: SharedSettings, layout: Layout) -> None:
-    """Make sure that all who remove records of the topic know of this store. To be done before replication begins.
+    """Claim a topic for this store, so that no other store's process removes records it needs.
 
-    Whoever dropped the claim of a store that is alive after all gets it back with the store's next start.
+    Call it before replication begins. A claim that was dropped by mistake is made again when the store's replication
+    starts the next time.
     """
     claim = StoreClaim(layout.topic, await _store_id(settings), layout.topic_id)
     if claim not in await _read_claims(log):
@@ -59,7 +60,7 @@ async def check_sole_store(log: Log, settings: SharedSettings, layout: Layout) -
 
 
 async def drop_other_claims(log: Log, settings: SharedSettings, layout: Layout) -> int:
-    """Forget the other stores of a topic, because they are gone for good; returns how many there were."""
+    """Drop the claims of other stores on a topic, because those stores are gone; return their number."""
     others = others_of(await _read_claims(log), layout, await _store_id(settings))
     if others:
         await log.append([NewRecord(CLAIMS_TOPIC, _key(claim), None, partition=0) for claim in others])
@@ -73,7 +74,7 @@ def others_of(claims: Iterable[StoreClaim], layout: Layout, store_id: str) -> li
 
 
 def claims_in(records: Iterable[Record], known: Mapping[bytes, StoreClaim]) -> dict[bytes, StoreClaim]:
-    """Return what is claimed after some records: the last one of a key counts, and one without a value drops it."""
+    """Return the claims that records make: the last record of a key counts, and one without a value drops it."""
     claims = dict(known)
     for record in records:
         key = record.key or b""
@@ -86,16 +87,16 @@ def claims_in(records: Iterable[Record], known: Mapping[bytes, StoreClaim]) -> d
 
 async def _read_claims(log: Log) -> list[StoreClaim]:
     claims: dict[bytes, StoreClaim] = {}
-    with contextlib.suppress(UnknownTopic):  # nobody has claimed anything yet
+    with contextlib.suppress(UnknownTopic):  # no store has claimed anything yet
         bounds = await log.bounds(_AT)
-        # Up to the high watermark: a claim that was acknowledged lies below it, whatever transactions are open.
+        # Up to the high watermark: an acknowledged claim lies below it, also while transactions are open.
         async for batch in log.read(_AT, bounds.start, bounds.high_watermark):
             claims = claims_in(batch.records, claims)
     return list(claims.values())
 
 
 async def _store_id(settings: SharedSettings) -> str:
-    """Return the id of a store, which it gets once and keeps for good."""
+    """Return the id of a store; it is made once and never changes."""
     while (known := await settings.get(_STORE_ID)) is None:
         await settings.put(_STORE_ID, uuid.uuid4().hex, expected=None)
     return known

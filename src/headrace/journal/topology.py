@@ -1,9 +1,9 @@
-"""Which partition holds a key, by the topic's published layout.
+"""The topology of a topic: which partition holds a key, by the published layout, and for how long that is certain.
 
-The layout is kept in the store, for all processes. A client trusts what it read for the length of a lease and looks
-again before it writes after that, so that a topic that began to grow one lease ago is written to by nobody. Leases may
-differ: each client stores its own before it trusts a layout, and growth waits for the longest. While the store does not
-answer, a client goes on with the layout it has as long as the log has no partition more than that says.
+The store keeps the layout for all processes. A client trusts the layout that it read for the length of a lease. After
+that it reads the layout again before it writes. So one lease after a topic began to grow, no client writes to it.
+Leases may differ: each client stores its own before it trusts a layout, and growth waits for the longest. While the
+store does not answer, a client goes on with the layout it has, as long as the log has as many partitions as it says.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _decode = msgspec.json.Decoder(Layout).decode
 
 
 class Route(NamedTuple):
-    """Where a key's records go, and in which generation."""
+    """The partition that a key's records go to, and its generation."""
 
     at: TopicPartition
     generation: int
 
 
 class Routed(NamedTuple):
-    """A route, and until when nobody can have written a boundary before it."""
+    """A route, and the time until which no boundary can have been written in its partition."""
 
     route: Route
     safe_until_s: float
@@ -57,15 +57,15 @@ def lease_key(topic: str) -> str:
 
 
 async def longest_lease_s(settings: SharedSettings, topic: str) -> float:
-    """Return how long some writer may still trust the layout that it read before."""
+    """Return the longest time for which a writer may still trust a layout that it read before."""
     return float(await settings.get(lease_key(topic)) or 0.0)
 
 
 class Topology:
     """The layout of one topic.
 
-    A topic that is not there is made, with `partitions`, unless that is None; one that is there must keep its records
-    as the one that would be made, or JournalTopicExpires is raised. With `is_reader` nothing is written.
+    A topic that does not exist is created with `partitions`, unless that is None. An existing topic must keep its
+    records as a new one would, or JournalTopicExpires is raised. With `is_reader` nothing is written.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Topology:
         self._lease_s = lease_s
         self._layout: Layout | None = None
         self._trusted_until_s = 0.0
-        self._routes: dict[str, Routed] = {}  # of the layout, and for the lease, that we have
+        self._routes: dict[str, Routed] = {}  # for the layout and the lease that we have
         self._reading = asyncio.Lock()
         self._is_warned = False
         self._is_writer = False
@@ -99,7 +99,7 @@ class Topology:
         self._shared_until_s = 0.0
 
     async def layout(self) -> Layout:
-        """Return the layout, at most a lease old. Who comes while it is being read waits for that reading."""
+        """Return the layout, at most a lease old. Calls that come while it is being read share that read."""
         if (known := self._fresh()) is not None:
             return known
         async with self._reading:
@@ -111,18 +111,18 @@ class Topology:
             return layout
 
     async def _load_or_go_on(self) -> tuple[Layout, float]:
-        """Return the layout, and until when it can be trusted. What is known is good for longer if the log says so.
+        """Return the layout, and until when it can be trusted. The known one can be trusted longer if the log agrees.
 
-        A store that does not answer is asked on meanwhile; nobody waits for it twice.
+        If the store does not answer in time, the read goes on in the background, and the next call joins it.
         """
         is_known = self._layout is not None
         patience_s = _PATIENCE_S if is_known else None
         if self._loading is not None and self._loading.done() and time.monotonic() > self._asked_s + self._lease_s:
-            self._loading = None  # who asked was cancelled, or went on without it: the topic may have grown since
+            self._loading = None  # its caller was cancelled, or went on without it: the topic may have grown since
         if self._loading is None:
             self._asked_s, self._asked_as_writer = time.monotonic(), self._is_writer
             self._loading = asyncio.get_running_loop().create_task(self._load(), name=f"headrace-layout-{self.topic}")
-            self._loading.add_done_callback(_look)
+            self._loading.add_done_callback(_retrieve_error)
         elif is_known:
             patience_s = 0.0
         loading, asked_s = self._loading, self._asked_s
@@ -130,7 +130,7 @@ class Topology:
         if not loading.done():
             return await self._unchanged(TimedOut(f"reading the layout of topic {self.topic!r}", _PATIENCE_S))
         self._loading = None
-        is_trusted = self._asked_as_writer or not self._is_writer  # else somebody wants to write since it was asked for
+        is_trusted = self._asked_as_writer or not self._is_writer  # else a call has asked for more than it reads
         try:
             return loading.result(), asked_s + self._lease_s if is_trusted else 0.0
         except Unavailable as error:
@@ -139,9 +139,9 @@ class Topology:
     async def _unchanged(self, error: Unavailable) -> tuple[Layout, float]:
         """Return the known layout if the log has as many partitions as it says, else raise the error.
 
-        Whoever grows a topic waits for the longest lease between adding partitions and the first mark of the new
-        generation. Half of that is trusted here, the other half is for brokers that hear of partitions later. A writer
-        whose lease the store does not know yet is waited for by nobody.
+        Growth waits for the longest lease between adding partitions and the first mark of the new generation. Half of
+        that time is trusted here; the other half is for brokers that learn of new partitions late. Growth does not
+        wait for a writer whose lease is not stored yet, so such a writer gets the error too.
         """
         layout, asked_s = self._layout, time.monotonic()
         if layout is None or layout.growing_to is not None or (self._is_writer and not self._is_lease_stored):
@@ -153,7 +153,7 @@ class Topology:
         return layout, asked_s + self._lease_s / 2
 
     async def refresh(self) -> Layout:
-        """Look again at once."""
+        """Read the layout again now."""
         self._trusted_until_s = 0.0
         return await self.layout()
 
@@ -161,7 +161,7 @@ class Topology:
         return self._layout if time.monotonic() <= self._trusted_until_s else None
 
     def routed(self, id_: str) -> Routed | None:
-        """Return where to write a key's records if that is known without waiting."""
+        """Return where to write a key's records if that is known without waiting, else None."""
         layout = self._layout
         if (
             not self._is_writer
@@ -181,20 +181,20 @@ class Topology:
         """Return where to write a key's records; waits while the topic is growing."""
         if not self._is_writer:
             self._is_writer = True
-            self._trusted_until_s = 0.0  # a layout is trusted for writing when the lease was stored before it was read
+            self._trusted_until_s = 0.0  # a layout is trusted for writing if the lease was stored before the read
         layout = await self.grown()
         return Routed(Route(layout.route(id_), layout.generation), self._trusted_until_s)
 
     async def is_stray(self, id_: str, routed: Routed, offset: int) -> bool:
-        """Say whether an acknowledged record landed behind a boundary that moved its key: it counts for nothing there.
+        """Return True if an acknowledged record lies behind a boundary that moved its key: it does not count there.
 
-        That can be when it took longer than the lease to get into the log. Waits while the topic is growing.
+        That happens if the write took longer than the lease. Waits while the topic is growing.
         """
         if time.monotonic() <= routed.safe_until_s:
             return False
         layout = await self.grown()
         at, generation = routed.route
-        if layout.first_generation(at.partition) > generation:  # the topic was deleted: nobody knows
+        if layout.first_generation(at.partition) > generation:  # the topic was deleted, so it can't be known
             return False
         return not any(
             stay.at == at and stay.start <= offset and (stay.end is None or offset < stay.end)
@@ -222,21 +222,21 @@ class Topology:
         return (await self.layout()).partitions
 
     async def is_shared(self) -> bool:
-        """Return True if the topic was declared as shared with other services, as of a lease ago at most."""
+        """Return True if the topic is declared as shared with other services; the answer is at most a lease old."""
         if (asked_s := time.monotonic()) > self._shared_until_s:
             self._is_shared = (await read_terms(self._settings, self.topic)).is_shared
             self._shared_until_s = asked_s + self._lease_s
         return self._is_shared
 
     async def _store_lease(self) -> None:
-        """Make sure that whoever grows the topic waits for as long as this client trusts what it reads."""
+        """Store this client's lease, so that growth of the topic waits for it."""
         while self._lease_s > await longest_lease_s(self._settings, self.topic):
             stored = await self._settings.get(lease_key(self.topic))
             if self._lease_s > float(stored or 0.0):
                 await self._settings.put(lease_key(self.topic), str(self._lease_s), expected=stored)
 
     async def _load(self) -> Layout:
-        """Read the layout; write it where it is missing or of a topic that is gone."""
+        """Read the layout; store it if it is missing or if the topic was created again."""
         if self._is_writer and not self._is_reader:
             await self._store_lease()
             self._is_lease_stored = True
@@ -253,18 +253,18 @@ class Topology:
                 return layout
 
     async def _current(self, topic: Topic, known: Layout | None) -> Layout:
-        """Return the layout of the topic as it is; what the store does not know is read from the log's marks."""
+        """Return the layout of the topic as it is now; what the store lacks is read from the marks in the log."""
         if known is not None and known.topic_id != topic.topic_id:
-            return known.made_anew(topic.topic_id, topic.partitions)
+            return known.recreated(topic.topic_id, topic.partitions)
         if known is not None and (known.growing_to is not None or known.partitions >= topic.partitions):
             return known
         asked = (known, topic.topic_id, topic.partitions)
-        if self._from_log is None or self._from_log[0] != asked:  # the whole log is read for it, so not every time
+        if self._from_log is None or self._from_log[0] != asked:  # this reads the whole log, so it is done once
             self._from_log = (asked, await layout_from_log(self._log, topic, known))
         return self._from_log[1]
 
     async def _check(self, topic: Topic) -> None:
-        """Refuse a topic that would lose records; warn, once, of a shared one, which is not ours to configure."""
+        """Raise JournalTopicExpires for a topic that would lose records; log a warning, once, if it is shared."""
         reason = await check_topic(self._settings, topic) if self._wanted is not None else None
         if reason is not None and not self._is_warned:
             self._is_warned = True
@@ -280,11 +280,11 @@ class Topology:
                 raise
         try:
             return await self._log.admin.create(self.topic, partitions=self._wanted, config=JOURNAL_TOPIC)
-        except TopicExists:  # another process was quicker
+        except TopicExists:  # another process was faster
             return await self._log.admin.describe(self.topic)
 
 
-def _look(loading: asyncio.Task[Layout]) -> None:
-    """Look at the error of a reading that nobody waited for, so that asyncio does not report it."""
+def _retrieve_error(loading: asyncio.Task[Layout]) -> None:
+    """Retrieve the error of a read that no call waits for, so that asyncio does not report it."""
     if not loading.cancelled():
         loading.exception()

@@ -1,4 +1,4 @@
-"""The un-replicated window of one key, and the journal that it makes with what the store has."""
+"""The window of a key, which is its actions that are not replicated, and the view of a journal that includes it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _KEEP_BYTES = 16 * 1024 * 1024
 class Window:
     """A key's actions, in order. `records` are those that could be kept, by offset.
 
-    `generation` is the partition's at the window's end, or later.
+    `generation` is the partition's at the end of the window, or a later one.
     """
 
     at: TopicPartition
@@ -65,7 +65,7 @@ class Window:
 
 
 class Windows:
-    """Finds windows and reads records out of them."""
+    """Finds windows, and reads their records."""
 
     def __init__(self, log: Log, cache: HeadCache | None, *, timeout_s: float) -> None:
         self._log = log
@@ -81,20 +81,20 @@ class Windows:
         return answer or await self.scan(at, generation, id_, after=after, up_to=up_to)
 
     async def scan(self, at: TopicPartition, generation: int, id_: str, *, after: int, up_to: int) -> Window:
-        """Return the same from the log itself."""
+        """Return the same as `find`, from the log itself."""
         try:
             return await self._scan(at, generation, id_, after=after, up_to=up_to)
         except OffsetOutOfRange as error:
             raise _lost(at, error) from error
 
     async def check_end(self, at: TopicPartition, replicated: int) -> None:
-        """Raise OffsetOutOfRange if the store has what the log never held: it lost its end, or is another log."""
+        """Raise OffsetOutOfRange if an offset lies beyond the log's end: the log lost records, or is another log."""
         bounds = await self._log.bounds(at)
         if replicated >= bounds.high_watermark:
             raise OffsetOutOfRange(at.topic, at.partition, replicated, bounds.start, bounds.high_watermark)
 
     async def records(self, window: Window, offsets: Sequence[int]) -> AsyncIterator[list[Record]]:
-        """Yield the records at these offsets, which rise, some at a time; what the window kept is not read again."""
+        """Yield the records at these ascending offsets, in batches; those that the window has are not read again."""
         missing = [offset for offset in offsets if offset not in window.records]
         first_missing = bisect_left(offsets, missing[0]) if missing else len(offsets)
         for at in range(0, first_missing, _CHUNK):
@@ -110,13 +110,13 @@ class Windows:
     async def _fetched(
         self, window: Window, offsets: Sequence[int], missing: Sequence[int]
     ) -> AsyncIterator[list[Record]]:
-        """Yield records of which the first is missing, as the log is passed over from there to the last missing."""
+        """Yield records from the log, from the first offset that the window lacks to the last."""
         done, end = 0, missing[-1] + 1
         async for batch in self._log.read(window.at, missing[0], end, timeout_s=self._timeout_s):
             found = {record.offset: record for record in batch.records}
             passed = bisect_left(offsets, batch.next_offset)
             if batch.next_offset >= end:
-                passed = len(offsets)  # what lies behind was kept
+                passed = len(offsets)  # the window has what follows
             for at in range(done, passed, _CHUNK):
                 yield [_pick(window, found, offset) for offset in offsets[at : min(at + _CHUNK, passed)]]
             done = max(done, passed)
@@ -139,7 +139,7 @@ class Windows:
         return Window(at, list(answer.entries), answer.records, is_behind=is_behind, generation=answer.generation)
 
     async def _look_up(self, at: TopicPartition, id_: str, answer: HeadAnswer) -> Window | None:
-        """Read what the head knows only the offsets of; None if they are so many that one pass is better."""
+        """Read the records of which the head has only the offsets; None if a scan of the log is faster."""
         runs = _runs(answer.offsets)
         if len(runs) > _MOST_RUNS:
             return None
@@ -153,7 +153,7 @@ class Windows:
         return scan.window
 
     async def _scan(self, at: TopicPartition, generation: int, id_: str, *, after: int, up_to: int) -> Window:
-        """Pass over the log once; records of other keys are looked at by their key alone."""
+        """Scan the log once; of other keys' records only the key is looked at."""
         scan = _Scan(at, id_.encode(), generation, after)
         async for batch in self._log.read(at, after + 1, up_to + 1, timeout_s=self._timeout_s):
             for record in batch.records:
@@ -163,7 +163,7 @@ class Windows:
 
 
 class _Scan:
-    """What one pass over the log gathers of a key, and of the boundaries it passes."""
+    """The entries of a key, and the last generation, that one scan of the log has found."""
 
     def __init__(self, at: TopicPartition, key: bytes, generation: int, after: int) -> None:
         self._scanner = EntryScanner(key.decode(), generation, after=after)
@@ -173,7 +173,7 @@ class _Scan:
         self._size_bytes = 0
 
     def add(self, entries: Sequence[Entry], records: Mapping[int, Record]) -> None:
-        """Add what is known already, and lies behind all that was seen."""
+        """Add entries that are known already and lie behind all that was seen."""
         self.window.entries.extend(entries)
         self._records.update(records)
 
@@ -182,7 +182,7 @@ class _Scan:
         entry = self._scanner.take(record)
         self.window.generation = self._scanner.generation
         if entry is not None and not isinstance(entry.action, Mark):
-            # The values of a long window would fill the memory: an entry keeps none, `records` only some.
+            # The values of a long window would fill the memory: entries keep none, and `records` only some.
             self.window.entries.append(msgspec.structs.replace(entry, record=None))
             self._keep(record)
 
@@ -193,7 +193,7 @@ class _Scan:
 
 
 def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Put offsets, which rise, together where they lie close by: first and last of each run."""
+    """Group ascending offsets that lie close together; return the first and last of each run."""
     runs: list[tuple[int, int]] = []
     for offset in offsets:
         if runs and offset - runs[-1][1] <= _CLOSE_BY:
@@ -211,13 +211,13 @@ def _pick(window: Window, found: Mapping[int, Record], offset: int) -> Record:
 
 
 def _lost(at: TopicPartition, error: OffsetOutOfRange) -> HeadraceError:
-    """Below the log's start lies what the store never got; above its end, what only a lost log could explain."""
+    """Return the error for records that neither the store nor the log has."""
     return RecordsLost(at.topic, at.partition, error.offset, error.start - 1) if error.offset < error.start else error
 
 
 @dataclass(frozen=True, slots=True)
 class FirstRows:
-    """Rows up to seq_nr `last` that were read before the journal's state, and are exactly those of that state."""
+    """Rows up to seq_nr `last` that were read before the journal's state and are exactly the rows of that state."""
 
     rows: Sequence[EventRow]
     last: int
@@ -225,7 +225,7 @@ class FirstRows:
 
 @dataclass(frozen=True, slots=True)
 class KnownJournalState:
-    """What the store has of a journal: its state, and how far the partitions it was in are replicated."""
+    """What the store has of a journal: its state, and the replicated offsets of the partitions it was in."""
 
     replicated: Mapping[TopicPartition, ReplicatedOffset | None]
     stored: JournalMeta | None
@@ -234,9 +234,9 @@ class KnownJournalState:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A journal as of a barrier: what the store had, what the log adds, and the state of both together.
+    """A journal as of a barrier: what the store had, what the log adds, and the state that results from both.
 
-    `appends` are the actions of the log, in order, whose events are (in part) alive.
+    `appends` are the actions in the log, in order, whose events are at least partly alive.
     """
 
     stored: JournalMeta | None
@@ -248,7 +248,7 @@ class View:
 
     @property
     def is_stored(self) -> bool:
-        """Whether rows of the store belong to the journal as it is now."""
+        """True if rows in the store belong to the journal as it is now."""
         return exists(self.stored) and exists(self.meta) and self._record_id(self.stored) == self._record_id(self.meta)
 
     @staticmethod
@@ -257,7 +257,7 @@ class View:
 
 
 def view_of(id_: str, known: KnownJournalState, windows: Sequence[Window], barrier: Place) -> View:
-    """Fold what the log adds on what the store has. Raises JournalHeld."""
+    """Fold the windows on what the store has. Raises JournalHeld."""
     meta, appends = fold(known.stored, (entry for window in windows for entry in window.entries))
     if meta is not None and meta.held_from is not None:
         kept = without_skipped([entry for window in windows for entry in window.entries])
@@ -268,9 +268,9 @@ def view_of(id_: str, known: KnownJournalState, windows: Sequence[Window], barri
 
 
 def fold(stored: JournalMeta | None, entries: Iterable[Entry]) -> tuple[JournalMeta | None, list[Entry]]:
-    """Fold actions, in order, on the state; returns the new state and the appends whose events are alive.
+    """Fold actions, in order, on the state; return the new state and the appends whose events are alive.
 
-    In a run of appends that all count, the last one leaves the same state as all of them: only that is applied.
+    In a run of appends that all count, only the last one is applied: it leaves the same state as all of them.
     """
     meta, run = stored, None
     appends: list[Entry] = []
@@ -303,9 +303,9 @@ def fold(stored: JournalMeta | None, entries: Iterable[Entry]) -> tuple[JournalM
 
 
 def without_skipped(entries: Sequence[Entry]) -> list[Entry]:
-    """Drop the records that can't be decoded and that somebody has decided to pass over.
+    """Drop the records that can't be decoded and that a verdict skips.
 
-    A journal is held from the first such record; the verdict on it comes later, and the next one holds it then.
+    A journal is held from its first such record. The verdict on it comes later; then the next such record holds it.
     """
     waiting: deque[Place] = deque()
     skipped: set[Place] = set()
@@ -329,5 +329,5 @@ def last_of(entry: Entry) -> int:
 
 
 def _is_open(meta: JournalMeta | None) -> bool:
-    """Say whether an append that follows plainly changes nothing but the numbers of the state."""
+    """Return True if an append that simply follows would change nothing but the numbers of this state."""
     return meta is not None and not meta.is_purged and meta.held_from is None

@@ -1,9 +1,10 @@
-"""Projections: a handler is fed every event of a tag, and where it is is kept with what it made of them.
+"""Projections: a handler is fed every event of a tag, and its offset is stored together with what it writes.
 
-Promises: with a SQL handler each event has its effect exactly once, crashes, restarts, rival workers and rebuilds
-included: the offset is stored in the handler's own transaction, and a worker that was overtaken is rolled back.
-Without a database at least once. Workers share a tag by journal, so that one journal's events are handled in order.
-An event that can't be handled stops its worker, is passed over, or is set aside, as the projection says.
+Promises: with a SQL handler each event has its effect exactly once, also over crashes, restarts, rival workers and
+rebuilds: the offset is stored in the handler's own transaction, and a worker that was overtaken is rolled back.
+Without a database each event is handled at least once. Workers share a tag by journal, so that the events of a journal
+are handled in order. An event that can't be handled stops its worker, is skipped, or becomes a dead letter, as the
+projection says.
 Does not promise: an order between journals that are handled by different workers, or between a dead letter that is
 replayed and what its journal wrote after it.
 

@@ -1,4 +1,4 @@
-"""Calling a handler: what it can learn about the event in hand, and what is known when it fails."""
+"""Delivery of events to a handler: what the handler can know about the current event, and how its errors arrive."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class Delivery(NamedTuple):
-    """How an event comes to its handler.
+    """How an event is delivered to its handler.
 
-    `is_replay`: the projection was past it, and it comes again because of a rebuild or because offsets were set back.
-    What goes out to others (mails, messages) should not go out again then. `attempt` counts from 1; those that were
-    made before an event became a dead letter count too.
+    `is_replay`: the projection had passed the event, and it comes again because of a rebuild or because offsets were
+    set back. Mails and messages to others should not be sent again then. `attempt` counts from 1; the attempts before
+    an event became a dead letter count too.
     """
 
     is_replay: bool
@@ -31,18 +31,18 @@ _current: ContextVar[Delivery | None] = ContextVar("headrace-projection-delivery
 
 
 def current_delivery() -> Delivery:
-    """Return how the event that is being handled was delivered; to be called by handlers."""
+    """Return the delivery of the event that is being handled; for handlers."""
     return _current.get() or _FIRST
 
 
 class StoppedAfter(asyncio.CancelledError):
-    """The caller was cancelled while a blocking function ran, which has come to its end without an error."""
+    """The caller was cancelled while a blocking function ran; the function has ended without an error."""
 
 
 class EventFailed(Exception):
-    """The handler raised at one event of a batch; for a group of events `index` is None.
+    """The handler raised an error at one event of a batch; for a group of events `index` is None.
 
-    A target with transactions has then done nothing; one without has done and stored the events before it.
+    A target with transactions has rolled the batch back; one without has handled and stored the events before it.
     """
 
     def __init__(self, index: int | None, error: BaseException) -> None:
@@ -53,7 +53,7 @@ class EventFailed(Exception):
 
 @contextmanager
 def delivering(index: int | None, delivery: Delivery) -> Iterator[None]:
-    """Let the handler know about the delivery; what it raises becomes an EventFailed."""
+    """Set the delivery for the handler; turn what it raises into an EventFailed."""
     token = _current.set(delivery)
     try:
         yield
@@ -62,17 +62,17 @@ def delivering(index: int | None, delivery: Delivery) -> Iterator[None]:
     except asyncio.CancelledError as error:
         if _is_being_stopped():
             raise
-        raise EventFailed(index, error) from error  # the handler cancelled something of its own
+        raise EventFailed(index, error) from error  # the handler cancelled a task of its own
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
-        raise EventFailed(index, error) from error  # time-outs of some libraries are no Exception
+        raise EventFailed(index, error) from error  # the time-outs of some libraries are not an Exception
     finally:
         _current.reset(token)
 
 
 async def call(function: Callable[..., Any], *arguments: object) -> None:
-    """Call a function of the application: a coroutine function here, any other in a thread."""
+    """Call a function of the application: a coroutine function in the event loop, any other in a thread."""
     if inspect.iscoroutinefunction(function):
         await function(*arguments)
         return
@@ -82,13 +82,13 @@ async def call(function: Callable[..., Any], *arguments: object) -> None:
 
 
 async def to_the_end(function: Callable[..., T], *arguments: object) -> T:
-    """Run a blocking function in a thread. Who is cancelled waits for its end, so that nothing goes on behind it."""
+    """Run a blocking function in a thread. A caller that is cancelled waits for its end, so that nothing runs on."""
     work = asyncio.ensure_future(asyncio.to_thread(_result_of, function, *arguments))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         await asyncio.wait([work])
-        if not work.cancelled() and work.exception() is None:  # an error is looked at: the cancellation is what counts
+        if not work.cancelled() and work.exception() is None:  # retrieve the error; the cancellation is what counts
             raise StoppedAfter from None
         raise
 
@@ -96,13 +96,13 @@ async def to_the_end(function: Callable[..., T], *arguments: object) -> T:
 def _result_of(function: Callable[..., T], *arguments: object) -> T:
     try:
         return function(*arguments)
-    except StopIteration as error:  # a future can't carry it, and who waits for that would wait for ever
+    except StopIteration as error:  # a future can't carry it, and its caller would wait forever
         raise RuntimeError("a handler raised StopIteration") from error
 
 
 def _is_being_stopped() -> bool:
     try:
         task = asyncio.current_task()
-    except RuntimeError:  # in a thread, which nobody cancels
+    except RuntimeError:  # in a thread, which is never cancelled
         return False
     return task is not None and task.cancelling() > 0

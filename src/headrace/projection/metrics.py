@@ -1,4 +1,4 @@
-"""What projections count."""
+"""Metrics of projections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operating a projection: how far it is, waiting for it, skipping an event, dead letters, rebuilds."""
+"""Operations on a projection: its lag, waiting for it, skipping an event, dead letters, rebuilds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOOK_AGAIN_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How many events a projection has not handled; `is_all` is False if counting stopped at a limit."""
+    """The number of events that a projection has not handled; `is_all` is False if counting stopped at a limit."""
 
     events: int
     is_all: bool = True
@@ -52,7 +52,7 @@ async def lag_of(
     limit: int = 100_000,
     skip_trimmed: bool = False,
 ) -> Lag:
-    """Count the events that wait, by reading them. Raises TagTrimmed, unless those that are left are to be counted."""
+    """Count the events that wait, by reading them. Raises TagTrimmed, unless the trimmed ones are to be ignored."""
     count = 0
     found = queries.events(projection.sources, after=earliest(offsets), skip_trimmed=skip_trimmed)
     async with aclosing(found) as events:
@@ -66,7 +66,7 @@ async def lag_of(
 async def next_event(
     projection: Projection, queries: TagQueries, offsets: Offsets, *, topic: str | None = None, id_: str | None = None
 ) -> TaggedEvent | None:
-    """Return the first event that is not handled, of all journals or of one; None if there is none."""
+    """Return the first event that is not handled yet, of all journals or of one; None if there is none."""
     async with aclosing(queries.events(projection.sources, after=earliest(offsets))) as events:
         async for event in events:
             is_wanted = (topic is None or event.topic == topic) and (id_ is None or event.id == id_)
@@ -78,7 +78,7 @@ async def next_event(
 async def skip_event(
     projection: Projection, queries: TagQueries, target: Target, event: TaggedEvent, offsets: Offsets
 ) -> None:
-    """Move one slot past its next event. Raises BadArgument if others come before it, SlotsMoved if it moved."""
+    """Move one slot past an event. Raises BadArgument if it is not the slot's next one, SlotsMoved if it moved."""
     slot = slot_of(event.topic, event.id, projection.slots)
     first = await next_event(projection, queries, {slot: offsets[slot]})
     if first is None or first.tag_offset != event.tag_offset:
@@ -98,9 +98,9 @@ async def wait_until_handled(
     seq_nr: int | None = None,
     timeout_s: float = 30.0,
 ) -> None:
-    """Return when all that was written before the call is handled: of all journals, or of one up to a seq_nr.
+    """Wait until everything that was written before the call is handled: of all journals, or of one up to a seq_nr.
 
-    Events that were skipped or set aside count as handled. Raises TimedOut.
+    Skipped events and dead letters count as handled. Raises TimedOut.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -130,7 +130,7 @@ async def _waiting(
     id_: str | None,
     seq_nr: int | None,
 ) -> dict[int, TagOffset]:
-    """Return, by slot, the place of the last event that is to be waited for."""
+    """Return, by slot, the offset of the last event to wait for."""
     wanted: dict[int, TagOffset] = {}
     async with aclosing(queries.events(projection.sources, after=earliest(offsets))) as events:
         async for event in events:
@@ -146,7 +146,7 @@ def _are_past(offsets: Offsets, wanted: Mapping[int, TagOffset]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of dead letters: `handled`, or `failed` again and kept."""
+    """The result of a replay: dead letters that were `handled`, and those that `failed` again and stay."""
 
     handled: int
     failed: tuple[HandlerFailed, ...] = ()
@@ -155,7 +155,7 @@ class Replayed:
 async def replay_letters(
     projection: Projection, queries: TagQueries, target: Target, letters: Sequence[DeadLetter]
 ) -> Replayed:
-    """Handle the events of dead letters, in their order; those that fail stay."""
+    """Handle the events of dead letters in their order; letters that fail again stay."""
     handled, failed = 0, []
     for letter in sorted(letters, key=lambda letter: letter.tag_offset):
         try:
@@ -163,7 +163,7 @@ async def replay_letters(
             handled += await target.letters.replay(letter, event)
         except EventFailed as failure:
             failed.append(_failure(projection, letter, failure.error))
-        except (BadArgument, TagTrimmed) as failure:  # its event is gone: no reason to keep the others waiting
+        except (BadArgument, TagTrimmed) as failure:  # its event is gone; the others need not wait for that
             failed.append(_failure(projection, letter, failure))
     return Replayed(handled, tuple(failed))
 
@@ -194,7 +194,7 @@ def _failure(projection: Projection, letter: DeadLetter, error: BaseException) -
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What a rebuild did, or would do: `events` it handled, and `by_workers` that ran beside it."""
+    """The result of a rebuild: `events` that it handled itself, and those handled `by_workers` meanwhile."""
 
     events: int
     took_s: float
@@ -202,7 +202,7 @@ class Rebuilt:
 
     @property
     def events_per_s(self) -> float:
-        """How fast it was."""
+        """The rate of the rebuild."""
         return self.events / self.took_s if self.took_s else 0.0
 
 
@@ -217,7 +217,7 @@ async def rebuild(
 ) -> Rebuilt:
     """Reset the projection and handle the events after `start` again; a dry run only reads and counts them.
 
-    Workers may run meanwhile: they are overtaken when the work is reset, and then help with what is to be done.
+    Workers may run meanwhile: they lose their slots at the reset, and then help with the rebuild.
     """
     after, started_s = after_of(start), time.perf_counter()
     check_not_ahead(projection.name, {0: after}, SYSTEM_CLOCK.now_ms())
@@ -234,7 +234,7 @@ async def rebuild(
 
 
 async def _catch_up(runner: ProjectionRunner) -> None:
-    """Catch up, together with the workers: whenever one of them was quicker, from where it is now."""
+    """Catch up together with the workers: whenever one of them was faster, start again from where it is."""
     while True:
         try:
             await runner.catch_up()
@@ -253,7 +253,7 @@ async def _count(queries: TagQueries, tags: Sequence[str], after: TagOffset | No
 
 
 class _Shown:
-    """A target whose work is shown and counted."""
+    """A target that reports progress and counts events."""
 
     def __init__(self, target: Target, step: ProgressStep) -> None:
         self._target = target
@@ -268,7 +268,7 @@ class _Shown:
         self.close = target.close
 
     async def handle(self, events: Sequence[TaggedEvent], known: Offsets, to: TagOffset, *, attempt: int = 1) -> None:
-        """Handle events and show how many."""
+        """Handle events and report their number."""
         await self._target.handle(events, known, to, attempt=attempt)
         self.count += len(events)
         self._step.advance(len(events))

@@ -1,4 +1,4 @@
-"""Where a projection keeps how far it is, beside or inside what its handler writes."""
+"""Ports of projections: the target that stores offsets, beside or inside what the handler writes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from headrace.tags import TaggedEvent, TagOffset
 
 __all__ = ["REBUILDING", "DeadLetters", "Offsets", "Target"]
 
-# By slot; None: nothing was handled yet.
+# By slot; None if nothing was handled yet.
 Offsets: TypeAlias = Mapping[int, TagOffset | None]
 
-# Stands in place of every offset while a rebuild resets the handler's work: no worker knows such a place.
+# Takes the place of every offset while a rebuild resets the handler's work: no worker knows such a place.
 REBUILDING = "rebuilding"
 
 
 class Target(Protocol):
-    """What a projection writes to.
+    """Where a projection stores its offsets, and calls its handler.
 
-    Promises: `handle` moves the offsets of those given slots that are below an offset from what the caller knows up
-    to it, or raises SlotsMoved. No slot moves back, except by `begin_again` and `put`.
+    Promises: `handle` moves those of the given slots that are below an offset up to it, or raises SlotsMoved if one is
+    not where the caller knows it. No slot moves back, except by `begin_again` and `put`.
     """
 
     @property
@@ -31,19 +31,19 @@ class Target(Protocol):
 
     @property
     def letters(self) -> DeadLetters:
-        """The events that were set aside."""
+        """The dead letters of the projection."""
         ...
 
     async def load(self) -> Offsets:
-        """Return how far each slot is.
+        """Return the offset of each slot.
 
-        Raises BadArgument if the projection has run with other slots, ProjectionChanged if with another tag,
-        ProjectionRebuilding while a rebuild resets its work.
+        Raises BadArgument if the projection has run with another number of slots, ProjectionChanged if it has run with
+        other tags, ProjectionRebuilding while a rebuild resets its work.
         """
         ...
 
     async def handle(self, events: Sequence[TaggedEvent], known: Offsets, to: TagOffset, *, attempt: int = 1) -> None:
-        """Handle events and move the slots of `known` up to an offset, if they are still there.
+        """Handle events and move the slots of `known` up to an offset, if they are still where `known` says.
 
         Raises SlotsMoved, and EventFailed if the handler raises.
         """
@@ -54,32 +54,32 @@ class Target(Protocol):
         ...
 
     async def begin_again(self, at: TagOffset | None) -> None:
-        """Take the offsets from all workers, reset what the handler made, and put all slots to a place.
+        """Take the slots from all workers, reset what the handler wrote, and set all slots to an offset.
 
-        None is the start of time. Dead letters behind the place go: their events come again.
+        None is the beginning. Dead letters behind the offset are removed, because their events come again.
         """
         ...
 
     async def put(self, places: Offsets) -> None:
-        """Put some slots to other places, wherever they are, without touching what the handler made."""
+        """Set some slots to other offsets, wherever they are, and leave what the handler wrote."""
         ...
 
     async def close(self) -> None:
-        """Let go of what was opened."""
+        """Close what was opened."""
         ...
 
 
 class DeadLetters(Protocol):
-    """Events of one projection that were set aside."""
+    """The dead letters of one projection."""
 
     async def all(self) -> Sequence[DeadLetter]:
         """Return them in the order of their events."""
         ...
 
     async def replay(self, letter: DeadLetter, event: TaggedEvent) -> bool:
-        """Handle the event of a letter and remove it; False if it was gone. Raises EventFailed: then it stays."""
+        """Handle the event of a letter and remove it; False if it was gone. If EventFailed is raised, it stays."""
         ...
 
     async def remove(self, letters: Sequence[DeadLetter]) -> int:
-        """Remove letters; returns how many there were."""
+        """Remove letters; return the number removed."""
         ...

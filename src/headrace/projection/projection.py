@@ -1,4 +1,4 @@
-"""What a projection is, as an application defines it, and what happens when its handler fails."""
+"""Projections as applications define them, and their recovery when the handler fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _REASON_LENGTH = 1000
 
 
 class HandlerOutcome(enum.StrEnum):
-    """What becomes of an event that could not be handled."""
+    """What to do with an event after the handler has failed."""
 
     RETRY = "retry"
     FAIL = "fail"
@@ -46,12 +46,12 @@ class HandlerOutcome(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Recovery:
-    """What a projection does about an event that its handler can't handle.
+    """What a projection does with an event that its handler can't handle.
 
-    It is tried `retries` times more, after the waits of `backoff`. `then` is what follows: `"fail"` stops the
-    projection before the event (a running worker starts again after a while), `"skip"` passes over it, and
-    `"dead-letter"` stores where it is, its error and the number of attempts, and goes on. The events behind it wait
-    meanwhile, so that a journal's events stay in order.
+    The event is tried `retries` more times, after the delays of `backoff`. `then` says what follows: `"fail"` stops
+    the projection before the event (a running worker tries again later), `"skip"` goes on without it, and
+    `"dead-letter"` stores its offset, its error and the number of attempts, and goes on. Later events wait meanwhile,
+    so that a journal's events stay in order.
     """
 
     then: HandlerOutcome | str = HandlerOutcome.FAIL
@@ -66,12 +66,12 @@ class Recovery:
             raise BadArgument("retries", self.retries, "it is a whole number, 0 or more")
 
     def outcome(self, attempts: int) -> HandlerOutcome:
-        """Return what to do after so many attempts have failed."""
+        """Return what to do after this number of failed attempts."""
         return HandlerOutcome.RETRY if attempts <= self.retries else HandlerOutcome(self.then)
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """An event that was set aside: where it is, why, and after how many attempts. `offset` is its tag offset."""
+    """An event that was set aside, with its error and the number of attempts. `offset` is its tag offset."""
 
     tag: str
     topic: str
@@ -84,19 +84,19 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     @property
     def tag_offset(self) -> TagOffset:
-        """The event's place under its tag."""
+        """The event's tag offset."""
         return TagOffset.parse(self.offset)
 
     @property
     def place_before(self) -> TagOffset:
-        """The place before the event's record, from where a query of its tag gives it.
+        """The offset before the event's record; a query of its tag gives the event after it.
 
-        The event's number under the tag is not needed for it: with several tags the offset does not tell that.
+        It does not need the event's number under the tag, which an offset of several tags does not have.
         """
         return self.tag_offset._replace(seq_nr=self.seq_nr - 1).before_record
 
     def is_of(self, event: TaggedEvent) -> bool:
-        """Say whether it is the letter of an event, whatever number that has by now."""
+        """Return True if this is the letter of an event, whatever number the event has by now."""
         return event.tag_offset.time == self.tag_offset.time and event.seq_nr == self.seq_nr
 
 
@@ -115,18 +115,18 @@ def letter_of(event: TaggedEvent, error: BaseException, *, attempts: int, now_ms
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error as a line of text that a database takes."""
+    """Return an error as a line of text that every database accepts."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    # A handler's message may quote anything: PostgreSQL takes no NUL, and nothing takes half a surrogate pair.
+    # A handler's message may contain anything: PostgreSQL refuses NUL, and all databases refuse half a surrogate pair.
     plain = " ".join(text.split()).replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
     return plain if len(plain) <= _REASON_LENGTH else f"{plain[:_REASON_LENGTH]}…"
 
 
 Database: TypeAlias = "str | URL | Engine | AsyncEngine"
 
-# With a database: handler(connection, event), reset(connection). Without: handler(event), reset(). Either may be
-# a coroutine function where the engine is asynchronous, or where there is no database. A handler that is grouped gets
-# a list of events in place of one.
+# With a database: handler(connection, event), reset(connection). Without: handler(event), reset(). Both may be
+# coroutine functions if the engine is asynchronous or if there is no database. A grouped handler gets a list of events
+# instead of one.
 Handler: TypeAlias = Callable[..., Any]
 Reset: TypeAlias = Callable[..., Any]
 
@@ -136,20 +136,20 @@ _SOURCE_LENGTH = 500
 
 
 def _no_handler() -> None:
-    """Stand for a handler that was forgotten."""
+    """The default of `handler`, which is refused."""
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Feeds a handler from a tag, or with `tags` from several: their events in one order, each once.
+    """A handler that is fed from a tag, or from several `tags`: their events in one order, each once.
 
-    `reset` empties what the handler made, for rebuilds. `slots` is how finely the work can be shared, fixed once the
-    projection has run; `batch_size` is the most events of one transaction. `recovery` says what happens to an event
-    that the handler can't handle. With `grouped` the handler gets lists of events, up to `batch_size` at once.
+    `reset` empties what the handler wrote, for rebuilds. The work is shared in `slots`, whose number is fixed once the
+    projection has run. A transaction has at most `batch_size` events. `recovery` says what happens to an event that
+    the handler can't handle. With `grouped` the handler gets lists of up to `batch_size` events.
 
     Without a database the offset is stored after every `save_every` events (None: after each batch), before a worker
-    stops, and before an event that fails; after a crash at most so many events come again. `lease_s` is how long a
-    worker that died keeps its slots then.
+    stops, and before an event that fails. After a crash at most `save_every` events come again, and the dead worker
+    keeps its slots for `lease_s`.
     """
 
     name: str
@@ -167,14 +167,14 @@ class Projection:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The tags that the handler is fed from, each once, sorted: their order means nothing."""
+        """The tags that the handler is fed from, each once, sorted: their order has no meaning."""
         return (self.tag,) if self.tag else tuple(sorted(set(self.tags)))
 
     @property
     def source(self) -> str:
-        """The tags as one text, which is stored with the offsets: they mean nothing for other tags.
+        """The tags as one text, which is stored with the offsets, because these are valid only for the same tags.
 
-        One tag is its own text. Texts that a database's column does not hold are told apart by a digest.
+        The text of one tag is the tag. A text that is too long for a database column is replaced by a digest.
         """
         if len(self.sources) == 1:
             return self.sources[0]

@@ -1,4 +1,4 @@
-"""Running a projection: from where it is, without an end, started again after each failure."""
+"""The runner of a projection: it feeds the handler without an end, and starts again after each failure."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = ["ProjectionRunner", "Situation", "batches"]
 async def batches(
     events: AsyncGenerator[TaggedEvent, None], *, size: int, queue: int = 2, idle_s: float | None = None
 ) -> AsyncGenerator[list[TaggedEvent], None]:
-    """Yield the events in batches; while one is being handled the next gathers, up to `size` events.
+    """Yield the events in batches of up to `size` events; the next one is gathered while one is being handled.
 
-    Where nothing comes for `idle_s`, an empty batch says so.
+    An empty batch means that nothing came for `idle_s`.
     """
     gathered: asyncio.Queue[TaggedEvent | None] = asyncio.Queue(size * queue)
     feeding = asyncio.create_task(_feed(events, gathered), name="headrace-projection-feed")
@@ -64,7 +64,7 @@ async def _feed(events: AsyncGenerator[TaggedEvent, None], into: asyncio.Queue[T
                 await into.put(event)
     finally:
         if not _is_cancelled():
-            await into.put(None)  # the end, or a failure that the reader will raise
+            await into.put(None)  # the end, or an error that the reader will raise
 
 
 def _is_cancelled() -> bool:
@@ -78,7 +78,7 @@ _QUIET_S = 60.0
 
 
 class Situation:
-    """Whether a projection's worker gets on, and at what it fails. Changes are logged; all failures are counted."""
+    """The progress of a projection's worker, and its current failure. Changes are logged; all failures are counted."""
 
     def __init__(self, projection: str, health: Health) -> None:
         self.projection = projection
@@ -89,7 +89,7 @@ class Situation:
         self._overtaken_s: float | None = None
 
     def event_fails(self, event: TaggedEvent, error: BaseException, *, attempts: int, next_step: str) -> None:
-        """Count a failure at an event; log it if it is a new one."""
+        """Count a failure of the handler at an event; log it if it is a new one."""
         FAILURES.labels(self.projection).inc()
         offset = str(event.tag_offset)
         if self._is_new((type(error).__name__, offset), error, event.tag_offset):
@@ -107,7 +107,7 @@ class Situation:
             )
 
     def run_fails(self, error: BaseException) -> None:
-        """Count a failure of something else than the handler, such as the database; log it if it is a new one."""
+        """Count a failure outside the handler, such as one of the database; log it if it is a new one."""
         if isinstance(error, HandlerFailed):  # counted and logged when it happened
             self.health.down(str(error))
             return
@@ -116,7 +116,7 @@ class Situation:
             _logger.error("a projection stopped and is tried again", projection=self.projection, exc_info=error)
 
     def set_aside(self, event: TaggedEvent, error: BaseException, *, attempts: int, outcome: str) -> None:
-        """Log an event that is given up; each is lost to the handler, so each is named."""
+        """Log an event that is given up. The handler will not see it, so each one is logged."""
         _logger.warning(
             "a projection gave up an event",
             projection=self.projection,
@@ -131,14 +131,14 @@ class Situation:
         )
 
     def overtaken(self) -> None:
-        """Note that another worker or a command moved the slots; rivals that never stop are not worth a line each."""
+        """Log that another worker or a command moved the slots; not each time, because rivals may do it constantly."""
         now_s = time.monotonic()
         if self._overtaken_s is None or now_s - self._overtaken_s >= _QUIET_S:
             _logger.info("a projection's slots were moved; loading them again", projection=self.projection)
             self._overtaken_s = now_s
 
     def gets_on(self, to: TagOffset) -> None:
-        """Note that the projection has come up to an offset; if that is past what failed, say that it works again."""
+        """Note the offset that the projection has reached; log that it works again if that is past the failure."""
         if self._kind is None or (self._place is not None and to < self._place):
             return
         _logger.info("a projection works again", projection=self.projection, offset=str(to))
@@ -154,18 +154,18 @@ class Situation:
 
 # Events of other workers move the offset too, but need not be stored at once.
 _PASSED_AT_MOST = 5000
-# But they must be some time: what a slot stands before may be removed from the views, and would count as missed.
+# But they must be stored some time: events after a slot's offset may be trimmed, and would count as missed.
 _STORE_PASSED_S = 10.0
-# Whoever moved the slots is at work: there is no hurry to meet again.
+# The worker that moved the slots is handling their events: there is no hurry to try again.
 _AFTER_RIVALS_S = 0.05
-# A worker that ran for so long begins its back-off anew when it fails again.
+# A worker that ran for this long starts with the first delay again when it fails.
 _STEADY_S = 60.0
 
 
 class ProjectionRunner:
     """Feeds a projection's handler. Worker number `worker` of `workers` takes its share of the journals.
 
-    With an attendance, `run` takes the share and minds the pauses that it tells.
+    With an attendance, `run` follows its plan: the share of the worker, and pauses.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class ProjectionRunner:
         self._stored_s = 0.0
 
     async def run(self, *, backoff: Backoff | None = None) -> None:
-        """Run for ever; whatever fails is counted, logged once, and tried again after a while."""
+        """Run forever; each failure is counted, logged once, and tried again after a delay."""
         waits = backoff or Backoff()
         if self._attendance is None:
             await self._keep_on(self.run_once, waits)
@@ -214,12 +214,12 @@ class ProjectionRunner:
             await asyncio.sleep(waits.delay_s(in_a_row))
 
     async def _attend(self, attendance: Attendance, waits: Backoff) -> None:
-        """Run while there is something to run, and be seen by others meanwhile, also when it fails."""
+        """Run while the worker reports to the others, also when it fails."""
         async with attendance.open(lambda: self.situation.error):
             await self._keep_on(partial(self._run_plans, attendance), waits)
 
     async def _run_plans(self, attendance: Attendance) -> None:
-        """Run the slots that are ours, but not during a pause."""
+        """Run the worker's own slots, except during a pause."""
         while True:
             attendance.changed.clear()
             plan = attendance.plan
@@ -233,12 +233,12 @@ class ProjectionRunner:
         try:
             await _until(attendance.changed, self.run_once())
         except TagGap as gap:
-            # Other journals have taken the slots past the missing event: who began again would pass over it.
+            # Events of other journals have moved the slots past the missing one: a new start would skip it.
             await attendance.pause(f"{gap}, then headrace projection rebuild; or accept the loss with resume")
             raise
 
     async def run_once(self) -> None:
-        """Run from where the projection is until something fails. Being overtaken by a rival is no failure."""
+        """Run from where the projection is until something fails. It is no failure if a rival is faster."""
         while True:
             try:
                 await self.catch_up(live=True)
@@ -247,10 +247,10 @@ class ProjectionRunner:
                 await asyncio.sleep(_AFTER_RIVALS_S)
 
     async def catch_up(self, *, live: bool = False) -> int:
-        """Handle what is there, or with `live` all that comes; returns how many events were handled.
+        """Handle the events that exist, or with `live` all that come; return the number of handled events.
 
-        Raises HandlerFailed for an event that can't be handled and that the projection's recovery does not pass over;
-        SlotsMoved if another worker moved the same slots.
+        Raises HandlerFailed for an event that can't be handled if the projection's recovery is to fail; SlotsMoved if
+        another worker moved the same slots.
         """
         stored = await self._target.load()
         check_not_ahead(self.projection.name, stored, self._clock.now_ms())
@@ -275,12 +275,12 @@ class ProjectionRunner:
         return len(mine)
 
     def _is_time_to_store(self) -> bool:
-        """Say whether the events of others that were passed are worth a write."""
+        """Return True if it is time to store an offset that only events of other workers have moved."""
         has_waited = self._clock.monotonic_s() - self._stored_s >= _STORE_PASSED_S
         return self._passed >= _PASSED_AT_MOST or (self._passed > 0 and has_waited)
 
     def _mine(self, batch: Sequence[TaggedEvent]) -> list[TaggedEvent]:
-        """Return the events of a batch that this worker is to handle, in their order."""
+        """Return the events of a batch that this worker must handle, in their order."""
         mine, read_up_to = [], self._last
         for event in batch:
             found = fresh([event], self._offsets, self.projection.slots)
@@ -293,14 +293,14 @@ class ProjectionRunner:
             await self._move([], self._last)
 
     async def _handle(self, events: Sequence[TaggedEvent], to: TagOffset) -> None:
-        """Handle events together; around one that fails, those before it together, then it alone, then the rest."""
+        """Handle events together. If one fails: those before it together, then it alone, then the rest."""
         rest = events
         while True:
             try:
                 await self._move(rest, to)
                 return
             except EventFailed as failed:
-                if failed.index is None:  # a group does not say which: find out one by one
+                if failed.index is None:  # a group does not show which one failed: try them one by one
                     await self._handle_one_by_one(rest)
                     rest = []
                     continue
@@ -309,15 +309,15 @@ class ProjectionRunner:
                 await self._recover(failing, failed.error)
 
     async def _settle(self, events: Sequence[TaggedEvent]) -> None:
-        """Bring the events before a failing one home: done already without transactions, rolled back with them."""
+        """Store the events before a failing one: they are done without transactions, and rolled back with them."""
         if not events:
             return
         if not self._target.is_transactional:
             self._note_moved(events, events[-1].tag_offset)
             return
-        try:  # one that was missing may come behind its place
+        try:  # an event that was missing may come after its place
             await self._move(events, max(event.tag_offset for event in events))
-        except EventFailed:  # another one fails now: no more guessing
+        except EventFailed:  # another one fails now: handle them one by one
             await self._handle_one_by_one(events)
 
     async def _handle_one_by_one(self, events: Sequence[TaggedEvent]) -> None:
@@ -328,7 +328,7 @@ class ProjectionRunner:
                 await self._recover(event, failed.error)
 
     async def _recover(self, event: TaggedEvent, error: BaseException) -> None:
-        """Do with an event that failed once what the projection's recovery says. Raises HandlerFailed."""
+        """Apply the projection's recovery to an event that failed once. Raises HandlerFailed."""
         recovery, attempts = self.projection.recovery, 1
         while True:
             outcome = recovery.outcome(attempts)
@@ -382,7 +382,7 @@ class ProjectionRunner:
 
 
 async def _until(changed: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Work until the plan changes; the batch in hand comes to its end. Raises what the work raises."""
+    """Work until the plan changes; the current batch is finished. Raises what the work raises."""
     working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(changed.wait())
     try:
         await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)

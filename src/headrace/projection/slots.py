@@ -1,4 +1,4 @@
-"""Slots: the shares that a projection's work is cut into, by journal. Pure."""
+"""Slots: the shares that a projection's work is divided into, by journal."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = [
     "slot_of",
 ]
 
-# The log takes records that are stamped up to a minute ahead; an hour more is no skew of clocks.
+# The log accepts timestamps up to a minute ahead; an hour more can't come from clock skew.
 _AHEAD_MS = 3_600_000
 
 
 def slot_of(topic: str, id_: str, slots: int) -> int:
-    """Return the slot of a journal: the same in every process, for ever."""
+    """Return the slot of a journal: the same in every process, forever."""
     return murmur2(f"{topic}\n{id_}".encode()) % slots
 
 
@@ -50,24 +50,24 @@ def earliest(offsets: Offsets) -> TagOffset | None:
 
 
 def furthest(one: TagOffset | None, other: TagOffset | None) -> TagOffset | None:
-    """Return the higher of two places; None lies before all."""
+    """Return the higher of two offsets; None is the beginning."""
     if one is None or other is None:
         return one if other is None else other
     return max(one, other)
 
 
 def below(offsets: Offsets, to: TagOffset) -> Offsets:
-    """Return those slots that have not come as far as an offset: the ones that a batch up to there moves."""
+    """Return the slots that have not reached an offset: a batch up to there moves them."""
     return {slot: place for slot, place in offsets.items() if place is None or not place.covers(to)}
 
 
 def moved(offsets: Offsets, to: TagOffset) -> Offsets:
-    """Return where the slots are after a batch up to an offset. A slot that is further on stays where it is."""
+    """Return the slots after a batch up to an offset. A slot that is further on stays where it is."""
     return {**offsets, **dict.fromkeys(below(offsets, to), to)}
 
 
 def come_again(letters: Iterable[DeadLetter], places: Offsets, slots: int) -> list[DeadLetter]:
-    """Return the dead letters whose events come again when slots are put to these places."""
+    """Return the dead letters whose events come again when slots are set to these offsets."""
     found = []
     for letter in letters:
         slot = slot_of(letter.topic, letter.id, slots)
@@ -77,13 +77,13 @@ def come_again(letters: Iterable[DeadLetter], places: Offsets, slots: int) -> li
 
 
 def moves(offsets: Offsets, to: TagOffset, events: Iterable[TaggedEvent], slots: int) -> Offsets:
-    """Return the slots that must be where their worker knows them: those that move, and those of the events."""
+    """Return the slots whose offset a worker must know: those that move, and those of the events."""
     needed = {slot_of(event.topic, event.id, slots) for event in events}
     return {slot: place for slot, place in offsets.items() if slot in needed or place is None or not place.covers(to)}
 
 
 def is_replay(event: TaggedEvent, replay_to: Offsets, slots: int) -> bool:
-    """Return True if the event's slot had been further on before it was put back."""
+    """Return True if the event's slot had passed the event before it was set back."""
     place = replay_to.get(slot_of(event.topic, event.id, slots))
     return place is not None and place.covers(event.tag_offset)
 
@@ -94,10 +94,10 @@ def fresh(events: Iterable[TaggedEvent], offsets: Offsets, slots: int) -> list[T
 
 
 def late(events: Iterable[TaggedEvent], began: Offsets, read_up_to: TagOffset, slots: int) -> list[TaggedEvent]:
-    """Return the events that a query gives behind its own back, and that these slots had not handled when it began.
+    """Return the events that a query gives out of order and that these slots had not handled when it began.
 
-    A query gives its events in order, but for those that were missing and were found later. By then the slots may
-    have moved past them, with events of other journals.
+    A query gives its events in order, except those that were missing and found later. By then events of other journals
+    may have moved the slots past them.
     """
     return [event for event in events if event.tag_offset <= read_up_to and _is_after(event, began, slots)]
 
@@ -111,7 +111,7 @@ def _is_after(event: TaggedEvent, offsets: Offsets, slots: int) -> bool:
 
 
 def check_not_ahead(projection: str, offsets: Offsets, now_ms: int) -> None:
-    """Raise OffsetAhead if a slot stands where no event can be yet: it would pass over all that come before."""
+    """Raise OffsetAhead if a slot is where no event can be yet: the projection would skip all events before it."""
     for place in offsets.values():
         if place is not None and place.log_time_ms > now_ms + _AHEAD_MS:
             raise OffsetAhead(projection, str(place), round((place.log_time_ms - now_ms) / 1000, 3))

@@ -1,4 +1,4 @@
-"""The tables of projections in the application's own database. All functions run inside a caller's transaction."""
+"""The tables of projections in the application's database. All functions run inside the caller's transaction."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["DEAD_LETTERS", "OFFSETS", "ProjectionTables"]
 
 
 def _exact(length: int) -> String:
-    """Return a text that is compared byte by byte: MariaDB would take "Totals" and "totals" for one name."""
+    """Return a text type that is compared byte by byte: for MariaDB "Totals" and "totals" would be one name."""
     exact = mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
     return String(length).with_variant(exact, "mysql", "mariadb")
 
@@ -80,7 +80,7 @@ class ProjectionTables:
         """Create the tables where they are missing, and the column that version 0.1 did not have."""
         self._check_transactions(connection)
         known = inspect(connection)
-        for table in (OFFSETS, DEAD_LETTERS):  # asked first: who may not create tables may still use those there are
+        for table in (OFFSETS, DEAD_LETTERS):  # without the right to create tables, existing ones can be used
             if not known.has_table(table.name):
                 connection.execute(CreateTable(table, if_not_exists=True))
         columns = {column["name"] for column in inspect(connection).get_columns(OFFSETS.name)}
@@ -98,18 +98,18 @@ class ProjectionTables:
         connection.execute(insert(OFFSETS), rows)
 
     def load(self, connection: Connection) -> tuple[Offsets, Offsets]:
-        """Return how far each slot is, and up to where its events are replays."""
+        """Return the offset of each slot, and the offset up to which its events are replays."""
         query = select(OFFSETS.c.slot, OFFSETS.c.tag, OFFSETS.c.tag_offset, OFFSETS.c.replay_to).where(self._mine)
         rows = connection.execute(query).all()
         self._check(len(rows), {row.tag for row in rows}, {row.tag_offset for row in rows})
         return {row.slot: _parse(row.tag_offset) for row in rows}, {row.slot: _parse(row.replay_to) for row in rows}
 
     def move(self, connection: Connection, moving: Offsets, to: TagOffset) -> None:
-        """Move slots up to an offset, those from one place together. Raises SlotsMoved if a rival has moved some.
+        """Move slots up to an offset, those with the same offset together. Raises SlotsMoved if a rival has moved some.
 
-        This comes before the handlers are called: it locks the rows, so that a rival or a rebuild waits and then
-        sees all that was written, and a worker that was overtaken finds out before it has done anything. So does one
-        of other tags: the offsets may be where it knows them, and yet be those of another order.
+        This comes before the handlers are called. It locks the rows, so that a rival or a rebuild waits and then sees
+        everything that was written, and a worker that was overtaken stops before it has done anything. So does a
+        worker with other tags: the offsets may be those it knows, but in another order of events.
         """
         self._lock(connection, moving)
         for place in set(moving.values()):
@@ -122,22 +122,22 @@ class ProjectionTables:
                 raise SlotsMoved(self._projection.name)
 
     def take_all(self, connection: Connection) -> None:
-        """Take all slots from the workers, and remember how far they were: up to there events will be replays."""
+        """Take all slots from the workers, and remember their offsets: events up to there will be replays."""
         self._lock(connection, range(self._projection.slots))
         for slot, _, replay_to in self._places(connection):
             values = {"tag_offset": REBUILDING, "replay_to": replay_to, "updated_ms": _now_ms()}
             connection.execute(update(OFFSETS).where(self._mine & (OFFSETS.c.slot == slot)).values(values))
 
     def put_all(self, connection: Connection, at: TagOffset | None) -> None:
-        """Put all slots to a place, under the tag that the projection has now; letters behind the place go."""
+        """Set all slots to an offset, under the tags that the projection has now; remove letters behind the offset."""
         values = {"tag_offset": _text(at), "tag": self._projection.source, "updated_ms": _now_ms()}
         connection.execute(update(OFFSETS).where(self._mine).values(values))
         self.remove(connection, [each for each in self.letters(connection) if at is None or each.tag_offset > at])
 
     def put(self, connection: Connection, places: Offsets) -> None:
-        """Put some slots to other places, wherever they are; all of them under the tag that the projection has now.
+        """Set some slots to other offsets, wherever they are; all slots get the tags that the projection has now.
 
-        Dead letters of events that come again go.
+        Dead letters of events that come again are removed.
         """
         self._lock(connection, range(self._projection.slots))
         found = self._places(connection)
@@ -169,7 +169,7 @@ class ProjectionTables:
         connection.execute(insert(DEAD_LETTERS).values(values))
 
     def remove(self, connection: Connection, letters: Iterable[DeadLetter]) -> int:
-        """Remove dead letters; returns how many there were."""
+        """Remove dead letters; return the number removed."""
         mine, count = DEAD_LETTERS.c.name == self._projection.name, 0
         for letter in letters:
             count += connection.execute(
@@ -188,15 +188,15 @@ class ProjectionTables:
             raise BadArgument("database", "an AUTOCOMMIT engine", rule)
 
     def _lock(self, connection: Connection, slots: Iterable[int]) -> None:
-        """Lock rows in one order, so that workers with overlapping slots don't wait for one another in a circle."""
+        """Lock rows in a fixed order, so that workers with overlapping slots can't deadlock."""
         here = self._mine & OFFSETS.c.slot.in_(list(slots))
-        if connection.dialect.name == "sqlite":  # has no row locks: a first write takes the whole database
+        if connection.dialect.name == "sqlite":  # has no row locks: the first write locks the whole database
             connection.execute(update(OFFSETS).where(here).values(updated_ms=OFFSETS.c.updated_ms))
             return
         connection.execute(select(OFFSETS.c.slot).where(here).order_by(OFFSETS.c.slot).with_for_update()).all()
 
     def _places(self, connection: Connection) -> Sequence[tuple[int, str | None, str | None]]:
-        """Return slot, offset and up to where its events are replays, counting in what was handled by now."""
+        """Return slot, offset, and the offset up to which events are replays, including what was handled by now."""
         query = select(OFFSETS.c.slot, OFFSETS.c.tag_offset, OFFSETS.c.replay_to).where(self._mine)
         found = []
         for slot, at, replay_to in connection.execute(query).all():

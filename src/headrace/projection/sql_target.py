@@ -1,4 +1,4 @@
-"""Offsets inside the handler's own SQL transaction: each event has its effect exactly once."""
+"""The target that stores offsets in the handler's own SQL transaction: each event has its effect exactly once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["OFFSETS", "SqlDeadLetters", "SqlTarget"]
 
 T = TypeVar("T")
 
-# Deadlocks and serialization failures: as PostgreSQL names them, and MariaDB and MySQL.
+# Deadlocks and serialization failures, as PostgreSQL, MariaDB and MySQL report them.
 _MET_STATES = frozenset({"40001", "40P01"})
 _MET_CODES = frozenset({1213})
 _ATTEMPTS = 8
@@ -37,7 +37,7 @@ _MET_AGAIN = Backoff(first_s=0.02, limit_s=1.0)
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of the application's own function, which may be a coroutine function where the engine is asynchronous."""
+    """A call of the application's function, which may be a coroutine function if the engine is asynchronous."""
 
     function: Callable[..., Any]
     arguments: tuple[object, ...] = ()
@@ -49,7 +49,7 @@ class _Call:
             self.function(connection, *self.arguments)
 
     async def run_async(self, connection: AsyncConnection) -> None:
-        """Make the call, and wait for it if it wants to be waited for."""
+        """Make the call, and await its result if it is awaitable."""
         with self.around():
             done = self.function(connection, *self.arguments)
             if inspect.isawaitable(done):
@@ -86,7 +86,7 @@ class _Transaction:
 
 
 class SqlTarget:
-    """Moves the offsets and calls the handler in one transaction. `is_ours`: the engine was made for us."""
+    """Moves the offsets and calls the handler in one transaction. `is_ours`: the target created the engine."""
 
     def __init__(self, engine: Engine | AsyncEngine, projection: Projection, *, is_ours: bool) -> None:
         self._engine = engine
@@ -98,38 +98,37 @@ class SqlTarget:
 
     @property
     def is_transactional(self) -> bool:
-        """True: what the handler did goes with the offsets."""
+        """True: the handler's work and the offsets are one transaction."""
         return True
 
     @property
     def letters(self) -> SqlDeadLetters:
-        """The events that were set aside, in a table of the same database."""
+        """The dead letters, in a table of the same database."""
         return SqlDeadLetters(self, self._tables, self._projection)
 
     async def load(self) -> Offsets:
-        """Return how far each slot is, with the tables and rows made where they are missing."""
+        """Return the offset of each slot; create missing tables and rows first."""
         await self.prepare()
         offsets, self._replay_to = await self.read(self._tables.load)
         return offsets
 
     async def handle(self, events: Sequence[TaggedEvent], known: Offsets, to: TagOffset, *, attempt: int = 1) -> None:
-        """Move on and handle events, or nothing of it."""
+        """Move the slots and handle events, all or nothing."""
         moving = moves(known, to, events, self._projection.slots)
         move = partial(self._tables.move, moving=moving, to=to)
         await self.transact(_Transaction(move, self._calls(events, attempt)))
 
     async def bury(self, letter: DeadLetter, known: Offsets, to: TagOffset) -> None:
-        """Move on and store the letter, or nothing of it."""
+        """Move the slots and store the letter, all or nothing."""
         moving = moves(known, to, (), self._projection.slots)
         add = partial(self._tables.add_letter, letter=letter)
         await self.transact(_Transaction(partial(self._tables.move, moving=moving, to=to), after=add))
 
     async def begin_again(self, at: TagOffset | None) -> None:
-        """Take the offsets, reset the handler's work, and put the offsets to their new place, in one transaction.
+        """Take the slots, reset the handler's work, and set the slots to their new offset, in one transaction.
 
-        The offsets come first: that waits for workers in the middle of a batch, whose work is then reset too. Until
-        the end they stand where no worker knows them, because some databases commit at a TRUNCATE or CREATE in
-        between.
+        Taking the slots comes first: it waits for workers in the middle of a batch, whose work is then reset too. Until
+        the end the slots have an offset that no worker knows, because some databases commit at a TRUNCATE or CREATE.
         """
         await self.prepare()
         reset = self._projection.reset
@@ -137,12 +136,12 @@ class SqlTarget:
         await self.transact(_Transaction(self._tables.take_all, calls, partial(self._tables.put_all, at=at)))
 
     async def put(self, places: Offsets) -> None:
-        """Put some slots to other places."""
+        """Set some slots to other offsets."""
         await self.prepare()
         await self.transact(_Transaction(partial(self._tables.put, places=places)))
 
     async def close(self) -> None:
-        """Let go of an engine of our own."""
+        """Dispose of the engine if the target created it."""
         if not self._is_ours:
             return
         if isinstance(self._engine, AsyncEngine):
@@ -151,18 +150,18 @@ class SqlTarget:
             await to_the_end(self._engine.dispose)
 
     async def prepare(self) -> None:
-        """Make tables and rows where they are missing. Raises BadArgument for an engine that commits each statement."""
+        """Create missing tables and rows. Raises BadArgument for an engine that commits each statement."""
         if self._is_prepared:
             return
         for function in (self._tables.make, self._tables.add_rows):
             try:
                 await self.read(function)
-            except OperationFailed:  # another worker was quicker: then it is there now
+            except OperationFailed:  # another worker was faster: now they exist
                 await self.read(function)
         self._is_prepared = True
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """Do something in a transaction that calls nothing of the application. Raises OperationFailed."""
+        """Run a function in a transaction that does not call the application. Raises OperationFailed."""
         try:
             if isinstance(self._engine, AsyncEngine):
                 async with self._engine.begin() as connection:
@@ -172,9 +171,9 @@ class SqlTarget:
             raise self._failed(error, outcome_known=not error.connection_invalidated) from error
 
     async def transact(self, transaction: _Transaction) -> None:
-        """Run a transaction, some times more where it met another one.
+        """Run a transaction; retry it some times after a conflict with another one.
 
-        Raises EventFailed, SlotsMoved, and OperationFailed for the database's own failures.
+        Raises EventFailed, SlotsMoved, and OperationFailed for failures of the database.
         """
         for attempt in itertools.count(1):
             try:
@@ -182,12 +181,12 @@ class SqlTarget:
                 return
             except EventFailed as failed:
                 error = failed.error
-                if not isinstance(error, DBAPIError) or not (error.connection_invalidated or has_met_another(error)):
+                if not isinstance(error, DBAPIError) or not (error.connection_invalidated or is_conflict(error)):
                     raise
-                failure = self._failed(error, outcome_known=True)  # not the event's fault
+                failure = self._failed(error, outcome_known=True)  # the event is not the cause
             except DBAPIError as failed:
                 error, failure = failed, self._failed(failed, outcome_known=not failed.connection_invalidated)
-            if error.connection_invalidated or not has_met_another(error) or attempt >= _ATTEMPTS:
+            if error.connection_invalidated or not is_conflict(error) or attempt >= _ATTEMPTS:
                 raise failure from error
             await asyncio.sleep(_MET_AGAIN.delay_s(attempt))
 
@@ -229,7 +228,7 @@ class SqlDeadLetters:
         return await self._target.read(self._tables.letters)
 
     async def replay(self, letter: DeadLetter, event: TaggedEvent) -> bool:
-        """Handle the event and remove the letter in one transaction, while the journal's worker waits."""
+        """Handle the event and remove the letter in one transaction; the journal's worker waits meanwhile."""
         argument = [event] if self._projection.grouped else event
         around = partial(delivering, 0, Delivery(is_replay=False, attempt=letter.attempts + 1))
         take = partial(self._take, letter=letter)
@@ -240,7 +239,7 @@ class SqlDeadLetters:
         return True
 
     async def remove(self, letters: Sequence[DeadLetter]) -> int:
-        """Remove letters; returns how many there were."""
+        """Remove letters; return the number removed."""
         await self._target.prepare()
         return await self._target.read(partial(self._tables.remove, letters=letters))
 
@@ -250,8 +249,8 @@ class SqlDeadLetters:
             raise _LetterGone
 
 
-def has_met_another(error: DBAPIError) -> bool:
-    """Say whether the database gave a transaction up because of another one: the same again may get through."""
+def is_conflict(error: DBAPIError) -> bool:
+    """Return True if the database rolled back a transaction because of another one: a retry may succeed."""
     state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
     if state is not None:
         return state in _MET_STATES

@@ -1,4 +1,4 @@
-"""Offsets beside the handler, in the store's settings: at least once, for handlers that have no SQL transaction."""
+"""The target that keeps offsets in the store's settings: at least once, for handlers without a SQL transaction."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from headrace.runtime import crash_point
 from headrace.store import SharedSettings
 from headrace.tags import TaggedEvent, TagOffset
 
-__all__ = ["BesideDeadLetters", "BesideTarget", "setting_of"]
+__all__ = ["StoreDeadLetters", "StoreTarget", "setting_of"]
 
 _logger = get_logger(__name__)
 
@@ -57,11 +57,11 @@ def setting_of(name: str) -> str:
     return f"projection/{name}"
 
 
-class BesideTarget:
-    """Calls the handler, then moves the offsets: who dies in between handles the last events again.
+class StoreTarget:
+    """Calls the handler, then moves the offsets: after a crash in between the last events are handled again.
 
     A worker claims its slots while it works on them, so that rivals and rebuilds wait for it instead of handling the
-    same events beside it.
+    same events at the same time.
     """
 
     def __init__(
@@ -78,23 +78,23 @@ class BesideTarget:
 
     @property
     def is_transactional(self) -> bool:
-        """False: what the handler did stays when the offsets can't be stored."""
+        """False: the handler's work stays even if the offsets can't be stored."""
         return False
 
     @property
-    def letters(self) -> BesideDeadLetters:
-        """The events that were set aside, in the store's settings."""
-        return BesideDeadLetters(self, self._letters, self._projection)
+    def letters(self) -> StoreDeadLetters:
+        """The dead letters, in the store's settings."""
+        return StoreDeadLetters(self, self._letters, self._projection)
 
     async def load(self) -> Offsets:
-        """Return how far each slot is."""
+        """Return the offset of each slot."""
         stored = await self._stored.get()
         self._check(stored)
         self._replay_to = _parsed(stored.replay_to)
         return _parsed(stored.offsets)
 
     async def handle(self, events: Sequence[TaggedEvent], known: Offsets, to: TagOffset, *, attempt: int = 1) -> None:
-        """Handle events one by one, or as a group, and store the offset as often as the projection wants it."""
+        """Handle events one by one, or as a group, and store the offset as often as the projection says."""
         if not events:
             await self._save(known, to)
             return
@@ -112,7 +112,7 @@ class BesideTarget:
                 await self._handle_each(claim, events, to, attempt)
 
     async def bury(self, letter: DeadLetter, known: Offsets, to: TagOffset) -> None:
-        """Store the letter, then move on: who dies in between stores the same letter again."""
+        """Store the letter, then move the slots: after a crash in between the same letter is stored again."""
 
         def add(stored: _Letters) -> _Letters:
             others = tuple(each for each in stored.letters if each.offset != letter.offset)
@@ -125,10 +125,10 @@ class BesideTarget:
         await self._save(known, to)
 
     async def begin_again(self, at: TagOffset | None) -> None:
-        """Take the offsets, wait for workers in the middle of a batch, reset the handler's work, put the offsets.
+        """Take the slots, wait for workers in the middle of a batch, reset the handler's work, set the new offset.
 
-        Raises ProjectionRebuilding if another rebuild took them meanwhile: it resets the work after us, so that the
-        offsets are for it to put.
+        Raises ProjectionRebuilding if another rebuild took the slots meanwhile: it resets the work after this one, and
+        sets the offsets.
         """
         mine = uuid.uuid4().hex
         await self._stored.change(lambda stored: msgspec.structs.replace(self._taken(stored), rebuild=mine))
@@ -141,9 +141,9 @@ class BesideTarget:
         await self._stored.change(partial(self._put_all, at=at, rebuild=mine))
 
     async def put(self, places: Offsets) -> None:
-        """Put some slots to other places; a worker in the middle of a batch stops after the event in hand.
+        """Set some slots to other offsets; a worker in the middle of a batch stops after the current event.
 
-        Dead letters of events that come again go; one that a worker stores from now on is another one, and stays.
+        Dead letters of events that come again are removed; a letter that a worker stores from now on stays.
         """
         again = come_again((await self._letters.get()).letters, places, self._projection.slots)
 
@@ -162,15 +162,15 @@ class BesideTarget:
             await self._letters.change(lambda stored: _Letters(tuple(x for x in stored.letters if x not in again)))
 
     async def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: nothing was opened."""
 
     @asynccontextmanager
     async def claim(self, known: Offsets, slots: Sequence[int] = ()) -> AsyncIterator[_HeldClaim]:
-        """Work alone on slots that are where the caller knows them, or on `slots` wherever they are.
+        """Claim the slots of `known`, which must be where the caller knows them, or `slots`, wherever they are.
 
         Raises SlotsMoved if they are elsewhere.
         """
-        async with self._claiming:  # a worker and a replay of the same process have one name
+        async with self._claiming:  # a worker and a replay of the same process have the same name
             acquired_s = await self._acquire(known, {*known, *slots})
             held = _HeldClaim(self._stored, self._worker, known, self._projection, acquired_s, self._now_s)
             beating = asyncio.create_task(held.beat_on(self._projection.lease_s / _BEATS_PER_LEASE))
@@ -180,14 +180,14 @@ class BesideTarget:
                 await self._release_quietly(held)
                 raise
             except Exception:
-                await _to_its_end(held.release())  # what is done is stored, so that it does not come again
+                await _to_its_end(held.release())  # store what is done, so that it does not come again
                 raise
             finally:
                 await _stop(beating)
             await _to_its_end(held.release())
 
     async def _release_quietly(self, held: _HeldClaim) -> None:
-        """Store what is done before a worker stops. It stops whatever comes of that: no error must keep it going."""
+        """Store what is done before a worker stops. The worker stops in any case, so an error is only logged."""
         try:
             await _to_its_end(held.release())
         except HeadraceError as error:
@@ -200,7 +200,7 @@ class BesideTarget:
             claim.check()
             try:
                 await self._call(index, event, self._delivery(event, attempt))
-            except StoppedAfter:  # it was handled, and must not come again
+            except StoppedAfter:  # it was handled and must not come again
                 claim.done_up_to = event.tag_offset
                 raise
             claim.done_up_to = event.tag_offset
@@ -225,7 +225,7 @@ class BesideTarget:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _acquire(self, known: Offsets, slots: Set[int]) -> float:
-        """Claim slots once nobody else works on them; returns the time from which on the claim counts."""
+        """Claim slots as soon as no other worker has them; return the time from which on the claim counts."""
         watch, has_waited = ClaimWatch(self._projection.lease_s), False
         while True:
             is_free, began_s = False, self._now_s()
@@ -267,7 +267,7 @@ class BesideTarget:
         await self._stored.change(lambda stored: _moved(stored, moving, to, self._projection))
 
     def _taken(self, stored: _Stored) -> _Stored:
-        """Take all slots from the workers, and remember how far they were: up to there events will be replays."""
+        """Take all slots from the workers, and remember their offsets: events up to there will be replays."""
         handled = _parsed(tuple(None if text == REBUILDING else text for text in stored.offsets))
         before = _parsed(stored.replay_to)
         replay_to = tuple(_text(furthest(handled[slot], before.get(slot))) for slot in sorted(handled))
@@ -290,7 +290,7 @@ class BesideTarget:
 
 
 class _HeldClaim:
-    """A claim that a worker has, and how far it has come since the offsets were last stored."""
+    """A claim that a worker holds, and the progress since the offsets were last stored."""
 
     def __init__(
         self,
@@ -312,15 +312,15 @@ class _HeldClaim:
         self.done_up_to: TagOffset | None = None
 
     def check(self) -> None:
-        """Raise SlotsMoved if others may have the slots: before an event is handled, not after.
+        """Raise SlotsMoved if others may have the slots. It is called before an event is handled.
 
-        A process that stood still for a whole lease does not know by its next beat alone: that comes too late.
+        Waiting for the next beat would be too late if the process has been suspended for a whole lease.
         """
         if self.is_lost or self._now_s() - self._seen_s >= self._projection.lease_s:
             raise SlotsMoved(self._name)
 
     async def beat_on(self, every_s: float) -> None:
-        """Show that the worker is alive, also when its slots are elsewhere: it is still at the event in hand."""
+        """Show that the worker is alive, even if its slots were moved: it is still handling the current event."""
         while True:
             await asyncio.sleep(every_s)
             began_s = self._now_s()
@@ -330,11 +330,11 @@ class _HeldClaim:
             except SlotsMoved:
                 self.is_lost = True
                 return
-            except Unavailable as error:  # the next beat may get through; if none does, the lease ends
+            except Unavailable as error:  # the next beat may succeed; if none does, the lease ends
                 _logger.debug("a projection's claim was not renewed", projection=self._name, error=str(error))
 
     async def move(self, to: TagOffset) -> None:
-        """Store how far the worker has come. Raises SlotsMoved."""
+        """Store the worker's progress. Raises SlotsMoved."""
         await _to_its_end(self._move(to))
 
     async def _move(self, to: TagOffset) -> None:
@@ -343,7 +343,7 @@ class _HeldClaim:
         self.done_up_to = None
 
     async def release(self) -> None:
-        """Store what is done, and let others at the slots. Raises SlotsMoved if they were taken meanwhile."""
+        """Store what is done, and free the slots for others. Raises SlotsMoved if they were taken meanwhile."""
         if self.done_up_to is not None:
             crash_point("projection.beside.before-save")
         lost = False
@@ -371,10 +371,10 @@ class _HeldClaim:
         return msgspec.structs.replace(stored, claims={**stored.claims, self._worker: Claim(mine.slots, mine.beat + 1)})
 
 
-class BesideDeadLetters:
+class StoreDeadLetters:
     """Dead letters in the store's settings."""
 
-    def __init__(self, target: BesideTarget, letters: SharedValue[_Letters], projection: Projection) -> None:
+    def __init__(self, target: StoreTarget, letters: SharedValue[_Letters], projection: Projection) -> None:
         self._target = target
         self._letters = letters
         self._projection = projection
@@ -384,7 +384,7 @@ class BesideDeadLetters:
         return sorted((await self._letters.get()).letters, key=lambda letter: letter.tag_offset)
 
     async def replay(self, letter: DeadLetter, event: TaggedEvent) -> bool:
-        """Handle the event while the journal's worker waits, then remove the letter."""
+        """Handle the event, then remove the letter; the journal's worker waits meanwhile."""
         slot = slot_of(letter.topic, letter.id, self._projection.slots)
         async with self._target.claim({}, [slot]):
             if letter not in (await self._letters.get()).letters:
@@ -395,7 +395,7 @@ class BesideDeadLetters:
         return True
 
     async def remove(self, letters: Sequence[DeadLetter]) -> int:
-        """Remove letters; returns how many there were."""
+        """Remove letters; return the number removed."""
         gone, count = {letter.offset for letter in letters}, 0
 
         def edit(stored: _Letters) -> _Letters:
@@ -409,7 +409,7 @@ class BesideDeadLetters:
 
 
 def _moved(stored: _Stored, known: Offsets, to: TagOffset, projection: Projection) -> _Stored:
-    """Move slots that are still where a worker knows them. Raises SlotsMoved."""
+    """Return the stored value with slots moved that are still where a worker knows them. Raises SlotsMoved."""
     _check_known(stored, known, projection)
     offsets = list(stored.offsets)
     for slot, place in moved(known, to).items():
@@ -423,7 +423,7 @@ def _check_known(stored: _Stored, known: Offsets, projection: Projection) -> Non
 
 
 def _are_known(stored: _Stored, known: Offsets, projection: Projection) -> bool:
-    """Say whether slots are where a worker knows them, and still those of its tags."""
+    """Return True if slots are where a worker knows them and still have its tags."""
     offsets = stored.offsets
     return stored.tag == projection.source and all(
         slot < len(offsets) and offsets[slot] == _text(place) for slot, place in known.items()
@@ -443,7 +443,7 @@ def _text(place: TagOffset | None) -> str | None:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, object]) -> None:
-    """Wait for something to be stored. Who is cancelled waits too: half of it would leave claims, or events undone."""
+    """Wait for a write to end, also when cancelled: half of it could leave a claim, or lose handled events."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

@@ -1,20 +1,20 @@
-"""Finding where a projection keeps its offsets: in its database, or in the store."""
+"""The choice of a projection's target: its database, or the store."""
 
 from __future__ import annotations
 
 from headrace.errors import MissingExtra
 from headrace.projection.ports import Target
 from headrace.projection.projection import Projection
-from headrace.projection.store_target import BesideTarget
+from headrace.projection.store_target import StoreTarget
 from headrace.store import SharedSettings
 
 __all__ = ["open_target"]
 
 
 def open_target(projection: Projection, settings: SharedSettings) -> Target:
-    """Return what the projection writes to. Raises MissingExtra where SQLAlchemy is needed and not there."""
+    """Return the target of a projection. Raises MissingExtra if SQLAlchemy is needed and not installed."""
     if projection.database is None:
-        return BesideTarget(settings, projection)
+        return StoreTarget(settings, projection)
     try:
         from sqlalchemy import Engine, create_engine, make_url
         from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine

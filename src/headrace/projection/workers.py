@@ -1,4 +1,4 @@
-"""Workers of a projection: what operators tell them, who is there, and which share each has."""
+"""Workers of a projection: the pause, the list of workers, and the share of each."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _LOOKS_PER_LEASE = 4
 
 
 class BeatWatch:
-    """What one process has seen of the beats of others.
+    """The beats of other processes as one process has seen them.
 
-    Time counts only while we look: a long while between two looks, in which we ourselves stood still, says nothing
-    about others.
+    Time counts only while this process is running: a long gap between two looks, in which it was suspended, shows
+    nothing about others.
     """
 
     def __init__(self, lease_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -52,7 +52,7 @@ class BeatWatch:
         self._silent_s: dict[str, tuple[int, float]] = {}
 
     def living(self, beats: Mapping[str, int]) -> set[str]:
-        """Return those whose beat has changed within a lease; who is seen for the first time counts as alive."""
+        """Return the names whose beat has changed within a lease; a name that is new counts as alive."""
         now_s = self._now_s()
         passed_s = min(now_s - self._looked_s, self._lease_s / _LOOKS_PER_LEASE)
         self._looked_s = now_s
@@ -71,13 +71,13 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class ClaimWatch:
-    """What one who waits for slots has seen of the claims of others."""
+    """The claims of other workers as a worker that waits for slots has seen them."""
 
     def __init__(self, lease_s: float) -> None:
         self._beats = BeatWatch(lease_s)
 
     def living(self, claims: Mapping[str, Claim], slots: Iterable[int]) -> set[str]:
-        """Return who works on some of these slots, without those whose claim has not changed for a whole lease."""
+        """Return the workers that claim some of these slots and whose claim has changed within a lease."""
         wanted = set(slots)
         alive = self._beats.living({worker: claim.beat for worker, claim in claims.items()})
         return {worker for worker in alive if wanted.intersection(claims[worker].slots)}
@@ -87,7 +87,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class SharedValue(Generic[T]):
-    """A struct under one key. Changes are atomic: each is made to what is there, whoever was quicker."""
+    """A struct under one key of the settings. Changes are atomic, also between processes."""
 
     def __init__(self, settings: SharedSettings, key: str, empty: T) -> None:
         self._settings = settings
@@ -101,7 +101,7 @@ class SharedValue(Generic[T]):
         return self._empty if text is None else self._decode(text)
 
     async def change(self, edit: Callable[[T], T]) -> T:
-        """Change the value. `edit` is called again when another process was quicker; what it raises ends the change."""
+        """Change the value. `edit` is called again if another process was faster; what it raises ends the change."""
         while True:
             text = await self._settings.get(self._key)
             old = self._empty if text is None else self._decode(text)
@@ -113,14 +113,14 @@ class SharedValue(Generic[T]):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """A projection was asked to stand still."""
+    """A request that a projection pauses."""
 
     since_ms: int
     reason: str = ""
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """What a worker says of itself. `beat` rises while it is alive; `at_ms` is by its own clock."""
+    """The report of a worker. `beat` rises while it is alive; `at_ms` is its own clock."""
 
     host: str
     pid: int
@@ -140,7 +140,7 @@ class _Workers(msgspec.Struct, frozen=True):
 
 
 class Control:
-    """The pause and the workers of one projection. They survive restarts and are the same for all processes."""
+    """The pause and the workers of one projection, stored for all processes; they survive restarts."""
 
     def __init__(self, settings: SharedSettings, name: str) -> None:
         self._pauses = SharedValue(settings, f"projection-pause/{name}", _Pauses())
@@ -151,7 +151,7 @@ class Control:
         return (await self._pauses.get()).pause
 
     async def pause(self, pause: Pause) -> bool:
-        """Ask all workers to stand still until `resume`; False if they were asked before."""
+        """Pause all workers until `resume`; False if they were paused before."""
         was_paused = await self.paused() is not None
         await self._pauses.change(lambda stored: stored if stored.pause is not None else _Pauses(pause))
         return not was_paused
@@ -163,11 +163,11 @@ class Control:
         return was_paused
 
     async def workers(self) -> Mapping[str, WorkerReport]:
-        """Return what the workers said last, those that died a while ago included."""
+        """Return the last report of each worker, also of those that died a short time ago."""
         return (await self._workers.get()).workers
 
     async def report(self, worker: str, report: WorkerReport, *, dead: frozenset[str] = frozenset()) -> None:
-        """Say what a worker does, and forget those that are dead."""
+        """Store the report of a worker, and remove dead workers."""
 
         def edit(stored: _Workers) -> _Workers:
             others = {name: other for name, other in stored.workers.items() if name not in dead and name != worker}
@@ -176,7 +176,7 @@ class Control:
         await self._workers.change(edit)
 
     async def leave(self, worker: str) -> None:
-        """Forget a worker that has stopped."""
+        """Remove a worker that has stopped."""
         await self._workers.change(
             lambda stored: _Workers({name: each for name, each in stored.workers.items() if name != worker})
         )
@@ -198,23 +198,23 @@ class SlotShare:
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What a worker should do now."""
+    """The current plan of a worker: which slots it has, and if it is paused."""
 
     slots: tuple[int, ...]
     is_paused: bool = False
 
 
 def share_of(worker: str, living: Iterable[str], slots: int) -> tuple[int, ...]:
-    """Return the slots of one of the workers that are alive. All who see the same workers agree. Pure."""
-    ranked = sorted({worker, *living})[:slots]  # who comes behind the last slot waits for one to be free
+    """Return the slots of one of the workers that are alive. Workers that see the same list agree."""
+    ranked = sorted({worker, *living})[:slots]  # if there are more workers than slots, the last ones wait
     return tuple(owned(ranked.index(worker), len(ranked), slots)) if worker in ranked else ()
 
 
 class Attendance:
-    """Keeps `plan` up to date while it is open; `changed` is set when the plan is another one.
+    """Keeps a worker's `plan` up to date while it is open; `changed` is set when the plan has changed.
 
-    With a share the slots are fixed; without one the workers that are alive share the slots among themselves. Two
-    workers may think for a moment that a slot is theirs: offsets, not shares, keep them apart.
+    With a share the slots are fixed; otherwise the workers that are alive divide the slots among themselves. Two
+    workers may have the same slot for a moment: the offsets, not the shares, keep events from being handled twice.
     """
 
     def __init__(self, control: Control, projection: Projection, share: SlotShare | None, clock: Clock) -> None:
@@ -232,7 +232,7 @@ class Attendance:
 
     @asynccontextmanager
     async def open(self, error: Callable[[], str | None]) -> AsyncIterator[None]:
-        """Attend while the block runs; `error` says what the worker fails at."""
+        """Report and update the plan while the block runs; `error` returns the worker's current failure."""
         self._reported = None
         await self._attend(error())
         attending = asyncio.create_task(self._attend_on(error), name="headrace-projection-attendance")
@@ -244,7 +244,7 @@ class Attendance:
             await self._leave()
 
     async def pause(self, reason: str) -> None:
-        """Let all workers stand still, and mind it at once."""
+        """Pause all workers, and follow that at once."""
         await self._control.pause(Pause(self._clock.now_ms(), reason))
         self._follow(WorkerPlan(self.plan.slots, is_paused=True))
 
@@ -255,7 +255,7 @@ class Attendance:
             try:
                 await self._attend(error())
                 is_reachable = True
-            except Unavailable as failure:  # the last plan holds on: it costs work done twice at worst
+            except Unavailable as failure:  # the last plan stays: at worst some work is done twice
                 if is_reachable:
                     _logger.warning("a projection's worker can't report", error=str(failure))
                 is_reachable = False
@@ -273,7 +273,7 @@ class Attendance:
             self._reported = (self._clock.monotonic_s(), self.plan, error)
 
     def _is_due(self, error: str | None) -> bool:
-        """Return True if others should hear from us: now and then, and when something has changed."""
+        """Return True if it is time for a report: at intervals, and when something has changed."""
         if self._reported is None or self._reported[1:] != (self.plan, error):
             return True
         return self._clock.monotonic_s() - self._reported[0] >= self._beat_s

@@ -1,7 +1,6 @@
-"""The protocol of journals, pure: actions and their headers, payloads, the fold, layouts, entries, limits.
+"""The protocol of journals: actions and their headers, payloads, the fold, layouts, entries and limits.
 
-Journals, events by tag, the pipeline and the tests all speak it; nothing here does I/O except to read through a log
-that it is given.
+Journals, events by tag, the pipeline and the tests share it. It is pure, except for two functions that read a log.
 """
 
 __all__: list[str] = []
@@ -43,7 +42,7 @@ from headrace.protocol.limits import (
     check_timestamp,
 )
 from headrace.protocol.payloads import (
-    PayloadCodec,
+    AppendValue,
     decode_payload,
     encode_binary_events,
     encode_events,
@@ -57,6 +56,7 @@ __all__ = [
     "MAX_VALUE_BYTES",
     "UNCHECKED",
     "Append",
+    "AppendValue",
     "Delete",
     "Effect",
     "Entry",
@@ -72,7 +72,6 @@ __all__ = [
     "Layout",
     "Mark",
     "PartitionBatch",
-    "PayloadCodec",
     "PayloadFormat",
     "Poison",
     "Purge",

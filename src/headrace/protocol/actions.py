@@ -1,4 +1,4 @@
-"""Actions, the entries of a journal in the log: Append, Mark, Delete, Purge; durations and JSON in their fields."""
+"""Actions, which are what the records of a journal say: Append, Mark, Delete, Purge; and the values of their fields."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class Append(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Events `first` to `last`, written together. The events themselves are the record's value.
 
     `expected` makes it void unless the journal is at that seq_nr. A retry has the `append_id` of the first attempt
-    and, in `since`, the end of the log before it: it is void if a purge lies at or above. `digest` tells whether two
-    appends of one id carry the same events.
+    and, in `since`, the end of the log before that attempt. It is void if a purge lies at or above `since`. Two appends
+    with the same `digest` carry the same events.
     """
 
     first: int
@@ -102,10 +102,10 @@ class Append(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes no journal: a place in the log to read up to. Some carry news about their partition.
+    """A place in the log to read up to. It changes no journal, but may change its partition.
 
-    `generation`: the topic grew, from here on. `segment_size`: incarnations that begin after it use this size.
-    `layout`: how the topic's keys lie over its partitions, as JSON, for a store that has lost it.
+    `generation`: the topic grew; this generation begins here. `segment_size`: incarnations that begin later use this
+    size. `layout`: the topic's layout as JSON, for a store that has lost it.
     """
 
     id: str
@@ -117,10 +117,10 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delete(msgspec.Struct, frozen=True, kw_only=True):
-    """Events up to `to` that were written before it are gone.
+    """Deletes the events up to `to` that were written before it.
 
-    `incarnation` is the record id of the journal that its writer looked at. With it the delete counts only if the
-    journal is still that one: not if it was purged since, and perhaps begun anew.
+    `incarnation` is the record id of the journal that the writer saw. If it is given, the delete counts only for that
+    incarnation: not if the journal was purged since then and perhaps begun again.
     """
 
     to: int
@@ -130,7 +130,7 @@ class Delete(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Purge(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole journal is gone. With `last_append` only if nothing was appended after that place."""
+    """Removes the whole journal; with `last_append` only if nothing was appended after that place."""
 
     origin: str | None = None
     version: str | None = None
@@ -144,11 +144,12 @@ class Poison(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Ends the hold of a journal whose record at offset `held_from` can't be decoded.
+    """An operator's decision that ends the hold of a journal whose record at offset `held_from` can't be decoded.
 
-    That record is passed over (`is_skip`), or tried again, by a version that may be able to; those held behind it
-    follow. To readers that don't know it, a Mark. Void for a journal that is not held there. `generation` is that of
-    the record: a key that moved, or a topic that was made again, has the same offset once more. None in older ones.
+    The record is skipped (`is_skip`) or decoded again, by a version that may be able to; then the records held behind
+    it are applied. Older versions read a Verdict as a Mark. It is void for a journal that is not held there.
+    `generation` is that of the record, because a key that moved, or a topic that was created again, may have the same
+    offset twice. Verdicts of older versions have None.
     """
 
     id: str
@@ -159,7 +160,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None = None
 
     def is_about(self, place: Place) -> bool:
-        """Return True if the record at a place is the one that this decides about."""
+        """Return True if this verdict decides about the record at a place."""
         return self.held_from == place.offset and self.generation in (None, place.generation)
 
 

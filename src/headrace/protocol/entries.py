@@ -1,4 +1,4 @@
-"""The entries of a partition: a run of records sorted by key, and the one way to scan a log for a journal."""
+"""Entries, which are decoded records with their place: those of a batch, by key, and those of one journal in a log."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = [
     "stretches_of",
 ]
 
-# The key of the marks that begin a generation; a pass over the log for one key must see them.
+# The key of the marks that begin a generation. A scan of the log for one key must see them too.
 BOUNDARY_KEY = "headrace-boundary"
 
 
 @dataclass(slots=True)
 class PartitionBatch:
-    """The entries of each key, in order; and what holds for the whole partition after the run."""
+    """The entries of a batch by key, in order, and the state of the partition after the batch."""
 
     generation: int
     log_time_ms: int
@@ -44,7 +44,7 @@ class PartitionBatch:
 def entry_of(
     record: Record, generation: int, *, log_time_ms: int = 0, segment_size: int = DEFAULT_SEGMENT_SIZE
 ) -> Entry | None:
-    """Return the entry a record stands for; None for a record that is nobody's or of an unknown kind."""
+    """Return the entry of a record; None if the record has no key, is not a journal's, or is of an unknown kind."""
     action = decode_action(record)
     if action is None or record.key is None:
         return None
@@ -70,7 +70,7 @@ def next_generation(generation: int, mark: Mark) -> int:
 def batch_of(
     records: Iterable[Record], generation: int, *, log_time_ms: int = 0, segment_size: int = DEFAULT_SEGMENT_SIZE
 ) -> PartitionBatch:
-    """Sort records by key. Log time is the running maximum of timestamps.
+    """Group records by key. Log time is the running maximum of timestamps.
 
     `generation` is that of the first record; a Mark may begin the next one, or change the segment size.
     """
@@ -89,7 +89,7 @@ def batch_of(
 
 
 class EntryScanner:
-    """Takes the records of one partition, rising, and gives the key's entries, each once, with its generation."""
+    """Finds the entries of one key among the records of a partition, each once, with its generation."""
 
     def __init__(self, id_: str, generation: int, *, after: int = -1) -> None:
         self.generation = generation
@@ -97,7 +97,7 @@ class EntryScanner:
         self._seen = after
 
     def take(self, record: Record) -> Entry | None:
-        """Return the key's entry; None for what is another's, was seen before, or only begins a generation."""
+        """Return the key's entry; None if the record is another key's, was seen before, or only begins a generation."""
         if record.key not in self.keys or record.offset <= self._seen:
             return None
         self._seen = record.offset
@@ -108,7 +108,10 @@ class EntryScanner:
 
 
 class Stretch(NamedTuple):
-    """Records of a partition that may be a key's: offsets from `start` up to `end` (exclusive). `is_cut`: some left."""
+    """A range of a partition that may hold a key's records: offsets from `start` up to `end` (exclusive).
+
+    `is_cut`: earlier records of the range have left the log.
+    """
 
     at: TopicPartition
     start: int
@@ -123,7 +126,7 @@ class Stretch(NamedTuple):
 
 
 async def stretches_of(log: Log, layout: Layout, id_: str) -> list[Stretch]:
-    """Return where the log holds a key's records without a hole: behind the last part of them that left the log."""
+    """Return where the log holds a key's records without a hole: after the last range of which some left the log."""
     stretches: list[Stretch] = []
     for stay in layout.stays(id_):
         bounds = await log.bounds(stay.at)

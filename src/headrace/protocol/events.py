@@ -1,4 +1,4 @@
-"""Events out of rows of the store and out of records of the log: the same event from either."""
+"""Decoding events from rows of the store and from records of the log; both give the same event."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.errors import BadArgument, JournalHeld
 from headrace.model import Record, StoredEvent
 from headrace.protocol.actions import Append, duration_of
 from headrace.protocol.headers import user_headers
-from headrace.protocol.payloads import Encoded, PayloadCodec, binary_event, decode_payload, decode_value
+from headrace.protocol.payloads import AppendValue, Encoded, binary_event, decode_payload, decode_value
 from headrace.store import MAX_PAYLOAD_BYTES, EventRow, why_tags_are_refused
 
 __all__ = ["decode_append", "event_of_row", "events_of_record"]
@@ -45,8 +45,8 @@ def event_of_row(row: EventRow) -> StoredEvent:
     )
 
 
-def decode_append(append: Append, value: bytes | None) -> PayloadCodec:
-    """Return what an append's record holds. Raises ValueError for what can't be, or contradicts the header."""
+def decode_append(append: Append, value: bytes | None) -> AppendValue:
+    """Return the value of an append's record. Raises ValueError if it can't be decoded or contradicts the header."""
     decoded = decode_value(append.payload_format, value)
     events = decoded.events
     if not events or events[0].seq_nr != append.first or events[-1].seq_nr != append.last:
@@ -62,7 +62,7 @@ def decode_append(append: Append, value: bytes | None) -> PayloadCodec:
 
 
 def events_of_record(id_: str, record: Record, action: Append) -> list[StoredEvent]:
-    """Return the events that a record of the log holds. Raises JournalHeld for what can't be decoded."""
+    """Return the events that a record of the log holds. Raises JournalHeld if it can't be decoded."""
     plain = binary_event(record.value) if record.value is not None and action.payload_format == "binary" else None
     if plain is not None and plain[0] == action.first == action.last:
         return [_plain_event(record, action, *plain)]
@@ -110,7 +110,7 @@ def _plain_event(record: Record, action: Append, seq_nr: int, payload: bytes) ->
 
 
 def _check_storable(event: Encoded) -> None:
-    """Raise ValueError for an event that no store takes: it must hold its own journal, not the whole partition."""
+    """Raise ValueError for an event that no store accepts: it holds its own journal, not the whole partition."""
     if event.tags and (reason := why_tags_are_refused(event.tags)) is not None:
         raise ValueError(f"event {event.seq_nr}: {reason}")
     if event.payload is not None and len(event.payload) > MAX_PAYLOAD_BYTES:

@@ -1,4 +1,4 @@
-"""The fold: what one action does to one journal. Pure; replication, reads, the head cache and audit all use it.
+"""The fold: the effect of one action on one journal. Replication, reads, the head cache and the audit all use it.
 
 A journal's state is its JournalMeta. Actions come in the order of the log and are applied one by one; nothing is
 collapsed across kinds, because append 2–4, delete 6, append 5–6 must end with 5 and 6 alive.
@@ -33,7 +33,7 @@ class Effect(Enum):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A record of one journal: its action and its place. `segment_size` is the topic's, as of that place."""
+    """A record of one journal: its action and its place. `segment_size` is the topic's at that place."""
 
     topic: str
     id: str
@@ -53,7 +53,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """The state after an action, what the action did, and why it did nothing where it should have."""
+    """The state after an action, what the action did, and the reason if it did nothing."""
 
     meta: JournalMeta | None
     effect: Effect
@@ -61,12 +61,12 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
 
 def exists(meta: JournalMeta | None) -> bool:
-    """Say whether clients see a journal there."""
+    """Return True if clients see a journal in this state."""
     return meta is not None and not meta.is_purged
 
 
 def pointer_of(meta: JournalMeta | None) -> int:
-    """Return the journal's last seq_nr; 0 if there is none. A delete_to above seq_nr counts as seq_nr."""
+    """Return the journal's last seq_nr; 0 if there is no journal. A delete_to above seq_nr counts as seq_nr."""
     if meta is None or meta.is_purged:
         return 0
     return max(meta.seq_nr, meta.delete_to)
@@ -78,7 +78,7 @@ def held_place(meta: JournalMeta | None) -> Place | None:
 
 
 def record_id_of(topic: str, generation: int, partition: int, offset: int) -> UUID:
-    """Return the id of the incarnation that began with that record; a replay computes the same."""
+    """Return the id of the incarnation that began with a record; a replay computes the same one."""
     return uuid5(_NAMESPACE, f"{topic}\n{generation}\n{partition}\n{offset}")
 
 
@@ -100,10 +100,10 @@ def step(meta: JournalMeta | None, entry: Entry, *, expire_after: str | None = N
 
 
 def reopened(meta: JournalMeta | None, verdict: Entry, held: Sequence[Entry]) -> tuple[JournalMeta, list[Entry]] | None:
-    """Return the state without its hold, and what was held, in order; what lies at or below the state is in it.
+    """Return the state without its hold, and the entries that were held and are not part of the state, in order.
 
-    None if the verdict is not about this hold. A state that is held beyond the record which can't be decoded was left
-    by a writer that died while it applied what was held.
+    None if the verdict is about another hold. A state may be held past the record that can't be decoded: its writer
+    died while it applied the held entries.
     """
     action = verdict.action
     if not isinstance(action, Verdict) or meta is None or meta.held_from != action.held_from:
@@ -168,7 +168,7 @@ def _delete(meta: JournalMeta | None, entry: Entry, delete: Delete) -> Step:
 
 
 def _is_meant(meta: JournalMeta | None, delete: Delete) -> bool:
-    """Return True if a delete is about the journal as it is: it names that incarnation, or none at all."""
+    """Return True if a delete applies to the journal as it is: it names this incarnation, or none at all."""
     if delete.incarnation is None:
         return True
     return meta is not None and exists(meta) and meta.record_id in (None, delete.incarnation)
@@ -194,7 +194,7 @@ def _purge(meta: JournalMeta | None, entry: Entry, purge: Purge) -> Step:
 
 
 def _born(meta: JournalMeta | None, entry: Entry, *, delete_to: int) -> JournalMeta:
-    """Return the first state of an incarnation, before its first action has set its numbers."""
+    """Return the first state of an incarnation, before its first action sets its numbers."""
     return JournalMeta(
         topic=entry.topic,
         id=entry.id,

@@ -1,8 +1,8 @@
-"""Which offsets the keys have that a head has forgotten: 16 bytes an action, instead of the action itself.
+"""The head of a partition: the un-replicated actions of its keys, and an index of those that did not fit in memory.
 
-A key that is not in it did nothing that was forgotten, so what the head does not hold of it is not there. Of a key that
-is in it the log is asked for a few records, not for all. Keys are told apart by a hash of 64 bits: of two that have the
-same each is given the other's offsets too, and reads a record more.
+The index keeps 16 bytes for each evicted action: a hash of its key, and its offset. If a key is not in the index, none
+of its actions was evicted. If it is, a reader fetches a few records from the log instead of all. Two keys with the same
+64-bit hash get each other's offsets too, which costs a reader some more records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BUCKETS = 1024
 
 
 class HeadIndex:
-    """Offsets by key. What is at or below a replicated offset is thrown out, some buckets at a time."""
+    """Offsets by key. Those at or below the replicated offset are removed, some buckets at a time."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, array[int]] = {}
@@ -38,7 +38,7 @@ class HeadIndex:
         return self._entries
 
     def add(self, key: str, offset: int) -> None:
-        """Note that a key has an action at an offset."""
+        """Add an action of a key at an offset."""
         name = hash(key)
         bucket = self._buckets.setdefault(name % _BUCKETS, array("q"))
         bucket.extend((name, offset))
@@ -55,7 +55,7 @@ class HeadIndex:
         return sorted({offset for offset in places if first <= offset <= up_to})
 
     def cut(self, offset: int) -> None:
-        """Forget all at or below an offset: the store has it. A part of the work is done with each call."""
+        """Forget everything at or below an offset: the store has it. Each call does a part of the work."""
         self._cut = max(self._cut, offset)
         for _ in range(_BUCKETS // 16):
             self._clean(self._turn)
@@ -83,7 +83,7 @@ _RECORD_BYTES = 500
 
 
 class HeadKind(Enum):
-    """What the head knows about a key in a window."""
+    """How much the head knows about a key in a window."""
 
     KNOWN = "known"
     INDEXED = "indexed"
@@ -93,11 +93,12 @@ class HeadKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HeadAnswer:
-    """KNOWN: the key's actions in the window, all of them. UNKNOWN: look into the log.
+    """The answer to a question about one key in a window.
 
-    INDEXED: some are to be read from the log, at `offsets`; those that follow are here.
+    KNOWN: these are all actions of the key in the window. UNKNOWN: the log must be read.
+    INDEXED: the first actions must be read from the log, at `offsets`; the later ones are here.
     BEHIND: the window begins before what is kept; read the replicated offset and the state again, they have moved.
-    `generation` is the partition's as of the last record seen; `records` are those that are kept, by offset.
+    `generation` is the partition's at the last record seen; `records` are those that are kept, by offset.
     """
 
     kind: HeadKind
@@ -109,7 +110,7 @@ class HeadAnswer:
 
 @dataclass(slots=True)
 class _Key:
-    """The actions of one key from `complete_from` on; what came before a purge at `cleared_at` was dropped."""
+    """The actions of one key from `complete_from` on; those before a purge at `cleared_at` were dropped."""
 
     complete_from: int
     cleared_at: int = -1
@@ -133,13 +134,13 @@ class Head:
 
     @property
     def indexed(self) -> int:
-        """How many actions the index has."""
+        """The number of actions in the index."""
         return len(self._index) if self._index is not None else 0
 
     def take(self, entries: Sequence[Entry], position: int, records: Mapping[int, Record] = {}) -> None:
-        """Add what the log holds from the old position to the new one. Repetitions change nothing.
+        """Add the entries from the old position up to the new one. Entries that were added before change nothing.
 
-        `records` are those to be kept, by offset.
+        `records` are the records to keep, by offset.
         """
         for entry in entries:
             if entry.offset < self.position:
@@ -153,7 +154,7 @@ class Head:
         self.position = max(self.position, position)
 
     def ask(self, id_: str, *, after: int, up_to: int) -> HeadAnswer:
-        """Say what the key's actions in (after, up_to] are. The position must be past `up_to`."""
+        """Return the key's actions in (after, up_to]. The position must be past `up_to`."""
         if after + 1 < self.start:
             return HeadAnswer(HeadKind.BEHIND)
         known = self._keys.get(id_)
@@ -178,7 +179,7 @@ class Head:
         return HeadAnswer(kind, entries, self.generation, records, offsets)
 
     def replicated(self, offset: int, generation: int = 0) -> None:
-        """Drop what the store has: all at or below the offset, where the partition was in that generation."""
+        """Drop what the store has: everything at or below an offset of that generation."""
         if offset < self.start:
             return
         self.start = offset + 1
@@ -198,7 +199,7 @@ class Head:
                 del self._keys[id_]
 
     def evict(self, most: int) -> int:
-        """Forget the keys that were quiet for longest until at most so many actions are kept; returns how many keys."""
+        """Forget the least recently active keys until at most `most` actions are kept; return the number of keys."""
         evicted = 0
         while self.actions > most and self._keys:
             id_, key = self._keys.popitem(last=False)
@@ -209,18 +210,18 @@ class Head:
         return evicted
 
     def drop_index(self) -> None:
-        """Forget where evicted keys have their actions: they are unknown from here on."""
+        """Forget the offsets of evicted actions: those keys are unknown from now on."""
         if self._index is not None:
             self._index.clear()
             self._unindexed_to = self.position - 1
 
     def drop_records(self, most_bytes: int) -> None:
-        """Drop the oldest records until at most so many bytes of them are kept."""
+        """Drop the oldest records until at most `most_bytes` of them are kept."""
         while self.record_bytes > most_bytes and self._records:
             self._drop_record()
 
     def _cut_index(self, offset: int) -> None:
-        """Forget what was evicted, and lies at or below an offset."""
+        """Forget the evicted actions at or below an offset."""
         if self._evicted_to <= offset:
             self._evicted_to = -1
             if self._index is not None:
@@ -231,7 +232,7 @@ class Head:
             self._index.cut(offset)
 
     def _note(self, id_: str, key: _Key) -> None:
-        """Index the actions of a key that is evicted. Of one that was purged, those before are not all known."""
+        """Add the actions of an evicted key to the index. Before a purge of the key not all of them are known."""
         if self._index is None:
             return
         if key.cleared_at >= 0:
@@ -240,7 +241,7 @@ class Head:
             self._index.add(id_, entry.offset)
 
     def _pass_mark(self, mark: Mark) -> None:
-        """Go on to the next generation, if it begins here. The index does not know of generations."""
+        """Go on to the next generation if it begins here. The index does not know generations."""
         generation = next_generation(self.generation, mark)
         if generation != self.generation:
             self.drop_index()
@@ -278,11 +279,11 @@ class Head:
 
 
 def _size(record: Record) -> int:
-    """Return about what a record takes in memory."""
+    """Return roughly how many bytes a record takes in memory."""
     return _RECORD_BYTES + len(record.value or b"") + len(record.key or b"")
 
 
 def _clears(entry: Entry, key: _Key) -> bool:
-    """Say whether nothing that the key did before matters any more. Behind poison a purge counts for nothing."""
+    """Return True if the key's earlier actions do not matter any more. A purge behind poison does not clear them."""
     is_purge = isinstance(entry.action, Purge) and entry.action.last_append is None
     return is_purge and not any(isinstance(known.action, Poison) for known in key.entries)

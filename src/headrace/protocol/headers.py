@@ -1,4 +1,4 @@
-"""The record header `journal.action`, as kafka-journal writes it, and ours beside it, prefixed `headrace.`."""
+"""Record headers: `journal.action`, as kafka-journal writes it, and those of Headrace, with the prefix `headrace.`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Header).decode
 
-# The appends of one writer differ in their range alone: what stands around it is encoded and decoded once.
+# The appends of one writer differ only in their range: the rest of the header is encoded and decoded once.
 _RANGE = b'{"append":{"range":{"from":%d,"to":%d}'
 _RANGED = re.compile(rb'\{"append":\{"range":\{"from":([1-9]\d{0,17}),"to":([1-9]\d{0,17})\}(.{0,300})', re.DOTALL)
 _AROUND_AT_MOST = 1024
@@ -103,7 +103,7 @@ _AROUND_AT_MOST = 1024
 def append_headers(
     first: int, last: int, payload_format: PayloadFormat, origin: str | None, version: str | None
 ) -> Headers:
-    """Return what `encode_action` would of an append that has no more than this."""
+    """Return the headers of an append that has only these fields, as `encode_action` would, but faster."""
     try:
         around = _encoded_around(payload_format, origin, version)
     except TypeError as error:  # no hash: no text
@@ -125,7 +125,7 @@ def encode_action(action: Written, user: Mapping[str, str] | None = None) -> Hea
 
 
 def encode_user_headers(headers: Mapping[str, str] | None) -> Headers:
-    """Return the headers that an application gives. Raises BadArgument for what is none, or ours."""
+    """Return an application's headers as bytes. Raises BadArgument if one is not text, or has a reserved name."""
     encoded = []
     for name, value in check_headers(headers).items():
         if name == ACTION_HEADER or name.startswith(OWN_PREFIX):
@@ -136,7 +136,7 @@ def encode_user_headers(headers: Mapping[str, str] | None) -> Headers:
 
 
 def decode_action(record: Record) -> Action | None:
-    """Return the record's action; None for a record that isn't ours or of a kind nobody knows yet."""
+    """Return the record's action; None if the record is not a journal's or its kind is unknown to this version."""
     if record.key is None:
         return None
     headers = _own_headers(record.headers)
@@ -170,7 +170,7 @@ def _own_headers(headers: Headers) -> Mapping[str, bytes | None]:
 
 
 def _plain_append(written: bytes) -> Append | None:
-    """Return the append of a header that is written as we do and differs from a known one in its range alone."""
+    """Return the append of a header that we wrote and that differs from a known one only in its range."""
     match = _RANGED.fullmatch(written)
     around = _decoded_around(match[3]) if match is not None else None
     if match is None or around is None:
@@ -190,7 +190,7 @@ def _plain_append(written: bytes) -> Append | None:
 
 @lru_cache(maxsize=_AROUND_AT_MOST)
 def _decoded_around(around: bytes) -> Append | None:
-    """Return an append with what stands around the range; None if it may hold another range, or is malformed."""
+    """Decode what stands around the range; None if it may hold another range or is malformed."""
     if any(part in around for part in (b"range", b"append", b"\\")):
         return None
     written = _RANGE % (1, 1) + around
@@ -290,7 +290,7 @@ def _append(append: _Append, headers: Mapping[str, bytes | None]) -> Append:
 
 
 def _is_text(key: bytes) -> bool:
-    """Say whether a key can be a journal's id: no client could ask for another, and no table could hold it."""
+    """Return True if a key can be a journal's id: text that clients can ask for and tables can hold."""
     try:
         key.decode()
     except UnicodeDecodeError:

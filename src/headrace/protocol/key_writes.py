@@ -1,4 +1,4 @@
-"""From the actions of one key in a batch to what must be written to the store, in pieces that purges separate."""
+"""The writes to the store that follow from the actions of one key in a batch, in pieces separated by purges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.protocol.actions import Append, Delete, Poison, Purge, Verdict, du
 from headrace.protocol.events import decode_append
 from headrace.protocol.fold import Effect, Entry, Step, exists, pointer_of, reopened, step
 from headrace.protocol.headers import decode_action, user_headers
-from headrace.protocol.payloads import PayloadCodec
+from headrace.protocol.payloads import AppendValue
 from headrace.store import EventRow, JournalMeta, Place, RowDeletion, SegmentGap, segment_of
 
 __all__ = ["KeyFold", "KeyWrites", "Removal", "VoidAction", "deletions_up_to", "fold_key", "gaps_between", "rows_of"]
@@ -21,7 +21,7 @@ __all__ = ["KeyFold", "KeyWrites", "Removal", "VoidAction", "deletions_up_to", "
 
 @dataclass(slots=True)
 class KeyWrites:
-    """What to write, in this order: rows, gaps, meta, deletions. All before a later piece is begun."""
+    """One piece: rows, gaps, meta, deletions. They are written in this order, and all before the next piece."""
 
     rows: list[EventRow] = field(default_factory=list)
     gaps: list[SegmentGap] = field(default_factory=list)
@@ -45,7 +45,7 @@ class VoidAction:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """A delete or purge: the events from `first` to `last` that were written before `place` are gone."""
+    """A delete or purge: it removes the events from `first` to `last` that were written before `place`."""
 
     place: Place
     first: int
@@ -54,11 +54,11 @@ class Removal:
 
 @dataclass(slots=True)
 class KeyFold:
-    """What a batch does to one key. `held` are the records behind one that can't be decoded, that one included.
+    """The effect of a batch on one key. `held` are the record that can't be decoded and those behind it.
 
     `tagged` are the rows with tags of all appends that count, also where a later action of the batch removes them.
-    `reopened_at` is the place of the verdict that applied what was held before, now or in an earlier run of the batch;
-    `stored` that of the state which all of it was folded on.
+    `reopened_at` is the place of the verdict that applied the held entries, now or in an earlier run of the batch;
+    `stored` is the place of the state that the batch was folded on.
     """
 
     meta: JournalMeta | None
@@ -72,12 +72,12 @@ class KeyFold:
 
 
 def fold_key(meta: JournalMeta | None, entries: Iterable[Entry], held: Iterable[Entry] = ()) -> KeyFold:
-    """Fold the actions of one key, which come in the order of the log, on what the store has of it.
+    """Fold the actions of one key, in the order of the log, on the state that the store has.
 
-    `held` are the entries that wait since the journal is held: a verdict among the actions applies them.
+    `held` are the entries that have waited since the journal is held: a verdict among the actions applies them.
 
-    What lies at or below the state was applied before; its deletions are issued again, because the writer may have
-    died between the state and them.
+    Actions at or below the state were applied before. Their deletions are issued again, because the writer may have
+    died after it wrote the state and before it wrote them.
     """
     folder = _KeyFolder(meta, held)
     for entry in entries:
@@ -86,7 +86,7 @@ def fold_key(meta: JournalMeta | None, entries: Iterable[Entry], held: Iterable[
 
 
 class _KeyFolder:
-    """Takes the actions of one key one by one."""
+    """Applies the actions of one key one by one."""
 
     def __init__(self, meta: JournalMeta | None, held: Iterable[Entry]) -> None:
         self._fold = KeyFold(meta, stored=meta.place if meta is not None else None)
@@ -94,7 +94,7 @@ class _KeyFolder:
         self._held_before = list(held)
 
     def take(self, entry: Entry) -> None:
-        """Apply an action, or see to it again if it was applied before."""
+        """Apply an action, or repeat its deletions if it was applied before."""
         fold = self._fold
         meta = fold.meta
         if meta is not None and (entry.generation, entry.offset) <= (meta.generation, meta.offset):
@@ -105,7 +105,7 @@ class _KeyFolder:
             self._apply(entry)
 
     def done(self) -> KeyFold:
-        """Return what was found."""
+        """Return the result."""
         if not self._piece.writes.is_empty:
             self._fold.pieces.append(self._piece.writes)
         return self._fold
@@ -113,15 +113,15 @@ class _KeyFolder:
     def _repeat(self, meta: JournalMeta, entry: Entry) -> None:
         self._piece.repeat(meta, entry)
         if isinstance(entry.action, Verdict) and meta.held_from is None:
-            self._fold.reopened_at = entry.place  # the writer may have died before it forgot what was held
-        if self._piece.writes.purged_at is not None:  # before anything after the purge, as at the first time
+            self._fold.reopened_at = entry.place  # the writer may have died before it removed the held entries
+        if self._piece.writes.purged_at is not None:  # before anything after the purge, as in the first run
             self._next_piece()
 
     def _opened_by(self, verdict: Entry) -> tuple[JournalMeta, list[Entry]] | None:
         return reopened(self._fold.meta, verdict, [*self._held_before, *self._fold.held])
 
     def _reopen(self, verdict: Entry, action: Verdict, meta: JournalMeta, again: list[Entry]) -> None:
-        """Apply what was held. The state moves to the verdict's place, unless it is held once more."""
+        """Apply the held entries. The state moves to the verdict's place, unless the journal is held again."""
         fold = self._fold
         fold.meta, fold.held, self._held_before = meta, [], []
         tagged, removals, pieces = len(fold.tagged), len(fold.removals), len(fold.pieces)
@@ -132,7 +132,7 @@ class _KeyFolder:
                 self._apply(_read_again(entry))
         fold.reopened_at = verdict.place
         self._hold_until_written(fold.pieces[pieces:], action.held_from)
-        # Views have passed the records' own places by now: what was held counts from the verdict on.
+        # Views have passed the records' own places by now: the held entries count from the verdict on.
         at = {name: getattr(verdict, name) for name in ("generation", "partition", "offset", "log_time_ms")}
         fold.tagged[tagged:] = [msgspec.structs.replace(row, **at) for row in fold.tagged[tagged:]]
         fold.removals[removals:] = [Removal(verdict.place, gone.first, gone.last) for gone in fold.removals[removals:]]
@@ -143,7 +143,7 @@ class _KeyFolder:
 
     @staticmethod
     def _hold_until_written(pieces: Sequence[KeyWrites], held_from: int) -> None:
-        """Let the journal be held until the last piece is written: a replay must find the verdict to be due."""
+        """Keep the journal held until the last piece is written, so that a replay applies the verdict again."""
         for piece in pieces:
             if piece.meta is not None:
                 piece.meta = msgspec.structs.replace(piece.meta, held_from=held_from)
@@ -170,10 +170,10 @@ class _KeyFolder:
 
 
 class _Piece:
-    """Gathers the writes up to the next purge.
+    """The writes up to the next purge, as they are gathered.
 
-    `_first` to `_last` are the numbers of which rows may be in the store: those it had, and those of this piece,
-    because an earlier run may have written them and died before their state.
+    Rows from `_first` to `_last` may be in the store: those it had, and those of this piece, because an earlier run
+    may have written them and died before it wrote the state.
     """
 
     def __init__(self, stored: JournalMeta | None) -> None:
@@ -184,10 +184,8 @@ class _Piece:
         if stored is not None and not stored.is_purged:
             self._may_hold(min(stored.delete_to + 1, max(stored.seq_nr, 1)), pointer_of(stored))
 
-    def take(
-        self, before: JournalMeta | None, entry: Entry, done: Step, decoded: PayloadCodec | None
-    ) -> list[EventRow]:
-        """Add what one step changes; returns the rows that it brings."""
+    def take(self, before: JournalMeta | None, entry: Entry, done: Step, decoded: AppendValue | None) -> list[EventRow]:
+        """Add what one step changes; return its new rows."""
         rows: list[EventRow] = []
         match done.effect:
             case Effect.APPENDED if decoded is not None and done.meta is not None and entry.record is not None:
@@ -241,14 +239,14 @@ class _Piece:
         self.writes.deletions += [(deletion, place) for deletion in gone]
 
     def _with_own(self, deletions: list[RowDeletion]) -> list[RowDeletion]:
-        """Name the segments of this piece's own rows as well: a rival may write them later, where no row is yet."""
+        """Add the segments of this piece's own rows: another replicator may still write rows there."""
         ranges = [(gone.segment, gone.until) for gone in deletions if gone.until is not None]
         own = [n for n in sorted(self._segments) if any(first <= n <= last for first, last in ranges)]
         return [*deletions, *(RowDeletion(segment, None) for segment in own)]
 
 
 def gaps_between(before: JournalMeta | None, rows: Sequence[EventRow], segment_size: int) -> list[SegmentGap]:
-    """Return where the numbers of an append's rows jump over segments; before the first row of a journal too."""
+    """Return where the numbers of an append's rows jump over segments, also before the first row of a journal."""
     last = segment_of(pointer_of(before), segment_size) if before is not None and pointer_of(before) else -1
     if rows[-1].segment - last <= 1:
         return []
@@ -261,7 +259,7 @@ def gaps_between(before: JournalMeta | None, rows: Sequence[EventRow], segment_s
 
 
 def deletions_up_to(to: int, segment_size: int, *, after: int = 0) -> list[RowDeletion]:
-    """Return what removes the events from `after` + 1 up to `to`: full segments whole, the last one by range."""
+    """Return the deletions of the events from `after` + 1 up to `to`: full segments, and a range of the last one."""
     if to <= after:
         return []
     first, last = segment_of(after + 1, segment_size), segment_of(to, segment_size)
@@ -271,7 +269,7 @@ def deletions_up_to(to: int, segment_size: int, *, after: int = 0) -> list[RowDe
 
 
 def _segments(first: int, last: int) -> list[RowDeletion]:
-    """Return what removes segments whole."""
+    """Return the deletions of whole segments."""
     if last < first:
         return []
     return [RowDeletion(first, None, last if last > first else None)]
@@ -289,7 +287,7 @@ def _metadata_text(header: bytes | None, payload: bytes | None, expire_after: st
 
 
 def _whole_segments(meta: JournalMeta, *, first: int) -> list[RowDeletion]:
-    """Return what removes the segments of the numbers from `first`, and of those just deleted, to the last."""
+    """Return the deletions of all segments from that of `first`, or of the events just deleted, to the last."""
     last = max(meta.seq_nr, meta.delete_to)
     if last == 0:
         return []
@@ -297,7 +295,7 @@ def _whole_segments(meta: JournalMeta, *, first: int) -> list[RowDeletion]:
     return _segments(segment_of(lowest, meta.segment_size), segment_of(last, meta.segment_size))
 
 
-def _decoded(entry: Entry) -> tuple[PayloadCodec | None, Entry]:
+def _decoded(entry: Entry) -> tuple[AppendValue | None, Entry]:
     """Decode an append's events; what can't be decoded becomes poison."""
     if not isinstance(entry.action, Append) or entry.record is None:
         return None, entry
@@ -315,13 +313,13 @@ def _removal(before: JournalMeta | None, done: Step, place: Place) -> Removal:
 
 
 def _read_again(entry: Entry) -> Entry:
-    """Decode an entry anew from its record: what an older version could not read, this one may."""
+    """Decode an entry from its record again: this version may read what an older one could not."""
     action = decode_action(entry.record) if entry.record is not None else None
     return entry if action is None else msgspec.structs.replace(entry, action=action)
 
 
-def rows_of(entry: Entry, record: Record, meta: JournalMeta, decoded: PayloadCodec) -> list[EventRow]:
-    """Return the rows of an append's events, as of the state `meta` that it belongs to."""
+def rows_of(entry: Entry, record: Record, meta: JournalMeta, decoded: AppendValue) -> list[EventRow]:
+    """Return the rows of an append's events; `meta` is the state that it belongs to."""
     append = entry.action
     if not isinstance(append, Append) or meta.record_id is None:
         raise AssertionError("only appends to a journal make rows")

@@ -1,7 +1,8 @@
-"""How a topic's keys are laid out over its partitions, generation by generation. A value; `Topology` keeps it.
+"""The layout of a topic: which partition holds which key, generation by generation. `Topology` reads and stores it.
 
-A generation begins when the topic grows, at a boundary in each old partition, or when the topic was made anew, and
-then everywhere at once. A key that moved has its records in its old partition below the boundary, and in its new one.
+When a topic grows, a generation begins at a boundary in each old partition. When a topic is deleted and created again,
+a generation begins everywhere at once. A key that moved has its earlier records in its old partition, below the
+boundary, and its later ones in the new partition.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ def layout_key(topic: str) -> str:
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """One generation. `boundaries` are the offsets, by old partition, where it begins; empty if all begins anew."""
+    """One generation. `boundaries` are the offsets where it begins, by old partition; empty for a new topic."""
 
     partitions: int
     boundaries: Mapping[int, int] = {}
 
 
 class Stay(msgspec.Struct, frozen=True):
-    """A time a key spent in one partition: offsets from `start` up to `end` (exclusive, or open).
+    """The stay of a key in one partition: offsets from `start` up to `end` (exclusive; None is open).
 
     A key may come back to a partition where it was before.
     """
@@ -40,7 +41,7 @@ class Stay(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """All generations of a topic, and whether it is growing. `since` has the log's ends from before it began to."""
+    """All generations of a topic. While it is growing, `since` has the ends of the log from before it began to grow."""
 
     topic: str
     topic_id: str
@@ -54,8 +55,8 @@ class Layout(msgspec.Struct, frozen=True):
         return len(self.generations) - 1
 
     @property
-    def is_made_anew(self) -> bool:
-        """Whether the published generation began with a topic that was deleted and created again."""
+    def is_recreated(self) -> bool:
+        """True if the published generation began because the topic was deleted and created again."""
         return self.generation > 0 and not self.generations[-1].boundaries
 
     @property
@@ -65,11 +66,11 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def growths(self) -> tuple[Generation, ...]:
-        """The generations that began when the topic, as it is, grew."""
+        """The generations that began when this topic grew; not those of an earlier topic of the same name."""
         return self.generations[self._origin + 1 :]
 
     def route(self, id_: str) -> TopicPartition:
-        """Return where a key's records go."""
+        """Return the partition that a key's records go to."""
         return self._at(id_, self.generations[-1])
 
     def first_generation(self, partition: int) -> int:
@@ -80,7 +81,7 @@ class Layout(msgspec.Struct, frozen=True):
         return self.generation
 
     def of_topic(self, replicated: ReplicatedOffset | None) -> ReplicatedOffset | None:
-        """Return a replicated offset if it is one of the topic as it is; None if of an earlier one of that name."""
+        """Return a replicated offset if it is of this topic; None if it is of an earlier topic of the same name."""
         if replicated is None or replicated.generation < self.first_generation(replicated.at.partition):
             return None
         return replicated
@@ -108,11 +109,11 @@ class Layout(msgspec.Struct, frozen=True):
         return stays
 
     def is_home(self, id_: str, generation: int, at: TopicPartition) -> bool:
-        """Say whether a key's records belonged into a partition in a generation."""
+        """Return True if a key belonged in a partition in a generation."""
         return self._at(id_, self.generations[min(generation, self.generation)]) == at
 
     def growing(self, partitions: int, ends: Mapping[int, int]) -> Layout:
-        """Return the layout of a topic that has begun to grow."""
+        """Return the layout of the topic when it has begun to grow."""
         return msgspec.structs.replace(self, growing_to=partitions, since=dict(ends))
 
     def grown(self, boundaries: Mapping[int, int]) -> Layout:
@@ -122,14 +123,14 @@ class Layout(msgspec.Struct, frozen=True):
         grown = Generation(self.growing_to, dict(boundaries))
         return msgspec.structs.replace(self, generations=(*self.generations, grown), growing_to=None, since={})
 
-    def made_anew(self, topic_id: str, partitions: int) -> Layout:
-        """Return the layout of a topic that was deleted and created again: all its records are others."""
-        anew = Generation(partitions)
-        return Layout(self.topic, topic_id, (*self.generations, anew))
+    def recreated(self, topic_id: str, partitions: int) -> Layout:
+        """Return the layout after the topic was deleted and created again: all its records are new."""
+        recreated = Generation(partitions)
+        return Layout(self.topic, topic_id, (*self.generations, recreated))
 
     @property
     def _origin(self) -> int:
-        """The generation in which the topic, as it is, began."""
+        """The generation that this topic, not an earlier one of the same name, began with."""
         return max(n for n, generation in enumerate(self.generations) if n == 0 or not generation.boundaries)
 
     def _at(self, id_: str, generation: Generation) -> TopicPartition:

@@ -1,9 +1,9 @@
-"""What a journal takes: limits that every tier can keep, and the checks of what callers give. Pure.
+"""Limits of a journal that hold on every tier, and checks of the arguments that callers give.
 
-Everything is checked before anything is written: a record that the log takes and a store refuses can't be taken back.
+Everything is checked before anything is written: a record that the log accepts and a store refuses can't be undone.
 
-Those of ids and tags are the store's (headrace.store.limits). Clustering keys and the keys of a map hold 65 535 bytes
-in Cassandra; a row must fit into half of a commit log segment (16 MiB) and into a request.
+The limits of ids and tags are the store's (headrace.store.limits). In Cassandra a clustering key and the key of a map
+hold at most 65 535 bytes, and a row must fit into half of a commit log segment (16 MiB) and into a request.
 """
 
 from __future__ import annotations
@@ -73,22 +73,22 @@ class Unchecked(Enum):
         return "UNCHECKED"
 
 
-# What `append(expected=…)` is when nobody expects anything. None is no way to say so: it is what `pointer` returns for
-# a journal that is not there.
+# The default of `append(expected=…)`. It can't be None: `pointer` returns that for a journal that does not exist, and
+# `expected=await journal.pointer(id)` must be safe.
 UNCHECKED: Final = Unchecked.UNCHECKED
 
 Expected: TypeAlias = int | Unchecked | None
 
 
 def check_id(id_: object) -> str:
-    """Return the id if it can be a journal's."""
+    """Return the id if it can be a journal's. Raises BadArgument."""
     if id_ == "":
         raise BadArgument("id", id_, "a journal needs an id, of text that UTF-8 can carry")
     return check_text("id", id_, least=1, most=MAX_ID_BYTES)
 
 
 def check_tag(tag: object, name: str = "tag") -> str:
-    """Return the tag if an event can have it."""
+    """Return the tag if an event can have it. Raises BadArgument."""
     text = check_text(name, tag, least=1, most=MAX_TAG_BYTES)
     if text[0] == "\0":
         raise BadArgument(name, _shown(text), "tags that begin with a NUL are Headrace's own")
@@ -96,7 +96,7 @@ def check_tag(tag: object, name: str = "tag") -> str:
 
 
 def check_events(events: object) -> tuple[Event, ...]:
-    """Return the events of an append; refuse none, too many, and numbers that are not positive or do not rise."""
+    """Return an append's events. Raises BadArgument if there are none or too many, or their numbers do not rise."""
     given = events if type(events) is tuple or type(events) is list else _listed(events)
     if not given:
         raise BadArgument("events", [], "an append holds at least one event")
@@ -116,7 +116,7 @@ def check_events(events: object) -> tuple[Event, ...]:
 
 
 def check_payloads(payloads: object) -> list[object]:
-    """Return the payloads of an append that numbers them by itself; refuse none, and events, which have numbers."""
+    """Return the payloads of an append that numbers them. Raises BadArgument for none, and for events with numbers."""
     if isinstance(payloads, str | bytes | Mapping | Event) or not isinstance(payloads, Iterable):
         raise BadArgument("payloads", _shown(payloads), "they are a list, as in [{'deposited': 20}]")
     given = list(payloads)
@@ -128,7 +128,7 @@ def check_payloads(payloads: object) -> list[object]:
 
 
 def check_expected(expected: object) -> int | None:
-    """Return the seq_nr that a journal must be at, 0 if there must be none; None if nobody expects anything."""
+    """Return the seq_nr that a journal must be at, or 0 if there must be no journal; None for an unchecked append."""
     if expected is UNCHECKED:
         return None
     if expected is None:
@@ -140,7 +140,7 @@ def check_expected(expected: object) -> int | None:
 
 
 def check_seq_nr(name: str, seq_nr: object, *, most: int | None = MAX_SEQ_NR) -> int:
-    """Return a seq_nr; with `most` None one that may lie beyond all that exist."""
+    """Return a seq_nr of at most `most`; with None it may be higher than any that can exist."""
     if type(seq_nr) is not int or seq_nr < 1 or (most is not None and seq_nr > most):
         rule = "numbers start at 1" if most is None else f"numbers go from 1 to {most}"
         raise BadArgument(name, _shown(seq_nr), rule)
@@ -155,14 +155,14 @@ def check_timestamp(name: str, timestamp_ms: object) -> int:
 
 
 def check_count(name: str, count: object) -> int:
-    """Return how many of something there are to be: at least one."""
+    """Return a count of at least 1."""
     if type(count) is not int or count < 1:
         raise BadArgument(name, _shown(count), "it is a number, at least 1")
     return count
 
 
 def check_text(name: str, value: object, *, least: int = 0, most: int = MAX_TEXT_BYTES) -> str:
-    """Return a text that a record can carry, of so many bytes at most, and nothing but a text."""
+    """Return a text that a record can carry, from `least` to `most` bytes, as a plain str."""
     if not isinstance(value, str) or not is_utf8(value):
         raise BadArgument(name, _shown(value), "it must be text that UTF-8 can carry")
     if len(value) < least:
@@ -173,12 +173,12 @@ def check_text(name: str, value: object, *, least: int = 0, most: int = MAX_TEXT
 
 
 def check_option(name: str, value: object) -> str | None:
-    """Return a text that may be absent."""
+    """Return a text, or None if it is absent."""
     return None if value is None else check_text(name, value)
 
 
 def check_headers(headers: object) -> dict[str, str]:
-    """Return an append's own headers, text to text."""
+    """Return the application's headers of an append, text to text."""
     if headers is None:
         return {}
     if not isinstance(headers, Mapping):
@@ -193,7 +193,7 @@ def check_headers(headers: object) -> dict[str, str]:
 
 
 def check_expiry(expire_after: object) -> str | None:
-    """Return how long a journal lives after the append, as it is written."""
+    """Return how long the journal lives after the append, in the form that the record holds."""
     if expire_after is None:
         return None
     if not isinstance(expire_after, timedelta | str):
@@ -205,7 +205,7 @@ def check_expiry(expire_after: object) -> str | None:
 
 
 def check_size(name: str, size_bytes: int, most: int) -> None:
-    """Refuse what is larger than all tiers can store."""
+    """Raise BadArgument for what is larger than every tier can store."""
     if size_bytes > most:
         raise BadArgument(name, f"{size_bytes} bytes", f"all tiers can store {most}; split it, or keep it elsewhere")
 
@@ -232,7 +232,7 @@ def _bad_number(seq_nr: object, before: int) -> BadArgument:
 
 
 def _with_checked_tags(event: Event) -> Event:
-    """Refuse what would be written as something else than a list of texts, and hold the journal."""
+    """Return the event with plain text tags. What is not a list of texts would hold the journal later."""
     tags: object = event.tags
     if not isinstance(tags, tuple | list):
         raise BadArgument("tags", _shown(tags), "they are a tuple of texts, as in tags=('vip',)")
@@ -247,7 +247,7 @@ def _are_plain(tags: tuple[object, ...] | list[object]) -> bool:
 
 
 def _shown(value: object) -> object:
-    """Return a value as an error shows it: not megabytes of it, and only the type of what is no plain value."""
+    """Return a value as an error shows it: the start of a long one, and only the type of what is not a plain value."""
     if isinstance(value, str) and len(value) > _SHOWN:
         return value[:_SHOWN] + "…"
     if isinstance(value, bytes) and len(value) > _SHOWN:

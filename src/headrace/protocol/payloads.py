@@ -1,9 +1,7 @@
-"""The value of an Append record: its events, as JSON or, as soon as one payload is binary, in a binary form.
+"""The value of an Append record: its events as JSON, or in a binary form if at least one payload is binary.
 
-Both are kafka-journal's, byte for byte.
-
-Payloads are kept as bytes (`Encoded`): of the JSON, of the text, or the binary itself, so that carrying them from the
-log to the store decodes nothing.
+Both forms are kafka-journal's, byte for byte. Payloads are kept as bytes (`Encoded`): those of the JSON, of the text,
+or the binary itself. So carrying them from the log to the store decodes nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from headrace.model import Event, Payload
 from headrace.protocol.actions import PayloadFormat, raw_json
 
 __all__ = [
+    "AppendValue",
     "Encoded",
-    "PayloadCodec",
     "binary_event",
     "checked_json",
     "decode_payload",
@@ -57,8 +55,8 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
     payload: bytes | None = None
 
 
-class PayloadCodec(msgspec.Struct, frozen=True, gc=False):
-    """A record's value: events, and what goes with all of them. `metadata` is JSON."""
+class AppendValue(msgspec.Struct, frozen=True, gc=False):
+    """The value of an Append record: its events, and what applies to all of them. `metadata` is JSON."""
 
     events: tuple[Encoded, ...]
     expire_after: str | None = None
@@ -91,14 +89,14 @@ _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def encode_events(events: Sequence[Event]) -> tuple[Encoded, ...]:
-    """Turn payloads into bytes. Raises BadArgument for what JSON can't carry."""
+    """Encode payloads as bytes. Raises BadArgument for what JSON can't carry."""
     return tuple(Encoded(event.seq_nr, event.tags, *_encode_payload(event)) for event in events)
 
 
 def encode_binary_events(events: Sequence[Event]) -> bytes | None:
     """Return the value of an append of plain binary events; None if one has a tag or another payload.
 
-    The same bytes as `encode_value` gives, at a tenth of its price: most appends are such.
+    It returns the same bytes as `encode_value`, ten times faster; most appends are of this kind.
     """
     if len(events) == 1:
         return _encode_binary_event(events[0])
@@ -122,7 +120,7 @@ def _encode_binary_event(event: Event) -> bytes | None:
 
 
 def decode_payload(payload_type: str | None, payload: bytes | None) -> Payload:
-    """Turn a payload's bytes back into what the application gave."""
+    """Decode a payload's bytes to what the application gave."""
     if payload_type is None or payload is None:
         return None
     if payload_type == "binary":
@@ -131,7 +129,7 @@ def decode_payload(payload_type: str | None, payload: bytes | None) -> Payload:
 
 
 def binary_event(value: bytes) -> tuple[int, bytes] | None:
-    """Return seq_nr and payload of a value that holds one plain binary event and no more; None for any other."""
+    """Return seq_nr and payload of a value that holds exactly one plain binary event; None for any other value."""
     if len(value) < _ONE.size or not value.endswith(_NO_METADATA):
         return None
     version, count, size, seq_nr, tags_size, kind, payload_size = _ONE.unpack_from(value)
@@ -141,16 +139,16 @@ def binary_event(value: bytes) -> tuple[int, bytes] | None:
     return seq_nr, value[_ONE.size : -2]
 
 
-def encode_value(payloads: PayloadCodec) -> tuple[PayloadFormat, bytes]:
-    """Return the record's value and the form it has."""
-    if any(event.payload_type == "binary" for event in payloads.events):
-        return "binary", _encode_binary(payloads)
-    events = tuple(map(_json_event, payloads.events))
-    return "json", _json_encode(_JsonValue(events, _metadata(payloads)))
+def encode_value(value: AppendValue) -> tuple[PayloadFormat, bytes]:
+    """Return the form of the record's value, and its bytes."""
+    if any(event.payload_type == "binary" for event in value.events):
+        return "binary", _encode_binary(value)
+    events = tuple(map(_json_event, value.events))
+    return "json", _json_encode(_JsonValue(events, _metadata(value)))
 
 
-def decode_value(payload_format: PayloadFormat, value: bytes | None) -> PayloadCodec:
-    """Return what a record's value holds. Raises ValueError for what is no such value."""
+def decode_value(payload_format: PayloadFormat, value: bytes | None) -> AppendValue:
+    """Decode the value of an Append record. Raises ValueError if it is malformed."""
     if value is None:
         raise ValueError("an append has no value")
     try:
@@ -174,14 +172,14 @@ def _encode_payload(event: Event) -> tuple[str | None, bytes | None]:
         raise BadArgument(f"payload of event {event.seq_nr}", type(payload).__name__, rule) from error
 
 
-def _metadata(payloads: PayloadCodec) -> _Metadata:
-    data = msgspec.UNSET if payloads.metadata is None else msgspec.Raw(payloads.metadata)
-    return _Metadata(payloads.expire_after, data)
+def _metadata(value: AppendValue) -> _Metadata:
+    data = msgspec.UNSET if value.metadata is None else msgspec.Raw(value.metadata)
+    return _Metadata(value.expire_after, data)
 
 
-def _payloads(events: tuple[Encoded, ...], metadata: _Metadata) -> PayloadCodec:
+def _value_of(events: tuple[Encoded, ...], metadata: _Metadata) -> AppendValue:
     data = raw_json(metadata.data)
-    return PayloadCodec(events, metadata.expire_after, data if data is None else checked_json(data))
+    return AppendValue(events, metadata.expire_after, data if data is None else checked_json(data))
 
 
 def _json_event(event: Encoded) -> _JsonEvent:
@@ -192,17 +190,17 @@ def _json_event(event: Encoded) -> _JsonEvent:
 
 
 def encode_json(value: object) -> bytes:
-    """Return a value as JSON that comes back as it is. Raises TypeError, ValueError, RecursionError."""
+    """Encode a value as JSON that decodes to the same value. Raises TypeError, ValueError, RecursionError."""
     raw = _json_encode(value)
     raw.decode()
-    _decode_raw(raw)  # what the value holds as raw JSON was written as it is
+    _decode_raw(raw)  # raw JSON inside the value was copied without a check
     if b"null" in raw:
         _check_finite(value)
     return checked_json(raw)
 
 
 def _check_finite(value: object) -> None:
-    """Refuse the numbers that JSON does not have: they would come back as null."""
+    """Raise ValueError for numbers that JSON does not have: they would be read as null."""
     left = [msgspec.to_builtins(value)]
     while left:
         one = left.pop()
@@ -215,7 +213,7 @@ def _check_finite(value: object) -> None:
 
 
 def checked_json(raw: bytes) -> bytes:
-    """Return JSON that is carried as it is, if a reader will be able to decode it. Raises ValueError."""
+    """Return the JSON if a reader will be able to decode it. Raises ValueError if it is nested too deeply."""
     if raw.count(b"[") + raw.count(b"{") > _DEEP_AT_MOST:
         try:
             msgspec.json.decode(raw)
@@ -224,10 +222,10 @@ def checked_json(raw: bytes) -> bytes:
     return raw
 
 
-def _decode_json(value: bytes) -> PayloadCodec:
-    value.decode()  # payloads are carried as they are, but must be text
+def _decode_json(value: bytes) -> AppendValue:
+    value.decode()  # payloads are copied without decoding, but must be UTF-8
     decoded = _decode_json_value(value)
-    return _payloads(tuple(map(_encoded, decoded.events)), decoded.metadata)
+    return _value_of(tuple(map(_encoded, decoded.events)), decoded.metadata)
 
 
 def _encoded(event: _JsonEvent) -> Encoded:
@@ -241,18 +239,18 @@ def _encoded(event: _JsonEvent) -> Encoded:
     return Encoded(event.seqNr, event.tags, "json", checked_json(raw))
 
 
-def _encode_binary(payloads: PayloadCodec) -> bytes:
-    parts = [b"\x01", _INT.pack(len(payloads.events))]
-    for event in payloads.events:
+def _encode_binary(value: AppendValue) -> bytes:
+    parts = [b"\x01", _INT.pack(len(value.events))]
+    for event in value.events:
         tags = b"".join(_INT.pack(len(tag)) + tag for tag in (tag.encode() for tag in event.tags))
         payload = event.payload or b""
         kind = _KINDS.index(event.payload_type)
         body = _HEAD.pack(event.seq_nr, len(tags)) + tags + bytes((kind,)) + _INT.pack(len(payload)) + payload
         parts += [_INT.pack(len(body)), body]
-    return b"".join(parts) + _json_encode(_metadata(payloads))
+    return b"".join(parts) + _json_encode(_metadata(value))
 
 
-def _decode_binary(value: bytes) -> PayloadCodec:
+def _decode_binary(value: bytes) -> AppendValue:
     version, at = value[0], 5
     if version not in (0, 1):
         raise ValueError(f"unknown version {version} of the binary form")
@@ -271,9 +269,9 @@ def _decode_binary(value: bytes) -> PayloadCodec:
             events.append(_decode_binary_event(value[start:at]))
     metadata = value[at:]
     if version == 1 and metadata == _NO_METADATA:
-        return PayloadCodec(tuple(events))
+        return AppendValue(tuple(events))
     metadata.decode()
-    return _payloads(tuple(events), _decode_metadata(metadata) if version == 1 else _Metadata())
+    return _value_of(tuple(events), _decode_metadata(metadata) if version == 1 else _Metadata())
 
 
 def _decode_binary_event(body: bytes) -> Encoded:

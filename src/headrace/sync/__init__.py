@@ -1,4 +1,4 @@
-"""The same names for blocking code: scripts, notebooks, threads.
+"""The blocking API: the same names as `headrace.connect` gives, for scripts, notebooks and threads.
 
     with headrace.sync.connect("embedded:./data") as hr:
         accounts = hr.journal("accounts")

@@ -1,4 +1,4 @@
-"""An event loop in a thread, and blocking ways to use it."""
+"""An event loop in a thread, and blocking calls into it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for threads that have no loop."""
+    """Runs coroutines for threads that have no event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -25,7 +25,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end and return its result; an interrupt cancels it."""
+        """Run a coroutine and return its result; an interrupt cancels it."""
         if threading.current_thread() is self._thread:
             coroutine.close()
             rule = "it would wait for itself; await the asynchronous call instead"
@@ -39,27 +39,27 @@ class LoopThread:
             self._loop.call_soon_threadsafe(self._begin_for, coroutine, tasks, outcome)
             return outcome.result()
         except BaseException:
-            # Not by a handle that the call above returns: an interrupt may come before it is stored.
+            # Not through a handle that the call above returns: an interrupt may come before it is assigned.
             self._loop.call_soon_threadsafe(_cancel, tasks)
             raise
 
     def iterate(self, items: AsyncIterator[T]) -> BlockingIterator[T]:
-        """Yield what an asynchronous iterator yields, when it is asked for; closes it when the caller stops."""
+        """Return a blocking iterator over an asynchronous one, which is closed when the caller stops."""
         return BlockingIterator(self, items)
 
     def run_later(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine without waiting for it; `finish` does. Any thread may call this, at any moment."""
         try:
             self._loop.call_soon_threadsafe(self._begin, coroutine)
-        except RuntimeError:  # the loop is closed, and what it had is gone with it
+        except RuntimeError:  # the loop is closed, and so is everything that ran in it
             coroutine.close()
 
     def finish(self) -> None:
-        """Wait for what was left to run later."""
+        """Wait for the coroutines of `run_later`."""
         self.run(self._wait_for_endings())
 
     def close(self) -> None:
-        """Finish, and stop the loop."""
+        """Finish what was started, and stop the loop."""
         if self._thread.is_alive():
             self.finish()
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -83,8 +83,8 @@ class LoopThread:
 class BlockingIterator(Iterator[T], Generic[T]):
     """The items of an asynchronous iterator, for a thread that blocks.
 
-    Not a generator: the collector may find a half-read one in any thread, the loop's own included, and a generator
-    would wait there for the loop to close what it reads. This one asks the loop to do so and goes on.
+    It is not a generator: the garbage collector may find a half-read one in any thread, also in the loop's own, and a
+    generator would wait there for the loop to close its source. This one asks the loop to close it and does not wait.
     """
 
     def __init__(self, loop: LoopThread, items: AsyncIterator[T]) -> None:
@@ -102,7 +102,7 @@ class BlockingIterator(Iterator[T], Generic[T]):
             raise StopIteration from None
 
     def close(self) -> None:
-        """Stop reading, and wait until what is read is closed."""
+        """Stop reading, and wait until the source is closed."""
         items, self._items = self._items, None
         if items is not None:
             self._loop.run(_close(items, self._pulling))
@@ -119,7 +119,7 @@ async def _pull(items: AsyncIterator[T], pulling: list[asyncio.Task[Any]]) -> T:
 
 
 async def _close(items: AsyncIterator[Any], pulling: list[asyncio.Task[Any]]) -> None:
-    """Close an iterator; one that was interrupted while it was asked for an item has to end that first."""
+    """Close an iterator; if it was interrupted while it fetched an item, that ends first."""
     _cancel(pulling)
     if pulling:
         await asyncio.wait(pulling)
@@ -129,14 +129,14 @@ async def _close(items: AsyncIterator[Any], pulling: list[asyncio.Task[Any]]) ->
 
 
 def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, each once: a second time would break off what the first one made them end with."""
+    """Cancel tasks, each once: a second cancellation would interrupt the clean-up after the first."""
     for task in tasks:
         if not task.cancelling():
             task.cancel()
 
 
 def _tell(task: asyncio.Task[T], outcome: Future[T]) -> None:
-    """Tell the thread that waits how its coroutine ended."""
+    """Pass the result of a coroutine to the thread that waits for it."""
     if task.cancelled():
         outcome.cancel()
     elif (error := task.exception()) is not None:

@@ -1,4 +1,4 @@
-"""Blocking twins of what `headrace.connect` gives."""
+"""Blocking versions of the objects that `headrace.connect` gives."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SyncLog:
         self._log = log
 
     def create(self, topic: str, *, partitions: int, config: TopicConfig) -> Topic:
-        """Make a topic."""
+        """Create a topic."""
         return self._loop.run(self._log.admin.create(topic, partitions=partitions, config=config))
 
     def append(self, records: Sequence[NewRecord]) -> Sequence[Position]:
@@ -51,7 +51,7 @@ class SyncLog:
         return self._loop.iterate(self._log.read(at, start, end, **options))
 
     def bounds(self, at: TopicPartition) -> Bounds:
-        """Say what a partition holds."""
+        """Return the offsets that a partition holds."""
         return self._loop.run(self._log.bounds(at))
 
 
@@ -63,11 +63,11 @@ class SyncSnapshots:
         self._snapshots = snapshots
 
     def save(self, id_: str, seq_nr: int, payload: Payload, *, timestamp_ms: int | None = None) -> None:
-        """Save the state as of a seq_nr; its time is now, unless another is given."""
+        """Save the state as of a seq_nr; its time is now, or the one that is given."""
         self._loop.run(self._snapshots.save(id_, seq_nr, payload, timestamp_ms=timestamp_ms))
 
     def load(self, id_: str, *, max_seq_nr: int | None = None, max_timestamp_ms: int | None = None) -> Snapshot | None:
-        """Return the newest snapshot that fits."""
+        """Return the newest snapshot, within the limits if they are given."""
         return self._loop.run(self._snapshots.load(id_, max_seq_nr=max_seq_nr, max_timestamp_ms=max_timestamp_ms))
 
     def delete(self, id_: str, *, max_seq_nr: int | None = None) -> int:
@@ -93,11 +93,11 @@ class SyncJournal:
         return self._loop.run(self._journal.append_next(id_, payloads, **options))
 
     def prepare(self, id_: str) -> str:
-        """Prepare an append that must happen once at most; what is returned goes to each try as `attempt`."""
+        """Prepare an append that must happen at most once; give the returned text to each try as `attempt`."""
         return self._loop.run(self._journal.prepare(id_))
 
     def read(self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None) -> Iterator[StoredEvent]:
-        """Yield the events from a seq_nr on, up to and with `to_seq_nr` if that is given."""
+        """Yield the events from a seq_nr on, up to and including `to_seq_nr` if that is given."""
         return self._loop.iterate(self._journal.read(id_, from_seq_nr, to_seq_nr=to_seq_nr))
 
     def pointer(self, id_: str) -> int | None:
@@ -105,7 +105,7 @@ class SyncJournal:
         return self._loop.run(self._journal.pointer(id_))
 
     def delete(self, id_: str, *, to: int) -> Position | None:
-        """Delete the events up to a seq_nr; MAX_SEQ_NR deletes all there are."""
+        """Delete the events up to a seq_nr; MAX_SEQ_NR deletes all events."""
         return self._loop.run(self._journal.delete(id_, to=to))
 
     def purge(self, id_: str) -> Position:
@@ -117,15 +117,15 @@ class SyncJournal:
         return self._loop.run(self._journal.mark(id_, mark_id))
 
     def ids(self) -> Iterator[str]:
-        """Yield the ids of all journals that replication has reached."""
+        """Yield the ids of all journals that are replicated at least in part."""
         return self._loop.iterate(self._journal.ids())
 
     def history(self, id_: str, *, with_marks: bool = False) -> Iterator[Moment]:
-        """Yield the journal's timeline: every action, what it did, and why some did nothing."""
+        """Yield the journal's timeline: every action, what it did, and the reason if it did nothing."""
         return self._loop.iterate(self._journal.history(id_, with_marks=with_marks))
 
     def stats(self) -> Sequence[PartitionStats]:
-        """Return what the log holds of each partition, and how far replication has come."""
+        """Return what the log holds of each partition, and how far it is replicated."""
         return self._loop.run(self._journal.stats())
 
 
@@ -137,7 +137,7 @@ class SyncRegistry:
         self._registry = registry
 
     def register(self, subject: str, schema: Schema) -> Version:
-        """Find the schema's version under the subject, or make one; refused if it would break somebody."""
+        """Return the schema's version under the subject, or create it; refused if it is incompatible."""
         return self._loop.run(self._registry.register(subject, schema))
 
     def schema(self, schema_id: int) -> Schema:
@@ -149,12 +149,12 @@ class SyncRegistry:
         return self._loop.run(self._registry.versions(subject))
 
     def subjects(self) -> Sequence[str]:
-        """Return the subjects there are."""
+        """Return all subjects."""
         return self._loop.run(self._registry.subjects())
 
 
 class SyncProjection:
-    """A projection that runs, blocking."""
+    """The handle of a projection, blocking."""
 
     def __init__(self, loop: LoopThread, handle: ProjectionHandle) -> None:
         self._loop = loop
@@ -162,15 +162,15 @@ class SyncProjection:
         self.health = handle.health
 
     def handled(self, topic: str, id_: str, *, seq_nr: int | None = None, timeout_s: float = 30.0) -> None:
-        """Wait until what was written to a journal by now, or up to a seq_nr, is handled. Raises TimedOut."""
+        """Wait until what was written to a journal before the call, or up to a seq_nr, is handled. Raises TimedOut."""
         self._loop.run(self._handle.handled(topic, id_, seq_nr=seq_nr, timeout_s=timeout_s))
 
     def caught_up(self, *, timeout_s: float = 30.0) -> None:
-        """Wait until all that was written by now is handled. Raises TimedOut."""
+        """Wait until everything written before the call is handled. Raises TimedOut."""
         self._loop.run(self._handle.caught_up(timeout_s=timeout_s))
 
     def pause(self, reason: str = "") -> bool:
-        """Ask all workers to stand still until `resume`; False if they do already."""
+        """Pause all workers until `resume`; False if they are paused already."""
         return self._loop.run(self._handle.pause(reason))
 
     def resume(self) -> bool:
@@ -178,12 +178,12 @@ class SyncProjection:
         return self._loop.run(self._handle.resume())
 
     def status(self, *, count_up_to: int = 100_000) -> ProjectionStatus:
-        """Return how the projection is."""
+        """Return the status of the projection."""
         return self._loop.run(self._handle.status(count_up_to=count_up_to))
 
 
 class SyncHeadrace:
-    """An open Headrace, blocking."""
+    """An open connection, blocking."""
 
     def __init__(self, loop: LoopThread, opened: Headrace) -> None:
         self._loop = loop
@@ -195,7 +195,7 @@ class SyncHeadrace:
     def journal(
         self, topic: str, *, read_only: bool = False, origin: str | None = None, partitions: int | None = None
     ) -> SyncJournal:
-        """Return the journals of a topic, which is made with so many partitions when it is first written to."""
+        """Return the journals of a topic. The topic is created, with `partitions`, when it is first written to."""
 
         async def make() -> Journal:
             return self._opened.journal(topic, read_only=read_only, origin=origin, partitions=partitions)
@@ -250,7 +250,7 @@ class SyncHeadrace:
 def connect(
     address: str | None = None, *, store: str | None = None, settings: HeadraceSettings | None = None
 ) -> Iterator[SyncHeadrace]:
-    """Open Headrace while the block runs, as `headrace.connect` does."""
+    """Open a connection while the block runs, as `headrace.connect` does."""
     loop = LoopThread()
     stack = contextlib.AsyncExitStack()
     try:

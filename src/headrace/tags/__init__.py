@@ -1,8 +1,8 @@
-"""Events by tag: every event of a tag, once, in order, milliseconds after it was written; from any place on, for years.
+"""Events by tag: every event of a tag, once, in order, milliseconds after it was written.
 
 Promises: one order for all readers, (log time, topic, partition, offset); numbers per journal and tag without gaps; an
-offset that can be stored, and resumed from without missing or repeating an event, with no delay to tune.
-Does not promise: an order by the clocks of those who wrote, or anything about events of journals that are held.
+offset that can be stored, and from which a query resumes without missing or repeating an event; no delay to tune.
+Does not promise: an order by the writers' clocks, or anything about events of journals that are held.
 """
 
 from headrace.tags.events import After, TaggedEvent, TagOffset, after_of, tagged_row

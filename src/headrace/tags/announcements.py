@@ -1,4 +1,4 @@
-"""One question for all who want to know the same at the same time."""
+"""Requests that queries share: one request serves all callers that ask the same at the same time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from headrace.store import TagTime
 from headrace.tags.registry import TagFacts
 
-__all__ = ["Announcements", "Look", "SharedLook"]
+__all__ = ["Announcements", "Look", "SharedRequest"]
 
 T = TypeVar("T")
 
 
-class SharedLook(Generic[T]):
-    """Asks for many. Nobody is given the answer to a question that was put before he came, unless he says so."""
+class SharedRequest(Generic[T]):
+    """A request that is made once for many callers. Only `current` and `recent` may use one from before the call."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
         self._ask = ask
@@ -25,24 +25,24 @@ class SharedLook(Generic[T]):
         self._answer: tuple[float, T] | None = None
 
     async def now(self) -> T:
-        """Return the answer to a question that is put from now on."""
+        """Return the answer to a request that starts after this call."""
         return await asyncio.shield(self.begin())
 
     def begin(self) -> asyncio.Task[T]:
-        """Put a question, or join those who wait for the next one. It goes on if nobody waits for the answer."""
+        """Start a request after the current one, if none waits for that yet. It goes on if no caller waits for it."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._put(self._asking), name="headrace-shared-look")
-            self._next.add_done_callback(_look)
+            self._next.add_done_callback(_retrieve_error)
         return self._next
 
     async def current(self) -> T:
-        """Return the answer to the question that is being asked; to a new one if none is."""
+        """Return the answer to the request that is under way, or to a new one."""
         if self._asking is not None and not self._asking.done():
             return await asyncio.shield(self._asking)
         return await self.now()
 
-    async def lately(self, max_age_s: float) -> T:
-        """Return an answer that is not older than that."""
+    async def recent(self, max_age_s: float) -> T:
+        """Return an answer that is at most this old."""
         known = self._answer
         if known is not None and time.monotonic() - known[0] <= max_age_s:
             return known[1]
@@ -58,38 +58,38 @@ class SharedLook(Generic[T]):
         return answer
 
 
-def _look(task: asyncio.Task[Any]) -> None:
-    """Look at the error of a question whose askers are all gone, so that asyncio does not report it."""
+def _retrieve_error(task: asyncio.Task[Any]) -> None:
+    """Retrieve the error of a request whose callers are all gone, so that asyncio does not report it."""
     if not task.cancelled():
         task.exception()
 
 
 class Look(NamedTuple):
-    """The facts as a look found them, the place that it serves up to, and when it began (on the event loop's clock)."""
+    """One look for announced topics: the facts it found, the place it covers up to, and when it began (loop time)."""
 
-    registry: TagFacts
+    facts: TagFacts
     up_to: TagTime
     began_s: float
 
 
 class Announcements:
-    """The looks of one process. `ask` reads the facts, `read_up_to` says how far partitions have been read."""
+    """The looks of one process. `ask` reads the facts; `read_up_to` returns how far partitions have been read."""
 
     def __init__(self, ask: Callable[[], Awaitable[TagFacts]], read_up_to: Callable[[], TagTime]) -> None:
         self._ask = ask
         self._read_up_to = read_up_to
-        self._looks = SharedLook(self._look)
+        self._looks = SharedRequest(self._look)
         self._latest: Look | None = None
         self._up_to: TagTime | None = None
         self._began_s = 0.0
 
     def begin(self, place: TagTime, *, since_s: float) -> None:
-        """Let a look begin that serves events up to a place, if there is none; `covering` returns it later."""
+        """Begin a look that covers events up to a place, if there is none; `covering` returns it later."""
         if self._known(place, since_s) is None and not self._is_asking(place, since_s):
             self._looks.begin()
 
     async def covering(self, place: TagTime, *, since_s: float) -> Look:
-        """Return a look that serves events up to a place which were read by now, and began after a moment."""
+        """Return a look that began after `since_s` and covers events up to a place; they must have been read by now."""
         known = self._known(place, since_s)
         if known is not None:
             return known

@@ -1,4 +1,4 @@
-"""Events as queries by tag give them, and where a query is: the place of its last event, as a value and as text."""
+"""Events as queries by tag give them, and the offset of a query: the place of its last event."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["After", "TagOffset", "TaggedEvent", "after_of", "tagged", "tagged_ro
 
 _MS = 1000
 _BEFORE_ALL = -1
-_NO_SEQ_NR = (1 << 63) - 1  # above all: the event that an older text names is not after it
+_NO_SEQ_NR = (1 << 63) - 1  # above all numbers: the event that an older text names does not come after it
 _PARTS = (5, 6)
 
 
 class TagOffset(NamedTuple):
     """A place in the order of tagged events. `number` tells apart the events of one record.
 
-    `seq_nr` is the event's own. It finds the event again where views that were lost have been written with other
-    numbers; texts of older versions lack it. Its text (`str(offset)`) can be stored and parsed again; resuming from it
-    gives what comes after.
+    `seq_nr` is the event's own. It identifies the event after lost views have been written again with other numbers;
+    offsets of older versions lack it. The text of an offset (`str(offset)`) can be stored and parsed again. A query
+    that resumes from an offset gives the events after it.
     """
 
     log_time_ms: int
@@ -49,7 +49,7 @@ class TagOffset(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> TagOffset:
-        """Return the place that a stored text names."""
+        """Parse the text of an offset. Raises BadArgument."""
         rule = "an offset is five or six numbers, as `str(event.tag_offset)` gives"
         parts = text.split(":")
         if len(parts) not in _PARTS:
@@ -65,9 +65,9 @@ class TagOffset(NamedTuple):
         return cls(*time, number, seq_nr)
 
     def renumbered(self, rows: Iterable[tuple[int, int]]) -> TagOffset:
-        """Return the same place by the numbers of now: `rows` are (number, seq_nr) of what its record has in the views.
+        """Return the offset with the event's current number; `rows` are (number, seq_nr) of its record in the views.
 
-        Where they are as they were, or can't be compared, nothing changes.
+        Nothing changes if the numbers are the same or can't be compared.
         """
         found = sorted(rows)
         if not found or self.seq_nr == _NO_SEQ_NR or (self.number, self.seq_nr) in found:
@@ -76,24 +76,24 @@ class TagOffset(NamedTuple):
         return self._replace(number=max(passed, default=found[0][0] - 1))
 
     def covers(self, other: TagOffset) -> bool:
-        """Say whether who has come here has passed the other place too, whatever numbers its record has by now."""
+        """Return True if a query at this offset has passed the other one, whatever numbers its record has by now."""
         if self[:4] != other[:4] or _NO_SEQ_NR in (self.seq_nr, other.seq_nr):
             return self >= other
         return self.seq_nr >= other.seq_nr
 
     @property
     def has_seq_nr(self) -> bool:
-        """Whether the event's seq_nr is known: texts of older versions lack it, and so do times."""
+        """True if the event's seq_nr is known: offsets of older versions lack it, and so do times."""
         return self.seq_nr != _NO_SEQ_NR
 
     @property
     def before_record(self) -> TagOffset:
-        """The place before all events of the record, whatever their numbers; `covers` still knows the event."""
+        """The place before all events of the record, whatever their numbers; `covers` still finds the event."""
         return self if self.partition < 0 else self._replace(number=_BEFORE_ALL)
 
     @property
     def time(self) -> TagTime:
-        """The place of the record: the first one at or after this offset."""
+        """The place of the record that this offset is in."""
         return TagTime(self.log_time_ms, *(max(part, 0) for part in self[1:4]))
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ After: TypeAlias = TagOffset | str | datetime | None
 
 
 def after_of(after: After) -> TagOffset | None:
-    """Return where to start, however the caller says it; None is the start of time. Raises BadArgument."""
+    """Return the offset to start after, from any form a caller may use; None is the beginning. Raises BadArgument."""
     if after is None:
         return None
     if isinstance(after, datetime):
@@ -122,7 +122,7 @@ def after_of(after: After) -> TagOffset | None:
 class TaggedEvent(StoredEvent, frozen=True, kw_only=True):
     """An event under a tag. `number` counts the events of its journal under the tag, from 1, without gaps.
 
-    `tag_offset` is where a query goes on after it. With `is_redacted` its payload was removed with the journal's.
+    A query goes on after it from `tag_offset`. With `is_redacted` its payload was removed together with the journal's.
     """
 
     tag: str
@@ -137,7 +137,7 @@ def tagged_row(row: TagRow) -> TaggedEvent:
     """Return the event that a row of a view holds."""
     offset = TagOffset.of(tag_time_of(row.timestamp), row.number, row.seq_nr)
     if row.metadata is not None:
-        event = event_of_row(cast("EventRow", row))  # a TagRow has all that this looks at
+        event = event_of_row(cast("EventRow", row))  # a TagRow has all fields that this uses
         return tagged(event, row.tag, row.topic, row.pid, row.number, offset, is_redacted=row.is_redacted)
     return TaggedEvent(
         row.seq_nr,
@@ -161,7 +161,7 @@ def tagged_row(row: TagRow) -> TaggedEvent:
 def tagged(
     event: StoredEvent, tag: str, topic: str, id_: str, number: int, offset: TagOffset, *, is_redacted: bool = False
 ) -> TaggedEvent:
-    """Return an event with what a query adds to it."""
+    """Return a stored event as an event under a tag."""
     return TaggedEvent(
         **msgspec.structs.asdict(event),
         tag=tag,

@@ -1,4 +1,4 @@
-"""Giving a tag to history: the steps of a fill as all processes see them, and counting journals of a partition."""
+"""Back-fill of a tag: its steps, as all processes see them, and the numbering of history in one partition."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PIDS_AT_ONCE = 32
 
 @dataclass(slots=True)
 class Counted:
-    """What was looked at: journals and their events, and rows written under the tag."""
+    """The result: journals and events that were read, and rows that were written under the tag."""
 
     journals: int = 0
     events: int = 0
@@ -43,23 +43,23 @@ class Counted:
 
 
 class HistoryCount:
-    """Gives a tag to the events of one partition's journals that a function chooses.
+    """Gives a tag to those events of one partition's journals that a function chooses.
 
-    A number at or above the fill's `since` is one that this fill has counted to; a lower one is from before it. Each
-    journal has the `since` of the partition it lives in, which is another than its records' if its topic has grown.
+    A numbering at or above the fill's `since` was made by this fill; a lower one is from before it. `since` is that of
+    the partition where a journal is now. Its records may be in another one if the topic has grown.
     """
 
     def __init__(
-        self, store: Store, settings: TagSettings, registry: TagFacts, tag: str, at: TopicPartition, choose: Chooser
+        self, store: Store, settings: TagSettings, facts: TagFacts, tag: str, at: TopicPartition, choose: Chooser
     ) -> None:
         self._store = store
         self._tag = tag
         self._at = at
         self._choose = choose
-        self._fill: TagFill = registry.fills[tag]
+        self._fill: TagFill = facts.fills[tag]
         self._layout: Layout | None = None
-        self._is_redacted = tag in registry.redact
-        self._numbering = Numbering(at.topic, registry.topics[at.topic].number, Bucket[settings.bucket])
+        self._is_redacted = tag in facts.redact
+        self._numbering = Numbering(at.topic, facts.topics[at.topic].number, Bucket[settings.bucket])
         self._removed: dict[str, JournalMeta] = {}
         self.counted = Counted()
 
@@ -74,9 +74,9 @@ class HistoryCount:
                     await self._store.tags.numbers.delete(self._at.topic, pid, self._tag, at=_before(since))
 
     async def sweep_late(self) -> None:
-        """Remove what a replicator wrote under the tag that was slow to learn of the fill.
+        """Remove rows under the tag from a replicator that learned of the fill late.
 
-        Its rows come between ours, which win over the removal. A journal without them has the numbers 1, 2, 3, …
+        They lie between our own rows, which win over the removal. A journal without them has the numbers 1, 2, 3, …
         """
         last: dict[str, int] = {}
         torn: set[str] = set()
@@ -94,7 +94,7 @@ class HistoryCount:
             await self._store.tags.numbers.delete(self._at.topic, pid, self._tag, at=before)
 
     async def count(self, *, after: Place) -> None:
-        """Count the journals that were changed after a place."""
+        """Number the journals that were changed after a place."""
         limit = asyncio.Semaphore(_PIDS_AT_ONCE)
 
         async def one(meta: JournalMeta) -> None:
@@ -105,7 +105,7 @@ class HistoryCount:
             await asyncio.gather(*(one(meta) for meta in page if meta.place > after))
 
     async def redact(self) -> None:
-        """Redact rows of deleted events, of the journals that `count` met: rows may have been written after that."""
+        """Redact the rows of events that were deleted from the journals that `count` met, also before the row came."""
         if not self._removed:
             return
         async for rows in self._rows_of_topic():
@@ -135,7 +135,7 @@ class HistoryCount:
             await self._store.tags.numbers.write([self._progress(meta, last.number, since)])
 
     def _unreachable(self, meta: JournalMeta, known: TagNumber) -> OperationFailed:
-        """Return the error of a numbering that nothing written now could win over, and counting on from would lose."""
+        """Return the error for a numbering at a place that the log has not reached: a write now can't replace it."""
         return OperationFailed(
             f"back-filling tag {self._tag!r}",
             f"the numbers of {meta.id!r} were noted at generation {known.generation}, offset {known.offset}, which its "
@@ -144,7 +144,7 @@ class HistoryCount:
         )
 
     async def _new_rows(self, meta: JournalMeta, known: TagNumber | None) -> AsyncIterator[list[TagRow]]:
-        """Yield rows of the chosen events that were not counted before."""
+        """Yield the rows of chosen events that were not numbered before."""
         number = known.number if known is not None else 0
         async for events in self._events(meta, known):
             self.counted.events += len(events)
@@ -157,7 +157,7 @@ class HistoryCount:
                 yield rows
 
     async def _events(self, meta: JournalMeta, known: TagNumber | None) -> AsyncIterator[list[EventRow]]:
-        """Yield what was not looked at before. A journal that was purged since then begins anew."""
+        """Yield the events that were not read before; all of them if the journal was purged since then."""
         if not exists(meta):
             return
         first = meta.delete_to + 1
@@ -181,7 +181,7 @@ class HistoryCount:
             await views.write(new)
 
     def _progress(self, meta: JournalMeta, number: int, since: Place) -> TagNumber:
-        """Return how far a journal is counted: up to its state."""
+        """Return how far a journal is numbered: up to its state."""
         generation, offset = max(meta.place, since)
         return TagNumber(
             topic=meta.topic,
@@ -194,11 +194,11 @@ class HistoryCount:
         )
 
     async def _since(self, meta: JournalMeta) -> Place:
-        """Return the place that the journal's rows and numbers from before the fill lie below."""
+        """Return the place below which a journal's rows and numbers are from before the fill."""
         return self._fill.since_of(await self._home(meta.id, meta.partition))
 
     async def _rows(self) -> AsyncIterator[list[TagRow]]:
-        """Yield the rows under the tag of the journals that live in the partition, wherever those were before."""
+        """Yield the rows under the tag of the journals that are in the partition now, wherever they were before."""
         async for rows in self._rows_of_topic():
             yield [row for row in rows if await self._home(row.pid, row.partition) == self._at]
 
@@ -221,7 +221,7 @@ def _before(since: Place) -> Place:
 
 
 def _is_gone(row: TagRow, meta: JournalMeta) -> bool:
-    """Say whether a row's event is not in its journal any more."""
+    """Return True if a row's event is not in its journal any more."""
     if row.is_redacted:
         return False
     is_purged = meta.is_purged or (meta.purged_at is not None and row.place <= meta.purged_at)
@@ -238,10 +238,10 @@ class TagFills:
         self._seams = SeamReader(log, store, self._registry, Floors(store, self._registry, log))
 
     async def begin(self, tag: str, function: str, *, again: bool = False) -> TagFill:
-        """Say that a tag is being filled; a tag that was filled by this function stays as it is.
+        """Begin to fill a tag; a tag that was filled by the same function stays as it is.
 
-        With `again` it is filled anew, whoever may have been at it. Raises TagBuilding, and BadArgument where there
-        is no journal: addresses that are wrong lead to an empty place.
+        With `again` it is filled again, also if another process was filling it. Raises TagBuilding, and BadArgument if
+        there are no journals: the addresses may be wrong.
         """
         if not await self._store.settings.all(layout_key("")):
             raise BadArgument(
@@ -253,15 +253,15 @@ class TagFills:
             rule = f"its events up to offset {trimmed.last} were removed because of their age; give history another tag"
             raise BadArgument("tag", tag, rule)
         fresh = TagFill(uuid.uuid4().hex, function)
-        registry = await self._registry.change(lambda known: _begun(known, tag, fresh, again=again))
-        fill = registry.fills[tag]
+        facts = await self._registry.change(lambda known: _begun(known, tag, fresh, again=again))
+        fill = facts.fills[tag]
         if fill.id != fresh.id:
             return fill
         since = await self._mark()
         return await self._change(tag, fill, since=since)
 
     async def close(self, tag: str, fill: TagFill) -> TagFill:
-        """Choose the cut; replication waits there from now on. Raises OperationFailed if a topic has grown."""
+        """Choose the cut, where replication waits from now on. Raises OperationFailed if a topic has grown."""
         closing = await self._change(tag, fill, state=FillState.CLOSING, close_id=uuid.uuid4().hex, cut={})
         cut = await self._mark()
         for topic, places in cut.items():
@@ -271,38 +271,38 @@ class TagFills:
         return await self._change(tag, closing, cut=cut)
 
     async def finish(self, tag: str, fill: TagFill) -> bool:
-        """Let replication and queries go on; False if replication has gone on by itself: then close again."""
+        """Let replication and queries go on; False if replication stopped waiting before: then close the fill again."""
 
-        def edit(registry: TagFacts) -> TagFacts:
-            known = _same(registry.fills.get(tag), tag, fill.id)
+        def edit(facts: TagFacts) -> TagFacts:
+            known = _same(facts.fills.get(tag), tag, fill.id)
             if known.close_id != fill.close_id:
-                return registry
-            return registry.with_fill(tag, msgspec.structs.replace(known, state=FillState.READY))
+                return facts
+            return facts.with_fill(tag, msgspec.structs.replace(known, state=FillState.READY))
 
         return (await self._registry.change(edit)).fills[tag].is_ready
 
     async def current(self, tag: str, fill_id: str) -> TagFill:
-        """Return a fill as it is now. Raises OperationFailed if it is not this one any more."""
+        """Return a fill as it is now. Raises OperationFailed if another one has replaced it."""
         return _same((await self._registry.read()).fills.get(tag), tag, fill_id)
 
     async def _change(self, tag: str, fill: TagFill, **changes: object) -> TagFill:
-        """Change a fill, unless somebody else did."""
+        """Change a fill. Raises OperationFailed if another one has replaced it."""
 
-        def edit(registry: TagFacts) -> TagFacts:
-            known = _same(registry.fills.get(tag), tag, fill.id)
-            return registry.with_fill(tag, msgspec.structs.replace(known, **changes))
+        def edit(facts: TagFacts) -> TagFacts:
+            known = _same(facts.fills.get(tag), tag, fill.id)
+            return facts.with_fill(tag, msgspec.structs.replace(known, **changes))
 
         return (await self._registry.change(edit)).fills[tag]
 
     async def _mark(self) -> dict[str, PlacesOfTopic]:
-        """Write a Mark into every partition, after what it stands for was said, and return where they are."""
+        """Write a Mark into every partition and return their places. What they stand for must be stored before."""
         topics = (await self._seams.discover()).topics
         there = set(await self._log.admin.topics())
         layouts = [layout for topic in topics if (layout := await read_layout(self._store, topic)) is not None]
         return {layout.topic: await self._mark_topic(layout, is_gone=layout.topic not in there) for layout in layouts}
 
     async def _mark_topic(self, layout: Layout, *, is_gone: bool) -> PlacesOfTopic:
-        """Mark one topic. Partitions that it had before it was made anew, or all if it is gone, get no more records."""
+        """Mark one topic. If it was deleted, or recreated with fewer partitions, some places get no more records."""
         most = max(generation.partitions for generation in layout.generations)
         offsets = dict.fromkeys(range(most), -1)
         ats = [TopicPartition(layout.topic, partition) for partition in range(layout.partitions)]

@@ -1,9 +1,9 @@
-"""Where log times begin: of a topic that joins the others, and of a generation after a topic has grown.
+"""Floors: the lowest log time of a topic that joins the others, and of a generation after a topic has grown.
 
-A topic is announced first, then takes the maximum of the log times there are, then opens. Whoever looked at the heads
-and saw no announcement afterwards has delivered nothing above that maximum. A generation begins above the log times at
-all its boundaries, so that a key's events keep their order when it moves. A topic that was deleted and made again joins
-as a new one does, and above all that was known of the old one.
+A topic is announced first, then takes the maximum of all log times, then opens. A query that read the heads and saw no
+announcement afterwards has delivered nothing above that maximum. A generation begins above the log times at all its
+boundaries, so that a key's events keep their order when it moves. A topic that was deleted and created again joins as
+a new one does, and above all log times that were known of the old one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def read_layout(store: Store, topic: str) -> Layout | None:
 
 
 class Floors:
-    """Settles the log times that topics and generations begin at. Without a log only what others settled is known."""
+    """Determines and stores the floors. Without a log it only reads those that other processes have stored."""
 
     def __init__(self, store: Store, registry: TagRegistry, log: Log | None) -> None:
         self._store = store
@@ -37,51 +37,51 @@ class Floors:
         self._log = log
 
     async def open_topic(self, topic: str) -> TagFacts:
-        """Return the facts with the topic in them, opened if it was not."""
-        registry = await self._registry.change(lambda known: _announced(known, topic))
-        if registry.topics[topic].floor_ms is not None:
-            return registry
-        floor_ms = await self._highest(registry)
+        """Return the facts after opening the topic, if it was not open."""
+        facts = await self._registry.change(lambda known: _announced(known, topic))
+        if facts.topics[topic].floor_ms is not None:
+            return facts
+        floor_ms = await self._highest(facts)
         return await self._registry.change(lambda known: _opened(known, topic, floor_ms))
 
-    async def generation(self, registry: TagFacts, layout: Layout, generation: int) -> tuple[TagFacts, int]:
-        """Return the least log time of a generation's records, settled if it was not; and the facts."""
+    async def generation(self, facts: TagFacts, layout: Layout, generation: int) -> tuple[TagFacts, int]:
+        """Return the facts, and the lowest log time of a generation, which is determined if it was not."""
         topic = layout.topic
-        if registry.floor_ms(topic, 0) is None:
-            registry = await self.open_topic(topic)
-        before_ms = registry.floor_ms(topic, 0) or 0
+        if facts.floor_ms(topic, 0) is None:
+            facts = await self.open_topic(topic)
+        before_ms = facts.floor_ms(topic, 0) or 0
         for number in range(1, generation + 1):
-            known = registry.floor_ms(topic, number)
+            known = facts.floor_ms(topic, number)
             if known is None:
-                registry = await self._registry.read()
-                known = registry.floor_ms(topic, number)
+                facts = await self._registry.read()
+                known = facts.floor_ms(topic, number)
             if known is None:
                 if not layout.generations[number].boundaries:
-                    registry = await self._registry.change(
-                        lambda facts, n=number: _made_anew(facts, topic, n)  # type: ignore[misc]
+                    facts = await self._registry.change(
+                        lambda facts, n=number: _recreated(facts, topic, n)  # type: ignore[misc]
                     )
-                floor_ms = await self._boundary_time(registry, layout, number, before_ms) + 1
-                registry = await self._registry.change(
+                floor_ms = await self._boundary_time(facts, layout, number, before_ms) + 1
+                facts = await self._registry.change(
                     lambda facts, n=number, ms=floor_ms: _begun(facts, topic, n, ms)  # type: ignore[misc]
                 )
-                known = registry.floor_ms(topic, number) or floor_ms
+                known = facts.floor_ms(topic, number) or floor_ms
             before_ms = max(before_ms, known)
-        return registry, before_ms
+        return facts, before_ms
 
     async def views_checked(self) -> TagFacts:
         """Return the facts as they are now. Raises TagsIncomplete, TagViewsLost."""
-        registry = check_use(await self._registry.read())
-        await self._registry.check(registry)
-        return registry
+        facts = check_use(await self._registry.read())
+        await self._registry.check(facts)
+        return facts
 
     async def note_gone(self, topic: str, last_ms: int) -> TagFacts:
-        """Note how far queries had read a topic that is gone: if it is made again it begins above that."""
+        """Store how far queries had read a topic that is gone: if it is created again, it begins above that."""
         return await self._registry.change(lambda facts: _gone(facts, topic, last_ms))
 
-    async def _highest(self, registry: TagFacts, *, without: str | None = None) -> int:
-        """Return the highest log time that any partition of an open topic, perhaps without one, has come to."""
+    async def _highest(self, facts: TagFacts, *, without: str | None = None) -> int:
+        """Return the highest log time of all partitions of all open topics but `without`."""
         highest_ms = 0
-        for topic, entry in registry.topics.items():
+        for topic, entry in facts.topics.items():
             layout = await read_layout(self._store, topic)
             if entry.floor_ms is None or layout is None or topic == without:
                 continue
@@ -91,8 +91,8 @@ class Floors:
                 highest_ms = max(highest_ms, head_ms)
         return highest_ms
 
-    async def _boundary_time(self, registry: TagFacts, layout: Layout, generation: int, before_ms: int) -> int:
-        """Return the highest log time at a generation's boundaries; of all topics if this one was made anew."""
+    async def _boundary_time(self, facts: TagFacts, layout: Layout, generation: int, before_ms: int) -> int:
+        """Return the highest log time at a generation's boundaries; that of all topics if this one was recreated."""
         began = layout.generations[generation]
         if began.boundaries:
             times = [
@@ -103,13 +103,13 @@ class Floors:
             old = range(layout.generations[generation - 1].partitions)
             found = [await self._store.reader.replicated(TopicPartition(layout.topic, p)) for p in old]
             times = [known.log_time_ms for known in found if known is not None]
-            times += [registry.topics[layout.topic].last_ms, await self._highest(registry, without=layout.topic)]
+            times += [facts.topics[layout.topic].last_ms, await self._highest(facts, without=layout.topic)]
         return max(before_ms, *times, 0)
 
     async def _time_at(self, layout: Layout, at: TopicPartition, offset: int | None) -> int:
-        """Return the highest timestamp up to an offset (inclusive), or to the end, or what replication knows.
+        """Return the highest timestamp up to an offset (inclusive) or the end; at least the replicated log time.
 
-        Offsets of an earlier topic of that name say nothing about where to read this one from; its times count.
+        The offset of an earlier topic of the same name does not say where to read this one; its log time counts.
         """
         known = await self._store.reader.replicated(at)
         highest_ms = known.log_time_ms if known is not None else 0
@@ -130,40 +130,40 @@ class Floors:
             highest_ms = max([highest_ms, *(record.timestamp_ms for record in batch.records)])
         return highest_ms
 
-    async def log_time_ms(self, registry: TagFacts, layout: Layout, start: ReplicatedOffset) -> tuple[TagFacts, int]:
-        """Return the log time that a partition goes on from after `start`; and the facts."""
-        registry, floor_ms = await self.generation(registry, layout, start.generation)
-        return registry, max(floor_ms, start.log_time_ms)
+    async def log_time_ms(self, facts: TagFacts, layout: Layout, start: ReplicatedOffset) -> tuple[TagFacts, int]:
+        """Return the facts, and the log time that a partition goes on from after `start`."""
+        facts, floor_ms = await self.generation(facts, layout, start.generation)
+        return facts, max(floor_ms, start.log_time_ms)
 
 
-def _announced(registry: TagFacts, topic: str) -> TagFacts:
-    if topic in registry.topics:
-        return registry
-    return registry.with_topic(topic, TopicEntry(len(registry.topics)))
+def _announced(facts: TagFacts, topic: str) -> TagFacts:
+    if topic in facts.topics:
+        return facts
+    return facts.with_topic(topic, TopicEntry(len(facts.topics)))
 
 
-def _opened(registry: TagFacts, topic: str, floor_ms: int) -> TagFacts:
-    entry = registry.topics[topic]
+def _opened(facts: TagFacts, topic: str, floor_ms: int) -> TagFacts:
+    entry = facts.topics[topic]
     if entry.floor_ms is not None:
-        return registry
-    return registry.with_topic(topic, msgspec.structs.replace(entry, floor_ms=floor_ms))
+        return facts
+    return facts.with_topic(topic, msgspec.structs.replace(entry, floor_ms=floor_ms))
 
 
-def _made_anew(registry: TagFacts, topic: str, generation: int) -> TagFacts:
-    entry = registry.topics[topic]
+def _recreated(facts: TagFacts, topic: str, generation: int) -> TagFacts:
+    entry = facts.topics[topic]
     if entry.announced >= generation:
-        return registry
-    return registry.with_topic(topic, msgspec.structs.replace(entry, announced=generation))
+        return facts
+    return facts.with_topic(topic, msgspec.structs.replace(entry, announced=generation))
 
 
-def _gone(registry: TagFacts, topic: str, last_ms: int) -> TagFacts:
-    entry = registry.topics.get(topic)
+def _gone(facts: TagFacts, topic: str, last_ms: int) -> TagFacts:
+    entry = facts.topics.get(topic)
     if entry is None or entry.last_ms >= last_ms:
-        return registry
-    return registry.with_topic(topic, msgspec.structs.replace(entry, last_ms=last_ms))
+        return facts
+    return facts.with_topic(topic, msgspec.structs.replace(entry, last_ms=last_ms))
 
 
-def _begun(registry: TagFacts, topic: str, generation: int, floor_ms: int) -> TagFacts:
-    entry = registry.topics[topic]
+def _begun(facts: TagFacts, topic: str, generation: int, floor_ms: int) -> TagFacts:
+    entry = facts.topics[topic]
     generations = {str(generation): floor_ms, **entry.generations}
-    return registry.with_topic(topic, msgspec.structs.replace(entry, generations=generations))
+    return facts.with_topic(topic, msgspec.structs.replace(entry, generations=generations))

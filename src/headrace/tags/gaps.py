@@ -1,4 +1,4 @@
-"""Numbers that a query has seen, by pid: what comes next, and what is missing. Pure."""
+"""Gaps: the numbers that a query has seen of each journal, and the search for those that are missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Seen: TypeAlias = tuple[int, int]
 
 
 class Missing(NamedTuple):
-    """Numbers from `first` up to, not including, that of the event; they should lie after a log time."""
+    """The missing numbers from `first` up to the event's (exclusive), whose events lie after a log time."""
 
     first: int
     size: int
@@ -35,12 +35,12 @@ class Missing(NamedTuple):
 
 
 class Sequences:
-    """What each pid's next number is.
+    """The next number of each pid.
 
-    With `from_start` the first event of a pid must have number 1. Else it is taken for the first there is, unless a
-    scan found a lower one. Events come in the order of their places, so one that was not given ahead of its turn was
-    never given, whatever its number: a lower number than the last is of a row that came late, or of a numbering that
-    began anew.
+    With `from_start` the first event of a pid must have number 1. Otherwise its first event is accepted with any
+    number, unless a scan found a lower one. Events come in the order of their places, so an event that was not given
+    ahead of its turn was never given, whatever its number. A number below the last one belongs to a row that came
+    late, or to a numbering that started again.
     """
 
     def __init__(self, *, from_start: bool) -> None:
@@ -53,14 +53,14 @@ class Sequences:
         for pid, number in lowest.items():
             self._seen[pid] = (number - 1, 0)
 
-    def begin_anew(self) -> None:
-        """Forget all numbers: those that come are of another numbering."""
+    def restart(self) -> None:
+        """Forget all numbers, because another numbering follows."""
         self._from_start = False
         self._seen.clear()
         self._ahead.clear()
 
     def follows(self, event: TaggedEvent) -> bool:
-        """Take an event if it is the next of its pid; else change nothing: it is known, or some are missing."""
+        """Accept an event if it is the next of its pid. Otherwise nothing changes: it is known, or some are missing."""
         pid, number = (event.topic, event.id), event.number
         last = self._seen.get(pid)
         if last is None:
@@ -70,13 +70,13 @@ class Sequences:
             return True
         if number != last[0] + 1:
             return False
-        # A plain tuple is made in a third of the time, and this is done for every event.
+        # A plain tuple takes a third of the time to make, and this happens for every event.
         self._seen[pid] = (number, event.tag_offset[0])
         self._seen.move_to_end(pid)
         return True
 
     def missing(self, event: TaggedEvent) -> Missing | None:
-        """Say what is missing before an event."""
+        """Return what is missing before an event; None if nothing is."""
         last = self._last(event)
         if last is None or event.number <= last[0] + 1:
             return None
@@ -84,7 +84,7 @@ class Sequences:
         return Missing(number + 1, event.number - number - 1, log_time_ms)
 
     def was_given_ahead(self, event: TaggedEvent) -> bool:
-        """Say whether a gap search has given the event before its turn, which is now."""
+        """Return True if a gap search has already given the event, before its turn."""
         name = (event.topic, event.id), event.tag_offset
         if name not in self._ahead:
             return False
@@ -92,7 +92,7 @@ class Sequences:
         return True
 
     def saw(self, event: TaggedEvent, *, before: TaggedEvent | None = None) -> None:
-        """Remember an event that was delivered, in its turn or `before` one that stands there in its place."""
+        """Remember an event that was delivered, in its turn or ahead of it, `before` another event."""
         pid = (event.topic, event.id)
         if before is not None and event.tag_offset > before.tag_offset:
             self._ahead.add((pid, event.tag_offset))
@@ -100,7 +100,7 @@ class Sequences:
         self._seen.move_to_end(pid)
         while len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
-            self._from_start = False  # who was forgotten may come again, with any number
+            self._from_start = False  # a pid that was forgotten may come again with any number
 
     def _last(self, event: TaggedEvent) -> _Seen | None:
         return self._seen.get((event.topic, event.id), (0, 0) if self._from_start else None)
@@ -110,7 +110,7 @@ _LOOK_AGAIN_S = 0.1
 
 
 class GapSearch:
-    """Puts the events of a tag back into sequence, one pid's at a time."""
+    """Finds the missing events of a tag and gives them in sequence."""
 
     def __init__(self, tags: Tags, bucket: Bucket, tag: str, settings: TagSettings, sequences: Sequences) -> None:
         self._views = tags.views
@@ -121,7 +121,7 @@ class GapSearch:
         self._sequences = sequences
 
     async def in_sequence(self, event: TaggedEvent) -> AsyncIterator[TaggedEvent]:
-        """Yield what is missing before an event, then the event; nothing if it was seen. Raises TagGap."""
+        """Yield the events that are missing before an event, then the event; nothing if it was given. Raises TagGap."""
         if self._sequences.was_given_ahead(event):
             return
         loop = asyncio.get_running_loop()
@@ -145,12 +145,12 @@ class GapSearch:
         yield event
 
     async def _first_number(self, event: TaggedEvent) -> int:
-        """Return where the numbers of an event's journal begin."""
+        """Return the lowest number of an event's journal."""
         known = (await self._numbers.of(event.topic, event.id)).get(self._tag)
         return known.first if known is not None else 1
 
     async def _find(self, event: TaggedEvent, missing: Missing) -> list[TaggedEvent]:
-        """Return the missing events that are there, as far as they follow one another."""
+        """Return the missing events that the views have, up to the first that they lack."""
         after = TagOffset.at(missing.since_ms) if missing.since_ms else None
         found: dict[int, TaggedEvent] = {}
         last_ms = event.tag_offset.log_time_ms
@@ -168,9 +168,9 @@ class GapSearch:
 
 
 async def lowest_numbers(rows: ViewRows) -> dict[Pid, int]:
-    """Scan a tag's events up to a seam for the lowest number of each pid.
+    """Return the lowest number of each pid among a tag's events up to a seam.
 
-    Rows beyond the seam don't count: a batch that is being written may have later ones before earlier ones.
+    Rows beyond the seam do not count: a batch that is being written may have later rows before earlier ones.
     """
     lowest: dict[Pid, int] = {}
     while batch := await rows.take(None):

@@ -1,7 +1,7 @@
-"""The un-replicated head of one partition, for one query: a tag's events above the seam, in order.
+"""The head of one partition for one query: a tag's events above the seam, in order.
 
-It reads on by itself until it has come to the end of the log; then the partition's reader serves it. When a few events
-wait to be taken it waits too, so that a slow reader costs no memory.
+A head reads the log alone until it reaches the end; then the reader that all queries share serves it. It pauses while
+a page of events waits to be taken, so that a slow query costs no memory.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ _MOST_KEYS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class HeadCalls:
-    """What a head asks of the merge that it belongs to."""
+    """The functions that a head needs of the query that it belongs to."""
 
     layout: Callable[[], Layout]
     """Return the topic's layout as it is known now."""
     end: Callable[[], int]
-    """Return where the partition ended when the merge began."""
+    """Return where the partition ended when the query began to follow it."""
     is_wanted: Callable[[TaggedEvent], bool]
-    """Return True if an event comes after where the query goes on from."""
+    """Return True if an event comes after the offset that the query resumes from."""
     came: Callable[[], None]
-    """Hear that events have come, or are about to."""
+    """Called when events have come, or are about to."""
     load: Callable[[Entry], Awaitable[KeyState]]
     """Return the state of a key before an action."""
     rows: Callable[[str, TagTime], Awaitable[list[TaggedEvent]]]
-    """Return a replicated record's events out of the views, which are checked if there are none."""
+    """Return the events of a replicated record from the views. If there are none, the views are checked."""
     carried_out: Callable[[Entry], Awaitable[None]]
-    """Wait until replication has carried a verdict out; all heads forget its key then."""
+    """Wait until replication has carried out a verdict; then all heads forget its key."""
     grown: Callable[[int], Awaitable[int]]
-    """Wait until a generation of the topic is published; returns its least log time."""
+    """Wait until a generation of the topic is published; return its lowest log time."""
     reached: Callable[[int], Awaitable[None]]
-    """Wait until all heads of the topic have come to the boundaries of a generation."""
+    """Wait until all heads of the topic have reached the boundaries of a generation."""
     check_topic: Callable[[], Awaitable[None]]
-    """Raise UnknownTopic if the log has another topic of that name by now, or none."""
+    """Raise UnknownTopic if the topic was deleted, even if there is another one of the same name."""
 
 
 class PartitionHead:
@@ -82,15 +82,16 @@ class PartitionHead:
 
     @property
     def position(self) -> TagTime:
-        """The lowest place that an event can have which has not come out of the head yet."""
+        """The lowest place that a later event of this head can have."""
         if self._is_served and not self._is_busy:
             return max(self._position, self._shared.position)
         return self._position
 
     async def run(self) -> None:
-        """Follow for ever; trouble of the log that may pass is waited out.
+        """Follow the partition forever; while the log is unavailable, it waits.
 
-        Raises what does not, as OffsetOutOfRange; and the store's trouble: the query begins anew from where it is.
+        Raises other errors of the log, such as OffsetOutOfRange, and all errors of the store: the query starts again
+        from where it is.
         """
         self._begin()
         try:
@@ -112,7 +113,7 @@ class PartitionHead:
         return event
 
     def marked(self, mark: Position) -> None:
-        """Move past a Mark of our own at once, if it is the next record; else it is met in its turn."""
+        """Move past a Mark of this process at once if it is the next record; otherwise it is read in its turn."""
         if self._is_served:
             self._shared.marked(mark)
         elif mark.offset == self._position.offset == self.cursor.offset:
@@ -120,26 +121,26 @@ class PartitionHead:
             self._move()
 
     def watch(self, moved: Callable[[], None] | None) -> None:
-        """Call a function each time the head has moved; None: call nobody any more."""
+        """Call a function each time the head has moved; None ends that."""
         self._watcher = moved
         self._let_watch()
 
     def tracked(self, entry: Entry) -> KeyState | None:
-        """Return the state of a key that was followed here, and lives elsewhere or here since its topic grew."""
+        """Return the state that a key of this partition had when its topic grew."""
         return self._left.get(entry.id) if entry.topic == self.at.topic else None
 
     def forget(self, id_: str) -> None:
-        """Forget the state of a key that was followed here: the store knows better."""
+        """Forget the state of a key, because the store has a newer one."""
         self._left.pop(id_, None)
 
     def forget_below(self, offset: int) -> None:
-        """Forget which keys were forgotten, as far as the store has their events."""
+        """Forget the evicted keys whose events the store has by now."""
         self._forgotten.cut(min(offset, self._position.offset - 1))
 
     def ask(self, id_: str, up_to: int | None) -> Sequence[Entry] | None:
-        """Return a key's actions from the head's start up to an offset; None if that is not known any more.
+        """Return a key's actions from the head's start up to an offset; None if they are not known any more.
 
-        None also if the key was forgotten here: its events under the tag were not counted on.
+        They are not known either if the key was evicted here, because its events under the tag were not counted.
         """
         actions = self._shared.actions
         if self._forgotten.of(id_, after=-1, up_to=actions.position):
@@ -149,7 +150,7 @@ class PartitionHead:
         return answer.entries if answer.kind is HeadKind.KNOWN else None
 
     def offer(self, found: Sequence[Found]) -> None:
-        """Take actions from the reader. Those of keys that are not known yet wait until the store has answered."""
+        """Take actions from the reader. Those of unknown keys wait until the store has answered."""
         mine = self._choose(found)
         if not mine:
             return
@@ -163,7 +164,7 @@ class PartitionHead:
         self._calls.came()
 
     def let_go(self, cursor: Cursor, error: Exception | None) -> None:
-        """Read alone from the reader's place on, when what is in the queue is done; or fail with its error."""
+        """Read alone from the reader's place on, after the queue is done; or fail with an error."""
         self._position = self.position
         self._is_served = False
         self._error = error
@@ -173,7 +174,7 @@ class PartitionHead:
         self._called.set()
 
     def _begin(self) -> None:
-        """Go on from the position. A head that was stopped half-way looks again at what it had not finished."""
+        """Start at the position. A head that was stopped reads again what it had not finished."""
         self.cursor.offset = self._position.offset
         self.cursor.log_time_ms = self._position.log_time_ms
         self._had = frozenset(event.tag_offset for event in self.events)
@@ -183,7 +184,7 @@ class PartitionHead:
         self._shared.join(self)
 
     async def _read_alone(self) -> None:
-        """Read until the partition's reader can go on with it."""
+        """Read until the partition's reader can serve this head."""
         if self._is_taken_over():
             return
         async with contextlib.aclosing(self._shared.batches(self.cursor)) as batches:
@@ -201,7 +202,7 @@ class PartitionHead:
         return self._is_served
 
     async def _be_served(self) -> None:
-        """Do what the reader can't do, until it has let go of this head."""
+        """Work through what the reader has queued, until it serves this head no longer."""
         while True:
             await self._called.wait()
             self._called.clear()
@@ -226,9 +227,9 @@ class PartitionHead:
         self._calls.came()
 
     def _choose(self, found: Sequence[Found]) -> list[Found]:
-        """Return the actions that carry the tag or are of a key that has events under it, in the queue too.
+        """Return the actions that carry the tag or whose key has events under it, also in the queue.
 
-        A head that was ahead of the reader has had some already.
+        A head that was ahead of the reader has seen some already.
         """
         mine = []
         for each in found:
@@ -242,7 +243,7 @@ class PartitionHead:
         return mine
 
     def _put_off(self, found: Sequence[Found]) -> None:
-        """Queue actions; the position stays before them. Partitions that will hold them up can be marked meanwhile."""
+        """Queue actions; the position stays before them. Meanwhile Marks can be written for their events."""
         if not self._is_busy:
             self._position = self.position
             self._is_busy = True
@@ -253,7 +254,7 @@ class PartitionHead:
         self._called.set()
 
     def _is_at_hand(self, found: Found) -> bool:
-        """Return True if an action can be judged without asking the store."""
+        """Return True if an action can be folded without asking the store."""
         state = self._keys.get(found.entry.id)
         return state is not None and not (self.tag in found.tags and state.is_replicated(found.entry))
 
@@ -266,7 +267,7 @@ class PartitionHead:
         self._keys.move_to_end(entry.id)
 
     async def _take(self, batch: Batch) -> None:
-        """Take what the head has read alone."""
+        """Take records that the head has read alone."""
         found: list[Found] = []
         for record in batch.records:
             if record.offset < self.cursor.offset:
@@ -303,7 +304,7 @@ class PartitionHead:
         await self._calls.reached(generation)
 
     async def _pass_verdict(self, entry: Entry) -> None:
-        """Wait until replication has carried a verdict out: it alone has the records that were held."""
+        """Wait until replication has carried out a verdict: only the store has the held records."""
         await self._calls.carried_out(entry)
         self._keys.pop(entry.id, None)
         self._put_up(await self._calls.rows(entry.id, self._time_of(entry)))
@@ -315,10 +316,10 @@ class PartitionHead:
         self._move()
 
     async def _deliver(self, found: Sequence[Found]) -> None:
-        """Remember the actions of keys that matter, and put the tag's events up for taking.
+        """Remember the actions, and make the tag's events ready to be taken.
 
-        They are `sighted` while the store is asked about their keys: partitions that will hold them up can be marked
-        meanwhile. Most records of a busy log are of no concern to a query, and only remembered.
+        Events are `sighted` while the store is asked about their keys, so that Marks can be written for them
+        meanwhile. Most records of a busy log do not concern the query; they are only remembered.
         """
         if not found:
             return
@@ -336,7 +337,7 @@ class PartitionHead:
             self.sighted = None
 
     async def _number(self, found: Sequence[Found]) -> None:
-        """Judge actions in order and number the events of those that count."""
+        """Fold actions in order and number the events of those that count."""
         first = {each.entry.id: each.entry for each in reversed(found) if self.tag in each.tags}
         new = [entry for id_, entry in first.items() if id_ not in self._keys]
         loaded = await asyncio.gather(*(self._calls.load(entry) for entry in new))
@@ -367,7 +368,7 @@ class PartitionHead:
         return TagTime(entry.log_time_ms, self.cursor.topic_number, entry.partition, entry.offset)
 
     def _move(self) -> None:
-        """Let the position be where the cursor is: all before it has come out."""
+        """Move the position to the cursor: all events before it are ready."""
         self._position = max(self._position, self.cursor.place)
         self._shared.marker.saw(self.at, self.cursor.log_time_ms)
         if self._watcher is not None:

@@ -1,7 +1,7 @@
-"""What became of a key's appends in the un-replicated head, and which numbers their events have under a tag.
+"""The state of a key in the head: which of its appends count, and the numbers of their events under a tag.
 
-State and number come from the store, the state first, and are carried on by the fold. A record that either of them
-covers was replicated already: its row is in the views, or it was void.
+State and number are read from the store, the state first, and the fold carries them on. A record at or below one of
+them is replicated already: its row is in the views, or it was void.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["KeyLookup", "KeyState", "Scanned", "load_key", "rows_of"]
 
 @dataclass(slots=True)
 class KeyState:
-    """One key: its journal's state, its last number under the tag, and up to where replication has been seen."""
+    """One key: its journal's state, its last number under the tag, and how far it is known to be replicated."""
 
     tag: str
     meta: JournalMeta | None
@@ -45,7 +45,7 @@ class KeyState:
     covered: Place | None
 
     def counts(self, entry: Entry) -> bool:
-        """Fold one more action; says whether it is an append that counts."""
+        """Fold one more action; return True if it is an append that counts."""
         if self.meta is not None and entry.place <= self.meta.place:
             return False
         done = step(self.meta, entry)
@@ -53,17 +53,17 @@ class KeyState:
         return done.effect is Effect.APPENDED
 
     def is_replicated(self, entry: Entry) -> bool:
-        """Say whether the views know already what became of the action."""
+        """Return True if the action is replicated already."""
         return self.covered is not None and entry.place <= self.covered
 
     def carry_on(self, entries: Sequence[Entry], counts: Mapping[Place, int]) -> None:
-        """Fold actions of the head; `counts` says how many events under the tag they have, where they have any."""
+        """Fold actions of the head; `counts` has the number of events under the tag for those that have any."""
         for entry in entries:
             if self.counts(entry) and not self.is_replicated(entry):
                 self.number += counts.get(entry.place, 0)
 
     def number_events(self, entry: Entry, time: TagTime) -> list[TaggedEvent]:
-        """Return the record's events under the tag, with the next numbers."""
+        """Return the record's events under the tag with the next numbers."""
         if entry.record is None or not isinstance(entry.action, Append):
             return []
         found = []
@@ -93,17 +93,17 @@ _NOWHERE = Place(-1, -1)
 
 
 class Scanned(NamedTuple):
-    """A key's actions, oldest first, and how many events under the tag each append has."""
+    """A key's actions, oldest first, and the number of events under the tag of each append."""
 
     entries: list[Entry]
     counts: dict[Place, int]
 
 
 class RememberedKeys(Protocol):
-    """A head, as far as it answers questions about keys."""
+    """The part of a head that answers questions about keys."""
 
     def tracked(self, entry: Entry) -> KeyState | None:
-        """Return the state of a key that was followed there before its topic grew."""
+        """Return the state that a key had there when its topic grew."""
         ...
 
     def ask(self, id_: str, up_to: int | None) -> Sequence[Entry] | None:
@@ -112,7 +112,7 @@ class RememberedKeys(Protocol):
 
 
 class KeyLookup:
-    """Looks for the keys of one tag. `layout_of` returns a topic's layout, `heads` are those that remember keys."""
+    """Finds the state of keys for one tag. `layout_of` returns a topic's layout; `heads` remember keys' actions."""
 
     def __init__(
         self,
@@ -130,9 +130,9 @@ class KeyLookup:
         self._heads = heads
 
     async def load(self, entry: Entry) -> KeyState:
-        """Return a key's state before an action: where it was before it moved; else the store's and the heads'.
+        """Return a key's state before an action: the one it had when it moved, else that of the store and the heads.
 
-        The heads are asked first: what they have let go of since they were asked is in the store by then.
+        The heads are asked first: what they drop after that is in the store when the store is asked.
         """
         found = self.before(entry) or await self.scan(entry)
         stored = await load_key(self._store, self._tag, entry.topic, entry.id)
@@ -163,7 +163,7 @@ class KeyLookup:
         return Scanned([found[place] for place in sorted(found)], {})
 
     async def scan(self, entry: Entry) -> Scanned:
-        """Return the same from the log itself."""
+        """Return the same as `before`, from the log itself."""
         found = Scanned([], {})
         layout = self._layout_of(entry.topic)
         for stay in layout.stays(entry.id):
@@ -196,6 +196,6 @@ class KeyLookup:
             return 0
         try:
             events = decode_append(entry.action, entry.record.value).events
-        except ValueError:  # it holds its key, and has no events
+        except ValueError:  # it holds its key and has no events
             return 0
         return sum(self._tag in event.tags for event in events)

@@ -1,10 +1,10 @@
-"""Marks that let waiting events through: idle partitions are told that time has passed.
+"""Marks that let waiting events through: a Mark in an idle partition shows that time has passed there.
 
-One set of them serves all who wait, in this process and in others. Queries say which partitions hold them up; after a
-moment of gathering one Mark goes to each that nobody has moved meanwhile. Of several processes that wait for the same
-events the one of the lowest rank writes at once, and the others only what it leaves out. Where events come one after
-another most partitions move by themselves, so Marks have a budget: it grows with time and with the events, and who has
-used it up waits a little longer.
+One Mark serves all queries that wait, in this process and in others. Queries name the partitions that hold them up.
+After a short time for gathering, one Mark goes to each of these partitions that has not moved meanwhile. If several
+processes wait for the same events, the one with the lowest rank writes at once, and the others write only what it
+leaves out. In a steady flow of events most partitions move without Marks, so Marks have a budget: it grows with time
+and with events, and when it is used up, queries wait a little longer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MARK_KEY = b"headrace-tags"
 _logger = get_logger(__name__)
 
 _RANK_LENGTH = 16
-# How long those who leave the Marks to another process look whether it writes them, and for how long they believe so.
+# How long a process waits for the Marks of one with a lower rank, and for how long it expects that one to write them.
 _LEAVE_S = 0.02
 _LEAVE_FOR_S = 2.0
 _LONGEST_WAIT_S = 0.1
@@ -36,9 +36,9 @@ _LOOK_AGAIN_S = 0.005
 
 
 class MarkBudget:
-    """How many Marks may be written: some a second, and two for five events; what is left over is kept, up to a bound.
+    """The budget of Marks: some for each second, and two for five events; what is not used is kept, up to a bound.
 
-    Pure: the caller says what time it is.
+    It is pure: the caller gives the time.
     """
 
     def __init__(self, now_s: float, *, per_s: float = 240.0, per_event: float = 0.4, most: float = 300.0) -> None:
@@ -49,22 +49,22 @@ class MarkBudget:
         self._at_s = now_s
 
     def earn(self, events: int) -> None:
-        """Count events that came."""
+        """Add the share of new events."""
         self._left = min(self._most, self._left + events * self._per_event)
 
     def allows(self, marks: int, now_s: float) -> bool:
-        """Say whether so many can be written now."""
+        """Return True if this number of Marks can be written now."""
         self._left = min(self._most, self._left + (now_s - self._at_s) * self._per_s)
         self._at_s = now_s
         return self._left >= min(marks, self._most)
 
     def spend(self, marks: int) -> None:
-        """Count Marks that were written."""
+        """Subtract Marks that were written."""
         self._left = max(-self._most, self._left - marks)
 
 
 class Marker:
-    """Writes Marks for all queries of a process. With `is_reader` it writes none."""
+    """Writes the Marks for all queries of a process. With `is_reader` it writes none."""
 
     def __init__(self, log: Log, *, gather_s: float = 0.002, is_reader: bool = False) -> None:
         self.is_reader = is_reader
@@ -81,21 +81,21 @@ class Marker:
 
     @property
     def leaves_to_others(self) -> bool:
-        """Whether another process has written the Marks lately."""
+        """True if another process has written Marks recently."""
         return asyncio.get_running_loop().time() < self._leaves_until_s
 
     def join(self, listener: Callable[[Sequence[Position]], None]) -> None:
-        """Tell somebody of all Marks that are written from now on."""
+        """Call a listener with all Marks that are written from now on."""
         self._listeners.add(listener)
 
     def leave(self, listener: Callable[[Sequence[Position]], None]) -> None:
-        """Tell him no more. Where nobody listens, nobody waits for Marks either."""
+        """Remove a listener. Without listeners no query waits for Marks either."""
         self._listeners.discard(listener)
         if not self._listeners:
             self._wanted.clear()
 
     def want(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> None:
-        """Say that partitions hold up events until they have come to a log time. Returns at once."""
+        """Ask for Marks in partitions that hold up events until they reach a log time. Returns at once."""
         if self.is_reader:
             return
         reached, wanted = self._reached_ms, self._wanted
@@ -106,24 +106,24 @@ class Marker:
             self._round = asyncio.get_running_loop().create_task(self._write_on(), name="headrace-tag-marks")
 
     def saw(self, at: TopicPartition, log_time_ms: int) -> None:
-        """Hear how far some query has read a partition: the log has that for all others too."""
+        """Note the log time up to which some query has read a partition: it needs no Mark up to there."""
         if log_time_ms > self._reached_ms.get(at, -1):
             self._reached_ms[at] = log_time_ms
 
     def earn(self, at: TopicPartition, offset: int, events: int) -> None:
-        """Hear of events up to an offset that some query waits for. What another one told of is not counted again."""
+        """Add the share of new events up to an offset; events that another query has added do not count again."""
         if offset > self._read_to.get(at, -1):
             self._read_to[at] = offset
             if self._budget is not None:
                 self._budget.earn(events)
 
     def met(self, mark_id: str) -> None:
-        """Hear of a Mark in the log. One of a lower rank says that another process does the work."""
+        """Note a Mark in the log. If its rank is lower, another process writes the Marks."""
         if mark_id[:_RANK_LENGTH] < self.rank:
             self._leaves_until_s = asyncio.get_running_loop().time() + _LEAVE_FOR_S
 
     def forget(self, topic: str) -> None:
-        """Forget how far a topic has come: it is gone, and may be made again."""
+        """Forget a topic that is gone: another one of the same name may come."""
         for known in (self._reached_ms, self._read_to, self._wanted):
             for at in [at for at in known if at.topic == topic]:
                 del known[at]
@@ -137,7 +137,7 @@ class Marker:
             await asyncio.gather(*(self._write([at for at in marks if at.topic == t], latest_ms) for t in topics))
 
     async def _next_round(self) -> dict[TopicPartition, int]:
-        """Wait until those who wait have gathered and the budget allows it; returns what is still wanted then."""
+        """Wait for the gathering time and for the budget; return the Marks that are still wanted then."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         if self._budget is None:
@@ -153,7 +153,7 @@ class Marker:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _write(self, marked: Sequence[TopicPartition], timestamp_ms: int) -> None:
-        """Write one Mark into each partition, all of one time, so that they serve whoever waits."""
+        """Write one Mark into each partition, all with the latest time, so that they serve all queries."""
         try:
             positions = await self._log.append([self._record(at, timestamp_ms) for at in marked])
         except HeadraceError as error:

@@ -1,4 +1,4 @@
-"""What events by tag count."""
+"""Metrics of events by tag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the last records of the log mean: found out once, for all queries of a process that follow the same feed."""
+"""Partitions as all queries of a process share them: one reader each, records decoded once, and recent actions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Place: TypeAlias = tuple[str, int, int]
 
 
 class Meaning(NamedTuple):
-    """The action that a record stands for, and the tags of its events. What can't be decoded holds its key."""
+    """The decoded form of a record: its action, and the tags of its events. Poison stands for what can't be decoded."""
 
     entry: Entry | None
     tags: frozenset[str] = _NO_TAGS
@@ -46,13 +46,13 @@ class _Known(NamedTuple):
 
 
 class Decoded:
-    """Remembers some records by their place. It is asked about the same record as often as there are queries."""
+    """A cache of decoded records by place: every query asks for the same records."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[_Place, _Known] = OrderedDict()
 
     def find(self, record: Record, generation: int, log_time_ms: int) -> Meaning:
-        """Return what a record means where a partition has that generation and log time."""
+        """Return the decoded form of a record, for the generation and log time of its place."""
         place = (record.topic, record.partition, record.offset)
         known = self._known.get(place)
         if known is not None and known[:3] == (record, generation, log_time_ms):
@@ -90,7 +90,7 @@ _MARK_ID = MARK_KEY.decode()
 
 @dataclass(slots=True)
 class Cursor:
-    """How far a partition was read: the next offset, and the generation and log time there."""
+    """How far a partition has been read: the next offset, and the generation and log time there."""
 
     at: TopicPartition
     topic_number: int
@@ -100,12 +100,12 @@ class Cursor:
 
     @classmethod
     def behind(cls, known: KnownSeam) -> Cursor:
-        """Return the place behind what the views hold."""
+        """Return the cursor behind what the views hold."""
         return cls(known.at, known.topic_number, known.place.offset + 1, known.place.generation, known.log_time_ms)
 
     @property
     def place(self) -> TagTime:
-        """The lowest place that an event can have which was not read yet."""
+        """The lowest place that an event which has not been read can have."""
         return TagTime(self.log_time_ms, self.topic_number, self.at.partition, self.offset)
 
     def move(self, offset: int, log_time_ms: int) -> None:
@@ -122,28 +122,28 @@ class Found(NamedTuple):
 
 
 class ServedHead(Protocol):
-    """A query's head in a partition, as its reader sees it."""
+    """A query's head in a partition, as the partition's reader uses it."""
 
     tag: str
     cursor: Cursor
 
     def offer(self, found: Sequence[Found]) -> None:
-        """Take the actions that concern the tag. Those that need more than is at hand are put into a queue."""
+        """Take the actions that concern the tag. Those that need an answer of the store are queued."""
         ...
 
     def let_go(self, cursor: Cursor, error: Exception | None) -> None:
-        """Read alone from there on, or fail."""
+        """Read alone from a cursor on, or fail with an error."""
         ...
 
     def forget_below(self, offset: int) -> None:
-        """Forget what the store has by now."""
+        """Forget what the store has by now, at or below an offset."""
         ...
 
 
 class SharedPartition:
-    """One partition. Its `actions` are complete from a place on that was replicated when the first head began.
+    """One partition. Its `actions` are complete from the place that was replicated when the first head began.
 
-    A head may be behind that place: what it needs of a key is in the store then, which is always asked afterwards.
+    A head may begin before that place: then what it needs of a key is in the store, which is always asked afterwards.
     """
 
     def __init__(
@@ -176,33 +176,33 @@ class SharedPartition:
 
     @property
     def members(self) -> int:
-        """How many heads there are."""
+        """The number of heads."""
         return len(self._members)
 
     @property
     def served(self) -> int:
-        """How many of them the reader serves."""
+        """The number of heads that the reader serves."""
         return len(self._served)
 
     def begin(self, start: KnownSeam) -> None:
-        """Remember actions for a head that begins at a seam. If that is further on, the store has all below it."""
+        """Remember actions for a head that begins at a seam. If the seam has moved on, the store has all below it."""
         if start.place.offset >= self.actions.position:
             self.actions.replicated(start.place.offset, start.place.generation)
 
     def join(self, head: ServedHead) -> None:
-        """Do what is done for a head from now on."""
+        """Add a head."""
         self._members.add(head)
         self._count_members(self)
 
     async def leave(self, head: ServedHead) -> None:
-        """Do nothing more for a head; returns when the reader has ended, if it was the last."""
+        """Remove a head. If it was the last one, this returns after the reader has ended."""
         self._members.discard(head)
         self._drop(head)
         self._count_members(self)
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def serve(self, head: ServedHead, layout: Layout, *, is_at_end: bool) -> bool:
-        """Let the reader serve a head from now on. Returns False if the head has to read on alone first."""
+        """Let the reader serve a head from now on; False if the head must first catch up alone."""
         cursor = head.cursor
         if cursor.offset < self._alone_to:
             return False
@@ -218,7 +218,7 @@ class SharedPartition:
         return True
 
     def release(self, head: ServedHead, error: Exception | None = None) -> None:
-        """Let a head read alone from where the reader is, or fail."""
+        """Stop serving a head: it reads alone from the reader's place on, or fails with an error."""
         if head in self._served:
             head.let_go(self._cursor, error)
             self._drop(head)
@@ -228,17 +228,17 @@ class SharedPartition:
         self._watchers[head] = moved
 
     def unwatch(self, head: ServedHead) -> None:
-        """Call it no more."""
+        """Stop calling a function."""
         self._watchers.pop(head, None)
 
     def marked(self, mark: Position) -> None:
-        """Move the reader past a Mark of our own at once, if it is the next record; else it is met in its turn."""
+        """Move the reader past a Mark of this process at once if it is the next record; else it is read in its turn."""
         if mark.offset == self._cursor.offset and self._reader is not None:
             self._cursor.move(mark.offset + 1, mark.timestamp_ms)
             self._moved()
 
     def meaning(self, record: Record, cursor: Cursor, layout: Layout) -> Meaning:
-        """Return what a record means; an append that is not where its key lives means nothing."""
+        """Return the decoded form of a record; an append in a partition that its key has left is nothing."""
         log_time_ms = max(cursor.log_time_ms, record.timestamp_ms)
         meaning = self._decoded.find(record, cursor.generation, log_time_ms)
         if not meaning.is_append or meaning.entry is None or layout.generation == 0:
@@ -246,12 +246,12 @@ class SharedPartition:
         return meaning if layout.is_home(meaning.entry.id, cursor.generation, self.at) else _NOTHING
 
     def met(self, entry: Entry, mark: Mark) -> None:
-        """Tell the marker of a Mark that a query wrote, here or in another process."""
+        """Report a Mark that a query of this or another process wrote to the marker."""
         if entry.id == _MARK_ID:
             self.marker.met(mark.id)
 
     async def batches(self, cursor: Cursor) -> AsyncGenerator[Batch, None]:
-        """Yield what the log holds from a cursor on; a log that can't be reached is asked again and again."""
+        """Yield the records from a cursor on; if the log is unavailable, try again until it answers."""
         attempt = 0
         while True:
             batches = self._log.read(self.at, cursor.offset, max_records=_RECORDS_AT_ONCE)
@@ -262,13 +262,15 @@ class SharedPartition:
             except Unavailable as error:
                 attempt += 1
                 delay_s = _RESTART.delay_s(attempt)
-                _logger.warning("head of a tag query failed", partition=str(self.at), error=str(error), retry_s=delay_s)
+                _logger.warning(
+                    "head of a tag query failed", partition=str(self.at), error=str(error), retry_in_s=delay_s
+                )
                 await asyncio.sleep(delay_s)
             finally:
                 await batches.aclose()  # type: ignore[attr-defined]
 
     async def trim(self) -> None:
-        """Every now and then forget actions that the store has by now."""
+        """Forget actions that the store has by now, from time to time."""
         now_s = asyncio.get_running_loop().time()
         if self.actions.actions < _TRIM_FROM or now_s - self._trimmed_s < _TRIM_EVERY_S:
             return
@@ -288,7 +290,7 @@ class SharedPartition:
             self.actions.drop_index()
 
     async def _read(self, layout: Layout) -> None:
-        """Read for all heads that are served, until none is, or all have to read alone."""
+        """Read for all served heads, until there is none or all must read alone."""
         error: Exception | None = None
         try:
             async with contextlib.aclosing(self.batches(self._cursor)) as batches:
@@ -296,7 +298,7 @@ class SharedPartition:
                     if not self._take(batch, layout):
                         break
                     await self.trim()
-        except Exception as failure:  # each query decides by itself what to do about it
+        except Exception as failure:  # each query decides what to do about it
             error = failure
         if self._reader is asyncio.current_task():
             self._reader = None
@@ -304,7 +306,7 @@ class SharedPartition:
                 self.release(head, error)
 
     def _take(self, batch: Batch, layout: Layout) -> bool:
-        """Serve what a batch holds. Returns False if the reader has to end."""
+        """Serve the records of a batch; False if the reader must end."""
         cursor = self._cursor
         found: list[Found] = []
         for record in batch.records:
@@ -325,7 +327,7 @@ class SharedPartition:
         return bool(self._served)
 
     def _serve(self, found: Sequence[Found]) -> None:
-        """Offer each head what it wants. One that fails ends its own query, and no other."""
+        """Offer each head the actions that it wants. A failure ends the query of that head and no other."""
         self.actions.take([each.entry for each in found], self._cursor.offset)
         heads = list(self._served) if found else []
         tags = {head.tag for head in heads}
@@ -346,7 +348,7 @@ class SharedPartition:
             moved()
 
     def _drop(self, head: ServedHead) -> None:
-        """Serve a head no more. A reader that serves nobody ends."""
+        """Stop serving a head. A reader without heads ends."""
         self._served.pop(head, None)
         self._watchers.pop(head, None)
         reader = self._reader
@@ -359,7 +361,7 @@ class SharedPartition:
 
 
 class SharedPartitions:
-    """The partitions that some query of the process has a head in. A topic that was made again is another topic."""
+    """The partitions in which a query of the process has a head. A topic that was created again is another topic."""
 
     def __init__(self, log: Log, store: Store, marker: Marker) -> None:
         self._log = log
@@ -373,15 +375,15 @@ class SharedPartitions:
 
     @property
     def served(self) -> int:
-        """How many heads are served by the reader of their partition."""
+        """The number of heads that are served by the reader of their partition."""
         return sum(shared.served for shared in self._known.values())
 
     def read_up_to(self) -> TagTime:
-        """Return the highest place that a partition has been read to."""
+        """Return the highest place that any partition has been read up to."""
         return max((shared.position for shared in self._known.values()), default=FIRST_TAG_TIME)
 
     def get(self, start: KnownSeam, layout: Layout) -> SharedPartition:
-        """Return what is shared of a partition."""
+        """Return the shared partition; it is made if it is new."""
         name = (start.at, layout.topic_id)
         shared = self._known.get(name)
         if shared is None:
@@ -398,7 +400,7 @@ class SharedPartitions:
         return shared
 
     def _keep(self, name: _Name, shared: SharedPartition) -> None:
-        """Keep a partition while it has heads. Of two that were made for the same one the first is kept."""
+        """Keep a shared partition while it has heads. If two were made for one partition, the first is kept."""
         if shared.members:
             self._known.setdefault(name, shared)
         elif self._known.get(name) is shared:
@@ -406,6 +408,6 @@ class SharedPartitions:
 
 
 def _concerns_all(entry: Entry, generation: int) -> bool:
-    """Return True for what every head has to wait for: a verdict on a held journal, the start of a generation."""
+    """Return True if every head must handle an action: a verdict on a held journal, or the start of a generation."""
     action = entry.action
     return isinstance(action, Verdict) or (isinstance(action, Mark) and (action.generation or 0) > generation)

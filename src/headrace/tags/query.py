@@ -1,4 +1,4 @@
-"""Events by tag: each once, in order, from any place on, and if wanted for ever."""
+"""Queries by tag: each event once, in order, from any offset on, with or without an end."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from headrace.store import Store
 from headrace.tags.announcements import Announcements
 from headrace.tags.events import After, TaggedEvent, TagOffset, after_of
 from headrace.tags.floors import Floors
+from headrace.tags.followed import MergeSources
 from headrace.tags.gaps import GapSearch, Sequences, lowest_numbers
 from headrace.tags.marks import Marker
-from headrace.tags.merge import Merge, MergeSources
+from headrace.tags.merge import Merge
 from headrace.tags.metrics import DELIVERED
 from headrace.tags.partitions import SharedPartitions
-from headrace.tags.registry import TagRegistry, ViewsBegunAnew, check_filled
+from headrace.tags.registry import TagRegistry, ViewsReplaced, check_filled
 from headrace.tags.seams import Seam, SeamOutdated, SeamReader
-from headrace.tags.several import NOBODY, PlaceWatch, check_names_event, merge_tags
+from headrace.tags.several import NO_WATCH, PlaceWatch, check_names_event, merge_tags
 from headrace.tags.trimmed import check_not_trimmed, read_trimmed
 from headrace.tags.view_rows import ViewRows
 
@@ -38,11 +39,11 @@ _AGAIN = Backoff(first_s=0.1, limit_s=5.0)
 
 
 class TagQueries:
-    """Queries of one process; they share the Marks they write, and what they read of each partition.
+    """The queries of one process; they share the Marks they write and what they read of each partition.
 
-    Promises: every event that counts, once, in the order (log time, topic, partition, offset); a query that goes on
+    Promises: every event that counts, once, in the order (log time, topic, partition, offset); a query that resumes
     from an event's offset gets what comes after it, whatever was replicated, written or restarted meanwhile.
-    Does not promise: anything above what every partition has been read up to.
+    Does not promise: anything above the place that every partition has been read up to.
     """
 
     def __init__(self, log: Log, store: Store, settings: TagSettings, *, read_only: bool = False) -> None:
@@ -69,22 +70,21 @@ class TagQueries:
         read_only: bool = False,
         skip_trimmed: bool = False,
     ) -> AsyncGenerator[TaggedEvent, None]:
-        """Yield a tag's events after an offset: those there are now, or with `live` all that come too.
+        """Yield a tag's events after an offset: those that exist now, or with `live` also all that come.
 
-        Of several tags, all their events in one order, each once; `tag` and `number` of an event are those of the first
-        of its tags that was asked for.
+        With several tags, all their events come in one order, each once; `tag` and `number` of an event are those of
+        the first of the given tags that it has.
 
-        `after` is an event's `tag_offset`, its text, or a time (whose events are included); None: all. Nothing is
-        fetched before it is asked for, apart from a page. With `read_only` no Marks are written, and events wait for
-        others to write into partitions where nothing happens. A live query goes on by itself after log or store were
-        away for any time.
-        A query that would begin before events that were removed because of their age is refused; with `skip_trimmed`
-        it begins behind them.
+        `after` is an event's `tag_offset`, its text, or a time (whose events are included); None gives all events.
+        At most a page is fetched ahead. With `read_only` no Marks are written, and events wait until other processes
+        write into idle partitions. A live query continues automatically after any outage of the log or the store.
+        TagTrimmed is raised if events after the offset were removed because of their age; with `skip_trimmed` the
+        query begins behind them.
         Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap, TagBuilding, TagTrimmed.
         """
         tags, start = _tags_of(tag), after_of(after)
         if len(tags) == 1:
-            return self.watched(tags[0], start, NOBODY, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
+            return self.watched(tags[0], start, NO_WATCH, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
         check_names_event(start)
         query = partial(self.watched, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
         return merge_tags(tags, start, query)
@@ -99,24 +99,24 @@ class TagQueries:
         read_only: bool = False,
         skip_trimmed: bool = False,
     ) -> AsyncGenerator[TaggedEvent, None]:
-        """Yield a tag's events for a query that merges them with others, and asks by the watch how far this one is."""
+        """Yield a tag's events for a query of several tags, which asks through the watch how far this one is."""
         marker = self._silent_marker if read_only else self._marker
         return _Query(self, tag, after, marker, is_live=live, watch=watch, skips_trimmed=skip_trimmed).events()
 
     async def tags(self) -> list[str]:
-        """List all tags that replication has met."""
+        """Return all tags of replicated events."""
         await self._registry.open()
         return list(await self._store.tags.views.tags())
 
     async def tags_of(self, topic: str, id_: str) -> dict[str, int]:
-        """Return the tags of a journal's replicated events, and how many events each has."""
+        """Return the tags of a journal's replicated events, with the number of events of each."""
         await self._registry.open()
         numbers = await self._store.tags.numbers.of(topic, id_)
         return {tag: numbers[tag].number for tag in sorted(numbers)}
 
 
 class _Query:
-    """One query: where it is, and what it has seen."""
+    """One query: where it is, and which numbers it has seen."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class _Query:
         marker: Marker,
         *,
         is_live: bool,
-        watch: PlaceWatch = NOBODY,
+        watch: PlaceWatch = NO_WATCH,
         skips_trimmed: bool = False,
     ) -> None:
         self._watch = watch
@@ -147,7 +147,7 @@ class _Query:
         self._seam: Seam | None = None  # the last one that was read
 
     async def events(self) -> AsyncGenerator[TaggedEvent, None]:
-        """Yield events. A live query waits until log and store are back, however long that takes, and goes on."""
+        """Yield events. A live query waits until the log and the store are back, however long that takes."""
         attempt = 0
         while True:
             try:
@@ -161,11 +161,11 @@ class _Query:
                     raise
                 attempt += 1
                 delay_s = _AGAIN.delay_s(attempt)
-                _logger.warning("query by tag goes on later", tag=self._tag, error=str(error), retry_s=delay_s)
+                _logger.warning("query by tag goes on later", tag=self._tag, error=str(error), retry_in_s=delay_s)
             await asyncio.sleep(delay_s)
 
     async def _events(self) -> AsyncGenerator[TaggedEvent, None]:
-        """Yield events: from the views as long as there are many, then from views and log together."""
+        """Yield events: from the views while there are many, then from the views and the log together."""
         async with contextlib.aclosing(self._batches()) as batches:
             async for batch in batches:
                 for event in batch:
@@ -175,7 +175,7 @@ class _Query:
                         continue
                     async for each in self._gaps.in_sequence(event):
                         if each.tag_offset < event.tag_offset and (not self._after or each.tag_offset > self._after):
-                            self._after = each.tag_offset  # who begins anew must not find it a second time
+                            self._after = each.tag_offset  # a query that starts again must not give it twice
                         yield each
                     self._after = event.tag_offset
 
@@ -207,21 +207,21 @@ class _Query:
                         if error.offset >= error.start and await self._seams.is_there(seam.layouts[error.topic]):
                             raise
                         _logger.info("retention overtook a query by tag; back to the views", tag=self._tag)
-                    except (ViewsBegunAnew, SeamOutdated) as reason:
+                    except (ViewsReplaced, SeamOutdated) as reason:
                         _logger.info("a query by tag goes back to the views", tag=self._tag, why=type(reason).__name__)
             seam = self._seam = await self._next_seam(seam)
 
     async def _read_seam(self) -> Seam:
-        """Read the seam. Of a tag that history was given, the views hold all up to the cut: so must the seam."""
+        """Read the seam. If the tag was back-filled, the views hold everything up to the cut, so the seam must too."""
         while True:
             seam = await self._seams.read()
-            check_filled(seam.registry.fills, self._tag)
-            fill = seam.registry.fills.get(self._tag)
+            check_filled(seam.facts.fills, self._tag)
+            fill = seam.facts.fills.get(self._tag)
             if fill is None or all(known.place >= (fill.cut_of(known.at) or known.place) for known in seam.live):
                 return seam
 
     async def _check_after(self, seam: Seam) -> None:
-        """Refuse an offset of an event that the log never held: all that comes below it would be missed."""
+        """Raise BadArgument for an offset of an event that the log never held: the events below it would be missed."""
         after = self._after
         if after is None or after.partition < 0:  # a time
             return
@@ -232,7 +232,7 @@ class _Query:
             )
 
     async def _was_held(self, seam: Seam, after: TagOffset) -> bool:
-        """Say whether the log can have held the record of an offset; of a topic that was another, nobody knows."""
+        """Return True if the log can have held the record of an offset; also if the topic was created again since."""
         at = seam.place_of(after)
         if at is None or at.topic in seam.gone or seam.layouts[at.topic].generation > 0:
             return at is not None
@@ -240,19 +240,19 @@ class _Query:
         return end is None or after.offset < end
 
     async def _next_seam(self, before: Seam) -> Seam:
-        """Read the seam anew; where the views have begun anew since, numbers that were seen say nothing about those."""
+        """Read the seam again. If the views were replaced, forget the numbers that were seen in the old ones."""
         seam = await self._read_seam()
-        check_filled(seam.registry.fills, self._tag, before=before.registry.fills)
-        if seam.registry.epoch != before.registry.epoch:
-            self._sequences.begin_anew()
+        check_filled(seam.facts.fills, self._tag, before=before.facts.fills)
+        if seam.facts.epoch != before.facts.epoch:
+            self._sequences.restart()
             await self._find_place(seam)
         await self._check_trimmed(self._after)
         return seam
 
     async def _find_place(self, seam: Seam) -> None:
-        """Find the event again that the query goes on from: its number may be another since it was given.
+        """Find the event that the query resumes from: its number may have changed since it was given.
 
-        Only rows that the seam covers tell: of others some may not be there yet.
+        Only rows that the seam covers count: others may not be written yet.
         """
         after = self._after
         if after is not None and after.number > 0:
@@ -262,7 +262,7 @@ class _Query:
             self._after = after.renumbered((row.number, row.seq_nr) for row in rows)
 
     async def _begin(self) -> Seam:
-        """Read the seam, and for a query that ends where it ends; scan if the offset is in the current bucket."""
+        """Read the seam and, for a query with an end, the ends; scan if the offset is in the current bucket."""
         seam = await self._read_seam()
         await self._find_place(seam)
         if self._skips_trimmed:
@@ -289,18 +289,18 @@ class _Query:
         )
 
     async def _check_trimmed(self, place: TagOffset | None) -> None:
-        """Raise TagTrimmed if events after a place, which was read from just now, had been removed by then."""
+        """Raise TagTrimmed if events after a place, from which a page was just read, have been removed."""
         check_not_trimmed(await read_trimmed(self._store.settings, self._tag), self._tag, place)
 
     async def _skip_trimmed(self) -> None:
-        """Begin behind what was removed, if that was asked for; its numbers are not expected either."""
+        """Begin behind what was removed if the caller wants that; numbers of removed events are not expected."""
         known = await read_trimmed(self._store.settings, self._tag)
         if known is not None and (self._after is None or not self._after.covers(known.place)):
             self._after = known.place
-            self._sequences.begin_anew()
+            self._sequences.restart()
 
     def _is_complete(self, seam: Seam) -> bool:
-        """Say whether the views hold all that a query which ends should give."""
+        """Return True if the views hold everything that a query with an end should give."""
         if self._until is None:
             return False
         return all(known.place.offset + 1 >= self._until.get(known.at, 0) for known in seam.live)
@@ -313,7 +313,7 @@ class _Query:
 
 
 def _tags_of(tag: str | Sequence[str]) -> list[str]:
-    """Return the tags that were asked for, each once. Raises BadArgument."""
+    """Return the given tags, each once. Raises BadArgument."""
     tags = [tag] if isinstance(tag, str) or not isinstance(tag, Sequence) else list(tag)
     if not tags:
         raise BadArgument("tag", tag, "a query needs a tag, or several")

@@ -1,4 +1,4 @@
-"""Buckets: how much time of a tag one partition of its view holds."""
+"""The registry of events by tag: facts that all processes share, about topics, buckets, back-fills and tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "TagRegistry",
     "TagUse",
     "TopicEntry",
-    "ViewsBegunAnew",
+    "ViewsReplaced",
     "check_epoch",
     "check_filled",
     "check_use",
@@ -35,19 +35,19 @@ __all__ = [
 
 
 class Bucket(Enum):
-    """The size of a bucket; chosen by volume, and fixed once events are there."""
+    """The size of a bucket. It is chosen by volume and fixed with the first event."""
 
     DAY = 24 * 60 * 60 * 1000
     HOUR = 60 * 60 * 1000
     MINUTE = 60 * 1000
 
     def start_of(self, log_time_ms: int) -> int:
-        """Return when the bucket of a log time begins."""
+        """Return the start of the bucket that a log time is in."""
         return log_time_ms - log_time_ms % int(self.value)
 
 
 class FillState(StrEnum):
-    """How far a fill is. While it is closing, replication waits at the cut."""
+    """The state of a fill. While it is closing, replication waits at the cut."""
 
     BUILDING = "building"
     CLOSING = "closing"
@@ -55,7 +55,7 @@ class FillState(StrEnum):
 
 
 class PlacesOfTopic(msgspec.Struct, frozen=True):
-    """A place in each partition of a topic, all of one generation. One that `is_gone` gets no more records."""
+    """A place in each partition of a topic, all of one generation. A topic that `is_gone` gets no more records."""
 
     generation: int
     offsets: Mapping[int, int]
@@ -63,7 +63,7 @@ class PlacesOfTopic(msgspec.Struct, frozen=True):
 
 
 class TagFill(msgspec.Struct, frozen=True):
-    """One tag's fill; `function` names what chooses the events, `close_id` an attempt to close it."""
+    """The fill of one tag; `function` names the one that chooses the events, `close_id` an attempt to close it."""
 
     id: str
     function: str
@@ -74,18 +74,18 @@ class TagFill(msgspec.Struct, frozen=True):
 
     @property
     def is_ready(self) -> bool:
-        """Whether history is counted."""
+        """True if all history is numbered."""
         return self.state is FillState.READY
 
     def since_of(self, at: TopicPartition) -> Place:
-        """Return the place that all which was written before the fill lies below."""
+        """Return the place below which everything was written before the fill."""
         places = self.since.get(at.topic)
         return Place(-1, -1) if places is None else Place(places.generation, places.offsets.get(at.partition, -1))
 
     def home_of(self, layout: Layout, id_: str, partition: int) -> TopicPartition:
-        """Return where a journal lives as long as the fill lasts, whose records, or rows, are in a partition.
+        """Return the partition of a journal during the fill; `partition` is where its records, or rows, are.
 
-        In a topic that has never grown that is where they are, also if their producer does not go by the key.
+        In a topic that has never grown it is the same one, even if their producer ignores the key.
         """
         places = self.since.get(layout.topic)
         if places is None or places.generation <= 0:
@@ -95,19 +95,19 @@ class TagFill(msgspec.Struct, frozen=True):
         )
 
     def cut_of(self, at: TopicPartition) -> Place | None:
-        """Return the last place that the fill decides about; None where it decides about nothing."""
+        """Return the last place that the fill decides about; None if it decides about nothing there."""
         places = self.cut.get(at.topic)
         if places is None or at.partition not in places.offsets:
             return None
         return Place(places.generation, places.offsets[at.partition])
 
     def leaves_out(self, at: TopicPartition, place: Place) -> bool:
-        """Say whether replication has to leave an event's row to the fill."""
+        """Return True if replication must leave an event's row to the fill."""
         cut = self.cut_of(at)
         return not self.is_ready or (cut is not None and place <= cut)
 
     def last_offset(self, at: TopicPartition, start: int) -> int | None:
-        """Return the last offset that replication, which stands at `start`, may go to; None: any."""
+        """Return the last offset that replication may apply after `start`; None means any."""
         if self.state is not FillState.CLOSING:
             return None
         cut = self.cut_of(at)
@@ -115,7 +115,7 @@ class TagFill(msgspec.Struct, frozen=True):
 
 
 def check_filled(fills: Mapping[str, TagFill], tag: str, before: Mapping[str, TagFill] | None = None) -> None:
-    """Raise TagBuilding if history is not counted yet, or was counted anew since `before`."""
+    """Raise TagBuilding if history is not numbered yet, or was numbered again since `before`."""
     fill = fills.get(tag)
     if fill is None:
         return
@@ -129,7 +129,7 @@ NUMBERS_TABLE = "tag_views_progress"
 
 
 class TagUse(StrEnum):
-    """Whether a store keeps views by tag. While they are being built nothing is replicated, with or without them."""
+    """Whether a store keeps views by tag. While they are BUILDING nothing is replicated."""
 
     ON = "on"
     BUILDING = "building"
@@ -137,11 +137,11 @@ class TagUse(StrEnum):
 
 
 class TopicEntry(msgspec.Struct, frozen=True):
-    """A topic in the order of tagged events. It was announced; with a `floor_ms` it is open.
+    """A topic in the order of tagged events. It is announced; with a `floor_ms` it is open.
 
     No record of it has a log time below the floor. `generations` has the floors of later generations, by number.
-    A topic that was deleted and made again joins anew: its generation is `announced` before its floor is looked for,
-    and lies above `last_ms`, the highest log time that queries had read when the old one was gone.
+    A topic that was deleted and created again joins again: its generation is `announced` before its floor is
+    determined. That floor lies above `last_ms`, the highest log time that queries had read of the old topic.
     """
 
     number: int
@@ -152,17 +152,17 @@ class TopicEntry(msgspec.Struct, frozen=True):
 
     @property
     def latest(self) -> int:
-        """The latest generation that is announced or open."""
+        """The latest generation, announced or open."""
         return max(self.announced, *map(int, self.generations), 0)
 
     @property
     def is_open(self) -> bool:
-        """Whether the floors of all that was announced are settled."""
+        """True if the floors of all announced generations are known."""
         return self.floor_ms is not None and (not self.announced or str(self.announced) in self.generations)
 
 
 class TagFacts(msgspec.Struct, frozen=True):
-    """The shared facts."""
+    """The facts that all processes share."""
 
     bucket: str
     epoch: str
@@ -181,7 +181,7 @@ class TagFacts(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, topics={**self.topics, topic: entry})
 
     def floor_ms(self, topic: str, generation: int) -> int | None:
-        """Return the least log time of a generation's records; None if that was not settled yet."""
+        """Return the lowest log time of a generation; None if that is not determined yet."""
         entry = self.topics.get(topic)
         if entry is None or entry.floor_ms is None:
             return None
@@ -192,25 +192,25 @@ decode_registry = msgspec.json.Decoder(TagFacts).decode
 _decode_layout = msgspec.json.Decoder(Layout).decode
 
 
-def check_use(registry: TagFacts) -> TagFacts:
+def check_use(facts: TagFacts) -> TagFacts:
     """Return the facts of a store that keeps views. Raises TagsIncomplete."""
-    if registry.use is not TagUse.ON:
+    if facts.use is not TagUse.ON:
         raise TagsIncomplete
-    return registry
+    return facts
 
 
-class ViewsBegunAnew(Exception):
-    """The tables of events by tag are others than those a query began with. Caught within this room."""
+class ViewsReplaced(Exception):
+    """The views were written again since a query began. Caught within this room."""
 
 
-def check_epoch(registry: TagFacts, *, before: TagFacts) -> None:
-    """Raise ViewsBegunAnew if the views have been written again since `before`: numbers may be others."""
-    if registry.epoch != before.epoch:
-        raise ViewsBegunAnew
+def check_epoch(facts: TagFacts, *, before: TagFacts) -> None:
+    """Raise ViewsReplaced if the views have been written again since `before`: numbers may have changed."""
+    if facts.epoch != before.epoch:
+        raise ViewsReplaced
 
 
 class TagRegistry:
-    """Reads and changes the shared facts; makes the tables when they are first needed."""
+    """Reads and changes the shared facts; creates the tables when they are first needed."""
 
     def __init__(self, store: Store, settings: TagSettings) -> None:
         self._store = store
@@ -223,89 +223,89 @@ class TagRegistry:
         return Bucket[self._settings.bucket]
 
     async def open(self) -> TagFacts:
-        """Return the facts, with the tables made and looked at.
+        """Return the facts, after creating and checking the tables.
 
         Raises TagsDisabled, TagsIncomplete, WrongBucketSize, TagViewsLost.
         """
         if not self._settings.enabled:
             raise TagsDisabled("use events by tag")
-        registry = check_use(await self.settle(TagUse.ON))
-        if registry.bucket != self._settings.bucket:
-            raise WrongBucketSize(registry.bucket, self._settings.bucket)
-        if not set(self._settings.redact) <= set(registry.redact):
-            registry = await self.change(lambda known: _redacting(known, self._settings.redact))
-        if not registry.is_ready:
-            return await self._finish(registry)
-        if registry.epoch != self._prepared_epoch:
+        facts = check_use(await self.settle(TagUse.ON))
+        if facts.bucket != self._settings.bucket:
+            raise WrongBucketSize(facts.bucket, self._settings.bucket)
+        if not set(self._settings.redact) <= set(facts.redact):
+            facts = await self.change(lambda known: _redacting(known, self._settings.redact))
+        if not facts.is_ready:
+            return await self._finish(facts)
+        if facts.epoch != self._prepared_epoch:
             await self._store.tags.prepare()
-            self._prepared_epoch = registry.epoch
-        await self.check(registry)
-        return registry
+            self._prepared_epoch = facts.epoch
+        await self.check(facts)
+        return facts
 
     async def settle(self, use: TagUse) -> TagFacts:
-        """Return the facts, made as this process wants them where nothing was replicated yet.
+        """Return the facts. If nothing was replicated yet, they are made as this process wants them.
 
-        A store without facts that was replicated into got no views, from a version that did not say so.
+        If a store has replicated journals but no facts, it has no views: an older version replicated without them.
         """
-        registry = await self._read()
-        if registry is None:
-            registry = await self._make(TagUse.OFF if await self._is_replicated() else use)
-        if registry.use is TagUse.OFF and use is TagUse.ON and not await self._is_replicated():
-            registry = await self.change(lambda known: msgspec.structs.replace(known, use=use))
-        return registry
+        facts = await self._read()
+        if facts is None:
+            facts = await self._make(TagUse.OFF if await self._is_replicated() else use)
+        if facts.use is TagUse.OFF and use is TagUse.ON and not await self._is_replicated():
+            facts = await self.change(lambda known: msgspec.structs.replace(known, use=use))
+        return facts
 
     async def begin_building(self) -> TagFacts:
-        """Let nobody replicate into a store that has no views until they are built, which `begin_epoch` says."""
+        """Stop replication into a store without views until they are built and `begin_epoch` is called."""
         await self.settle(TagUse.OFF)
         return await self.change(_building)
 
     async def switch_off(self) -> bool:
-        """Give the views up; False if there were none."""
+        """Keep no views from now on; False if there were none."""
         before = await self.settle(TagUse.OFF)
         await self.change(lambda known: msgspec.structs.replace(known, use=TagUse.OFF))
         return before.use is not TagUse.OFF
 
     async def read(self) -> TagFacts:
-        """Return the facts as they are now; `open` must have been called before."""
+        """Return the facts as they are now; call `open` first."""
         return await self._read() or await self.open()
 
-    async def check(self, registry: TagFacts) -> None:
-        """Raise TagViewsLost if a table does not carry the epoch: it was emptied, or is another one."""
-        if lost := await self.lost_tables(registry):
+    async def check(self, facts: TagFacts) -> None:
+        """Raise TagViewsLost if a table does not have the epoch: it was emptied, or is another table."""
+        if lost := await self.lost_tables(facts):
             raise TagViewsLost(lost)
 
-    async def lost_tables(self, registry: TagFacts) -> tuple[str, ...]:
-        """Return the tables that don't carry the epoch."""
+    async def lost_tables(self, facts: TagFacts) -> tuple[str, ...]:
+        """Return the tables that do not have the epoch."""
         epochs = await self._store.tags.epochs()
-        return tuple(table for table, epoch in epochs.items() if epoch != registry.epoch)
+        return tuple(table for table, epoch in epochs.items() if epoch != facts.epoch)
 
     async def change(self, edit: Callable[[TagFacts], TagFacts]) -> TagFacts:
-        """Change the facts; `edit` is called again when somebody else was quicker."""
+        """Change the facts; `edit` is called again if another process was faster."""
         while True:
             stored = await self._store.settings.get(REGISTRY_KEY)
             if stored is None:
                 await self.open()
                 continue
-            registry = decode_registry(stored)
-            changed = edit(registry)
-            if changed == registry:
-                return registry
+            facts = decode_registry(stored)
+            changed = edit(facts)
+            if changed == facts:
+                return facts
             if await self._store.settings.put(REGISTRY_KEY, _encode(changed), expected=stored):
                 return changed
 
     async def begin_epoch(self) -> TagFacts:
-        """Give the tables a new epoch, after they were emptied; for those who fill them again."""
+        """Give the tables a new epoch after they were emptied and written again."""
         await self._store.tags.prepare()
         epoch = uuid.uuid4().hex
         await self._store.tags.put_epoch(epoch)
-        return await self.change(lambda registry: _begun_anew(registry, epoch))
+        return await self.change(lambda facts: _with_new_tables(facts, epoch))
 
     async def _read(self) -> TagFacts | None:
         stored = await self._store.settings.get(REGISTRY_KEY)
         return None if stored is None else decode_registry(stored)
 
     async def _is_replicated(self) -> bool:
-        """Say whether any partition of a journal's topic is replicated, however little."""
+        """Return True if any partition of a journal's topic is replicated at all."""
         for stored in (await self._store.settings.all(layout_key(""))).values():
             layout = _decode_layout(stored)
             for partition in range(layout.partitions):
@@ -318,35 +318,35 @@ class TagRegistry:
         await self._store.settings.put(REGISTRY_KEY, _encode(made), expected=None)
         return await self._read() or made
 
-    async def _finish(self, registry: TagFacts) -> TagFacts:
-        """Make the tables and write the epoch, before anybody relies on it; whoever comes may do it."""
+    async def _finish(self, facts: TagFacts) -> TagFacts:
+        """Create the tables and write the epoch before any process relies on it; every process may do this."""
         await self._store.tags.prepare()
-        await self._store.tags.put_epoch(registry.epoch)
-        self._prepared_epoch = registry.epoch
+        await self._store.tags.put_epoch(facts.epoch)
+        self._prepared_epoch = facts.epoch
         return await self.change(lambda found: msgspec.structs.replace(found, is_ready=True))
 
 
-def reopened(registry: TagFacts, tag: str, fill: TagFill) -> TagFacts:
-    """Return the facts with a fill that was closing no more so; unchanged if it is another attempt, or done."""
-    known = registry.fills.get(tag)
+def reopened(facts: TagFacts, tag: str, fill: TagFill) -> TagFacts:
+    """Return the facts with a closing fill open again; unchanged if it is another attempt or done."""
+    known = facts.fills.get(tag)
     if known is None or known.state is not FillState.CLOSING or known.close_id != fill.close_id:
-        return registry
-    return registry.with_fill(tag, msgspec.structs.replace(known, state=FillState.BUILDING, close_id="", cut={}))
+        return facts
+    return facts.with_fill(tag, msgspec.structs.replace(known, state=FillState.BUILDING, close_id="", cut={}))
 
 
-def _building(registry: TagFacts) -> TagFacts:
-    return registry if registry.use is TagUse.ON else msgspec.structs.replace(registry, use=TagUse.BUILDING)
+def _building(facts: TagFacts) -> TagFacts:
+    return facts if facts.use is TagUse.ON else msgspec.structs.replace(facts, use=TagUse.BUILDING)
 
 
-def _redacting(registry: TagFacts, tags: Iterable[str]) -> TagFacts:
-    return msgspec.structs.replace(registry, redact=tuple(sorted({*registry.redact, *tags})))
+def _redacting(facts: TagFacts, tags: Iterable[str]) -> TagFacts:
+    return msgspec.structs.replace(facts, redact=tuple(sorted({*facts.redact, *tags})))
 
 
-def _begun_anew(registry: TagFacts, epoch: str) -> TagFacts:
-    """Return the facts of new tables. What tags were filled with is gone: journals don't know of it."""
-    fills = {tag: TagFill(fill.id, fill.function) for tag, fill in registry.fills.items()}
-    return msgspec.structs.replace(registry, epoch=epoch, is_ready=True, fills=fills, use=TagUse.ON)
+def _with_new_tables(facts: TagFacts, epoch: str) -> TagFacts:
+    """Return the facts of new tables. Back-filled tags are lost, because journals do not have them."""
+    fills = {tag: TagFill(fill.id, fill.function) for tag, fill in facts.fills.items()}
+    return msgspec.structs.replace(facts, epoch=epoch, is_ready=True, fills=fills, use=TagUse.ON)
 
 
-def _encode(registry: TagFacts) -> str:
-    return msgspec.json.encode(registry).decode()
+def _encode(facts: TagFacts) -> str:
+    return msgspec.json.encode(facts).decode()

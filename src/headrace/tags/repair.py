@@ -1,4 +1,4 @@
-"""Repairing views by tag: writing them again from the journals; replicating up to a place first."""
+"""Repair of views by tag: writing them again from the journals, after replicating up to a place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RECORDS_AT_ONCE = 1000
 
 
 class CatchingUp:
-    """Replicates partitions up to given offsets, as far as they are not there yet."""
+    """Replicates partitions up to given offsets, unless they are replicated that far."""
 
     def __init__(self, log: Log, store: Store, settings: TagSettings) -> None:
         self._log = log
@@ -36,7 +36,7 @@ class CatchingUp:
         self._writer = TagWriter(store, settings, log=log)
 
     async def wait(self, offsets: Mapping[TopicPartition, int], *, patience_s: float) -> None:
-        """Let those whose work it is come to the offsets, as long as they move on: nothing of theirs is left then."""
+        """Wait for running replicators to reach the offsets, as long as they make progress."""
         loop = asyncio.get_running_loop()
         before, since_s = -1, loop.time()
         while (left := await self.missing(offsets)) > 0 and loop.time() - since_s < patience_s:
@@ -45,9 +45,9 @@ class CatchingUp:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def reach(self, offsets: Mapping[TopicPartition, int], *, within_s: float = 60.0) -> None:
-        """Return when all are replicated up to their offset (inclusive).
+        """Return when all partitions are replicated up to their offset (inclusive).
 
-        Raises OperationFailed when nothing moves, OffsetOutOfRange if the log lost what the store never got.
+        Raises OperationFailed if there is no progress, OffsetOutOfRange if the log lost records that the store lacks.
         """
         loop = asyncio.get_running_loop()
         left, deadline_s = dict(offsets), loop.time() + within_s
@@ -63,7 +63,7 @@ class CatchingUp:
                 await asyncio.sleep(_LOOK_AGAIN_S)  # some wait for others at the boundary of a growth
 
     async def missing(self, offsets: Mapping[TopicPartition, int]) -> int:
-        """Return how many offsets lie between where replication is and where it should be."""
+        """Return the number of offsets that are still to be replicated."""
         return sum([max(0, offset + 1 - await self._next(at)) for at, offset in offsets.items()])
 
     async def _advance(self, at: TopicPartition, offset: int) -> bool:
@@ -81,7 +81,7 @@ class CatchingUp:
         return True
 
     async def _next(self, at: TopicPartition) -> int:
-        """Return the first offset of a partition that is not replicated; none is of a topic that was made anew."""
+        """Return the first offset of a partition that is not replicated. Of a recreated topic nothing is replicated."""
         known = await self._store.reader.replicated(at)
         layout = await read_layout(self._store, at.topic)
         is_of_topic = known is not None and (
@@ -97,7 +97,7 @@ _EVENT_BITS = 20
 
 
 class TagRepair:
-    """Rebuilds and deletes views by tag. Replication may go on, except where the tables were emptied: then it waits."""
+    """Rebuilds and deletes views by tag. Replication may go on meanwhile; it waits only if the tables were emptied."""
 
     def __init__(self, log: Log, store: Store, settings: TagSettings) -> None:
         self._log = log
@@ -107,20 +107,20 @@ class TagRepair:
         self._catching_up = CatchingUp(log, store, settings)
 
     async def rebuild_all(self, progress: Progress = SILENT) -> int:
-        """Write all views again from what the journals hold, then let replication go on; returns the rows written.
+        """Write all views again from the journals, then let replication go on; return the number of rows.
 
-        Tables that were not emptied keep their epoch, and with it what tags were filled with. A store that was
-        replicated into without views gets them.
+        Tables that were not emptied keep their epoch and their back-filled tags. A store that was replicated without
+        views gets them.
         """
         await self._store.tags.prepare()
         is_off = (await self._registry.begin_building()).use is not TagUse.ON
-        registry = await self._seams.discover()
-        lost = await self._registry.lost_tables(registry)
+        facts = await self._seams.discover()
+        lost = await self._registry.lost_tables(facts)
         if lost == (NUMBERS_TABLE,):
             await self._count_rows()
         trimmed = await all_trimmed(self._store.settings)
         count = 0
-        for topic in registry.topics:
+        for topic in facts.topics:
             with progress.step(f"rebuilding the views of {topic}", unit="journals") as step:
                 async for meta in self._metas(topic):
                     is_lost = bool(set(lost) - {NUMBERS_TABLE})
@@ -131,13 +131,13 @@ class TagRepair:
         return count
 
     async def give_up(self) -> bool:
-        """Keep no views by tag any more, so that others may replicate without; False if there were none."""
+        """Keep no views by tag from now on, so that processes may replicate without; False if there were none."""
         return await self._registry.switch_off()
 
     async def rebuild(self, topic: str, id_: str, tag: str) -> int:
-        """Write a journal's rows under a tag again; returns how many. Raises BadArgument for a tag that was filled."""
-        registry = await self._registry.open()
-        if (fill := registry.fills.get(tag)) is not None:
+        """Write a journal's rows under a tag again; return their number. Raises BadArgument for a back-filled tag."""
+        facts = await self._registry.open()
+        if (fill := facts.fills.get(tag)) is not None:
             rule = f"history was given it afterwards; run: headrace tags backfill {tag} {fill.function} --again"
             raise BadArgument("tag", tag, rule)
         place = await self._place(topic, id_)
@@ -149,9 +149,9 @@ class TagRepair:
         return count
 
     async def delete(self, topic: str, id_: str, tag: str) -> int:
-        """Remove a journal's rows under a tag up to now; returns how many. New events have the numbers after theirs.
+        """Remove a journal's rows under a tag up to now; return their number. New events get the numbers after theirs.
 
-        Readers that had not come to them go on with what comes later.
+        Readers that had not reached the rows go on with what comes later.
         """
         await self._registry.open()
         place = await self._place(topic, id_)
@@ -165,13 +165,13 @@ class TagRepair:
         return count
 
     async def mark(self, at: TopicPartition) -> Place:
-        """Write a Mark into a partition and return its place, once replication is there."""
+        """Write a Mark into a partition and return its place after replication has reached it."""
         layout = await self._layout(at.topic)
         offset = await write_mark(self._log, at, MARK_KEY.decode(), Mark(id=uuid.uuid4().hex))
         await self._catching_up.reach({at: offset})
         return Place(layout.generation, offset)
 
-    async def mend(
+    async def repair_journal(
         self,
         topic: str,
         id_: str,
@@ -181,11 +181,11 @@ class TagRepair:
         *,
         at: Place,
     ) -> None:
-        """Put a journal's rows right: remove what is wrong, whoever wrote it and when, then write what is right.
+        """Repair a journal's rows: remove the wrong ones, however they came there, then write the right ones.
 
-        `at` is the place of a `mark` in the journal's partition, from before it was judged. The numbering comes first.
-        Where it stays as it was, because it was noted at a place that the log has not come to, nothing of its tag is
-        changed: replication would give the numbers of rows that are written now to later events.
+        `at` is the place of a `mark` in the journal's partition, from before the journal was checked. The numbering is
+        written first. If it does not change, because it was stored at a place that the log has not reached, nothing of
+        that tag is changed: replication would give the numbers of the new rows to later events.
         """
         kept = await self._put_numbers(topic, id_, numbers, at)
         right, wrong = ([row for row in rows if row.tag not in kept] for rows in (right, wrong))
@@ -195,7 +195,7 @@ class TagRepair:
             await self._store.tags.views.redact(redacted, at=at)
 
     async def _put_numbers(self, topic: str, id_: str, numbers: Sequence[TagNumber], at: Place) -> set[str]:
-        """Write numbers; returns the tags whose numbers are lower all the same."""
+        """Write numbers; return the tags whose stored numbers are still lower."""
         if not numbers:
             return set()
         await self._store.tags.numbers.write(numbers, at=at)
@@ -205,7 +205,7 @@ class TagRepair:
     async def _count_rows(self) -> None:
         """Write the numbering again from the rows: the last number of each journal under each tag.
 
-        Rows beyond what is replicated don't count: of a batch that failed some may be missing before them.
+        Rows beyond the replicated offset do not count: rows before them may be missing after a batch that failed.
         """
         views, replicated = self._store.tags.views, await self._replicated()
         for tag in await views.tags():
@@ -226,7 +226,7 @@ class TagRepair:
                     await self._store.tags.numbers.begin_at(topic, pid, tag, row.number, at=row.place)
 
     async def _replicated(self) -> dict[TopicPartition, Place]:
-        """Return how far all partitions are replicated."""
+        """Return the replicated offsets of all partitions."""
         found: dict[TopicPartition, Place] = {}
         for topic in (await self._seams.announced()).topics:
             layout = await read_layout(self._store, topic)
@@ -237,7 +237,7 @@ class TagRepair:
         return found
 
     async def _find_first(self, topic: str, id_: str, tag: str, at: Place) -> None:
-        """Note where a journal's rows begin: with the lowest number from which on there is no gap."""
+        """Find where a journal's rows begin: at the lowest number from which on there is no gap."""
         known = (await self._store.tags.numbers.of(topic, id_)).get(tag)
         if known is None:
             return
@@ -263,11 +263,11 @@ class TagRepair:
         at: Place | None,
         is_lost: bool = False,
     ) -> int:
-        """Write a journal's rows; `is_lost`: there are none any more."""
-        registry = await self._seams.announced()
-        # Journals don't say which events a tag was filled with.
-        filled = {tag: TagFill(fill.id, fill.function) for tag, fill in registry.fills.items()}
-        numbering = Numbering(meta.topic, registry.topics[meta.topic].number, self._registry.bucket, filled)
+        """Write a journal's rows; with `is_lost` there are none any more."""
+        facts = await self._seams.announced()
+        # Journals do not have back-filled tags.
+        filled = {tag: TagFill(fill.id, fill.function) for tag, fill in facts.fills.items()}
+        numbering = Numbering(meta.topic, facts.topics[meta.topic].number, self._registry.bucket, filled)
         known = dict(await self._store.tags.numbers.of(meta.topic, meta.id))
         counted = await self._before(meta, known)
         before = {name: number for name, number in counted.items() if name not in filled and tag in (None, name)}
@@ -276,7 +276,7 @@ class TagRepair:
         async for events in self._events(meta):
             done = numbering.number(meta.id, events, last)
             last |= done.numbers
-            # Older versions began to count anew after a removal: what comes before number 1 stays removed.
+            # Older versions counted from 1 again after a removal: what comes before number 1 stays removed.
             wanted = [row for row in done.rows if row.number > 0 and (tag is None or row.tag == tag)]
             rows = [row for row in wanted if not is_trimmed(trimmed, row)]
             await self._write(rows, at)
@@ -293,7 +293,7 @@ class TagRepair:
             await self._store.tags.views.write(rows[start : start + _ROWS_AT_ONCE], at=at)
 
     async def _before(self, meta: JournalMeta, known: dict[str, TagNumber]) -> dict[str, int]:
-        """Return the numbers before the first event that is left, by tag."""
+        """Return, by tag, the number before that of the first event that is left."""
         left = dict.fromkeys(known, 0)
         unknown: set[str] = set()
         async for events in self._events(meta):
@@ -320,9 +320,9 @@ class TagRepair:
                     yield meta
 
     async def _place(self, topic: str, id_: str) -> Place:
-        """Write a Mark into the journal's partition and return its place, once replication is there.
+        """Write a Mark into the journal's partition and return its place after replication has reached it.
 
-        What it wrote later, of records below the Mark, would lose to the repair.
+        If replication wrote rows of records below the Mark later, they would lose to the repair.
         """
         layout = await self._layout(topic)
         at = layout.route(id_)
@@ -338,16 +338,16 @@ class TagRepair:
 
 
 def _covers(known: TagNumber, right: TagNumber) -> bool:
-    """Say whether the numbering is what it should be, or has gone on from there."""
+    """Return True if the numbering is as it should be, or has gone on from there."""
     is_same = (known.number, known.place) == (right.number, right.place)
     return is_same or (known.number > right.number and known.place > right.place)
 
 
 def highest_gone(meta: JournalMeta) -> int:
-    """Return a number that is not below that of any event which is gone from a journal.
+    """Return a number that is at least as high as that of any event that is gone from a journal.
 
-    An event's number under a tag is not above its seq_nr, but goes on over purges. Of what a purge took nothing is
-    known but its place: no record holds 2²⁰ events.
+    An event's number under a tag is at most its seq_nr, but numbers go on over purges. Of the events that a purge
+    removed only the place of the purge is known; no record holds 2²⁰ events.
     """
     if meta.purged_at is None:
         return meta.delete_to

@@ -1,4 +1,4 @@
-"""Events of several tags: the queries of the single tags, merged by the order that they share."""
+"""Queries of several tags: one query for each tag, merged in the order that all tags share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.errors import BadArgument, TagGap
 from headrace.store import FIRST_TAG_TIME, TagTime
 from headrace.tags.events import TaggedEvent, TagOffset
 
-__all__ = ["NOBODY", "OpenQuery", "PlaceWatch", "check_names_event", "merge_tags"]
+__all__ = ["NO_WATCH", "OpenQuery", "PlaceWatch", "check_names_event", "merge_tags"]
 
 
 def _nothing() -> None:
@@ -22,10 +22,10 @@ def _nothing() -> None:
 
 
 class PlaceWatch:
-    """A place that another query waits for, and what the query that is asked says about it.
+    """A place that another query waits for, and the answer of the query that is watched.
 
-    The place counts as an event of the asked query: Marks are written for it, topics are looked for, and a query that
-    ends gives what lies below it first. A query that has given all it should stays, so that it can still be asked.
+    The place counts as an event of the watched query: Marks are written for it, topics are looked for, and a query
+    with an end first gives what lies below it. A query that has given everything stays open, so that it can answer.
     """
 
     def __init__(self) -> None:
@@ -37,44 +37,44 @@ class PlaceWatch:
 
     @property
     def keeps_query(self) -> bool:
-        """Whether a query that has given all it should waits for questions instead of ending."""
+        """True if a query that has given everything waits for further places instead of ending."""
         return True
 
     def want(self, place: TagTime) -> None:
-        """Ask for a place, unless another one is still asked for."""
+        """Ask for a place, unless another one is still wanted."""
         if self.wanted is None:
             self.wanted = place
             self.on_want()
 
-    def tell_passed(self, place: TagTime) -> None:
-        """Say that all events at or below the place have been given."""
+    def report_passed(self, place: TagTime) -> None:
+        """Report that all events at or below the place have been given."""
         self.wanted, self.passed = None, max(self.passed, place)
         self.on_news()
 
-    def tell_spent(self) -> None:
-        """Say that a query that ends has given all that was there when it began."""
+    def report_spent(self) -> None:
+        """Report that a query with an end has given everything that existed when it began."""
         if not self.is_spent:
             self.is_spent = True
             self.on_news()
 
 
-class _Nobody(PlaceWatch):
+class _NoWatch(PlaceWatch):
     """The watch of a query that is not merged with others."""
 
     @property
     def keeps_query(self) -> bool:
-        """False: it ends when it has given all it should."""
+        """False: the query ends when it has given everything."""
         return False
 
     def want(self, place: TagTime) -> None:
-        """Refuse: all queries without a watch share this one."""
-        raise AssertionError(f"nobody can wait for {place} here")
+        """Raise AssertionError: all queries without a watch share this object."""
+        raise AssertionError(f"no query can wait for {place} here")
 
-    def tell_spent(self) -> None:
-        """Say nothing, to nobody."""
+    def report_spent(self) -> None:
+        """Do nothing: no query waits."""
 
 
-NOBODY = _Nobody()
+NO_WATCH = _NoWatch()
 
 OpenQuery: TypeAlias = Callable[[str, TagOffset | None, PlaceWatch], AsyncGenerator[TaggedEvent, None]]
 
@@ -83,7 +83,7 @@ _REMEMBERED = 20_000
 
 
 def check_names_event(after: TagOffset | None) -> None:
-    """Raise BadArgument for an offset of an old text: its number means one tag, and it lacks the seq_nr."""
+    """Raise BadArgument for an offset of an older version: it has the number under one tag, but no seq_nr."""
     if after is not None and after.partition >= 0 and not after.has_seq_nr:
         raise BadArgument("after", str(after), "with several tags an offset has six numbers; give one that it gave")
 
@@ -117,7 +117,7 @@ async def merge_tags(
 
 
 class _Source:
-    """The query of one tag. It reads on by itself until some events wait to be taken."""
+    """The query of one tag. It reads ahead until some events wait to be taken."""
 
     def __init__(self, tag: str, open_query: OpenQuery, after: TagOffset | None, news: asyncio.Event) -> None:
         self.watch = PlaceWatch()
@@ -129,7 +129,7 @@ class _Source:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the query ends, and has given all. Raises what the query raised."""
+        """True if the query has an end and has given everything. Raises what the query raised."""
         self.check()
         return self.watch.is_spent
 
@@ -162,10 +162,10 @@ class _Source:
 
 
 class _Given:
-    """Which events were given lately.
+    """The events that were given recently.
 
-    A query gives its events in order, but for those that were missing from the views and were found later. By then
-    another query may have given them.
+    A query gives its events in order, except those that were missing from the views and found later. By then another
+    query may have given them.
     """
 
     def __init__(self, after: TagOffset | None) -> None:
@@ -175,7 +175,7 @@ class _Given:
         self._forgotten: TagOffset | None = None
 
     def take(self, event: TaggedEvent) -> bool:
-        """Return True if the event is to be given now. Raises TagGap if it is too late to know that."""
+        """Return True if the event must be given now. Raises TagGap if it is too late to know that."""
         place = event.tag_offset
         if place in self._known or (self._start is not None and self._start.covers(place)):
             return False
@@ -191,13 +191,13 @@ class _Given:
 
 
 def _first(sources: Sequence[_Source]) -> _Source | None:
-    """Return the source whose event comes first; of those that have the same event, the first one."""
+    """Return the source whose event comes first; if several have the same event, the first of them."""
     waiting = [source for source in sources if source.waiting]
     return min(waiting, key=lambda source: _place(source.waiting[0]), default=None)
 
 
 def _behind(sources: Sequence[_Source], first: _Source) -> list[_Source]:
-    """Return the sources that may still give something that comes before an event. Raises what ended one of them."""
+    """Return the sources that may still give an earlier event. Raises what ended one of them."""
     place = first.waiting[0].tag_offset.time
     found = [source for source in sources if not source.waiting and source.watch.passed < place]
     for source in found:

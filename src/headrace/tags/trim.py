@@ -1,8 +1,8 @@
-"""Removing the oldest buckets of tags, whole ones only.
+"""Trimming of views by tag: the oldest buckets of a tag are removed, whole ones only.
 
-What goes is noted first, so that a query that stood before it is refused and none finds a gap in silence. Nothing goes
-that replication could still add to: a bucket must lie below what every partition has been replicated up to. Partitions
-where nothing happens are told by a Mark that time has passed; one that replication lags behind in is waited for.
+What will be removed is stored first, so that a query before it fails with an error and no query misses events silently.
+A bucket is removed only when replication can't add to it any more: it must lie below the log time that every partition
+is replicated up to. Idle partitions get a Mark; if replication of a partition lags behind, trimming waits for it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from headrace.tags.trimmed import Trimmed, note_trimmed
 
 __all__ = ["ALL_TAGS", "TagTrim", "kept_since_ms"]
 
-# Stands for all tags that have no retention of their own.
+# The name for all tags that have no retention of their own.
 ALL_TAGS = "*"
 
 
 def kept_since_ms(retention_s: Mapping[str, float], tag: str, now_ms: int) -> int | None:
-    """Return the time that a tag's events are kept from; None: all are kept. Pure."""
+    """Return the time from which on a tag's events are kept; None if all are kept."""
     age_s = retention_s.get(tag, retention_s.get(ALL_TAGS))
     return None if age_s is None else max(0, now_ms - int(age_s * 1000))
 
 
 class TagTrim:
-    """Removes old buckets. Several at once, or one that was killed in the middle, do no harm: run it again."""
+    """Removes old buckets. Several processes may do this at once; after a crash it can be run again."""
 
     def __init__(self, log: Log, store: Store, settings: TagSettings) -> None:
         self._store = store
@@ -47,9 +47,9 @@ class TagTrim:
         self._done: dict[str, int] = {}
 
     async def by_age(self, now_ms: int, progress: Progress = SILENT) -> dict[str, int]:
-        """Remove what is older than the settings say; returns how many buckets of which tag went.
+        """Remove buckets that are older than the retention in the settings; return the number removed, by tag.
 
-        To be called again and again: a tag is looked at once its next bucket is old enough.
+        Call it regularly: a tag is checked when its next bucket is old enough.
         """
         if not self._retention_s:
             return {}
@@ -66,12 +66,12 @@ class TagTrim:
         return removed
 
     async def before(self, tag: str, moment: datetime) -> int:
-        """Remove a tag's buckets that end before a moment; returns how many."""
+        """Remove a tag's buckets that end before a time; return their number."""
         before_ms = TagOffset.at(moment).log_time_ms
         return await self._trim(tag, min(before_ms, await self._horizon_ms(before_ms)))
 
     async def _due(self, now_ms: int) -> dict[str, int]:
-        """Return the tags that have buckets beyond their retention, and the time that they are kept from."""
+        """Return the tags with buckets beyond their retention, and the time from which on their events are kept."""
         await self._registry.open()
         views, due = self._store.tags.views, {}
         for tag in await views.tags():
@@ -86,7 +86,7 @@ class TagTrim:
         return due
 
     async def _horizon_ms(self, wanted_ms: int) -> int:
-        """Return the log time that nothing can be added below any more, after idle partitions were brought there."""
+        """Return the log time below which nothing can be added any more, after moving idle partitions up to it."""
         seam = await self._seams.read()
         idle = [known.at for known in seam.live if known.log_time_ms < wanted_ms and await self._is_idle(known)]
         for at in idle:
@@ -101,7 +101,7 @@ class TagTrim:
     async def _trim(self, tag: str, since_ms: int) -> int:
         cut_ms = self._registry.bucket.start_of(since_ms)
         fill = (await self._registry.read()).fills.get(tag)
-        if fill is not None and not fill.is_ready:  # it is being given to history, and keeps what it has
+        if fill is not None and not fill.is_ready:  # it is being back-filled, and keeps what it has
             return 0
         views = self._store.tags.views
         buckets = await views.buckets(tag, last_ms=cut_ms - 1)
@@ -118,7 +118,7 @@ class TagTrim:
         return len(buckets)
 
     async def _last_row(self, tag: str, buckets: Sequence[int]) -> TagRow | None:
-        """Return the last row of some buckets; those that are listed may be empty."""
+        """Return the last row of some buckets; listed buckets may be empty."""
         for bucket_ms in reversed(buckets):
             last = None
             async for page in self._store.tags.views.read(tag, bucket_ms):

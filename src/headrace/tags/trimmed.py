@@ -1,6 +1,6 @@
-"""What was removed from the start of a tag's view, and who must not go on from before it.
+"""What was trimmed from the start of a tag's view; a query must not go on from before it.
 
-It is noted in a setting of its own for each tag: there may be many tags, and queries ask for theirs after every page.
+Each tag has a setting of its own: there may be many tags, and a query reads that of its tag after every page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PREFIX = "tags-trimmed/"
 class Trimmed(msgspec.Struct, frozen=True):
     """A tag's buckets before `before_ms` were removed; `last` is the offset of the last event that was in them.
 
-    Who has come as far as that event misses nothing, however long ago it was.
+    A query that has given that event misses nothing, however long ago that was.
     """
 
     before_ms: int
@@ -33,7 +33,7 @@ class Trimmed(msgspec.Struct, frozen=True):
         return TagOffset.parse(self.last)
 
     def and_also(self, other: Trimmed) -> Trimmed:
-        """Return what was removed by both together."""
+        """Return both together."""
         return Trimmed(max(self.before_ms, other.before_ms), max(self, other, key=lambda each: each.place).last)
 
 
@@ -54,7 +54,7 @@ async def all_trimmed(settings: SharedSettings) -> dict[str, Trimmed]:
 
 
 async def note_trimmed(settings: SharedSettings, tag: str, note: Trimmed) -> None:
-    """Note what is about to be removed, beside what was before, whatever others note at the same time."""
+    """Store what is about to be removed, together with what was removed before, also by other processes."""
     while True:
         stored = await settings.get(f"{_PREFIX}{tag}")
         noted = note if stored is None else _decode(stored).and_also(note)
@@ -63,14 +63,14 @@ async def note_trimmed(settings: SharedSettings, tag: str, note: Trimmed) -> Non
 
 
 def check_not_trimmed(known: Trimmed | None, tag: str, after: TagOffset | None) -> None:
-    """Raise TagTrimmed if some of the tag's events after a place were removed; None is the start of time. Pure."""
+    """Raise TagTrimmed if some of the tag's events after a place were removed; None is the beginning."""
     if known is None or (after is not None and after.covers(known.place)):
         return
     raise TagTrimmed(tag, "the start" if after is None else f"offset {after}", known.before_ms, known.last)
 
 
 def is_trimmed(trimmed: Mapping[str, Trimmed], row: TagRow) -> bool:
-    """Say whether a row lies where rows were removed: it is not to be missed, nor to be written again. Pure."""
+    """Return True if a row lies where rows were removed: it is not missing and must not be written again."""
     known = trimmed.get(row.tag)
     if known is None:
         return False

@@ -1,4 +1,4 @@
-"""A tag's events out of the views, in order, from bucket to bucket; buckets that do not exist are not asked."""
+"""A tag's events from the views, in order, bucket by bucket; buckets that do not exist are not read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ViewRows", "rows_between"]
 async def rows_between(
     views: TagViews, bucket: Bucket, tag: str, *, after: TagOffset | None, last_ms: int, page_size: int
 ) -> AsyncIterator[list[TaggedEvent]]:
-    """Yield pages of all events after an offset up to the bucket of a log time, whatever the seam."""
+    """Yield pages of all events after an offset, up to the bucket of a log time, without regard to the seam."""
     first_ms = bucket.start_of(after.log_time_ms) if after is not None else 0
     for start_ms in await views.buckets(tag, first_ms=first_ms, last_ms=bucket.start_of(last_ms)):
         first = after.time if after is not None and start_ms == first_ms else None
@@ -26,10 +26,10 @@ async def rows_between(
 
 
 class ViewRows:
-    """The events of a tag that lie below a seam, a page at a time: `peek` the next one, then `pop` it.
+    """The events of a tag below a seam, read a page at a time: `peek` returns the next one, `pop` takes it.
 
-    `until` has the offsets (exclusive) at which a query ends that ends. `check` is asked after each page was read, with
-    the place that it was read from: buckets may have been removed meanwhile.
+    `until` has the offsets (exclusive) at which a query with an end ends. `check` is called after each page with the
+    place that it was read from: buckets may have been removed meanwhile.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ViewRows:
         self._is_exhausted = False
 
     async def peek(self) -> TaggedEvent | None:
-        """Return the next event, fetched if need be; None after the last."""
+        """Return the next event, and fetch it if necessary; None after the last."""
         while not self._events and not self._is_exhausted:
             page = await anext(self._reading(), None)
             if page is None:
@@ -67,7 +67,7 @@ class ViewRows:
         return self._events[0] if self._events else None
 
     async def take(self, below: TagTime | None) -> list[TaggedEvent]:
-        """Take the events at hand that lie below a place (None: all); none if the next one does not."""
+        """Take the fetched events below a place (None: all of them)."""
         await self.peek()
         taken = []
         while self._events and (below is None or self._events[0].tag_offset < below):
@@ -85,11 +85,11 @@ class ViewRows:
 
     @property
     def waiting(self) -> TagTime | None:
-        """The place of the last event that was fetched and not taken."""
+        """The place of the last event that was fetched and not taken yet."""
         return self._events[-1].tag_offset.time if self._events else None
 
     async def aclose(self) -> None:
-        """Let go of what is being fetched."""
+        """Stop fetching."""
         self._is_exhausted = True
         close = getattr(self._pages, "aclose", None)
         if close is not None:
@@ -119,7 +119,7 @@ class ViewRows:
 
 
 def _later(place: TagOffset | None, page: Sequence[TagRow]) -> TagOffset | None:
-    """Return how far a view was read with one more page."""
+    """Return the place up to which a view has been read, after one more page."""
     if not page:
         return place
     row = page[-1]

@@ -1,4 +1,4 @@
-"""Writing the views by tag of a batch: rows first, then the numbers, so that a crash in between is made good."""
+"""Writing of views by tag for a batch: rows first, then the numbers, so that a replay repairs a crash in between."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Numbered", "Numbering", "Redaction", "TagWriter", "UntaggedViews", "
 
 
 class Numbered(NamedTuple):
-    """What a batch brings for one pid: rows to write first, and how far each tag's numbers have come."""
+    """What a batch adds for one pid: the rows, which are written first, and the last number of each tag."""
 
     rows: list[TagRow]
     numbers: dict[str, TagNumber]
@@ -37,7 +37,7 @@ def unique_tags(tags: Iterable[str]) -> list[str]:
 
 
 def number_of(row: TagRow) -> TagNumber:
-    """Return how far the numbering has come with a row."""
+    """Return the state of the numbering after a row."""
     return TagNumber(
         topic=row.topic,
         pid=row.pid,
@@ -50,7 +50,7 @@ def number_of(row: TagRow) -> TagNumber:
 
 
 class Numbering:
-    """Numbers the events of one topic. What a tag's fill decides about is left to it."""
+    """Numbers the events of one topic. Events that a tag's fill decides about are left to it."""
 
     def __init__(
         self, topic: str, topic_number: int, bucket: Bucket, fills: Mapping[str, TagFill] | None = None
@@ -61,10 +61,10 @@ class Numbering:
         self._fills = fills or {}
 
     def number(self, pid: str, events: Iterable[EventRow], known: Mapping[str, TagNumber]) -> Numbered:
-        """Number events of a pid that come in the order of the log.
+        """Number the events of a pid, which come in the order of the log.
 
-        What lies at or below a tag's known place was numbered before, and its row is there: rows are written before
-        numbers. Places are compared, never seq_nrs: those begin anew after a purge, numbers don't.
+        An event at or below a tag's known place was numbered before, and its row exists: rows are written before
+        numbers. Places are compared, never seq_nrs: those start again after a purge, and numbers do not.
         """
         done = Numbered([], {})
         for event in events:
@@ -114,16 +114,16 @@ class Numbering:
 
 
 class Redaction:
-    """Redacts the rows of deleted events under the tags that the store says.
+    """Redacts the rows of deleted events under the tags that are named in the store.
 
-    It runs before the journals of a batch are written, so that the deleted events are still there to tell which rows
-    are theirs; a replay that finds them gone had redacted the rows before.
+    It runs before the journals of a batch are written: the deleted events must still exist to find their rows. If a
+    replay finds them gone, the rows were redacted before.
     """
 
     def __init__(self, store: Store, facts: TagFacts) -> None:
         self._store = store
         self._tags = frozenset(facts.redact)
-        self._filled = self._tags.intersection(facts.fills)  # events don't bring these tags themselves
+        self._filled = self._tags.intersection(facts.fills)  # events do not have these tags themselves
 
     async def apply(self, topic: str, folds: Mapping[str, KeyFold], numbering: Numbering) -> None:
         """Redact what the batch deletes."""
@@ -142,7 +142,7 @@ class Redaction:
                 await self._store.tags.views.redact(rows, at=removal.place)
 
     async def _stored(self, topic: str, pid: str, removal: Removal, *, any_tags: bool) -> list[EventRow]:
-        """Return the events with such tags, or any, that the store holds and the removal takes."""
+        """Return the stored events that a removal covers and that have one of the tags; with `any_tags` all of them."""
         meta = await self._store.reader.meta(topic, pid)
         if meta is None or removal.last < removal.first:
             return []
@@ -158,14 +158,14 @@ class Redaction:
         ]
 
     async def _rows(self, like: TagRow) -> list[TagRow]:
-        """Return an event's rows under a tag: their number is not known from the event alone."""
+        """Return an event's rows under a tag; the event alone does not show their numbers."""
         at = tag_time_of(like.timestamp)
         pages = self._store.tags.views.read(like.tag, like.bucket_ms, first=at, last=at)
         return [row async for page in pages for row in page if row.pid == like.pid and row.seq_nr == like.seq_nr]
 
 
 class UntaggedViews:
-    """Stands where views by tag would be written, and notes that they are not.
+    """Takes the place of TagWriter in a store without views by tag, and stores that there are none.
 
     Promises: nothing is replicated into a store that keeps views by tag. Raises TagsInUse.
     """
@@ -174,7 +174,7 @@ class UntaggedViews:
         self._registry = TagRegistry(store, settings)
 
     async def open_topic(self, layout: Layout) -> None:
-        """Note in the store that it keeps no views, before anything is replicated."""
+        """Store that there are no views, before anything is replicated."""
         await self._check()
 
     async def log_time_ms(self, layout: Layout, start: ReplicatedOffset) -> int:
@@ -183,11 +183,11 @@ class UntaggedViews:
         return start.log_time_ms
 
     async def last_offset(self, start: ReplicatedOffset) -> int | None:
-        """Return None: nothing has to be waited for."""
+        """Return None: replication never has to wait."""
         return None
 
     async def write(self, at: TopicPartition, folds: Mapping[str, KeyFold], *, up_to: int) -> None:
-        """Write nothing. The store may have been told to keep views since the batch began: so it is asked again."""
+        """Write nothing, but check again: views may have been switched on since the batch began. Raises TagsInUse."""
         await self._check()
 
     async def _check(self) -> None:
@@ -207,7 +207,7 @@ _NOWHERE = Place(-1, -1)
 
 @dataclass(slots=True)
 class _Followed:
-    """A partition whose batches this process applies: where the last one ended, and the numbers it left."""
+    """A partition whose batches this process applies: the end of the last batch, and the numbers after it."""
 
     end: int = -2
     start: Place = _NOWHERE
@@ -219,7 +219,7 @@ class TagWriter:
     """Writes the views by tag of replicated batches.
 
     Promises: an event that counts has one row under each of its tags, with the next number of its (pid, tag), however
-    often and by whomever its batch is applied. Raises TagViewsLost where the tables were emptied.
+    often its batch is applied and by whichever process. Raises TagViewsLost if the tables were emptied.
     """
 
     def __init__(self, store: Store, settings: TagSettings, *, log: Log | None = None) -> None:
@@ -232,14 +232,14 @@ class TagWriter:
         self._followed: dict[TopicPartition, _Followed] = {}
 
     async def open_topic(self, layout: Layout) -> None:
-        """Settle all that writing a topic needs the log for. Workers without a log rely on it."""
+        """Determine everything about a topic that needs the log. Workers without a log rely on it."""
         facts = await self._open()
         self._facts, _ = await self._floors.generation(facts, layout, layout.generation)
 
     async def log_time_ms(self, layout: Layout, start: ReplicatedOffset) -> int:
         """Return the log time that the partition goes on from.
 
-        The facts are read anew for each batch: a fill's are written before the Marks that stand for them.
+        The facts are read again for each batch: those of a fill are written before the Marks that stand for them.
         """
         followed = self._followed.setdefault(start.at, _Followed())
         await self._open()
@@ -252,7 +252,7 @@ class TagWriter:
         return log_time_ms
 
     async def last_offset(self, start: ReplicatedOffset) -> int | None:
-        """Return where the partition has to wait for history to be counted under a tag; None: nowhere."""
+        """Return the offset at which the partition must wait for a back-fill; None if it need not."""
         facts = self._followed[start.at].facts or await self._open()
         limits = [
             limit
@@ -262,7 +262,7 @@ class TagWriter:
         return min(limits, default=None)
 
     async def _gives_up(self, tag: str, fill: TagFill) -> bool:
-        """Open a fill again that holds replication up for too long: who closes it is dead, or closes it again."""
+        """Open a fill again that holds up replication for too long: its process is dead, or will close it again."""
         now_s = time.monotonic()
         since_s = self._held_since_s.setdefault(fill.close_id, now_s)
         if now_s - since_s < _WAIT_FOR_FILL_S:
@@ -274,7 +274,7 @@ class TagWriter:
         """Write rows, then numbers, of all events that count; then redact what the batch deletes."""
         followed = self._followed.setdefault(at, _Followed())
         facts = followed.facts or await self._open()
-        followed.end = -2  # until this batch is through
+        followed.end = -2  # until this batch is written
         _forget_rivals(followed, folds)
         numbering = Numbering(at.topic, facts.topics[at.topic].number, self._registry.bucket, facts.fills)
         for pids in _slices(folds):
@@ -307,7 +307,7 @@ class TagWriter:
         ROWS.labels(topic).inc(len(rows))
 
     async def _open(self) -> TagFacts:
-        """Return the facts; look at the tables' epochs every now and then."""
+        """Return the facts; check the tables' epochs from time to time."""
         if self._facts is None or time.monotonic() - self._checked_s > _CHECK_EVERY_S:
             self._facts = await self._registry.open()
             self._checked_s = time.monotonic()
@@ -315,9 +315,9 @@ class TagWriter:
 
 
 def _forget_rivals(followed: _Followed, folds: Mapping[str, KeyFold]) -> None:
-    """Forget the numbers of pids that somebody else has taken further, and died before the offset was moved.
+    """Forget the numbers of pids that another process has raised before it died without moving the offset.
 
-    Their records are not folded again, so nothing would tell that they were numbered.
+    Their records are not folded again, so this process would not notice that they were numbered.
     """
     for pid, fold in folds.items():
         if fold.stored is not None and fold.stored > followed.start:
@@ -325,12 +325,12 @@ def _forget_rivals(followed: _Followed, folds: Mapping[str, KeyFold]) -> None:
 
 
 def _is_same_numbering(one: TagFacts, other: TagFacts) -> bool:
-    """Say whether numbers that were right with the one facts are right with the other."""
+    """Return True if numbers that are correct under one version of the facts are correct under the other."""
     return (one.epoch, one.fills) == (other.epoch, other.fills)
 
 
 def _slices(folds: Mapping[str, KeyFold]) -> Iterable[list[str]]:
-    """Yield the pids that have tagged events, in slices of bounded size."""
+    """Yield the pids that have tagged events, in slices of limited size."""
     pids: list[str] = []
     size = 0
     for pid, fold in folds.items():

@@ -91,7 +91,7 @@ class TagLooks:
     async def mend(self, id_: str, verdict: TagVerdict, *, at: Place) -> None:
         """Put right what is wrong of a journal."""
         repair = TagRepair(self.log, self.store, self.settings)
-        await repair.mend(self.numbering.topic, id_, verdict.right, verdict.wrong, verdict.numbers, at=at)
+        await repair.repair_journal(self.numbering.topic, id_, verdict.right, verdict.wrong, verdict.numbers, at=at)
 
     async def unreadable(self, window: AuditWindow, tags: Mapping[str, Collection[str]]) -> set[tuple[str, str]]:
         """Read tags as a query does, and return the (id, tag) of those, by id, whose events it would not all give."""
