@@ -32,7 +32,7 @@ class EmbeddedAdmin:
         self._readers = readers
 
     async def create(self, topic: str, *, partitions: int, config: TopicConfig) -> Topic:
-        """Make a topic."""
+        """Create a topic."""
         checks.check_topic(topic)
         checks.check_partitions(partitions)
         wanted = checks.check_config(config)
@@ -45,7 +45,7 @@ class EmbeddedAdmin:
         return await self._call(lambda db: _configure(db, topic, wanted))
 
     async def describe(self, topic: str) -> Topic:
-        """Say what the topic is."""
+        """Return the topic."""
         checks.check_topic(topic)
         return await self._readers.run(lambda db: load_topic(db, topic))
 

@@ -44,7 +44,7 @@ CREATE TABLE group_offsets (
 """
 
 
-# By the format that a file has. 1 timed sessions by the wall clock; members that still run join again.
+# Upgrades by the format of the file. Format 1 timed sessions by the wall clock; members that run join again.
 UPGRADES = {
     1: """
 DELETE FROM group_members;

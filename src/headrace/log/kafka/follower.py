@@ -1,6 +1,7 @@
-"""The one consumer of a log that follows partitions: all that anybody listens to, in one thread.
+"""The consumer that follows all followed partitions of a log, in one thread.
 
-The event loop says what it wants, as a whole; the thread makes it so between two polls, and hands over what came.
+The event loop sets which partitions are wanted; the thread changes the assignment between two polls and hands over the
+records that came.
 """
 
 from __future__ import annotations
@@ -21,30 +22,30 @@ from headrace.log.follower import Feed
 from headrace.log.kafka.client import DRIVER_LOG, LOGGER, ClientConfigs
 from headrace.log.kafka.consumers import take
 from headrace.log.kafka.metadata import Cluster, TopicCache
-from headrace.log.kafka.read import count_batch, find_bounds, is_mended, out_of_range, record_of
+from headrace.log.kafka.read import count_batch, find_bounds, is_retried_by_driver, out_of_range, record_of
 from headrace.log.kafka.topic_watch import TopicWatch
 from headrace.model import Batch, Record, TopicPartition
 
 __all__ = ["KafkaSource", "sort_messages"]
 
-# How long one poll blocks the thread: what a new partition waits for at most, and closing.
+# How long one poll blocks the thread, and so the longest that a new partition and closing wait.
 _POLL_S = 0.05
 _RECORDS_AT_ONCE = 1000
 _LINGER_S = 5.0
 _ANSWER_S = 1.0
-# So many polls may wait for the event loop to take them.
+# The number of polls whose results may wait for the event loop.
 _POLLS_AHEAD = 4
 
 
 class _Wanted(NamedTuple):
-    """From where a partition is to be followed; `turn` tells one such errand from the next."""
+    """The offset from which a partition is followed; `turn` distinguishes this start from later ones."""
 
     turn: int
     start: int
 
 
 class Brought(NamedTuple):
-    """What one poll brought of a partition: records, and the error behind them."""
+    """What one poll brought for a partition: records, and the error after them."""
 
     at: TopicPartition
     turn: int
@@ -54,11 +55,11 @@ class Brought(NamedTuple):
 
 @dataclass(slots=True)
 class Assigned:
-    """A partition that the consumer has, and how far it was read.
+    """A partition that is assigned to the consumer, and the position up to which it was read.
 
-    A consumer may still hold what it had queued of the same partition at another place. So if the first that comes
-    does not begin at the start, it is asked for once more: aborted and control records make such gaps too, and then the
-    second look finds the same.
+    A consumer may still have messages queued from another offset of the same partition. So if the first message is not
+    at the start, the consumer seeks once more. Aborted and control records make such gaps too, and then the second read
+    begins with the same gap.
     """
 
     turn: int
@@ -71,19 +72,19 @@ class Assigned:
 
 @dataclass(slots=True)
 class Sorted:
-    """Messages by partition, and the partitions that have to be asked again."""
+    """Messages by partition, and the partitions that must be read again from their start."""
 
     brought: list[Brought] = field(default_factory=list)
     doubtful: list[TopicPartition] = field(default_factory=list)
 
 
 class KafkaSource:
-    """Follows partitions for feeds. The consumer is made when it is needed, and let go when it is not any more."""
+    """Follows partitions for feeds. The consumer is opened when it is needed, and closed when it is not."""
 
-    def __init__(self, configs: ClientConfigs, cluster: Cluster, catalogue: TopicCache) -> None:
+    def __init__(self, configs: ClientConfigs, cluster: Cluster, topic_cache: TopicCache) -> None:
         self._configs = configs
         self._cluster = cluster
-        self._catalogue = catalogue
+        self._topic_cache = topic_cache
         self._loop = asyncio.get_running_loop()
         self._feeds: dict[TopicPartition, Feed] = {}
         self._wanted: Mapping[TopicPartition, _Wanted] = {}
@@ -114,7 +115,7 @@ class KafkaSource:
             self._watch.keep({at.topic for at in self._feeds})
 
     async def close(self) -> None:
-        """Let the consumer and its thread go."""
+        """Close the consumer and end its thread."""
         self._is_closed = True
         await self._watch.close()
         self._has_changed.set()
@@ -132,11 +133,11 @@ class KafkaSource:
         self._has_changed.set()
 
     def _run(self) -> None:
-        """Follow until nothing has been wanted for a while. In the thread, as all below up to `_hand_over`."""
+        """Follow until nothing has been wanted for a while. Runs in the thread, as all methods up to `_hand_over`."""
         while True:
             try:
                 _Pump(self).run()
-            except Exception as error:  # a thread that ended would let every listener wait in vain
+            except Exception as error:  # if the thread ended, every listener would wait forever
                 LOGGER.warning("the consumer that follows partitions failed: %s", error)
                 self._fail_all(error)
             with self._lock:
@@ -145,7 +146,7 @@ class KafkaSource:
                     return
 
     def rest(self) -> bool:
-        """Wait until something is wanted; False if nothing was for long."""
+        """Wait until something is wanted; False if nothing was for a long time."""
         deadline_s = time.monotonic() + _LINGER_S
         while not self._wanted and not self._is_closed and time.monotonic() < deadline_s:
             self._has_changed.clear()
@@ -155,12 +156,12 @@ class KafkaSource:
 
     @property
     def wanted(self) -> Mapping[TopicPartition, _Wanted]:
-        """What is wanted now."""
+        """The partitions that are wanted now."""
         return self._wanted
 
     @property
     def is_closed(self) -> bool:
-        """Whether all is over."""
+        """True after `close`."""
         return self._is_closed
 
     @property
@@ -169,19 +170,19 @@ class KafkaSource:
         return self._configs.reader(follow=True)
 
     def hand_over(self, brought: list[Brought]) -> None:
-        """Give what came to the event loop; waits while that has enough to do."""
+        """Give the records to the event loop; waits while the loop has too many already."""
         while not self._ahead.acquire(timeout=_POLL_S):
             if self._is_closed:
                 return
         try:
             self._loop.call_soon_threadsafe(self._take, brought)
-        except RuntimeError:  # the loop is closed: nobody listens any more
+        except RuntimeError:  # the loop is closed: no listener is left
             self._is_closed = True
 
     def _fail_all(self, error: Exception) -> None:
-        """Tell all feeds that the consumer broke; whoever still listens makes a new one."""
+        """Fail all feeds because the consumer failed; a new one is opened for the next listener."""
         self._has_changed.clear()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no listener is left
             self._loop.call_soon_threadsafe(self._fail, self._wanted, error)
         self._has_changed.wait(_ANSWER_S)
 
@@ -206,10 +207,10 @@ class KafkaSource:
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
                 named = out_of_range(at, feed.position, await find_bounds(self._cluster, at))
             else:
-                self._catalogue.forget(at.topic)
+                self._topic_cache.forget(at.topic)
                 timeout_s = self._cluster.request_timeout_s
                 named = self._cluster.faults.of(error, f"follow {at}", timeout_s=timeout_s, topic=at.topic)
-        except Exception as failure:  # the question failed: its error is as good
+        except Exception as failure:  # the request for the bounds failed: its error is raised instead
             named = failure
         if feed.turn == turn:
             feed.fail(named)
@@ -221,7 +222,7 @@ class KafkaSource:
                 feed.fail(OperationFailed(f"following {at}", str(error)))
 
     def _topic_is_gone(self, topic: str, error: Exception) -> None:
-        self._catalogue.forget(topic)
+        self._topic_cache.forget(topic)
         for at, feed in list(self._feeds.items()):
             if at.topic == topic:
                 feed.fail(error)
@@ -237,7 +238,7 @@ class _Pump:
         self._asked: set[str] = set()
 
     def run(self) -> None:
-        """Bring what is wanted until nothing is. Raises KafkaException, RuntimeError."""
+        """Read the wanted partitions until none is wanted. Raises KafkaException, RuntimeError."""
         source = self._source
         applied: Mapping[TopicPartition, _Wanted] | None = None
         try:
@@ -256,7 +257,7 @@ class _Pump:
             self._consumer = None
 
     def _apply(self, wanted: Mapping[TopicPartition, _Wanted]) -> None:
-        """Make the assignment what is wanted. One that is sent to another place is given back and taken anew."""
+        """Assign what is wanted. A partition that is wanted from another offset is given back and assigned again."""
         assigned = self._assigned
         gone = [at for at, has in assigned.items() if at not in wanted or wanted[at].turn != has.turn]
         if gone:
@@ -278,7 +279,7 @@ class _Pump:
             self._source.hand_over(found.brought)
 
     def _find_leaders(self, topics: set[str]) -> None:
-        """Ask who leads topics that are new here: by itself the driver asks at its next tick, up to a second later."""
+        """Ask for the leaders of new topics now: the driver would ask at its next tick, up to a second later."""
         with contextlib.suppress(KafkaException):  # no broker answers: the driver goes on asking
             for topic in topics - self._asked:
                 self._consumer.list_topics(topic, _ANSWER_S)
@@ -298,7 +299,7 @@ def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Ass
         error = message.error()
         is_end = error is not None and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001
         if error is not None and not is_end:
-            if not is_mended(error):
+            if not is_retried_by_driver(error):
                 errors |= _fail(message, error, assigned)
             continue
         at = TopicPartition(message.topic(), message.partition())
@@ -322,7 +323,7 @@ def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Ass
 
 
 def _take(message: Any, has: Assigned, records: list[Record]) -> UnreadableRecord | None:  # noqa: ANN401
-    """Add a message's record, or return why it can't be decoded: nothing that comes behind it counts."""
+    """Add a message's record, or return why it can't be decoded: later messages of the partition are ignored."""
     try:
         records.append(record_of(message))
     except UnreadableRecord as unreadable:
@@ -333,7 +334,7 @@ def _take(message: Any, has: Assigned, records: list[Record]) -> UnreadableRecor
 
 
 def _fail(message: Any, error: Any, assigned: Mapping[TopicPartition, Assigned]) -> dict[TopicPartition, Any]:  # noqa: ANN401
-    """Note an error of a partition, of a topic, or of all: nothing that comes behind it counts."""
+    """Note an error of a partition, of a topic, or of all; later messages are ignored."""
     topic, partition = message.topic(), message.partition()
     failed = [
         at
@@ -346,7 +347,7 @@ def _fail(message: Any, error: Any, assigned: Mapping[TopicPartition, Assigned])
 
 
 def _is_believed(has: Assigned, offset: int) -> bool:
-    """Say whether the first thing that came can be the first there is."""
+    """Return True if the first message may be trusted to be the first record from the start on."""
     if offset == has.start or offset == has.doubt:
         has.is_sure = True
         return True
