@@ -106,7 +106,7 @@ class Topics(LogSetting):
         name = await new_topic(log, partitions=4)
         with pytest.raises(WrongPartitionCount, match=f"headrace topic grow {name} --partitions 8"):
             await ensure_topic(log.admin, name, partitions=8, config=TopicConfig())
-        with pytest.raises(WrongPartitionCount, match="can't be taken away"):
+        with pytest.raises(WrongPartitionCount, match="can't be removed"):
             await ensure_topic(log.admin, name, partitions=2, config=TopicConfig())
 
     async def test_partitions_can_be_added_but_not_taken_away(self, log: Log) -> None:
