@@ -115,7 +115,7 @@ class Supervisor:
         count of restarts in a row. Its health node is a child of `health`, or of the supervisor's node.
         """
         if name in self._workers:
-            raise BadArgument("name", name, "a worker of that name is there already")
+            raise BadArgument("name", name, "a worker of that name exists already")
         node = (health or self.health).child(name)
         worker = Worker(
             name,

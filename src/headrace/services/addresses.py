@@ -30,7 +30,7 @@ def check_free(name: str, host: str, port: int) -> None:
     if not 0 < port < 65_536:
         raise BadArgument(f"port of {name}", port, "ports go from 1 to 65535")
     if not is_free(host, port):
-        rule = f"{host}:{port} is in use; stop what listens there, or choose another port"
+        rule = f"{host}:{port} is in use; stop the process that listens there, or choose another port"
         raise BadArgument(f"port of {name}", port, rule)
 
 

@@ -53,7 +53,7 @@ def _new(service: Service, folder: Path, options: StartOptions) -> ServiceLayout
 
 def _adapted(service: Service, kept: ServiceLayout, options: StartOptions) -> ServiceLayout:
     if options.nodes not in (None, len(kept.nodes)):
-        rule = f"the data is of {len(kept.nodes)}; run: headrace services down {service.name} --purge"
+        rule = f"the data belongs to {len(kept.nodes)} nodes; run: headrace services down {service.name} --purge"
         raise BadArgument("nodes", options.nodes, rule)
     given = _by_role(service, options.ports)
     shares_address = len({node.host for node in kept.nodes}) == 1

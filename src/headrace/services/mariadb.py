@@ -74,7 +74,7 @@ class MariaDB:
         ]
         done = subprocess.run(script, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise ServiceFailed(node.name, "its system tables could not be made", done.stdout + done.stderr)
+            raise ServiceFailed(node.name, "its system tables could not be created", done.stdout + done.stderr)
 
 
 def my_cnf(node: NodePlan, layout: ServiceLayout, home: Path) -> dict[str, str]:

@@ -79,7 +79,7 @@ class Postgres:
             argv, capture_output=True, text=True, check=False, cwd=node.folder, user=user, extra_groups=groups
         )
         if done.returncode:
-            raise ServiceFailed(node.name, "its database cluster could not be made", done.stdout + done.stderr)
+            raise ServiceFailed(node.name, "its database cluster could not be created", done.stdout + done.stderr)
 
 
 def postgresql_conf(node: NodePlan, layout: ServiceLayout) -> dict[str, str]:

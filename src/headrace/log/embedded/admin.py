@@ -106,7 +106,7 @@ def _delete(db: sqlite3.Connection, topic: str) -> None:
 def _add_partitions(db: sqlite3.Connection, topic: str, total: int) -> Topic:
     have = load_topic(db, topic).partitions
     if total <= have:
-        change = f"it has {have} partitions, {total} were asked for"
+        change = f"it has {have} partitions, {total} were requested"
         raise ImpossibleTopicChange(topic, change, "ask for more than it has; partitions can't be removed")
     _insert_partitions(db, topic, range(have, total))
     db.execute("UPDATE topics SET partitions = ? WHERE name = ?", (total, topic))

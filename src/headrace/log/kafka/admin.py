@@ -149,7 +149,7 @@ class KafkaAdmin:
         checks.check_partitions(total)
         known = await self._cluster.describe(checks.check_topic(topic))
         if total <= known.partitions:
-            problem = f"it has {known.partitions} partitions, {total} were asked for"
+            problem = f"it has {known.partitions} partitions, {total} were requested"
             raise ImpossibleTopicChange(topic, problem, "ask for more, or copy into a new topic")
         operation, change = f"add partitions to topic {topic!r}", Change()
         try:

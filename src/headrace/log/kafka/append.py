@@ -97,7 +97,7 @@ def _not_bytes(record: NewRecord) -> BadArgument:
 
 def _check_timestamp(timestamp_ms: int, topic: Topic, now_ms: int) -> None:
     if timestamp_ms < 1:
-        raise BadArgument("timestamp_ms", timestamp_ms, "Kafka's producers know no time before 1 ms after 1970")
+        raise BadArgument("timestamp_ms", timestamp_ms, "Kafka's producers take no timestamp below 1 ms")
     if timestamp_ms > now_ms + topic.config.timestamp_ahead_ms:
         raise TimestampTooFarAhead(topic.name, timestamp_ms, topic.config.timestamp_ahead_ms)
 
@@ -129,7 +129,7 @@ def refusal_of(error: object, record: NewRecord, topic: Topic | None) -> Headrac
     if code in {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}:
         return RecordTooLarge(record.topic, size_of(record), topic.config.max_record_bytes if topic else 0)
     if code == KafkaError.INVALID_RECORD:
-        return BadArgument(f"record for topic {record.topic!r}", record.key, "the broker takes no such record there")
+        return BadArgument(f"record for topic {record.topic!r}", record.key, "the broker refuses this record")
     return None
 
 

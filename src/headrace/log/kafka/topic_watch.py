@@ -73,7 +73,7 @@ class TopicWatch:
         try:
             asked = client.describe_topics(TopicCollection(list(self._ids)), request_timeout=timeout_s)
         except KafkaException as failure:
-            LOGGER.warning("followed topics not looked at: %s", failure)
+            LOGGER.warning("the followed topics could not be checked: %s", failure)
             return found
         for topic, answer in asked.items():
             try:

@@ -39,7 +39,7 @@ class Topics(LogSetting):
         assert (described.name, described.partitions, described.config) == (name, 3, config)
         assert name in await log.admin.topics()
 
-    async def test_records_can_be_kept_for_ever(self, log: Log) -> None:
+    async def test_records_can_be_kept_forever(self, log: Log) -> None:
         """No retention is a setting of its own, not a large number."""
         name = await new_topic(log, config=TopicConfig(retention_ms=None))
         assert (await log.admin.describe(name)).config.retention_ms is None
