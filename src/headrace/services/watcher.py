@@ -1,4 +1,4 @@
-"""Watchers, which show the slow steps of starting a service, or don't."""
+"""Watchers of slow steps: one shows them on a terminal, one shows nothing."""
 
 from __future__ import annotations
 

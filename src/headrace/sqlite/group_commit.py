@@ -68,7 +68,7 @@ class GroupCommit(Generic[W]):
         self._thread.start()
 
     def submit(self, work: W) -> asyncio.Future[Any]:
-        """Hand over work from the loop's thread; the future is done once it is on disk, or refused."""
+        """Submit work from the loop's thread; the future is done once the work is on disk, or refused."""
         if self._is_closed:
             raise Closed(str(self._path))
         future = self._loop.create_future()

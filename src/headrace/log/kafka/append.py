@@ -199,7 +199,7 @@ class Producers:
         return fast_path.appender.append_one(record, fast_path.placer.place(record))
 
     async def close(self, timeout_s: float) -> None:
-        """Flush and let go of all producers."""
+        """Flush and close all producers."""
         appenders = [*self._appenders.values(), *self._retired]
         await asyncio.gather(*(appender.close(timeout_s) for appender in appenders))
 

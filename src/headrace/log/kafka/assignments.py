@@ -118,11 +118,11 @@ class Assignment:
         async def call() -> None:
             await listen(partitions)
 
-        told = asyncio.run_coroutine_threadsafe(call(), self._loop)
-        while not told.done() and not self._loop.is_closed():
-            concurrent.futures.wait([told], _LISTENER_S)
-        if told.done():
-            self.problem = told.exception() or self.problem
+        called = asyncio.run_coroutine_threadsafe(call(), self._loop)
+        while not called.done() and not self._loop.is_closed():
+            concurrent.futures.wait([called], _LISTENER_S)
+        if called.done():
+            self.problem = called.exception() or self.problem
 
 
 def _places(partitions: Iterable[Any]) -> frozenset[TopicPartition]:

@@ -37,14 +37,14 @@ _ANSWER_S = 1.0
 _POLLS_AHEAD = 4
 
 
-class _Wanted(NamedTuple):
+class _StartRequest(NamedTuple):
     """The offset from which a partition is followed; `turn` distinguishes this start from later ones."""
 
     turn: int
     start: int
 
 
-class Brought(NamedTuple):
+class PartitionBatch(NamedTuple):
     """What one poll brought for a partition: records, and the error after them."""
 
     at: TopicPartition
@@ -71,10 +71,10 @@ class Assigned:
 
 
 @dataclass(slots=True)
-class Sorted:
+class SortedMessages:
     """Messages by partition, and the partitions that must be read again from their start."""
 
-    brought: list[Brought] = field(default_factory=list)
+    brought: list[PartitionBatch] = field(default_factory=list)
     doubtful: list[TopicPartition] = field(default_factory=list)
 
 
@@ -87,7 +87,7 @@ class KafkaSource:
         self._topic_cache = topic_cache
         self._loop = asyncio.get_running_loop()
         self._feeds: dict[TopicPartition, Feed] = {}
-        self._wanted: Mapping[TopicPartition, _Wanted] = {}
+        self._wanted: Mapping[TopicPartition, _StartRequest] = {}
         self._has_changed = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -100,7 +100,7 @@ class KafkaSource:
         """Follow a partition from the feed's position on."""
         self._feeds[feed.at] = feed
         self._watch.add(feed.at.topic)
-        self._want({**self._wanted, feed.at: _Wanted(feed.turn, feed.position)})
+        self._want({**self._wanted, feed.at: _StartRequest(feed.turn, feed.position)})
 
     def stop(self, feed: Feed) -> None:
         """Follow it no more for now."""
@@ -124,7 +124,7 @@ class KafkaSource:
             await asyncio.to_thread(thread.join)
         await asyncio.gather(*self._naming, return_exceptions=True)
 
-    def _want(self, wanted: Mapping[TopicPartition, _Wanted]) -> None:
+    def _want(self, wanted: Mapping[TopicPartition, _StartRequest]) -> None:
         with self._lock:
             self._wanted = wanted
             if wanted and self._thread is None and not self._is_closed:
@@ -136,7 +136,7 @@ class KafkaSource:
         """Follow until nothing has been wanted for a while. Runs in the thread, as all methods up to `_hand_over`."""
         while True:
             try:
-                _Pump(self).run()
+                _FollowingConsumer(self).run()
             except Exception as error:  # if the thread ended, every listener would wait forever
                 LOGGER.warning("the consumer that follows partitions failed: %s", error)
                 self._fail_all(error)
@@ -155,7 +155,7 @@ class KafkaSource:
         return bool(self._wanted) and not self._is_closed
 
     @property
-    def wanted(self) -> Mapping[TopicPartition, _Wanted]:
+    def wanted(self) -> Mapping[TopicPartition, _StartRequest]:
         """The partitions that are wanted now."""
         return self._wanted
 
@@ -169,7 +169,7 @@ class KafkaSource:
         """The consumer's configuration."""
         return self._configs.reader(follow=True)
 
-    def hand_over(self, brought: list[Brought]) -> None:
+    def hand_over(self, brought: list[PartitionBatch]) -> None:
         """Give the records to the event loop; waits while the loop has too many already."""
         while not self._ahead.acquire(timeout=_POLL_S):
             if self._is_closed:
@@ -186,7 +186,7 @@ class KafkaSource:
             self._loop.call_soon_threadsafe(self._fail, self._wanted, error)
         self._has_changed.wait(_ANSWER_S)
 
-    def _take(self, brought: Iterable[Brought]) -> None:
+    def _take(self, brought: Iterable[PartitionBatch]) -> None:
         self._ahead.release()
         for at, turn, batch, error in brought:
             feed = self._feeds.get(at)
@@ -215,7 +215,7 @@ class KafkaSource:
         if feed.turn == turn:
             feed.fail(named)
 
-    def _fail(self, wanted: Mapping[TopicPartition, _Wanted], error: Exception) -> None:
+    def _fail(self, wanted: Mapping[TopicPartition, _StartRequest], error: Exception) -> None:
         for at, (turn, *_) in wanted.items():
             feed = self._feeds.get(at)
             if feed is not None and feed.turn == turn:
@@ -228,7 +228,7 @@ class KafkaSource:
                 feed.fail(error)
 
 
-class _Pump:
+class _FollowingConsumer:
     """One consumer, in its thread."""
 
     def __init__(self, source: KafkaSource) -> None:
@@ -240,7 +240,7 @@ class _Pump:
     def run(self) -> None:
         """Read the wanted partitions until none is wanted. Raises KafkaException, RuntimeError."""
         source = self._source
-        applied: Mapping[TopicPartition, _Wanted] | None = None
+        applied: Mapping[TopicPartition, _StartRequest] | None = None
         try:
             while not source.is_closed:
                 wanted = source.wanted
@@ -256,7 +256,7 @@ class _Pump:
             self._consumer.close()
             self._consumer = None
 
-    def _apply(self, wanted: Mapping[TopicPartition, _Wanted]) -> None:
+    def _apply(self, wanted: Mapping[TopicPartition, _StartRequest]) -> None:
         """Assign what is wanted. A partition that is wanted from another offset is given back and assigned again."""
         assigned = self._assigned
         gone = [at for at, has in assigned.items() if at not in wanted or wanted[at].turn != has.turn]
@@ -286,12 +286,12 @@ class _Pump:
                 self._asked.add(topic)
 
 
-def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Assigned]) -> Sorted:
-    """Make batches of messages, one a partition, and move the positions.
+def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Assigned]) -> SortedMessages:
+    """Make a batch of messages for each partition, and move the positions.
 
     The end-of-partition event carries a position past what readers never see.
     """
-    found = Sorted()
+    found = SortedMessages()
     records: dict[TopicPartition, list[Record]] = {}
     errors: dict[TopicPartition, Any] = {}
     before: dict[TopicPartition, int] = {}
@@ -318,7 +318,7 @@ def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Ass
     for at in {**before, **errors}:
         has = assigned[at]
         if at in errors or has.position > before[at]:
-            found.brought.append(Brought(at, has.turn, Batch(records.get(at, []), has.position), errors.get(at)))
+            found.brought.append(PartitionBatch(at, has.turn, Batch(records.get(at, []), has.position), errors.get(at)))
     return found
 
 

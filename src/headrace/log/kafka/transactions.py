@@ -128,7 +128,7 @@ class KafkaTransactional:
         await self._calls.run(self._abort)
 
     async def close(self) -> None:
-        """Abort what is open and let go of the connection."""
+        """Abort an open transaction and close the connection."""
         await self._calls.run(self._close)
 
     async def _begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Prepared queries bound to values that are already encoded.
+"""Prepared queries with their values encoded for the wire.
 
 The driver's own `bind` builds a description of every column for every value, and raises two exceptions to find out that
 a time is in milliseconds: 20 µs a row, half of the work of replication. Here the driver's types still encode, but are

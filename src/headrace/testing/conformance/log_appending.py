@@ -1,4 +1,4 @@
-"""Appending: what is written comes back, in order; what is refused leaves nothing behind."""
+"""Appends: records come back in order, and a refused append writes nothing."""
 
 from __future__ import annotations
 

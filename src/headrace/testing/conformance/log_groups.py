@@ -1,4 +1,4 @@
-"""Groups: each partition has one member at a time; commits say where the next one goes on."""
+"""Groups: each partition has one member at a time; the next member continues from the commits."""
 
 from __future__ import annotations
 

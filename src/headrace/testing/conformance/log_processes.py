@@ -1,4 +1,4 @@
-"""Processes: many at once, and some of them die."""
+"""Several processes that use one log concurrently, some of which are killed."""
 
 from __future__ import annotations
 

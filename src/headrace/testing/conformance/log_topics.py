@@ -1,4 +1,4 @@
-"""Topics: made, described, changed, removed; what can't be done is refused with what to do instead."""
+"""Topics: create, describe, change and delete; refusals say what to do instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes converge by the place of the record that caused them, in whatever order they come."""
+"""Convergence: the place of the record that caused a write decides, whatever the order of writes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Order(StoreSetting):
         assert [len(await read_rows(store, *each)) for each in journals] == [0, 2, 2]
 
     async def test_writing_the_same_again_changes_nothing(self, store: Store, topic: str) -> None:
-        """A replay is no news."""
+        """A replay changes nothing."""
         for _ in range(3):
             await store.writer.write_rows(topic, "id", events(1, 25))
             await store.writer.write_meta(head(topic, "id", 25))
