@@ -32,7 +32,7 @@ class Ending:
 
 @dataclass(slots=True)
 class Lifeline:
-    """The keeper of an attached server. The server lives as long as it is held."""
+    """The keeper of an attached server. The server lives until `let_go`."""
 
     keeper: subprocess.Popen[str]
 

@@ -153,7 +153,7 @@ class EmbeddedMember:
             await self._shared.changes.wait(since=version, timeout_s=min(left_s, self._beat_interval_s))
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Store where to go on."""
+        """Store the offsets to continue from."""
         wanted = checks.check_offsets(offsets)
         await self._call(lambda db: store_offsets(db, self.group, self.member_id, wanted))
         for at, offset in wanted.items():
@@ -161,12 +161,12 @@ class EmbeddedMember:
                 self._readers[at].leave_out_unreadable(below=offset)
 
     async def pause(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
-        """Stop or go on fetching."""
+        """Stop fetching, or fetch again."""
         wanted = checks.check_places(partitions)
         (self._paused.update if paused else self._paused.difference_update)(wanted)
 
     async def leave(self) -> None:
-        """Give everything back and end the session."""
+        """Give all partitions back and end the session."""
         if self._is_closed:
             return
         if self._changing is not None and self._changing is not asyncio.current_task():

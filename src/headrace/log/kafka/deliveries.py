@@ -210,7 +210,7 @@ class ManyRecords:
     def produce(self, producer: Any) -> bool:  # noqa: ANN401
         """Queue what is not queued yet; returns True if deliveries are still to come.
 
-        Raises BufferError, KafkaException; the next call goes on from there.
+        Raises BufferError, KafkaException; the next call continues from there.
         """
         deliver = self._deliver
         for record, partition in itertools.islice(self._placed, self._at, None):
@@ -246,7 +246,7 @@ class ManyRecords:
             self.landed.append(self)
 
     def _is_last(self, *, after: int) -> bool:
-        """Take the loop's number after `produced` records; returns True if it is the last."""
+        """Take the loop's number after that many produced records; returns True if it is the last number."""
         self._last = after
         return self._number() == self._last
 

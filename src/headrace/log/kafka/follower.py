@@ -103,12 +103,12 @@ class KafkaSource:
         self._want({**self._wanted, feed.at: _StartRequest(feed.turn, feed.position)})
 
     def stop(self, feed: Feed) -> None:
-        """Follow it no more for now."""
+        """Stop following a partition for now."""
         if self._feeds.get(feed.at) is feed and feed.at in self._wanted:
             self._want({at: wanted for at, wanted in self._wanted.items() if at != feed.at})
 
     def end(self, feed: Feed) -> None:
-        """Forget it."""
+        """Forget the feed."""
         if self._feeds.get(feed.at) is feed:
             self.stop(feed)
             del self._feeds[feed.at]

@@ -95,11 +95,11 @@ class KafkaMember:
             polling = self._polling
             records = await asyncio.shield(polling)
             self._polling = None
-            self._raise_problem(having=records)
+            self._raise_problem(after=records)
             return [record for record in records if (record.topic, record.partition) in self.assignment]
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Store where to go on."""
+        """Store the offsets to continue from."""
         self._check_open()
         positions = self.positions_of(offsets)
         if positions:
@@ -119,15 +119,15 @@ class KafkaMember:
         committing.result()
 
     async def pause(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
-        """Stop or go on fetching what is owned of these."""
+        """Stop fetching the owned ones of these partitions, or fetch them again."""
         self._check_open()
         owned = [at for at in checks.check_places(partitions) if at in self.assignment]
         (self._assignment.paused.update if paused else self._assignment.paused.difference_update)(owned)
-        places = [confluent_kafka.TopicPartition(*at) for at in owned]
-        (self._consumer.pause if paused else self._consumer.resume)(places)
+        partitions_owned = [confluent_kafka.TopicPartition(*at) for at in owned]
+        (self._consumer.pause if paused else self._consumer.resume)(partitions_owned)
 
     async def leave(self) -> None:
-        """Give everything back and leave."""
+        """Give all partitions back and leave the group."""
         if self._is_leaving:
             return
         self._is_leaving = True
@@ -154,7 +154,7 @@ class KafkaMember:
         self.on_leave(self)
 
     def positions_of(self, offsets: Mapping[TopicPartition, int]) -> list[Any]:
-        """Return offsets in the driver's form. Raises NotOwner for partitions of others."""
+        """Return offsets in the driver's form. Raises NotOwner for partitions of other members."""
         offsets = checks.check_offsets(offsets)
         foreign = sorted(at for at in offsets if at not in self.assignment)
         if foreign:
@@ -162,7 +162,7 @@ class KafkaMember:
         return [confluent_kafka.TopicPartition(*at, offset) for at, offset in offsets.items()]
 
     def group_metadata(self) -> Any:  # noqa: ANN401
-        """Return what a transaction needs to commit for this member."""
+        """Return the group metadata that a transaction needs to commit this member's offsets."""
         return self._consumer.consumer_group_metadata()
 
     def _check_open(self) -> None:
@@ -176,13 +176,13 @@ class KafkaMember:
                 bounds = await find_bounds(self._cluster, at)
                 raise OffsetOutOfRange(at.topic, at.partition, offset, bounds.start, bounds.high_watermark)
 
-    def _raise_problem(self, *, having: Sequence[Record]) -> None:
+    def _raise_problem(self, *, after: Sequence[Record]) -> None:
         """Raise the thread's error, after the records that came before it were returned."""
         problem = self._assignment.problem
-        if problem is not None and not having:
+        if problem is not None and not after:
             self._assignment.problem = None
             raise problem
-        if not having:
+        if not after:
             for at, unreadable in self._assignment.unreadable.items():
                 if at in self.assignment:
                     raise unreadable
@@ -215,7 +215,7 @@ class KafkaMember:
         return records
 
     def _readable(self, message: Any) -> list[Record]:  # noqa: ANN401
-        """Return a message's record; None if it, or one before it, can't be decoded: the partition stops there."""
+        """Return a message's record; nothing if it, or one before it, can't be decoded: the partition stops there."""
         at = TopicPartition(message.topic(), message.partition())
         if at in self._assignment.unreadable:
             return []

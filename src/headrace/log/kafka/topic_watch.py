@@ -43,7 +43,7 @@ class TopicWatch:
             self._ids[topic] = None
             self._is_new.set()
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._look_on(), name="headrace-kafka-topic-watch")
+            self._task = asyncio.get_running_loop().create_task(self._watch(), name="headrace-kafka-topic-watch")
 
     def keep(self, topics: set[str]) -> None:
         """Forget all but these."""
@@ -57,7 +57,7 @@ class TopicWatch:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _look_on(self) -> None:
+    async def _watch(self) -> None:
         while self._ids:
             self._is_new.clear()
             for topic, id_ in (await self._look()).items():

@@ -120,11 +120,11 @@ class KafkaTransactional:
         await self._calls.run(self._commit_offsets, member, offsets)
 
     async def commit(self) -> Sequence[Position]:
-        """Make it visible."""
+        """Commit the transaction."""
         return await self._calls.run(self._commit)
 
     async def abort(self) -> None:
-        """Drop it."""
+        """Abort the transaction."""
         await self._calls.run(self._abort)
 
     async def close(self) -> None:
@@ -142,9 +142,9 @@ class KafkaTransactional:
         topics, placed = await self._placing.place(records)
         self._attempt.know(topics)
         for each in placed:
-            await self._enlist(each)
+            await self._produce(each)
 
-    async def _enlist(self, placed: Placed) -> None:
+    async def _produce(self, placed: Placed) -> None:
         timeout_s = self._cluster.request_timeout_s
         try:
             await produce_record(self._producer, self._threads, self._attempt, placed, flush_s=timeout_s)
