@@ -51,7 +51,7 @@ class Assignment:
                 [confluent_kafka.TopicPartition(each.topic, each.partition, 0) for each in partitions]
             )
             return
-        taken = _places(partitions)
+        taken = _topic_partitions(partitions)
         consumer.incremental_assign(self._starts(consumer, partitions))
         for at in taken:
             self.lost_at.pop(at, None)
@@ -63,14 +63,14 @@ class Assignment:
 
     def on_revoke(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
         """Give partitions back after the listener was called."""
-        gone = _places(partitions)
+        gone = _topic_partitions(partitions)
         if self.listener is not None:
             self._call_listener(self.listener.revoked, gone)
         self._change(self.partitions - gone)
 
     def on_lost(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
         """Note that partitions are gone already."""
-        gone = _places(partitions)
+        gone = _topic_partitions(partitions)
         self._change(self.partitions - gone)
         if self.listener is not None:
             self._call_listener(self.listener.lost, gone)
@@ -125,5 +125,5 @@ class Assignment:
             self.problem = called.exception() or self.problem
 
 
-def _places(partitions: Iterable[Any]) -> frozenset[TopicPartition]:
+def _topic_partitions(partitions: Iterable[Any]) -> frozenset[TopicPartition]:
     return frozenset(TopicPartition(each.topic, each.partition) for each in partitions)

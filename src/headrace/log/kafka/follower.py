@@ -133,7 +133,7 @@ class KafkaSource:
         self._has_changed.set()
 
     def _run(self) -> None:
-        """Follow until nothing has been wanted for a while. Runs in the thread, as all methods up to `_hand_over`."""
+        """Follow until nothing has been wanted for a while. Runs in the thread, as all methods up to `hand_over`."""
         while True:
             try:
                 _FollowingConsumer(self).run()
@@ -146,7 +146,7 @@ class KafkaSource:
                     return
 
     def rest(self) -> bool:
-        """Wait until something is wanted; False if nothing was for a long time."""
+        """Wait until a partition is wanted; returns False if none was for a while."""
         deadline_s = time.monotonic() + _LINGER_S
         while not self._wanted and not self._is_closed and time.monotonic() < deadline_s:
             self._has_changed.clear()
@@ -261,20 +261,22 @@ class _FollowingConsumer:
         assigned = self._assigned
         gone = [at for at, has in assigned.items() if at not in wanted or wanted[at].turn != has.turn]
         if gone:
-            self._consumer.incremental_unassign([_place(at) for at in gone])
+            self._consumer.incremental_unassign([_driver_partition(at) for at in gone])
             for at in gone:
                 del assigned[at]
         new = {at: Assigned(turn, start, start) for at, (turn, start) in wanted.items() if at not in assigned}
         if new:
             self._find_leaders({at.topic for at in new})
-            self._consumer.incremental_assign([_place(at, has.start) for at, has in new.items()])
+            self._consumer.incremental_assign([_driver_partition(at, has.start) for at, has in new.items()])
             assigned.update(new)
 
     def _poll(self) -> None:
         found = sort_messages(take(self._consumer, _RECORDS_AT_ONCE, _POLL_S), self._assigned)
         if found.doubtful:
-            self._consumer.incremental_unassign([_place(at) for at in found.doubtful])
-            self._consumer.incremental_assign([_place(at, self._assigned[at].start) for at in found.doubtful])
+            self._consumer.incremental_unassign([_driver_partition(at) for at in found.doubtful])
+            self._consumer.incremental_assign(
+                [_driver_partition(at, self._assigned[at].start) for at in found.doubtful]
+            )
         if found.brought:
             self._source.hand_over(found.brought)
 
@@ -355,5 +357,5 @@ def _is_believed(has: Assigned, offset: int) -> bool:
     return False
 
 
-def _place(at: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> Any:  # noqa: ANN401
+def _driver_partition(at: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> Any:  # noqa: ANN401
     return confluent_kafka.TopicPartition(at.topic, at.partition, offset)

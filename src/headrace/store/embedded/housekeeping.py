@@ -55,7 +55,7 @@ class Housekeeping:
         self._task = asyncio.create_task(self._run(), name="headrace-store-housekeeping")
 
     async def clean(self) -> None:
-        """Remove them now."""
+        """Remove all that have expired, now."""
         before_ms = self._clock.now_ms() - self._gc_grace_ms
         for step in _STEPS:
             while await self._call(lambda db, step=step: db.execute(step, (before_ms, _PIECE)).rowcount) == _PIECE:  # type: ignore[misc]
