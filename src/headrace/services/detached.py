@@ -39,7 +39,7 @@ class Detached:
         self.folder = folder.expanduser().resolve() if folder else services_folder()
 
     def up(self, name: str, options: StartOptions, *, data_dir: Path | None, watcher: Watcher) -> RunningService | None:
-        """Start the service; returns None if it was up. Nodes that are down are started again with the others' data."""
+        """Start the service; returns None if it was up. If only some nodes run, all are restarted on their data."""
         service_named(name)
         with self._locked(name):
             running = self.find(name)
@@ -67,7 +67,7 @@ class Detached:
 
     def down(self, name: str) -> bool:
         """Stop the service and keep its data; returns False if nothing ran."""
-        if not self.find(name):  # nothing to wait for, and no folder to make for the lock
+        if not self.find(name):  # nothing to wait for, and no folder for the lock is needed
             return False
         with self._locked(name):
             running = self.find(name)

@@ -34,11 +34,11 @@ _Ticket = tuple[W, asyncio.Future[Any]]  # a piece of work and the future of its
 class GroupCommit(Generic[W]):
     """The only writer of a file in this process.
 
-    `apply(db, works)` runs inside one transaction and returns, for each piece of work, its result or the
-    exception to raise; raising fails the whole group, and then `forget` is called: what was remembered of the
-    file may be wrong. `committed` is called in the loop after each group
-    with the seconds since its first piece of work was handed over, `passing` in the writer's thread with
-    the name of each step, for those who want to see what happens when the process dies there.
+    `apply(db, works)` runs inside one transaction and returns, for each piece of work, its result or the exception to
+    raise. If it raises itself, the whole group fails, and `forget` is called, because what is cached of the file may be
+    wrong. `committed` is called in the loop after each group, with the seconds since its first piece of work was
+    submitted. `passing` is called in the writer's thread with the name of each step, so that tests can kill the process
+    there.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class Binding:
         same = self._encoded(self._encoders[: len(key)], key)
         for row in rows:
             statement.values = same + self._encoded(own, row)
-            batch.add(statement)  # which takes the values, and leaves us the statement
+            batch.add(statement)  # the batch copies the values, so the statement can be used again
 
     def _encoded(self, encoders: Sequence[Encode], values: Sequence[object]) -> list[object]:
         version = self._version
