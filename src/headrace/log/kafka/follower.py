@@ -44,7 +44,7 @@ class _StartRequest(NamedTuple):
     start: int
 
 
-class PartitionBatch(NamedTuple):
+class FollowedBatch(NamedTuple):
     """What one poll brought for a partition: records, and the error after them."""
 
     at: TopicPartition
@@ -74,7 +74,7 @@ class Assigned:
 class SortedMessages:
     """Messages by partition, and the partitions that must be read again from their start."""
 
-    brought: list[PartitionBatch] = field(default_factory=list)
+    brought: list[FollowedBatch] = field(default_factory=list)
     doubtful: list[TopicPartition] = field(default_factory=list)
 
 
@@ -169,7 +169,7 @@ class KafkaSource:
         """The consumer's configuration."""
         return self._configs.reader(follow=True)
 
-    def hand_over(self, brought: list[PartitionBatch]) -> None:
+    def hand_over(self, brought: list[FollowedBatch]) -> None:
         """Give the records to the event loop; waits while the loop has too many already."""
         while not self._ahead.acquire(timeout=_POLL_S):
             if self._is_closed:
@@ -186,7 +186,7 @@ class KafkaSource:
             self._loop.call_soon_threadsafe(self._fail, self._wanted, error)
         self._has_changed.wait(_ANSWER_S)
 
-    def _take(self, brought: Iterable[PartitionBatch]) -> None:
+    def _take(self, brought: Iterable[FollowedBatch]) -> None:
         self._ahead.release()
         for at, turn, batch, error in brought:
             feed = self._feeds.get(at)
@@ -320,7 +320,7 @@ def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Ass
     for at in {**before, **errors}:
         has = assigned[at]
         if at in errors or has.position > before[at]:
-            found.brought.append(PartitionBatch(at, has.turn, Batch(records.get(at, []), has.position), errors.get(at)))
+            found.brought.append(FollowedBatch(at, has.turn, Batch(records.get(at, []), has.position), errors.get(at)))
     return found
 
 
