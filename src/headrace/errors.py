@@ -1,8 +1,8 @@
-"""Every error Headrace raises, by what the caller can do about it.
+"""The errors that Headrace raises, in families by what the caller can do about them.
 
     HeadraceError
     ├── Refused                     the request is wrong as it stands; don't retry it unchanged
-    │   ├── BadArgument             a value no call could accept
+    │   ├── BadArgument             a value that no call accepts
     │   ├── UnknownTopic
     │   ├── TopicExists
     │   ├── UnknownPartition
@@ -10,7 +10,7 @@
     │   ├── UnreadableRecord        the log holds a record that can't be decoded
     │   ├── RecordTooLarge
     │   ├── TimestampTooFarAhead
-    │   ├── Fenced                  somebody took over; this owner must stop
+    │   ├── Fenced                  another process took over; this owner must stop
     │   ├── TagTrimmed              events under a tag were removed because of their age
     │   ├── SlotsMoved              another worker, or a command, moved a projection's offsets
     │   ├── NotOwner                the group gave the partition to another member
@@ -18,20 +18,20 @@
     │   ├── RefusedByPeer           another node refused, with an error that has no name of its own here
     │   ├── PartitionClosed         the partition's topic was replaced by another one
     │   ├── TransactionMisused      begin, append, commit or abort out of order
-    │   ├── WrongSeqNr              the journal is not where the append expects it
-    │   ├── TopicShared             other services read the topic, and would not understand what was asked for
-    │   ├── VoidAppend              the append is in the log and counts for nothing
+    │   ├── WrongSeqNr              the journal is not at the number that the append expects
+    │   ├── TopicShared             other services read the topic, and would not understand the operation
+    │   ├── VoidAppend              the append is in the log, and is ignored
     │   ├── AppendIdReused          the append id belongs to other events
     │   ├── TargetDiffers           the target of a copy has events that the source lacks
     │   ├── NoSchemaFor             a class that Avro can't describe
-    │   ├── BadSchema               no valid Avro schema
+    │   ├── BadSchema               not a valid Avro schema
     │   ├── IncompatibleSchema      a schema that would break readers or writers of another version
-    │   ├── UnknownSchema           the registry has no schema of that id
+    │   ├── UnknownSchema           the registry has no schema with that id
     │   ├── UnknownSubject
-    │   ├── NotRegistered           a schema that its subject lacks, where nobody may register it in passing
+    │   ├── NotRegistered           a schema that its subject lacks, and that may not be registered automatically
     │   ├── NotEncodable            a value that does not fit its schema
-    │   ├── NotFramed               bytes that are no framed Avro
-    │   ├── NotDecodable            Avro that its reader can't take
+    │   ├── NotFramed               bytes that are not framed Avro
+    │   ├── NotDecodable            Avro that its reader can't decode
     │   ├── PublishedTooLate        a message for a transaction that is being committed already
     │   ├── NoStateYet              a snapshot as of a number that its journal has not reached
     │   ├── NotStorable             a key or a value that does not fit its state
@@ -40,7 +40,7 @@
     │   ├── NotUnique               a value that another key of the state has claimed
     │   ├── StateReadOnly           a write to a state that this process does not own
     │   ├── Forbidden               the server refuses this user
-    │   ├── ReadOnlyHandle          something that was opened for reading was to write
+    │   ├── ReadOnlyHandle          a write through something that was opened for reading
     │   └── Closed                  used after it was closed
     ├── Unavailable                 retry later; `outcome_known` says whether it may have happened
     │   ├── Unreachable
@@ -48,8 +48,8 @@
     │   ├── TimedOut
     │   ├── TransactionFailed
     │   ├── ReadAgain               the journal changed under the reader
-    │   ├── OperationFailed         the server answered, with an error that has no name of its own here
-    │   ├── TagBuilding             a tag is being given to history
+    │   ├── OperationFailed         the server answered with an error that has no class here
+    │   ├── TagBuilding             a tag is being back-filled
     │   ├── StateOffline            a state is being restored from its changelog
     │   ├── StateConflict           a key of a state changed under a unit of work
     │   ├── StateStale              a copy of a state is further behind than the read allows
@@ -76,21 +76,21 @@
         ├── SeveralStores           another store replicates a topic, and may lack what this one has
         ├── RetentionTooLong        the log keeps records for longer than the store remembers deletions
         ├── ReplayTooOld            the store has forgotten deletions that a replay would need
-        ├── LayoutLost              nobody knows any more how a topic's keys lie over its partitions
+        ├── LayoutLost              neither log nor store knows a topic's layout any more
         ├── JournalHeld             a record of the journal can't be decoded
         ├── KeyspaceMissing         Cassandra has no such keyspace
         ├── NothingThere            a folder holds no log, store or registry
-        ├── FolderUnusable          a folder can't be made
+        ├── FolderUnusable          a folder can't be created
         ├── PortUnusable            metrics can't be served at that port
-        ├── IntegrityBroken         the store holds what no log could have put there
+        ├── IntegrityBroken         the store holds rows that no log could have caused
         ├── TagsDisabled            views by tag are switched off
         ├── TagsInUse               the store keeps views by tag, and this process would not
         ├── TagsIncomplete          the store has journals that its views by tag lack
         ├── WrongBucketSize         views by tag were made with another size
-        ├── TagViewsLost            tables of views by tag were emptied behind our back
+        ├── TagViewsLost            tables of views by tag were emptied or replaced
         ├── TagGap                  an event under a tag is missing
-        ├── ProjectionChanged       a projection is defined otherwise than it has run
-        ├── OffsetAhead             a projection stands where no event can be yet
+        ├── ProjectionChanged       a projection's definition has changed since it ran
+        ├── OffsetAhead             a projection's offset is in the future
         ├── DeadLettersFull         no more events can be set aside
         ├── StateBroken             a state's folder can't be read
         ├── StateLocked             another process uses a state's folder
@@ -102,8 +102,8 @@
         ├── UnsupportedPlatform
         └── ServiceFailed
 
-Fields come first; the message is made from them. All errors survive pickling, because Spark workers
-and child processes send them home.
+Each message is made from the error's fields. All errors survive pickling, because Spark workers and child processes
+return them to their parents.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _rebuild(kind: type[HeadraceError], fields: Mapping[str, Any]) -> HeadraceEr
 
 
 class HeadraceError(Exception):
-    """The root. Catch it to catch whatever Headrace raises on purpose."""
+    """The root of all errors that Headrace raises on purpose."""
 
     says: ClassVar[str] = "Headrace failed"
 
@@ -242,7 +242,7 @@ class Refused(HeadraceError):
 
 
 class Unavailable(HeadraceError):
-    """Something did not answer; retrying may work. Nothing happened unless `outcome_known` is False."""
+    """Something is not available; a retry may work. Nothing was done unless `outcome_known` is False."""
 
     outcome_known: bool = True
 
@@ -260,7 +260,7 @@ def _suffix(outcome_known: bool) -> str:
 
 @dataclass(eq=False)
 class BadArgument(Refused):
-    """A value that no call could accept."""
+    """A value that no call accepts."""
 
     name: str
     value: object
@@ -270,7 +270,7 @@ class BadArgument(Refused):
 
 @dataclass(eq=False)
 class UnknownTopic(Refused):
-    """The topic is not there."""
+    """The topic does not exist."""
 
     topic: str
     says: ClassVar[str] = (
@@ -281,7 +281,7 @@ class UnknownTopic(Refused):
 
 @dataclass(eq=False)
 class TopicExists(Refused):
-    """A topic of that name is there already."""
+    """A topic of that name exists already."""
 
     topic: str
     says: ClassVar[str] = "topic {topic!r} exists already; use it, configure it, or choose another name"
@@ -318,7 +318,7 @@ class OffsetOutOfRange(Refused):
 
 @dataclass(eq=False)
 class UnreadableRecord(Refused):
-    """The log holds something at an offset that is no record; all before it was handed out, nothing after it."""
+    """The log holds something at an offset that is not a record; all records before it were returned, none after it."""
 
     topic: str
     partition: int
@@ -334,7 +334,7 @@ class UnreadableRecord(Refused):
 
 @dataclass(eq=False)
 class RecordTooLarge(Refused):
-    """One record is larger than its topic takes."""
+    """A record is larger than its topic allows."""
 
     topic: str
     size_bytes: int
@@ -347,7 +347,7 @@ class RecordTooLarge(Refused):
 
 @dataclass(eq=False)
 class TimestampTooFarAhead(Refused):
-    """A record's timestamp lies further in the future than its topic allows."""
+    """A record's timestamp is further in the future than its topic allows."""
 
     topic: str
     timestamp_ms: int | None
@@ -363,8 +363,8 @@ class Fenced(Refused):
     """This owner of a transactional id is not its owner any more, and must stop.
 
     A successor took the id over, or the log ended a transaction that was open for too long. Nothing of what this
-    owner still had open was written, unless `outcome_known` is False: then it was about to commit, and the answer
-    does not tell whether the commit came first.
+    owner still had open was written, unless `outcome_known` is False: then a commit was on its way, and may have come
+    first.
     """
 
     transactional_id: str
@@ -380,7 +380,7 @@ class Fenced(Refused):
 
 @dataclass(eq=False)
 class TagTrimmed(Refused):
-    """Events that a query would have to give were removed from the tag's view because of their age."""
+    """Events that a query would have to return were removed from the tag's view because of their age."""
 
     tag: str
     asked_from: str
@@ -391,24 +391,25 @@ class TagTrimmed(Refused):
         time = datetime.fromtimestamp(self.before_ms / 1000, UTC).isoformat()
         return (
             f"the events of tag {self.tag!r} from before {time} were removed, up to offset {self.last}, and "
-            f"{self.asked_from} lies before that; to do without them, begin after {self.last} (queries: skip_trimmed; "
+            f"{self.asked_from} is before that; to skip them, begin after {self.last} (queries: skip_trimmed; "
             f"headrace projection offset set, or rebuild --from)"
         )
 
 
 @dataclass(eq=False)
 class SlotsMoved(Refused):
-    """A projection's offsets are not where this worker left them; nothing it had in hand was stored."""
+    """A projection's offsets have changed since this worker stored them; its current work was not stored."""
 
     projection: str
     says: ClassVar[str] = (
-        "offsets of projection {projection!r} were moved by another worker or a command; load them and go on from there"
+        "offsets of projection {projection!r} were moved by another worker or a command; "
+        "load them again and continue from there"
     )
 
 
 @dataclass(eq=False)
 class NotOwner(Refused):
-    """The group moved on: this member does not own what it tried to commit."""
+    """This member does not own the partitions that it tried to commit."""
 
     group: str
     detail: str
@@ -452,7 +453,7 @@ class PartitionClosed(Refused):
 
 @dataclass(eq=False)
 class TransactionMisused(Refused):
-    """The calls of a transaction came in an order that makes no sense."""
+    """The calls of a transaction came in the wrong order."""
 
     transactional_id: str
     problem: str
@@ -461,7 +462,7 @@ class TransactionMisused(Refused):
 
 @dataclass(eq=False)
 class WrongSeqNr(Refused):
-    """Somebody else wrote to the journal, or its caller is behind."""
+    """The journal is not at the expected number: another process wrote to it, or the caller is behind."""
 
     key: str
     expected: int
@@ -473,7 +474,7 @@ class WrongSeqNr(Refused):
 
 @dataclass(eq=False)
 class TopicShared(Refused):
-    """A checked append in a topic that is declared as shared: its other readers would show one that was refused."""
+    """A checked append to a shared topic: the topic's other readers would show events that were refused."""
 
     topic: str
     operation: str
@@ -485,7 +486,7 @@ class TopicShared(Refused):
 
 @dataclass(eq=False)
 class VoidAppend(Refused):
-    """The append was written after something that makes it void; nobody will ever see its events."""
+    """The append was written after a record that makes it void; its events will never be read."""
 
     key: str
     reason: str
@@ -506,7 +507,7 @@ class AppendIdReused(Refused):
 
 @dataclass(eq=False)
 class TargetDiffers(Refused):
-    """Journals can't be copied onto others: the target has an event that is not the source's."""
+    """The target of a copy has an event that the source does not have."""
 
     topic: str
     key: str
@@ -514,13 +515,14 @@ class TargetDiffers(Refused):
     reason: str
     says: ClassVar[str] = (
         "cannot copy onto journal {key!r} of topic {topic!r}: the target has event {seq_nr}, and {reason}; "
-        "copy into an empty place, or, if the target's journal may go, run there: headrace journal purge {topic} {key}"
+        "copy into an empty target, or, if the target's journal may be removed, run there: "
+        "headrace journal purge {topic} {key}"
     )
 
 
 @dataclass(eq=False)
 class NoSchemaFor(Refused):
-    """A class whose Avro schema can't be inferred."""
+    """The Avro schema of a class can't be inferred."""
 
     owner: str
     field: str
@@ -530,7 +532,7 @@ class NoSchemaFor(Refused):
 
 @dataclass(eq=False)
 class BadSchema(Refused):
-    """Something that is no valid Avro schema."""
+    """A schema is not valid Avro."""
 
     where: str
     reason: str
@@ -539,7 +541,7 @@ class BadSchema(Refused):
 
 @dataclass(eq=False)
 class IncompatibleSchema(Refused):
-    """A schema that breaks the compatibility its subject promises; field, version and rule are the first problem's."""
+    """A schema breaks the compatibility that its subject promises; field, version and rule are of the first problem."""
 
     subject: str
     level: str
@@ -558,7 +560,7 @@ class IncompatibleSchema(Refused):
 
 @dataclass(eq=False)
 class UnknownSchema(Refused):
-    """The registry holds no schema of that id."""
+    """The registry has no schema with that id."""
 
     schema_id: int
     registry: str
@@ -567,7 +569,7 @@ class UnknownSchema(Refused):
 
 @dataclass(eq=False)
 class UnknownSubject(Refused):
-    """The registry holds no such subject, or not that version of it."""
+    """The registry does not have that subject, or that version of it."""
 
     subject: str
     registry: str
@@ -580,19 +582,19 @@ class UnknownSubject(Refused):
 
 @dataclass(eq=False)
 class NotRegistered(Refused):
-    """The subject has no version with this schema, and it was not to be made."""
+    """The subject has no version with this schema, and automatic registration is off."""
 
     subject: str
     schema: str
     says: ClassVar[str] = (
-        "the schema of {schema} is not registered under {subject!r}, and registering in passing is switched off; "
+        "the schema of {schema} is not registered under {subject!r}, and automatic registration is off; "
         "run: headrace schema register {subject} FILE"
     )
 
 
 @dataclass(eq=False)
 class NotEncodable(Refused):
-    """A value that does not fit its Avro schema."""
+    """A value does not fit its Avro schema."""
 
     schema: str
     field: str
@@ -602,16 +604,16 @@ class NotEncodable(Refused):
 
 @dataclass(eq=False)
 class NotFramed(Refused):
-    """Bytes that do not begin as framed Avro does: a zero, then four bytes of schema id."""
+    """The bytes do not begin like framed Avro: a zero, then four bytes of schema id."""
 
     size_bytes: int
     reason: str
-    says: ClassVar[str] = "{size_bytes} bytes are no framed Avro: {reason}"
+    says: ClassVar[str] = "{size_bytes} bytes are not framed Avro: {reason}"
 
 
 @dataclass(eq=False)
 class NotDecodable(Refused):
-    """Avro that does not follow its schema, or that its reader can't take."""
+    """Avro data does not follow its schema, or its reader can't decode it."""
 
     schema: str
     field: str
@@ -621,7 +623,7 @@ class NotDecodable(Refused):
 
 @dataclass(eq=False)
 class PublishedTooLate(Refused):
-    """A message was published when the transaction could not take it any more; the commit fails rather than drop it."""
+    """A message was published too late for its transaction; the commit fails, so that the message is not lost."""
 
     topic: str
     count: int
@@ -686,7 +688,7 @@ class StateReadOnly(Refused):
 
 @dataclass(eq=False)
 class Forbidden(Refused):
-    """The server knows us and says no."""
+    """The server refuses this user the operation."""
 
     operation: str
     reason: str
@@ -695,7 +697,7 @@ class Forbidden(Refused):
 
 @dataclass(eq=False)
 class ReadOnlyHandle(Refused):
-    """Something that was opened for reading only was asked to write."""
+    """A write was tried through something that was opened read-only."""
 
     operation: str
     what: str
@@ -704,7 +706,7 @@ class ReadOnlyHandle(Refused):
 
 @dataclass(eq=False)
 class NoStateYet(Refused):
-    """A snapshot was to be saved as of a number that its journal has not reached, or of a journal that is missing."""
+    """A snapshot's number is above the journal's, or the journal does not exist."""
 
     key: str
     seq_nr: int
@@ -725,7 +727,7 @@ class Closed(Refused):
 
 @dataclass(eq=False)
 class Unreachable(Unavailable):
-    """Nobody answers at the address."""
+    """No server answers at the address."""
 
     address: str
     reason: str
@@ -738,7 +740,7 @@ class Unreachable(Unavailable):
 
 @dataclass(eq=False)
 class FileUnusable(Unavailable):
-    """The system refused to read or write a file of this machine: rights, a full disk, a disk that fails."""
+    """A file of this machine can't be read or written: permissions, a full disk, or a failing disk."""
 
     path: str
     reason: str
@@ -746,12 +748,12 @@ class FileUnusable(Unavailable):
 
     def __str__(self) -> str:
         done = _suffix(self.outcome_known)
-        return f"cannot use {self.path}: {self.reason}; {done}. Check the file's rights, and the space on its disk"
+        return f"cannot use {self.path}: {self.reason}; {done}. Check the file's permissions, and the space on its disk"
 
 
 @dataclass(eq=False)
 class TimedOut(Unavailable):
-    """The deadline passed first."""
+    """The operation did not finish in time."""
 
     operation: str
     timeout_s: float
@@ -765,8 +767,8 @@ class TimedOut(Unavailable):
 class TransactionFailed(Unavailable):
     """A transaction failed. With `outcome_known` nothing of it was committed, and it can be tried again.
 
-    Otherwise its commit was sent and not acknowledged. Take the id again: that settles it either way, and what was
-    committed is there to be read.
+    Otherwise its commit was sent and not acknowledged. Take the id again, which settles the outcome; then read what was
+    committed.
     """
 
     transactional_id: str
@@ -780,7 +782,7 @@ class TransactionFailed(Unavailable):
 
 @dataclass(eq=False)
 class OperationFailed(Unavailable):
-    """The server answered, with an error that has no name of its own here."""
+    """The operation failed with an error that has no class of its own here."""
 
     operation: str
     reason: str
@@ -792,21 +794,21 @@ class OperationFailed(Unavailable):
 
 @dataclass(eq=False)
 class ReadAgain(Unavailable):
-    """A delete or a purge landed while a read was handing out events."""
+    """A journal, or its topic, changed while it was being read."""
 
     key: str
     reason: str
-    says: ClassVar[str] = "journal {key!r} changed while it was being read: {reason}; drop what was read and read again"
+    says: ClassVar[str] = "{key!r} changed while it was being read: {reason}; drop what was read and read again"
 
 
 @dataclass(eq=False)
 class TagBuilding(Unavailable):
-    """A tag is being given to history; its events have no numbers before that is done."""
+    """A tag is being back-filled; its events have no numbers before that is done."""
 
     tag: str
     function: str
     says: ClassVar[str] = (
-        "tag {tag!r} is being back-filled by {function}; ask again later, or, if nobody is at it, "
+        "tag {tag!r} is being back-filled by {function}; ask again later, or, if no back-fill is running, "
         "run: headrace tags backfill {tag} {function} --again"
     )
 
@@ -853,7 +855,7 @@ class SubscriptionEnded(Unavailable):
 
 @dataclass(eq=False)
 class HandlerFailed(Unavailable):
-    """A projection's handler raised. The events before it are done; the projection stands before this one."""
+    """A projection's handler raised. Earlier events are done; the projection has stopped before this one."""
 
     projection: str
     tag: str
@@ -872,11 +874,11 @@ class HandlerFailed(Unavailable):
 
 @dataclass(eq=False)
 class ProjectionRebuilding(Unavailable):
-    """A rebuild has taken a projection's offsets and has not given them back."""
+    """A rebuild holds a projection's offsets and has not finished."""
 
     projection: str
     says: ClassVar[str] = (
-        "projection {projection!r} is being rebuilt; its workers go on when its work has been reset. "
+        "projection {projection!r} is being rebuilt; its workers continue after the reset. "
         "If no rebuild is running, the last one was interrupted: run headrace projection rebuild again"
     )
 
@@ -892,7 +894,7 @@ class Busy(Unavailable):
 
 @dataclass(eq=False)
 class WorkerFailed(Unavailable):
-    """A supervised worker gave up, or was never started."""
+    """A worker failed for good, or was never started."""
 
     worker: str
     reason: str
@@ -901,7 +903,7 @@ class WorkerFailed(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class SettingsProblem:
-    """One mistake in the settings: where it stands, what is wrong."""
+    """One mistake in the settings: its source, its key, and the problem."""
 
     source: str
     key: str
@@ -949,7 +951,7 @@ class UnknownBackend(Misconfigured):
 
 @dataclass(eq=False)
 class ImpossibleTopicChange(Misconfigured):
-    """The log cannot turn the topic it has into the topic that was asked for."""
+    """The log can't change the topic as requested."""
 
     topic: str
     change: str
@@ -987,17 +989,17 @@ class DuplicateNode(Misconfigured):
 
 @dataclass(eq=False)
 class WrongPartitionCount(Misconfigured):
-    """The topic has another number of partitions than its user was built for."""
+    """The topic does not have the requested number of partitions."""
 
     topic: str
     expected: int
     actual: int
 
     def __str__(self) -> str:
-        known = f"topic {self.topic!r} has {self.actual} partitions, {self.expected} were asked for"
+        known = f"topic {self.topic!r} has {self.actual} partitions, {self.expected} were requested"
         if self.expected > self.actual:
             return f"{known}; run: headrace topic grow {self.topic} --partitions {self.expected}"
-        return f"{known}; partitions can't be taken away: ask for {self.actual}, or copy into a new topic"
+        return f"{known}; partitions can't be removed: ask for {self.actual}, or copy into a new topic"
 
 
 @dataclass(eq=False)
@@ -1015,14 +1017,14 @@ class WrongGroupSize(Misconfigured):
 
 @dataclass(eq=False)
 class IncompatibleData(Misconfigured):
-    """Files on disk were written by a version this one can't read."""
+    """Stored data has a format that this version can't read."""
 
     path: str
     found: str
     supported: str
     says: ClassVar[str] = (
-        "{path} has format {found}, this version reads {supported}; "
-        "install the version that wrote it, or point to another folder"
+        "{path} can't be used: found {found}, this version reads {supported}; "
+        "install the version that wrote it, or use another address"
     )
 
 
@@ -1033,7 +1035,7 @@ def _migrate(database: str, table_prefix: str) -> str:
 
 @dataclass(eq=False)
 class MissingTables(Misconfigured):
-    """The outbox's tables were never made in that database."""
+    """The database has no outbox tables."""
 
     database: str
     table_prefix: str = "kafka_"
@@ -1047,7 +1049,7 @@ class MissingTables(Misconfigured):
 
 @dataclass(eq=False)
 class OutdatedTables(Misconfigured):
-    """The outbox's tables were made by an earlier version, and lack what a relay needs."""
+    """The outbox tables are of an earlier version, and lack what a relay needs."""
 
     database: str
     version: str
@@ -1063,7 +1065,7 @@ class OutdatedTables(Misconfigured):
 
 @dataclass(eq=False)
 class RecordsLost(Misconfigured):
-    """Records left the log before they reached the store."""
+    """Records were removed from the log before they were replicated."""
 
     topic: str
     partition: int
@@ -1077,7 +1079,7 @@ class RecordsLost(Misconfigured):
 
 @dataclass(eq=False)
 class JournalTopicExpires(Misconfigured):
-    """The log would drop records of a journal whether or not they were replicated."""
+    """The topic's configuration drops records of journals whether or not they were replicated."""
 
     topic: str
     reason: str
@@ -1089,7 +1091,7 @@ class JournalTopicExpires(Misconfigured):
 
 @dataclass(eq=False)
 class RecordsExpireSoon(Misconfigured):
-    """A topic that keeps its own retention is about to drop records that were not replicated."""
+    """A shared topic is about to drop records that were not replicated."""
 
     topic: str
     partition: int
@@ -1102,7 +1104,7 @@ class RecordsExpireSoon(Misconfigured):
 
 @dataclass(eq=False)
 class SeveralStores(Misconfigured):
-    """Records of a topic can't be removed by one of several stores: what it has, the others may lack."""
+    """Several stores replicate a topic, so one of them can't remove records: the others may not have them yet."""
 
     topic: str
     store: str
@@ -1119,7 +1121,7 @@ class SeveralStores(Misconfigured):
 
 @dataclass(eq=False)
 class RetentionTooLong(Misconfigured):
-    """Records stay in the log for longer than the store remembers what was deleted or purged."""
+    """The log keeps records for longer than the store remembers deletions and purges."""
 
     topic: str
     retention_s: float
@@ -1134,7 +1136,7 @@ class RetentionTooLong(Misconfigured):
 
 @dataclass(eq=False)
 class ReplayTooOld(Misconfigured):
-    """A partition would be replicated again from records that are older than what the store remembers of deletions."""
+    """A partition would be replicated again from records that are older than the deletions that the store remembers."""
 
     topic: str
     partition: int
@@ -1149,7 +1151,7 @@ class ReplayTooOld(Misconfigured):
 
 @dataclass(eq=False)
 class LayoutLost(Misconfigured):
-    """The store does not know how the topic's keys lie over its partitions, and the log does not tell."""
+    """The store does not have the topic's layout, and it can't be read from the log."""
 
     topic: str
     reason: str
@@ -1161,7 +1163,7 @@ class LayoutLost(Misconfigured):
 
 @dataclass(eq=False)
 class JournalHeld(Misconfigured):
-    """A record of the journal can't be decoded; nothing after it counts until somebody decides."""
+    """A record of the journal can't be decoded; later records are ignored until an operator releases or skips it."""
 
     key: str
     topic: str
@@ -1183,56 +1185,57 @@ class IntegrityBroken(Misconfigured):
     reason: str
     says: ClassVar[str] = (
         "journal {key!r} is broken in the store at seq_nr {seq_nr}: {reason}; run: headrace pipeline audit --repair, "
-        "and delete by hand what that names and can't remove"
+        "and delete by hand the rows that it lists and can't remove"
     )
 
 
 @dataclass(eq=False)
 class KeyspaceMissing(Misconfigured):
-    """Cassandra has no such keyspace, and nobody allowed to make it."""
+    """Cassandra does not have the keyspace, and creating it is not enabled."""
 
     keyspace: str
     address: str
     says: ClassVar[str] = (
         "there is no keyspace {keyspace!r} at {address}; correct the name, "
-        "or have it made: HEADRACE__STORE__CASSANDRA__CREATE_KEYSPACE=true"
+        "or let it be created: HEADRACE__STORE__CASSANDRA__CREATE_KEYSPACE=true"
     )
 
 
 @dataclass(eq=False)
 class NothingThere(Misconfigured):
-    """A command that works on what is there was given a folder in which nothing was ever written."""
+    """A command that needs existing data was given a folder without any."""
 
     what: str
     address: str
     path: str
     command: str
     says: ClassVar[str] = (
-        "there is no {what} at {address}: {path} does not exist; correct the address, or make one with: {command}"
+        "there is no {what} at {address}: {path} does not exist; correct the address, or create one with: {command}"
     )
 
 
 @dataclass(eq=False)
 class FolderUnusable(Misconfigured):
-    """A folder is not there and can't be made."""
+    """A folder does not exist and can't be created."""
 
     path: str
     reason: str
     says: ClassVar[str] = (
-        "the folder {path} can't be made: {reason}; correct the address, or choose a place where this user may write"
+        "the folder {path} can't be created: {reason}; correct the address, or choose a folder "
+        "that this user may write to"
     )
 
 
 @dataclass(eq=False)
 class PortUnusable(Misconfigured):
-    """Nothing can be served at the port: another process has it, or this user may not."""
+    """Metrics can't be served at the port: another process uses it, or this user is not allowed to."""
 
     host: str
     port: int
     reason: str
     says: ClassVar[str] = (
-        "metrics can't be served at {host}:{port}: {reason}; stop what listens there, or set observe.metrics_port "
-        "to another port (0 takes a free one)"
+        "metrics can't be served at {host}:{port}: {reason}; stop the process that listens there, or set "
+        "observe.metrics_port to another port (0 takes a free one)"
     )
 
 
@@ -1246,11 +1249,11 @@ class TagsDisabled(Misconfigured):
 
 @dataclass(eq=False)
 class TagsInUse(Misconfigured):
-    """A process whose tags are disabled was to replicate into a store that keeps views by tag."""
+    """A process whose tags are disabled tried to replicate into a store that keeps views by tag."""
 
     says: ClassVar[str] = (
-        "cannot replicate without views by tag: this store keeps them, and they would lack these events for good; "
-        "set tags.enabled, or HEADRACE__TAGS__ENABLED=true, or give the views up with: headrace tags off"
+        "cannot replicate without views by tag: this store keeps them, and they would never get these events; "
+        "set tags.enabled, or HEADRACE__TAGS__ENABLED=true, or stop keeping views with: headrace tags off"
     )
 
 
@@ -1266,7 +1269,7 @@ class TagsIncomplete(Misconfigured):
 
 @dataclass(eq=False)
 class WrongBucketSize(Misconfigured):
-    """The buckets of views by tag can't change once they are there."""
+    """The bucket size of views by tag can't be changed after the first event."""
 
     stored: str
     configured: str
@@ -1278,7 +1281,7 @@ class WrongBucketSize(Misconfigured):
 
 @dataclass(eq=False)
 class TagViewsLost(Misconfigured):
-    """Tables of views by tag were emptied, or come from elsewhere: numbering on would give numbers twice."""
+    """Tables of views by tag were emptied or replaced; continuing would give numbers twice."""
 
     tables: tuple[str, ...]
 
@@ -1289,7 +1292,7 @@ class TagViewsLost(Misconfigured):
 
 @dataclass(eq=False)
 class TagGap(Misconfigured):
-    """Numbers of (pid, tag) are missing where the store should have them."""
+    """Numbers of (pid, tag) are missing in the store."""
 
     tag: str
     topic: str
@@ -1310,7 +1313,7 @@ class TagGap(Misconfigured):
 
 @dataclass(eq=False)
 class ProjectionChanged(Misconfigured):
-    """Offsets of one tag mean nothing for another."""
+    """A projection's tag has changed, so its stored offsets can't be used."""
 
     projection: str
     stored: str
@@ -1323,20 +1326,20 @@ class ProjectionChanged(Misconfigured):
 
 @dataclass(eq=False)
 class OffsetAhead(Misconfigured):
-    """A stored offset lies further in the future than the log takes records."""
+    """A stored offset is further in the future than the log accepts records."""
 
     projection: str
     tag_offset: str
     ahead_s: float
     says: ClassVar[str] = (
-        "projection {projection!r} stands at {tag_offset}, {ahead_s:g} s ahead of this machine's clock: it would pass "
-        "over all events until then; check the clock, or run: headrace projection offset set"
+        "projection {projection!r} is at {tag_offset}, {ahead_s:g} s ahead of this machine's clock: it would skip "
+        "all events until then; check the clock, or run: headrace projection offset set"
     )
 
 
 @dataclass(eq=False)
 class DeadLettersFull(Misconfigured):
-    """A projection without a database has set aside as many events as the store takes for it."""
+    """A projection without a database has as many dead letters as the store allows."""
 
     projection: str
     limit: int
@@ -1415,17 +1418,17 @@ class FetchFailed(Misconfigured):
 
 @dataclass(eq=False)
 class ChecksumMismatch(Misconfigured):
-    """A fetched file is not the file that was pinned."""
+    """A downloaded file is not the pinned one."""
 
     path: str
     expected: str
     actual: str
-    says: ClassVar[str] = "{path} has SHA-256 {actual}, pinned is {expected}; it was thrown away, run the command again"
+    says: ClassVar[str] = "{path} has SHA-256 {actual}, pinned is {expected}; it was removed, run the command again"
 
 
 @dataclass(eq=False)
 class UnsupportedPlatform(Misconfigured):
-    """The machine lacks something a service needs."""
+    """The machine lacks something that is needed."""
 
     need: str
     found: str
@@ -1435,7 +1438,7 @@ class UnsupportedPlatform(Misconfigured):
 
 @dataclass(eq=False)
 class ServiceFailed(Misconfigured):
-    """A server did not come up, or died."""
+    """A server did not start, or ended."""
 
     service: str
     reason: str

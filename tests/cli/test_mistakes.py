@@ -93,9 +93,9 @@ def test_an_interrupt_while_spark_starts_leaves_nothing_behind(tmp_path: Path) -
     [
         (
             ("journal", "append", "t", "a", "1", "--log", "embedded:./file"),
-            "the folder file can't be made: File exists",
+            "the folder file can't be created: File exists",
         ),
-        (("services", "up", "kafka", "--data", "file/x"), "file/x/kafka can't be made: Not a directory"),
+        (("services", "up", "kafka", "--data", "file/x"), "file/x/kafka can't be created: Not a directory"),
         (("pipeline", "package", "file/x"), "cannot use "),
     ],
     ids=["folder", "data", "package"],

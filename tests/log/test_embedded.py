@@ -217,7 +217,7 @@ async def test_unreadable_folders_are_named(tmp_path: Path) -> None:
             await open_log(f"embedded:{folder}")
         assert str(folder) in str(refused.value)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(FolderUnusable, match="file can't be made: File exists"):
+    with pytest.raises(FolderUnusable, match="file can't be created: File exists"):
         await open_log(f"embedded:{tmp_path / 'file'}")
     with pytest.raises(BadArgument, match="needs a folder"):
         await open_log("embedded:")

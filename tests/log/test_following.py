@@ -131,7 +131,7 @@ async def test_a_slow_listener_holds_up_nobody_and_costs_no_memory(log: Followin
     assert source.starts == [0]
     await slow.aclose()
     await fast.aclose()
-    assert log._room.used_bytes == 0
+    assert log._memory.used_bytes == 0
 
 
 async def test_a_feed_waits_for_the_listener_that_is_furthest(log: Following, source: ScriptSource) -> None:

@@ -136,7 +136,7 @@ async def test_foreign_records_and_lost_entries_are_told(log: Log) -> None:
 def test_entries_of_a_newer_format_are_refused() -> None:
     """V5: an older node stops rather than guess."""
     newer = Record(TOPIC, 0, 4, 0, b"k", b'{"format": 2, "nr": 1}')
-    with pytest.raises(IncompatibleData, match=r"offset 4 has format format 2"):
+    with pytest.raises(IncompatibleData, match=r"offset 4 can't be used: found format 2"):
         Entries(RegistryContents("r", Level.NONE)).apply(newer)
 
 

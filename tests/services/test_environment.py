@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from headrace.cli.main import app
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
-from headrace.services import VARIABLES, RunningService, Wishes, environment_of
+from headrace.services import VARIABLES, RunningService, StartOptions, environment_of
 from headrace.services.catalog import service_named
 from headrace.services.layouts import lay_out
 from headrace.store.cassandra.address import parse
@@ -20,7 +20,7 @@ def laid_out(name: str, folder: Path, nodes: int = 1) -> RunningService:
     """Return a service that has its place, and does not run."""
     service, own = service_named(name), folder / name
     own.mkdir()
-    return RunningService(service, lay_out(service, own, Wishes(nodes)), (), own)
+    return RunningService(service, lay_out(service, own, StartOptions(nodes)), (), own)
 
 
 def test_the_variables_are_settings_that_name_the_services(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ async def test_unreadable_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(NothingThere, match=r"there is no store at embedded:.*store\.db does not exist"):
         await open_store(f"embedded:{tmp_path / 'none'}", settings=looking)
     assert not (tmp_path / "none").exists()
-    with pytest.raises(FolderUnusable, match="file can't be made: File exists"):
+    with pytest.raises(FolderUnusable, match="file can't be created: File exists"):
         await open_store(f"embedded:{tmp_path / 'file'}")
     with pytest.raises(BadArgument, match="needs a folder"):
         await open_store("embedded:")

@@ -21,13 +21,13 @@ from headrace.services import (
     Detached,
     RunningService,
     ServerNode,
+    StartOptions,
     Terminal,
-    Wishes,
     environment_of,
     follow,
     hold,
     start_with,
-    told_to_end,
+    stop_signals,
 )
 
 __all__ = ["app"]
@@ -69,11 +69,11 @@ def up(
     counts = {"kafka": brokers, "cassandra": nodes, "zookeeper": ensemble}
     ports, settings = _ports(port or []), _properties(properties or [])
     _refuse_unwanted(wanted, [*ports, *settings, *(name for name, count in counts.items() if count)])
-    wishes = {name: Wishes(counts.get(name), ports.get(name, {}), settings.get(name, {})) for name in wanted}
+    options = {name: StartOptions(counts.get(name), ports.get(name, {}), settings.get(name, {})) for name in wanted}
     if foreground:
-        _up_foreground(wishes, data, as_json=as_json)
+        _up_foreground(options, data, as_json=as_json)
     else:
-        _up_detached(wishes, data, fresh=fresh, as_json=as_json)
+        _up_detached(options, data, fresh=fresh, as_json=as_json)
 
 
 @app.command()
@@ -166,14 +166,14 @@ def logs(
             typer.echo(f"{node.name}: {line}" if len(nodes) > 1 else line)
 
 
-def _up_detached(wishes: Mapping[str, Wishes], data: Path | None, *, fresh: bool, as_json: bool) -> None:
+def _up_detached(options: Mapping[str, StartOptions], data: Path | None, *, fresh: bool, as_json: bool) -> None:
     here, watcher = Detached(), Terminal(Console(stderr=True))
-    for name, wish in wishes.items():
+    for name, chosen in options.items():
         if fresh:
             here.purge(name)
-        started = here.up(name, wish, data_dir=data / name if data else None, watcher=watcher)
+        started = here.up(name, chosen, data_dir=data / name if data else None, watcher=watcher)
         running = started or here.find(name)
-        is_plain = wish == Wishes() and (not data or not running or running.folder == (data / name).resolve())
+        is_plain = chosen == StartOptions() and (not data or not running or running.folder == (data / name).resolve())
         remark = "was up already" if is_plain else "was up already, so the options were not applied"
         if running:
             _tell(running, "" if started else f" ({remark})", as_json=as_json)
@@ -182,18 +182,18 @@ def _up_detached(wishes: Mapping[str, Wishes], data: Path | None, *, fresh: bool
     typer.echo(f'other commands use them after: eval "$(headrace services env{where})"', err=True)
 
 
-def _up_foreground(wishes: Mapping[str, Wishes], data: Path | None, *, as_json: bool) -> None:
+def _up_foreground(options: Mapping[str, StartOptions], data: Path | None, *, as_json: bool) -> None:
     watcher = Terminal(Console(stderr=True))
     with ExitStack() as stopped_at_end:
         services = []
-        for name, wish in wishes.items():
+        for name, chosen in options.items():
             folder = data / name if data else None
-            service = start_with(name, wish, attached=True, data_dir=folder, watcher=watcher)
+            service = start_with(name, chosen, attached=True, data_dir=folder, watcher=watcher)
             services.append(stopped_at_end.enter_context(service))
             _tell(service, "", as_json=as_json)
-        with told_to_end() as told:
+        with stop_signals() as stop:
             typer.echo("Ctrl-C stops them", err=True)
-            hold(services, told)
+            hold(services, stop)
         typer.echo("stopping", err=True)
 
 

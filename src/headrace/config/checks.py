@@ -1,4 +1,4 @@
-"""Finding every mistake in every layer before giving up."""
+"""Checks of the settings, which collect every mistake of every layer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headrace.config.layers import KeyPath, Layer, Tree, leaves, merge, without
 from headrace.config.schema import (
     annotation_at,
     fields_of,
+    holds_many_values,
     is_secret,
     model_in,
     suggestion,
-    takes_structure,
     unknown_paths,
 )
 from headrace.config.secrets import redact
@@ -27,7 +27,7 @@ __all__ = ["Checked", "check"]
 
 @dataclass(frozen=True)
 class Checked:
-    """What is left when mistakes are taken out, where each value came from, and the mistakes."""
+    """The valid values, the source of each, and the mistakes."""
 
     tree: Tree
     origins: Mapping[KeyPath, str]
@@ -43,14 +43,14 @@ class _Mistake:
 
     @property
     def is_about_a_section(self) -> bool:
-        """Whether it is a rule between several keys, which only all layers together can break."""
+        """True if it breaks a rule between several keys, which is checked on all layers together."""
         return self.kind in ("value_error", "assertion_error") and isinstance(self.given, Mapping)
 
 
 def check(model: type[BaseModel], layers: Sequence[Layer], prefix: str) -> Checked:
-    """Lay the layers over one another, lowest first, and check each as it comes.
+    """Merge the layers, lowest first, and check each one.
 
-    A value is checked even if a higher layer replaces it: the mistake is there, waiting for that layer to go.
+    A value is checked even if a higher layer replaces it: the mistake would show when that layer is removed.
     """
     tree: Tree = {}
     origins: dict[KeyPath, str] = {}
@@ -69,7 +69,7 @@ def check(model: type[BaseModel], layers: Sequence[Layer], prefix: str) -> Check
 
 
 def _mistakes_in(model: type[BaseModel], below: Tree, layer: Layer) -> Iterator[_Mistake]:
-    """Yield what is wrong in this layer alone: unknown keys, and values of the wrong kind."""
+    """Yield the mistakes of this layer alone: unknown keys, and values of the wrong kind."""
     known = layer.tree
     for path in unknown_paths(model, layer.tree):
         section = model_in(annotation_at(model, path[:-1]))
@@ -85,10 +85,10 @@ def _mistakes_in(model: type[BaseModel], below: Tree, layer: Layer) -> Iterator[
 def _problems_of_the_whole(
     model: type[BaseModel], tree: Tree, origins: Mapping[KeyPath, str], bad_paths: Sequence[KeyPath], prefix: str
 ) -> Iterator[SettingsProblem]:
-    """Yield what only the sum of all layers shows: keys nobody set, and rules between several keys."""
+    """Yield the mistakes that only show in all layers together: missing keys, and rules between several keys."""
     for mistake in _mistakes(model, tree):
         at = mistake.path
-        # A mistake below was taken out, so what is said about the rest may be said for that reason only.
+        # A mistake in a section was removed, so a complaint about the section may be a consequence of that.
         if any(bad[: len(at)] == at for bad in bad_paths):
             continue
         if mistake.kind == "missing":
@@ -100,22 +100,22 @@ def _problems_of_the_whole(
 
 
 def _mistakes(model: type[BaseModel], tree: Tree) -> Iterator[_Mistake]:
-    """Yield what the model says about the tree, once for each place."""
+    """Yield the model's errors for the tree, one for each path."""
     try:
         model.model_validate(tree)
     except ValidationError as error:
         found: dict[KeyPath, _Mistake] = {}
         for each in error.errors(include_url=False):
             path = _path(each["loc"], tree, is_missing=each["type"] == "missing")
-            is_shown = not is_secret(model, path) and not takes_structure(annotation_at(model, path))
+            is_shown = not is_secret(model, path) and not holds_many_values(annotation_at(model, path))
             message = _message(each["type"], each["msg"], each["input"], is_shown=is_shown)
-            # The first of a union's complaints stands for all: it is about what the field mainly takes.
+            # Only a union's first error is reported: it is about the main type of the field.
             found.setdefault(path, _Mistake(path, each["type"], message, each["input"]))
         yield from found.values()
 
 
 def _path(place: tuple[int | str, ...], tree: Tree, *, is_missing: bool) -> KeyPath:
-    """Return the place as it can be found in a file: pydantic adds the names of a union's members."""
+    """Return the path of an error in the file: pydantic adds the names of a union's members, which are left out."""
     path: KeyPath = ()
     inside: Any = tree
     for part in place:
@@ -138,12 +138,12 @@ def _message(kind: str, message: str, given: object, *, is_shown: bool) -> str:
         return "unknown key"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return "must be a table"
-    told = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    told = told[:1].lower() + told[1:]
-    # Only plain numbers, flags and texts are repeated; a table may hold somebody's password.
+    problem = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    problem = problem[:1].lower() + problem[1:]
+    # Only plain numbers, flags and texts are shown; a table may hold a password.
     if not is_shown or not isinstance(given, str | int | float):
-        return told
-    return f"{told}, got {redact('', given)!r}"
+        return problem
+    return f"{problem}, got {redact('', given)!r}"
 
 
 def _value_around(path: KeyPath, tree: Tree) -> KeyPath:

@@ -13,14 +13,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from headrace.config.layers import KeyPath, Layer
-from headrace.config.schema import annotation_at, fields_of, is_optional, model_in, takes_structure, takes_text
+from headrace.config.schema import annotation_at, fields_of, holds_many_values, is_optional, model_in, takes_text
 from headrace.errors import SettingsProblem
 
 __all__ = ["SEPARATOR", "deployment_files", "misspelt_variables", "read_environment", "variable_for"]
 
 SEPARATOR = "__"
 
-# Kubernetes sets these for every service, so also for one whose name begins with the prefix.
+# Kubernetes sets these for every service, also for one whose name begins with our prefix.
 _OF_KUBERNETES = re.compile(r".*_SERVICE_(HOST|PORT(_\w+)?)|.*_PORT_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?")
 _ADDRESS_OF_KUBERNETES = re.compile(r"(tcp|udp|sctp)://.*")
 
@@ -77,7 +77,7 @@ def _variables(section: type[BaseModel], above: KeyPath, prefix: str) -> Iterato
 
 
 def _nearest(name: str, known: Collection[str], prefix: str) -> str | None:
-    """Return the known name that differs least; how many underscores stand together counts for nothing."""
+    """Return the most similar known name; the number of consecutive underscores is ignored."""
     flat = {_flat(each, prefix): each for each in known}
     near = difflib.get_close_matches(_flat(name.upper(), prefix), flat, n=1, cutoff=0.7)
     return flat[near[0]] if near else None
@@ -105,7 +105,7 @@ def _path(model: type[BaseModel], parts: list[str]) -> KeyPath:
 def _value(text: str, annotation: Any) -> Any:  # noqa: ANN401 - annotations and values of any type
     if text == "null" and is_optional(annotation):
         return None
-    if not takes_structure(annotation):
+    if not holds_many_values(annotation):
         return text
     try:
         return json.loads(text)

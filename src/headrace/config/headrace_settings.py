@@ -1,4 +1,4 @@
-"""Headrace's own settings. Their defaults stand here and, for reading, in defaults.toml; a test keeps them equal."""
+"""Headrace's own settings. Their defaults are here and, for readers, in defaults.toml; a test keeps them equal."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 class EmbeddedLogSettings(Section):
     """The log in one folder of this machine."""
 
-    create_folder: bool = Field(default=True, description="Make the folder, and the log in it, when there is none.")
+    create_folder: bool = Field(default=True, description="Create the folder, and the log in it, if there is none.")
     fsync: bool = Field(
-        default=True, description="Wait for the disk at each commit; without it a power cut may lose the last."
+        default=True, description="Wait for the disk at each commit; without it a power cut may lose the last commits."
     )
     group_commit_max_records: int = Field(default=1000, ge=1, description="Most records that are committed together.")
     poll_interval_ms: int = Field(
@@ -67,7 +67,7 @@ class KafkaLogSettings(Section):
         description="Properties for every Kafka client, as librdkafka names them (security, tuning).",
     )
     connect_timeout_s: Seconds = Field(
-        default=5.0, description="How long connections may fail when the log is opened before nobody counts as there."
+        default=5.0, description="How long connections may fail when the log is opened before it counts as unreachable."
     )
     request_timeout_s: Seconds = Field(
         default=30.0, description="Longest wait for an answer of the brokers, attempts at other brokers included."
@@ -79,10 +79,10 @@ class KafkaLogSettings(Section):
         default=30.0, description="Longest time for an append to be acknowledged, retries included."
     )
     replication_factor: Count | None = Field(
-        default=None, description="Copies of each record in a topic made here; unset: as many as brokers, up to 3."
+        default=None, description="Copies of each record in a new topic; unset: as many as brokers, up to 3."
     )
     min_in_sync_replicas: Count | None = Field(
-        default=None, description="Copies that an append waits for in a topic made here; unset: all but one of them."
+        default=None, description="Copies that an append to a new topic waits for; unset: all but one of them."
     )
     linger_ms: float = Field(
         default=1.0, ge=0, description="How long a producer waits for more records to send together."
@@ -90,12 +90,8 @@ class KafkaLogSettings(Section):
     queue_records: int = Field(
         default=100_000, ge=1, description="Most records on their way in one producer; further appends wait."
     )
-    metadata_max_age_s: Seconds = Field(
-        default=60.0, description="How long a topic's description is trusted before it is asked for again."
-    )
-    idle_consumers: int = Field(
-        default=8, ge=0, description="Consumers of a kind that are kept open between two reads."
-    )
+    metadata_max_age_s: Seconds = Field(default=60.0, description="How long a topic's description is cached.")
+    idle_consumers: int = Field(default=8, ge=0, description="Most consumers that are kept open between two reads.")
 
 
 class LogSettings(Section):
@@ -111,9 +107,9 @@ class LogSettings(Section):
 class EmbeddedStoreSettings(Section):
     """The eventual store in one folder of this machine."""
 
-    create_folder: bool = Field(default=True, description="Make the folder, and the store in it, when there is none.")
+    create_folder: bool = Field(default=True, description="Create the folder, and the store in it, if there is none.")
     fsync: bool = Field(
-        default=True, description="Wait for the disk at each commit; without it a power cut may lose the last."
+        default=True, description="Wait for the disk at each commit; without it a power cut may lose the last commits."
     )
     housekeeping_interval_s: Seconds = Field(
         default=600.0, description="Time between runs that forget deletions older than store.gc_grace_s."
@@ -123,32 +119,34 @@ class EmbeddedStoreSettings(Section):
 class CassandraStoreSettings(Section):
     """The eventual store in Apache Cassandra."""
 
-    username: str | None = Field(default=None, description="Who logs in; unset: nobody does.")
+    username: str | None = Field(default=None, description="User to log in as; unset: no login.")
     password: SecretStr | None = Field(default=None, description="The user's password.")
-    tls: bool = Field(default=False, description="Speak TLS, and check that the nodes are who they say they are.")
+    tls: bool = Field(default=False, description="Use TLS, and verify the nodes' certificates.")
     ca_location: str | None = Field(
         default=None, description="File with the certificates to trust; unset: those of the system."
     )
-    ca_pem: str | None = Field(default=None, description="The certificates to trust themselves, as PEM; wins.")
+    ca_pem: str | None = Field(default=None, description="The certificates to trust, as PEM; wins over the file.")
     certificate_location: str | None = Field(default=None, description="File with our own certificate, for mutual TLS.")
     key_location: str | None = Field(default=None, description="File with the key of our certificate.")
-    key_password: SecretStr | None = Field(default=None, description="What opens that file.")
+    key_password: SecretStr | None = Field(default=None, description="Password of that key.")
     local_dc: str | None = Field(
-        default=None, description="The data centre whose nodes are asked; unset: that of the first that answers."
+        default=None, description="The data centre whose nodes are used; unset: that of the first node that answers."
     )
-    consistency: Consistency = Field(default="LOCAL_QUORUM", description="How many replicas must answer, both ways.")
-    create_keyspace: bool = Field(default=True, description="Make the keyspace when it is not there.")
+    consistency: Consistency = Field(
+        default="LOCAL_QUORUM", description="Replicas that must answer, for reads and for writes."
+    )
+    create_keyspace: bool = Field(default=True, description="Create the keyspace if it does not exist.")
     replication_factor: Count | None = Field(
         default=None,
-        description="Copies of each row, by data centre, in a keyspace made here; unset: as many as nodes, up to 3.",
+        description="Copies of each row, by data centre, in a new keyspace; unset: as many as nodes, up to 3.",
     )
     replication: dict[str, int] = Field(
-        default={}, description="Copies of each row by data centre in a keyspace made here, as in {dc1 = 3}; wins."
+        default={}, description="Copies of each row by data centre in a new keyspace, as in {dc1 = 3}; wins."
     )
     request_timeout_s: Seconds = Field(default=10.0, description="Longest wait for an answer, retries included.")
     attempt_timeout_s: Seconds = Field(default=4.0, description="Longest wait for one attempt before it is repeated.")
     speculate_after_s: Seconds | None = Field(
-        default=0.5, description="Ask another node too when one has not answered for so long; unset: never."
+        default=0.5, description="Ask another node too if one has not answered for this long; unset: never."
     )
     max_requests_in_flight: int = Field(default=256, ge=1, description="Most requests on their way at a time.")
     batch_max_rows: int = Field(default=50, ge=1, description="Most rows of one partition written together.")
@@ -156,7 +154,7 @@ class CassandraStoreSettings(Section):
         default=40_000, ge=1, description="Most bytes written together; below the servers' batch_size_fail_threshold."
     )
     meta_segments: int = Field(
-        default=10_000, ge=1, description="Partitions of the metajournal by topic; fixed when the keyspace is made."
+        default=10_000, ge=1, description="Partitions of the metajournal by topic; fixed when the keyspace is created."
     )
 
 
@@ -178,7 +176,7 @@ class StoreSettings(Section):
 
 
 class JournalHeadSettings(Section):
-    """What a process keeps of the part of the log that is not replicated yet, so that reads need not look for it."""
+    """The cache of records that are not replicated yet, so that reads need not look for them in the log."""
 
     max_actions: int = Field(
         default=100_000, ge=1, description="Most actions kept; journals beyond that are looked for in the log."
@@ -188,26 +186,26 @@ class JournalHeadSettings(Section):
         ge=0,
         description="Most bytes of records kept, the newest; others are read from the log. 0: none.",
     )
-    idle_s: Seconds = Field(default=300.0, description="A partition nobody reads from for so long is dropped.")
+    idle_s: Seconds = Field(default=300.0, description="A partition that is not read for this long is dropped.")
     trim_every_s: Seconds = Field(
-        default=1.0, description="Time between looks for how far replication has come, to drop what the store has."
+        default=1.0, description="Time between two reads of the replicated offset, to drop records that the store has."
     )
 
 
 class JournalSettings(Section):
-    """Journals of an application."""
+    """The journals of an application."""
 
-    partitions: int = Field(
-        default=8, ge=1, description="Partitions of a topic that is made when it is first written to."
-    )
+    partitions: int = Field(default=8, ge=1, description="Partitions of a topic that is created by its first append.")
     lease_s: Seconds = Field(
-        default=5.0, description="How long a topic's layout is trusted; `headrace topic grow` must wait for it."
+        default=5.0, description="How long a topic's layout is cached; `headrace topic grow` must wait for it."
     )
     read_timeout_s: Seconds = Field(
         default=70.0, description="Longest wait of a read for the log; above a transaction's time-out by 10 s."
     )
-    snapshots_kept: int = Field(default=3, ge=1, description="Snapshots kept of each journal, the newest.")
-    slow_s: Seconds = Field(default=1.0, description="Operations that take longer are logged, with what was slow.")
+    snapshots_kept: int = Field(default=3, ge=1, description="Snapshots that are kept for each journal.")
+    slow_s: Seconds = Field(
+        default=1.0, description="Operations that take longer are logged, with the part that was slow."
+    )
     head: JournalHeadSettings = JournalHeadSettings()
 
 
@@ -215,14 +213,12 @@ class PipelineSettings(Section):
     """The jobs on Spark."""
 
     master: str = Field(
-        default="local[*]", description="Where Spark runs: local[N], or a cluster's master; spark-submit has its own."
+        default="local[*]", description="Spark's master: local[N], or a cluster's; spark-submit sets its own."
     )
     interval_s: float = Field(
-        default=0.5, ge=0, description="Least time from the start of a micro-batch to the next one's; 0: none."
+        default=0.5, ge=0, description="Shortest time between the starts of two micro-batches; 0: none."
     )
-    max_records: int = Field(
-        default=200_000, ge=1, description="Most records of a micro-batch, over all partitions together."
-    )
+    max_records: int = Field(default=200_000, ge=1, description="Most records of a micro-batch, over all partitions.")
     discover_every_s: Seconds = Field(
         default=5.0, description="Time between looks for new topics and partitions while replication runs."
     )
@@ -230,10 +226,12 @@ class PipelineSettings(Section):
         default=60.0, description="Time between removals of records that are replicated and older than the retention."
     )
     attempts: int = Field(
-        default=8, ge=1, description="Attempts in a row that get nowhere before replication gives up; waiting is none."
+        default=8,
+        ge=1,
+        description="Failed attempts in a row before replication gives up; waiting does not count.",
     )
     once_timeout_s: Seconds = Field(
-        default=60.0, description="How long a run that ends by itself waits for a log or store that is away."
+        default=60.0, description="How long a run with an end waits for a log or store that is unavailable."
     )
     driver_memory: str = Field(default="1g", description="Memory of Spark's driver, as the JVM writes it.")
     ui: bool = Field(default=False, description="Serve Spark's web page while a job runs.")
@@ -263,23 +261,23 @@ class TagSettings(Section):
         default=[], description="Tags whose events lose their payload when their journal's events are deleted."
     )
     retention_s: dict[str, Seconds] = Field(
-        default={}, description="How long views keep events, by tag; `*` is for all other tags. Unset: for ever."
+        default={}, description="How long views keep events, by tag; `*` is for all other tags. Unset: forever."
     )
 
 
 class HttpRegistrySettings(Section):
     """A schema registry that speaks Confluent's protocol."""
 
-    username: str | None = Field(default=None, description="Who logs in (basic authentication); unset: nobody does.")
+    username: str | None = Field(default=None, description="User to log in as (basic authentication); unset: no login.")
     password: SecretStr | None = Field(default=None, description="The user's password.")
     ca_location: str | None = Field(
         default=None, description="File with the certificates to trust; unset: those of the system."
     )
     certificate_location: str | None = Field(default=None, description="File with our own certificate, for mutual TLS.")
     key_location: str | None = Field(default=None, description="File with the key of our certificate.")
-    key_password: SecretStr | None = Field(default=None, description="What opens that file.")
+    key_password: SecretStr | None = Field(default=None, description="Password of that key.")
     timeout_s: Seconds = Field(default=10.0, description="Longest wait for an answer.")
-    retries: int = Field(default=3, ge=0, description="How often a request that failed is sent again.")
+    retries: int = Field(default=3, ge=0, description="How often a failed request is sent again.")
 
 
 class RegistrySettings(Section):
@@ -290,7 +288,7 @@ class RegistrySettings(Section):
         description="log:TOPIC, folder:PATH, memory:, http(s)://HOST:PORT, or a plug-in's address.",
     )
     level: CompatibilityLevel = Field(
-        default="FULL_TRANSITIVE", description="What subjects promise that have no level of their own."
+        default="FULL_TRANSITIVE", description="Compatibility level of subjects that have none of their own."
     )
     http: HttpRegistrySettings = HttpRegistrySettings()
 
@@ -302,7 +300,7 @@ class OutboxSettings(Section):
         default=None, description="The database, as SQLAlchemy names it: postgresql://…, mysql://…, sqlite:///file."
     )
     table_prefix: str = Field(
-        default="kafka_", pattern="^[a-z_][a-z0-9_]{0,29}$", description="What the names of the tables begin with."
+        default="kafka_", pattern="^[a-z_][a-z0-9_]{0,29}$", description="Prefix of the table names."
     )
     backend: OutboxBackend = Field(
         default="db", description="db: the outbox; kafka: send at once and wait for acks; kafka_async: don't wait."
@@ -318,7 +316,7 @@ class OutboxSettings(Section):
     batch_bytes: Count = Field(default=16_777_216, description="Most bytes of a batch; a single message may be larger.")
     turn_batches: Count = Field(default=10, description="Full batches of a topic before others have their turn.")
     poll_interval_s: Seconds = Field(default=0.5, description="Longest time between two looks at an idle table.")
-    lease_s: Seconds = Field(default=60.0, description="A lease that was not renewed for so long is free.")
+    lease_s: Seconds = Field(default=60.0, description="A lease that was not renewed for this long is free.")
     send_timeout_s: Seconds = Field(default=30.0, description="Longest wait for the log before a topic is held back.")
     first_retry_s: Seconds = Field(default=0.1, description="Wait after the first error of a topic; it doubles.")
     max_retry_s: Seconds = Field(default=60.0, description="Longest wait after an error of a topic.")
@@ -425,8 +423,8 @@ class ServicesSettings(Section):
 class ObserveSettings(Section):
     """What the headrace command shows of itself."""
 
-    log_level: LogLevel = Field(default="INFO", description="Least level shown.")
-    log_format: Literal["console", "json"] = Field(default="console", description="Lines for people, or JSON lines.")
+    log_level: LogLevel = Field(default="INFO", description="Lowest level that is shown.")
+    log_format: Literal["console", "json"] = Field(default="console", description="Readable lines, or JSON lines.")
     metrics_port: Port | None = Field(
         default=None, description="Port for Prometheus on loopback; 0: any free one; unset: none."
     )

@@ -1,4 +1,4 @@
-"""Where settings come from: files and the environment, each read into a layer that knows its source."""
+"""Layers of settings: the values of one file or of the environment, with their source."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Layer:
 
 
 def read_toml_file(path: Path) -> Layer | SettingsProblem:
-    """Read a file; what can't be read, or is not TOML, is a problem like any other."""
+    """Read a file; a file that can't be read or is not TOML is reported as a problem."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -56,7 +56,7 @@ def read_toml(text: str, source: str) -> Layer | SettingsProblem:
 
 
 def leaves(tree: Tree, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield each value that is no table, or an empty one, with its path. A list is one value."""
+    """Yield each value with its path; tables are entered unless they are empty. A list is one value."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, (*above, key))
@@ -65,7 +65,7 @@ def leaves(tree: Tree, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def merge(below: Tree, above: Tree) -> Tree:
-    """Lay one tree over another: tables are joined, everything else is replaced."""
+    """Merge one tree over another: tables are joined, everything else is replaced."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
@@ -74,7 +74,7 @@ def merge(below: Tree, above: Tree) -> Tree:
 
 
 def without(tree: Tree, path: KeyPath) -> Tree:
-    """Return the tree without what stands at `path`."""
+    """Return the tree without the value at `path`."""
     head, *rest = path
     if head not in tree:
         return tree

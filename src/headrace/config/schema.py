@@ -1,4 +1,4 @@
-"""Looking into a settings model: what is at a path, what it is called, what it takes."""
+"""Queries of a settings model: the type at a path, its name in words, and what it accepts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headrace.config.secrets import looks_secret
 __all__ = [
     "annotation_at",
     "fields_of",
+    "holds_many_values",
     "is_optional",
     "is_secret",
     "model_in",
     "suggestion",
-    "takes_structure",
     "takes_text",
     "type_name",
     "unknown_paths",
@@ -52,23 +52,23 @@ def model_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401
     return next((kind for kind in _alternatives(annotation) if _is_model(kind)), None)
 
 
-def takes_structure(annotation: Any) -> bool:  # noqa: ANN401
-    """Say whether the type holds more than one value, so that an environment variable must be JSON."""
+def holds_many_values(annotation: Any) -> bool:  # noqa: ANN401
+    """Return True if the type holds more than one value, so that an environment variable must be JSON."""
     return any(_is_model(kind) or _is_container(get_origin(kind) or kind) for kind in _alternatives(annotation))
 
 
 def takes_text(annotation: Any) -> bool:  # noqa: ANN401
-    """Say whether plain text is one of the things the type takes."""
+    """Return True if the type accepts plain text."""
     return any(kind in (str, Any) for kind in _alternatives(annotation))
 
 
 def is_optional(annotation: Any) -> bool:  # noqa: ANN401
-    """Say whether the type takes None."""
+    """Return True if the type takes None."""
     return type(None) in _alternatives(annotation)
 
 
 def is_secret(model: type[BaseModel], path: KeyPath) -> bool:
-    """Say whether what stands at the path must not be shown, by its type or its name."""
+    """Return True if the value at the path is a secret, by its type or its name."""
     secret_types = (Secret, SecretStr, SecretBytes)
     if any(looks_secret(name) for name in path):
         return True
@@ -96,7 +96,7 @@ def unknown_paths(model: type[BaseModel], tree: Tree, above: KeyPath = ()) -> It
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return what to say about a name that is not known: the nearest one, or all there are."""
+    """Return a hint for an unknown name: the nearest known one, or all known names."""
     names = sorted(known)
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     if near:

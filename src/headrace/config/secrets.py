@@ -1,4 +1,4 @@
-"""What must not be shown: names that hold secrets, and passwords inside addresses."""
+"""Secrets, which are never shown: settings with secret names, and passwords inside addresses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PASSWORD_IN_ADDRESS = re.compile(r"://[^/@\s]+@")
 
 
 def looks_secret(name: str) -> bool:
-    """Say whether a setting or log field of that name holds something that must not be shown."""
+    """Return True if a setting or log field of that name holds a secret."""
     return name.lower() not in _PUBLIC_NAMES and _SECRET_NAME.search(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Settings: typed, read in layers, with all mistakes told at once."""
+"""Settings: typed, read in layers, with all mistakes reported together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CODE = "code"
 
 
 class Section(BaseModel):
-    """Some settings that belong together. Unknown names are refused, values can't be changed."""
+    """A group of settings. Unknown names are refused, values can't be changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
 
@@ -89,7 +89,7 @@ class Settings(Section):
         for file in (*files, *deployment_files(environ, prefix)):
             yield read_toml_file(file)
         yield from read_environment(cls, environ, prefix)
-        # An application may use its own prefix for other things; ours is ours alone.
+        # An application may use its own prefix for other variables; the prefix HEADRACE is for settings only.
         if any(name.startswith(f"{prefix}_") for name in cls.other_variables):
             yield from misspelt_variables(cls, environ, prefix, others=cls.other_variables)
 

@@ -1,4 +1,4 @@
-"""On which line of a TOML file a key stands; Python's own parser does not tell."""
+"""Line numbers of keys in a TOML file, which Python's own parser does not give."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lines_of(text: str) -> Mapping[tuple[str, ...], int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Split into headers and assignments: lines are gathered until they are valid TOML by themselves."""
+    """Split into headers and assignments: lines are gathered until they are valid TOML."""
     gathered, began = "", 1
     for number, line in enumerate(text.split("\n"), start=1):
         if not gathered and (not line.strip() or line.lstrip().startswith("#")):

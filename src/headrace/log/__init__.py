@@ -1,6 +1,6 @@
 """The log: topics of partitioned, ordered, append-only records, in SQLite on one machine or in Kafka.
 
-Promises: one port (`Log`), the same behaviour from every backend (`headrace.testing.conformance.log` is the exam);
+Promises: one port (`Log`), the same behaviour from every backend (`headrace.testing.conformance.log` is the suite);
 an append that returned is durable; readers see committed records only, in order; owners of a transactional id
 fence their predecessors. Backends are found by the scheme of their address, those of other packages included.
 """

@@ -1,8 +1,8 @@
-"""What every log refuses before it does anything: wrong types, and sizes that one of the backends can't hold.
+"""Argument checks of every log: wrong types, and sizes that one of the backends can't hold, are refused first.
 
 Promises: each function raises BadArgument, or returns what it was given in the form that the backends use. All
-backends call them first, so that a program that works on one tier is not refused, or worse, half accepted by another.
-Does not promise: that the topic is there or takes the record; that is between the log and the topic.
+backends call them first, so that a program that works on one tier is not refused, or partly accepted, by another.
+Does not promise: that the topic exists or takes the record; the log checks that.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 MAX_PARTITIONS = 10_000
-MAX_NAME_BYTES = 32_767  # a short string of Kafka's protocol
-MAX_BATCH_RECORDS = 1_000_000  # what Kafka's driver hands over at once
+MAX_NAME_BYTES = 32_767  # the longest short string of Kafka's protocol
+MAX_BATCH_RECORDS = 1_000_000  # the most that Kafka's driver returns at once
 _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
 _MAX_TIMEOUT_S = _MAX_INT32 / 1000  # Kafka counts milliseconds in 32 bits
@@ -50,9 +50,9 @@ _known_name = lru_cache(maxsize=4096)(check_topic_name)
 
 
 def check_records(records: Sequence[NewRecord]) -> tuple[NewRecord, ...]:
-    """Return the records, none of which can be a surprise to a writer or a reader.
+    """Return a copy of the records, all of them valid.
 
-    A copy, because a list could be changed by its owner while another thread writes it.
+    It is a copy because the caller could change a list while another thread writes it.
     """
     if not isinstance(records, _MANY) and not isinstance(records, Sequence):
         raise BadArgument("records", records, "it must be a sequence of NewRecord, such as a list")
@@ -62,14 +62,14 @@ def check_records(records: Sequence[NewRecord]) -> tuple[NewRecord, ...]:
 
 
 def check_topic(topic: str) -> str:
-    """Return a topic's name that every log could have."""
+    """Return the name of a topic that every log could have."""
     if not isinstance(topic, str):
         raise BadArgument("topic", topic, "it must be a str")
     return _known_name(topic)
 
 
 def check_place(at: TopicPartition) -> TopicPartition:
-    """Return a partition of a topic; whether it is there, the log will say."""
+    """Return a partition of a topic; whether it exists is checked later."""
     if not isinstance(at, TopicPartition):
         raise BadArgument("at", at, "it must be a TopicPartition")
     check_topic(at.topic)
@@ -78,14 +78,14 @@ def check_place(at: TopicPartition) -> TopicPartition:
 
 
 def check_places(partitions: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
-    """Return partitions, of which there may be none."""
+    """Return partitions, possibly none."""
     if not isinstance(partitions, Iterable):
         raise BadArgument("partitions", partitions, "it must be some TopicPartitions")
     return tuple(check_place(at) for at in partitions)
 
 
 def check_offset(name: str, offset: int) -> int:
-    """Return an offset that a partition could have some day."""
+    """Return an offset that a partition could have."""
     return _whole(name, offset, 0, _MAX_INT64, "offsets start at 0 and have 63 bits")
 
 
@@ -97,7 +97,7 @@ def check_offsets(offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition,
 
 
 def check_read(start: int, end: int | None, *, headers_only: bool, max_records: int, timeout_s: float) -> None:
-    """Refuse a read that can't be meant."""
+    """Refuse a read with impossible arguments."""
     check_offset("start", start)
     if end is not None and check_offset("end", end) < start:
         raise BadArgument("end", end, f"it must not be below start, {start}")
@@ -107,14 +107,14 @@ def check_read(start: int, end: int | None, *, headers_only: bool, max_records: 
 
 
 def check_poll(max_records: int, timeout_s: float) -> None:
-    """Refuse a number of records or a time to wait that can't be meant."""
+    """Refuse an impossible number of records or time to wait."""
     rule = f"a batch holds at least 1 record and at most {MAX_BATCH_RECORDS}"
     _whole("max_records", max_records, 1, MAX_BATCH_RECORDS, rule)
     _seconds("timeout_s", timeout_s, _MAX_TIMEOUT_S, may_be_zero=True)
 
 
 def check_timestamp(timestamp_ms: int) -> int:
-    """Return a moment to look for; it may lie before 1970."""
+    """Return a timestamp to search for; it may be before 1970."""
     return _whole("timestamp_ms", timestamp_ms, -_MAX_INT64, _MAX_INT64, "it must be milliseconds since 1970, an int")
 
 
@@ -127,7 +127,7 @@ def check_transactional(transactional_id: str, timeout_s: float) -> None:
 def check_join(
     group: str, topics: Sequence[str], listener: Listener | None, start_at: StartAt, session_timeout_s: float
 ) -> tuple[str, ...]:
-    """Return the topics that a member wants to share in."""
+    """Return the topics that a member subscribes to."""
     check_name("group", group)
     if not isinstance(topics, Sequence) or isinstance(topics, str) or not topics:
         raise BadArgument("topics", topics, "a member needs a sequence of at least one topic's name")
@@ -155,7 +155,7 @@ def check_partitions(count: int) -> int:
 
 
 def check_config(config: TopicConfig) -> TopicConfig:
-    """Return a topic's configuration in which every field has its type: what is stored must be readable again."""
+    """Return a topic's configuration whose fields all have their types, so that it can be read again."""
     if not isinstance(config, TopicConfig):
         raise BadArgument("config", config, "it must be a TopicConfig")
     try:
@@ -172,7 +172,7 @@ def check_config(config: TopicConfig) -> TopicConfig:
 
 
 def _check_record(record: NewRecord) -> None:
-    """Refuse a record that the log could not give back as it was."""
+    """Refuse a record that the log could not return unchanged."""
     if not isinstance(record, NewRecord):
         raise BadArgument("records", record, "each of them must be a NewRecord")
     check_topic(record.topic)
@@ -205,7 +205,7 @@ def _check_headers(record: NewRecord) -> None:
 
 
 def _utf8(what: str, text: str) -> bytes:
-    """Return a text's bytes; the drivers are written in C, and would end it at a NUL without a word."""
+    """Return a text's bytes; the drivers are written in C and would silently cut it at a NUL."""
     if "\0" in text:
         raise BadArgument(what, text, "it must not hold the character NUL")
     try:

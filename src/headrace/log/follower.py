@@ -1,10 +1,10 @@
-"""Following partitions: the log is asked once for each, whoever listens.
+"""Followers of partitions: each partition is read once for all its listeners in a process.
 
-A partition that somebody follows has one *feed*: the place it was read up to and the last records before it. Listeners
-have places of their own. One that stands among the records of the feed is served from there. One that is behind them
-reads the log in slices until it has caught up, and so holds up nobody but itself. A feed waits for the listener that is
-furthest, so a process that does not take its events reads no more of them either. Nothing grows with the number of
-listeners, and nothing with how slow they are.
+A followed partition has one *feed*: the position it was read up to and the last records before it. Each listener has
+a position of its own. A listener whose position is among the records of the feed is served from there. One that is
+behind them reads the log in slices until it has caught up, and so slows down no other. A feed waits for the listener
+that is furthest, so a process that does not take its events stops reading more of them. Memory grows neither with the
+number of listeners nor with how slow they are.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["Feed", "Following", "Source"]
 
 _MOST_RECORDS = 10_000
 _MOST_BYTES = 8 * 1024 * 1024
-_ALL_BYTES = 64 * 1024 * 1024  # where all feeds together have more, each keeps the least
+_ALL_BYTES = 64 * 1024 * 1024  # if all feeds together have more, each keeps _LEAST_BYTES
 _LEAST_BYTES = 512 * 1024
 _RECORD_BYTES = 500
-# A listener so little ahead of a feed waits for it; one that is further ahead takes it along.
+# A listener this many records ahead of a feed waits for it; for one further ahead the feed jumps.
 _NEAR = 1000
 _SLICE_RECORDS = 5000
 _SLICE_BYTES = 4 * 1024 * 1024
@@ -40,14 +40,14 @@ _turns = itertools.count(1)
 
 
 class Source(Protocol):
-    """Brings the records of feeds, from their position on, to `Feed.take`; and what ends them to `Feed.fail`."""
+    """Reads records for feeds, from their position on, and calls `Feed.take` with them or `Feed.fail` with an error."""
 
     def start(self, feed: Feed) -> None:
-        """Begin at the feed's position, or go on there."""
+        """Start reading at the feed's position."""
         ...
 
     def stop(self, feed: Feed) -> None:
-        """Bring no more for now."""
+        """Stop reading for now."""
         ...
 
     def end(self, feed: Feed) -> None:
@@ -72,33 +72,33 @@ class _Chunk(NamedTuple):
     size_bytes: int
 
 
-class Room:
-    """What the records of all feeds take in memory."""
+class FeedMemory:
+    """The memory that the records of all feeds take."""
 
     def __init__(self) -> None:
         self.used_bytes = 0
 
     @property
     def most_bytes(self) -> int:
-        """What one feed may keep."""
+        """The most that one feed may keep."""
         return _MOST_BYTES if self.used_bytes <= _ALL_BYTES else _LEAST_BYTES
 
 
 class FeedListener:
-    """Who listens, and where it is."""
+    """A listener of a feed, and its position."""
 
     def __init__(self, position: int) -> None:
         self.position = position
 
 
 class Feed:
-    """One followed partition: its last records, and the place it was read up to.
+    """One followed partition: its last records, and the position it was read up to.
 
-    `turn` is another one each time the source is sent somewhere, also for the next feed of the same partition: what it
-    brings of an earlier errand counts for nothing.
+    `turn` is a new number each time the source is started or stopped, also for the next feed of the same partition:
+    records that the source read for an earlier turn are ignored.
     """
 
-    def __init__(self, at: TopicPartition, start: int, source: Source, room: Room) -> None:
+    def __init__(self, at: TopicPartition, start: int, source: Source, memory: FeedMemory) -> None:
         self.at = at
         self.first = start
         self.position = start
@@ -107,14 +107,14 @@ class Feed:
         self.error: BaseException | None = None
         self.listeners: set[FeedListener] = set()
         self._source = source
-        self._room = room
+        self._memory = memory
         self._chunks: list[_Chunk] = []
         self._records = 0
         self._bytes = 0
         self._waiters: set[asyncio.Future[None]] = set()
 
     def take(self, batch: Batch, turn: int) -> None:
-        """Add what comes next."""
+        """Add the next records."""
         if turn != self.turn or self.error is not None or batch.next_offset <= self.position:
             return
         records = [record for record in batch.records if record.offset >= self.position]
@@ -129,20 +129,20 @@ class Feed:
         self._wake()
 
     def fail(self, error: BaseException) -> None:
-        """End: listeners get the error when they have had what came before it."""
+        """End the feed: listeners get the error after the records that came before it."""
         if self.error is None:
             self.error = error
             self._halt()
             self._wake()
 
     def run(self) -> None:
-        """Send the source to the position."""
+        """Start the source at the position."""
         self.turn = next(_turns)
         self.is_running = True
         self._source.start(self)
 
     def jump(self, position: int) -> None:
-        """Go on at a later place: somebody is there already, and others can catch up."""
+        """Continue at a later position: a listener is there already, and others can catch up."""
         self._halt()
         self.clear()
         self.first = self.position = position
@@ -150,7 +150,7 @@ class Feed:
         self._wake()
 
     def after(self, position: int, most: int) -> Batch | None:
-        """Return records from a position on, as far as they are kept; None if that is not."""
+        """Return records from a position on; None if the feed does not keep that position."""
         if not self.first <= position < self.position:
             return None
         records: list[Record] = []
@@ -166,7 +166,7 @@ class Feed:
         return Batch(records, end)
 
     def relax(self) -> None:
-        """Drop the oldest records where there are too many; wait if the furthest listener has not had them yet."""
+        """Drop the oldest records if there are too many; stop the source if the furthest listener still needs them."""
         front = max((listener.position for listener in self.listeners), default=self.position)
         many = 0
         while many < len(self._chunks) and self._is_full() and self._chunks[many].end <= front:
@@ -181,7 +181,7 @@ class Feed:
             self.run()
 
     async def wait(self) -> None:
-        """Wait until something has come, or ended."""
+        """Wait until records have come, or the feed has ended."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:
@@ -190,17 +190,17 @@ class Feed:
             self._waiters.discard(waiter)
 
     def clear(self) -> None:
-        """Let go of all records."""
+        """Drop all records."""
         self._chunks.clear()
         self._count(-self._records, -self._bytes)
 
     def _count(self, records: int, size_bytes: int) -> None:
         self._records += records
         self._bytes += size_bytes
-        self._room.used_bytes += size_bytes
+        self._memory.used_bytes += size_bytes
 
     def _is_full(self) -> bool:
-        return self._records > _MOST_RECORDS or self._bytes > self._room.most_bytes
+        return self._records > _MOST_RECORDS or self._bytes > self._memory.most_bytes
 
     def _halt(self) -> None:
         if self.is_running:
@@ -215,7 +215,7 @@ class Feed:
 
 
 class Following:
-    """The feeds of one log. One that nobody listens to goes on for `linger_s`: most who leave come back."""
+    """The feeds of one log. A feed without listeners is kept for `linger_s`, because most listeners come back."""
 
     def __init__(
         self,
@@ -232,19 +232,19 @@ class Following:
         self._bounds = bounds
         self._name = name
         self._feeds: dict[TopicPartition, Feed] = {}
-        self._room = Room()
+        self._memory = FeedMemory()
         self._slices = asyncio.Semaphore(_SLICES_AT_ONCE)
         self._is_closed = False
 
     @property
     def feeds(self) -> int:
-        """How many partitions are followed."""
+        """The number of partitions that are followed."""
         return len(self._feeds)
 
     async def follow(
         self, at: TopicPartition, start: int, *, headers_only: bool = False, max_records: int = 1000
     ) -> AsyncGenerator[Batch, None]:
-        """Yield batches from `start` on, for ever. Raises OffsetOutOfRange, UnknownTopic, Closed."""
+        """Yield batches from `start` on, forever. Raises OffsetOutOfRange, UnknownTopic, Closed."""
         listener = FeedListener(start)
         feed = await self._join(at, listener)
         try:
@@ -274,7 +274,7 @@ class Following:
             self._end(feed)
 
     async def _join(self, at: TopicPartition, listener: FeedListener) -> Feed:
-        """Return the partition's feed, with the listener on it."""
+        """Return the partition's feed, with the listener added."""
         if self._is_closed:
             raise Closed(self._name)
         feed = self._known(at)
@@ -285,7 +285,7 @@ class Following:
             feed = self._known(at)
         is_new = feed is None
         if feed is None:
-            feed = self._feeds[at] = Feed(at, listener.position, self._source, self._room)
+            feed = self._feeds[at] = Feed(at, listener.position, self._source, self._memory)
             FEEDS.inc()
         feed.listeners.add(listener)
         LISTENERS.inc()
@@ -294,7 +294,7 @@ class Following:
         elif listener.position > feed.position + _NEAR or (listener.position > feed.position and not feed.is_running):
             feed.jump(listener.position)
         else:
-            feed.relax()  # it may have waited for one who is behind
+            feed.relax()  # it may have waited for a listener that is behind
         return feed
 
     def _known(self, at: TopicPartition) -> Feed | None:
@@ -310,7 +310,7 @@ class Following:
         feed.relax()
 
     async def _slice(self, feed: Feed, start: int) -> list[Batch]:
-        """Return some of what lies before the feed's records; few of these reads go on at once."""
+        """Return some records from before those of the feed; only a few of these reads run at once."""
         async with self._slices:
             end = min(feed.first, start + _SLICE_RECORDS)
             found: list[Batch] = []
@@ -322,10 +322,10 @@ class Following:
                         size_bytes += sum(map(_size, batch.records))
                         if size_bytes >= _SLICE_BYTES:
                             break
-            except TimedOut:  # an open transaction is in the way, or the topic is not the one it was
+            except TimedOut:  # an open transaction is in the way, or the topic was replaced
                 if feed.error is not None and not found:
                     raise feed.error from None
-            if isinstance(feed.error, UnknownTopic):  # what was found may be of another topic of the same name
+            if isinstance(feed.error, UnknownTopic):  # the records may be from another topic of the same name
                 raise feed.error
             return found
 

@@ -1,4 +1,4 @@
-"""What a log counts, whichever backend keeps it: the labels say which.
+"""Metrics of logs; a label names the backend.
 
 A test that must prove "the log was not read" compares FETCHES before and after.
 """
@@ -35,5 +35,5 @@ TRANSACTIONS = Counter(
     "Transactions by how they ended: committed, aborted, fenced, failed (dropped by the log), unknown.",
     ["backend", "outcome"],
 )
-FEEDS = Gauge("headrace_log_feeds", "Partitions that are followed, each once, whoever listens.")
+FEEDS = Gauge("headrace_log_feeds", "Partitions that are followed.")
 LISTENERS = Gauge("headrace_log_listeners", "Readers that follow a partition.")

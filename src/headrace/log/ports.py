@@ -1,4 +1,4 @@
-"""What a log is, whoever keeps it.
+"""The ports of a log: what every backend promises.
 
 A backend implements these five protocols and passes `headrace.testing.conformance.log`.
 """
@@ -16,18 +16,18 @@ StartAt = Literal["earliest", "latest"]
 
 
 class Admin(Protocol):
-    """Topics: making, changing, looking at, removing."""
+    """Topics: create, configure, describe, grow, delete."""
 
     async def create(self, topic: str, *, partitions: int, config: TopicConfig) -> Topic:
-        """Make a topic. Raises TopicExists, or BadArgument for what the log can't make."""
+        """Create a topic. Raises TopicExists, or BadArgument for a topic that the log can't have."""
         ...
 
     async def configure(self, topic: str, config: TopicConfig) -> Topic:
-        """Set the topic's configuration to `config`, whole. Raises ImpossibleTopicChange."""
+        """Replace the topic's whole configuration by `config`. Raises ImpossibleTopicChange."""
         ...
 
     async def describe(self, topic: str) -> Topic:
-        """Say what the topic is now. Raises UnknownTopic."""
+        """Return the topic as it is now. Raises UnknownTopic."""
         ...
 
     async def topics(self) -> Sequence[str]:
@@ -35,36 +35,36 @@ class Admin(Protocol):
         ...
 
     async def delete(self, topic: str) -> None:
-        """Remove the topic with all it holds. Raises UnknownTopic."""
+        """Remove the topic with all its records. Raises UnknownTopic."""
         ...
 
     async def add_partitions(self, topic: str, *, total: int) -> Topic:
-        """Give the topic more partitions. Keys move, so this is for those who know how to move with them."""
+        """Give the topic more partitions. Keys move to other partitions, so the caller must be prepared for that."""
         ...
 
 
 class Retention(Protocol):
-    """What may be thrown away."""
+    """Removal of old records."""
 
     async def truncate(self, at: TopicPartition, *, before: int) -> int:
-        """Remove what lies below `before`; returns the log's new start. Raises OffsetOutOfRange."""
+        """Remove the records below `before`; returns the partition's new start. Raises OffsetOutOfRange."""
         ...
 
     async def release(self, at: TopicPartition, *, below: int) -> None:
-        """Say that all below the offset is safe elsewhere (see TopicConfig.keep_until_released). Never goes back."""
+        """Allow the removal of records below the offset (see TopicConfig.keep_until_released). Never goes back."""
         ...
 
     async def enforce(self) -> None:
-        """Apply retention and compaction now, where that is ours to do; a broker does it in its own time."""
+        """Apply retention and compaction now, if the backend does that itself; brokers do it at their own times."""
         ...
 
 
 class TransactionalProducer(Protocol):
-    """One owner of a transactional id; taking the id fenced all owners before.
+    """The owner of a transactional id; taking the id fenced all earlier owners.
 
-    Promises: what is appended between begin and commit becomes visible at once, or never.
+    Promises: what is appended between begin and commit becomes visible together, or never.
     Does not promise: anything about a commit that raised with `outcome_known` False. Such a commit was sent and not
-    acknowledged, whatever the error's type, Fenced included; taking the id again settles it, and then reading tells.
+    acknowledged, whatever the error's type, Fenced included. Take the id again to settle it, then read what is there.
     Does not promise: that one producer lasts. After a commit that was not acknowledged, or a connection that broke
     while a transaction ended, `begin` raises TransactionFailed: the log may still hold a late request of the last
     transaction, which would end the next one half-way. Take the id again then.
@@ -81,7 +81,7 @@ class TransactionalProducer(Protocol):
         ...
 
     async def append(self, records: Sequence[NewRecord]) -> None:
-        """Add records to the open transaction. What can be refused is refused here."""
+        """Add records to the open transaction. Records that can't be written are refused here."""
         ...
 
     async def commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
@@ -89,34 +89,34 @@ class TransactionalProducer(Protocol):
         ...
 
     async def commit(self) -> Sequence[Position]:
-        """Make it visible; returns where each record landed, in the order of the appends.
+        """Commit the transaction; returns the positions of its records, in the order of the appends.
 
-        Raises Fenced or TransactionFailed, each with `outcome_known`: False means that it may have been committed.
+        Raises Fenced or TransactionFailed; with `outcome_known` False the transaction may have been committed.
         """
         ...
 
     async def abort(self) -> None:
-        """Drop it. The offsets that it took stay unused."""
+        """Abort the transaction. The offsets of its records stay unused."""
         ...
 
     async def close(self) -> None:
-        """Abort what is open and let go of the connection; the id stays taken until somebody else takes it."""
+        """Abort an open transaction and close the connection; the id stays taken until another owner takes it."""
         ...
 
 
 class Listener(Protocol):
-    """Told about a member's partitions, from inside `Member.poll`."""
+    """Callbacks about a member's partitions, called from inside `Member.poll`."""
 
     async def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """These are ours now, in addition to those we have."""
+        """The member owns these partitions now, in addition to those it has."""
         ...
 
     async def revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """These go to somebody else as soon as this returns; commits of them still count."""
+        """The member loses these partitions when this returns; commits of them still count."""
         ...
 
     async def lost(self, partitions: frozenset[TopicPartition]) -> None:
-        """These went to somebody else already; commits of them are refused."""
+        """The member has lost these partitions already; commits of them are refused."""
         ...
 
 
@@ -131,7 +131,7 @@ class Member(Protocol):
 
     @property
     def assignment(self) -> frozenset[TopicPartition]:
-        """What this member owns, as of the last poll."""
+        """The partitions that this member owns, as of the last poll."""
         ...
 
     @property
@@ -140,7 +140,7 @@ class Member(Protocol):
         ...
 
     async def poll(self, *, max_records: int = 1000, timeout_s: float = 1.0) -> Sequence[Record]:
-        """Take part in the group and return the next records of the assignment; empty when time is up.
+        """Take part in the group and return the next records of the assignment; none if the time is up.
 
         A stored record that can't be decoded raises UnreadableRecord, at each poll until the member commits an
         offset behind it and so goes past it. A poll that is cancelled takes nothing away from the next one.
@@ -148,15 +148,15 @@ class Member(Protocol):
         ...
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Store where to go on (the offset after the last one done). Raises NotOwner."""
+        """Store the offsets to continue from (each one after the last handled record). Raises NotOwner."""
         ...
 
     async def pause(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
-        """Stop (or go on) fetching these; ownership is kept."""
+        """Stop fetching these partitions, or fetch them again; the member keeps them."""
         ...
 
     async def leave(self) -> None:
-        """Give everything back now, `revoked` included, and leave."""
+        """Call `revoked`, give all partitions back, and leave the group."""
         ...
 
 
@@ -172,7 +172,7 @@ class Groups(Protocol):
         start_at: StartAt = "earliest",
         session_timeout_s: float = 45.0,
     ) -> Member:
-        """Become a member. `start_at` says where a partition starts that has no committed offset."""
+        """Join a group. A partition without a committed offset starts at `start_at`."""
         ...
 
     async def committed(self, group: str, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -183,8 +183,8 @@ class Groups(Protocol):
 class Log(Protocol):
     """Topics of ordered, partitioned, append-only records.
 
-    Promises: records of one partition are read in the order of their offsets, whoever reads, and every reader
-    sees committed records only. An acknowledged append survives the death of any process.
+    Promises: records of one partition are read in the order of their offsets by every reader, and readers
+    see committed records only. An acknowledged append survives the death of any process.
     Does not promise: an order between partitions; consecutive offsets.
     """
 
@@ -195,7 +195,7 @@ class Log(Protocol):
 
     @property
     def retention(self) -> Retention:
-        """What may be thrown away."""
+        """Removal of old records."""
         ...
 
     @property
@@ -204,11 +204,11 @@ class Log(Protocol):
         ...
 
     async def append(self, records: Sequence[NewRecord]) -> Sequence[Position]:
-        """Write records, acknowledged by all in-sync replicas; returns where each landed, in order.
+        """Write records, acknowledged by all in-sync replicas; returns their positions, in order.
 
         Records of one partition keep their order. Everything is checked before anything is written.
-        Not atomic over partitions: a transaction is. Keys, values and header values are bytes or None; views and
-        arrays of bytes are refused, because they could change under the writer.
+        An append is not atomic over several partitions; a transaction is. Keys, values and header values are bytes or
+        None; views and arrays of bytes are refused, because they could change while they are written.
         Raises BadArgument, UnknownTopic, UnknownPartition, RecordTooLarge, TimestampTooFarAhead, Unreachable, TimedOut.
         """
         ...
@@ -223,31 +223,32 @@ class Log(Protocol):
         max_records: int = 1000,
         timeout_s: float = 70.0,
     ) -> AsyncIterator[Batch]:
-        """Yield batches from `start` until the position is at or past `end`; without `end`, for ever.
+        """Yield batches from `start` until the position is at or past `end`; without `end`, forever.
 
         A bounded read that makes no progress for `timeout_s` raises TimedOut: an open transaction may be in
-        the way. Raises OffsetOutOfRange, also when retention overtakes the reader; UnreadableRecord, after all that
-        lies before it, for a stored record that can't be decoded: a new read from its offset + 1 goes past it.
-        A read without `end` raises UnknownTopic when its topic is deleted, also if another one of that name was made
-        since. A broker does not tell: for some seconds after that it may give records of the new topic before it ends.
+        the way. Raises OffsetOutOfRange, also when retention overtakes the reader.
+        A record that can't be decoded raises UnreadableRecord after all records before it; a new read from its
+        offset + 1 goes past it.
+        A read without `end` raises UnknownTopic when its topic is deleted, also if a topic of the same name was created
+        since. Brokers do not notify readers: for some seconds it may yield records of the new topic before it ends.
         """
         ...
 
     async def bounds(self, at: TopicPartition) -> Bounds:
-        """Say what the partition holds now."""
+        """Return the bounds of what the partition holds now."""
         ...
 
     async def offset_at(self, at: TopicPartition, *, timestamp_ms: int) -> int | None:
-        """Return the lowest offset whose timestamp is not below; None if there is none yet."""
+        """Return the lowest offset with that timestamp or a later one; None if there is none yet."""
         ...
 
     async def transactional(self, transactional_id: str, *, timeout_s: float = 60.0) -> TransactionalProducer:
-        """Take over the id: earlier owners are fenced, what they left open is aborted.
+        """Take over the id: earlier owners are fenced, and their open transactions are aborted.
 
         A transaction that stays open longer than `timeout_s` is aborted by the log.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of everything; waiting readers get Closed."""
+        """Close everything; waiting readers get Closed."""
         ...

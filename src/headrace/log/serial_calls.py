@@ -1,4 +1,4 @@
-"""Calls that take turns and go to their end whatever happens to their callers."""
+"""Serial calls: one at a time, each run to its end even if its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["Turns"]
+__all__ = ["SerialCalls"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Turns:
+class SerialCalls:
     """Runs one call at a time, each in a task of its own, so that a cancelled caller leaves no half-done call."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
 
     async def run(self, call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -24,10 +24,10 @@ class Turns:
         return await asyncio.shield(self.start(call, *args, **kwargs))
 
     def start(self, call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> asyncio.Task[T]:
-        """Run a call that nobody waits for, perhaps."""
+        """Start a call; the caller need not await the returned task."""
 
         async def in_turn() -> T:
-            async with self._turn:
+            async with self._lock:
                 return await call(*args, **kwargs)
 
         task = asyncio.ensure_future(in_turn())
@@ -38,4 +38,4 @@ class Turns:
     def _ran(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # looked at, so that asyncio does not report it when the caller is gone
+            task.exception()  # retrieved, so that asyncio does not report it when the caller is gone

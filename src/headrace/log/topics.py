@@ -1,4 +1,4 @@
-"""Making sure that a topic is there and is as it should be."""
+"""Topics that are created or re-configured on demand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.model import Topic, TopicConfig
 
 __all__ = ["ensure_topic"]
 
-# What a log may add to a topic that it makes, by how many brokers there are.
+# Properties that a log may add to a topic that it creates, depending on the number of brokers.
 _OF_THE_LOG = frozenset({"min.insync.replicas"})
 
 
@@ -32,6 +32,6 @@ async def ensure_topic(admin: Admin, topic: str, *, partitions: int, config: Top
 
 
 def _is_as(found: TopicConfig, wanted: TopicConfig) -> bool:
-    """Return True if a topic is configured as wanted; what the log added when it made the topic is no difference."""
+    """Return True if a topic is configured as wanted, apart from properties that the log itself added."""
     extra = {name: value for name, value in found.extra.items() if name in wanted.extra or name not in _OF_THE_LOG}
     return msgspec.structs.replace(found, extra=extra) == wanted

@@ -45,7 +45,7 @@ async def transaction(producer: TransactionalProducer) -> AsyncIterator[Transact
 
 
 async def _abort_quietly(producer: TransactionalProducer) -> None:
-    """Abort without hiding the error that led here; the log aborts by itself what nobody ends."""
+    """Abort without hiding the error that led here; if this fails, the log aborts after the time-out."""
     try:
         await producer.abort()
     except HeadraceError as error:

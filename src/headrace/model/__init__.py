@@ -1,4 +1,4 @@
-"""The values everything else speaks in: records, places in the log, topics, and which partition a key goes to.
+"""The values that all rooms use: events, records, positions in the log, topics, and the partition of a key.
 
 Promises: values only. Nothing here does I/O, keeps state, or imports a driver.
 """

@@ -1,4 +1,4 @@
-"""Kafka's default partitioner, so that any Kafka producer and Headrace send a key to the same place."""
+"""Kafka's default partitioner, so that every Kafka producer and Headrace send a key to the same partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records and their places in the log."""
+"""Records and their positions in the log."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Position(NamedTuple):
-    """Where a record landed, and when the log says it was written."""
+    """The position of a written record, and its timestamp in the log."""
 
     topic: str
     partition: int
@@ -78,7 +78,7 @@ class Batch(msgspec.Struct, frozen=True):
     """Some records of one partition, in order, and the offset to go on from.
 
     `next_offset` can lie well past the last record, and a batch can hold no record at all: aborted records,
-    transaction markers and compacted records take offsets that nobody sees.
+    transaction markers and compacted records take offsets that readers never see.
     """
 
     records: Sequence[Record]

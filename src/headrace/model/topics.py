@@ -1,4 +1,4 @@
-"""Topics and what can be set on them."""
+"""Topics and their configuration."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Cleanup(StrEnum):
 
     @property
     def compacts(self) -> bool:
-        """Whether only the newest record of a key is kept."""
+        """True if only the newest record of a key is kept."""
         return self is not Cleanup.DELETE
 
     @property
     def deletes(self) -> bool:
-        """Whether records go when they are older than the retention."""
+        """True if records go when they are older than the retention."""
         return self is not Cleanup.COMPACT
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a topic that can be changed while it is in use.
 
-    `retention_ms` None keeps records for ever. `tombstone_retention_ms` is how long a deletion stays visible
+    `retention_ms` None keeps records forever. `tombstone_retention_ms` is how long a deletion stays visible
     in a compacted topic, counted from when compaction first passed it. Compaction leaves a record alone, and whatever
     it replaces, until it is `min_compaction_lag_ms` old: so a reader that is not further behind sees every change.
     `timestamp_ahead_ms` bounds how far a record's timestamp may lie in the future.

@@ -1,4 +1,4 @@
-"""Seeing what a process does: structured logs, metrics, traces through headers, a health tree, progress.
+"""Observability of a process: structured logs, metrics, traces through headers, a health tree, progress.
 
 Promises: using the library configures nothing global. Logs go where the application's handlers send them,
 traces go nowhere until the application sets up an SDK, metrics are in Prometheus' default registry, and

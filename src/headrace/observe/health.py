@@ -1,4 +1,4 @@
-"""A tree of what works and what does not, for doctors, probes and gateways."""
+"""A health tree: the state of each part of a process, for `doctor`, probes and gateways."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Probe: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class HealthState(StrEnum):
-    """How something is doing."""
+    """The state of one part."""
 
     UP = "up"
     STARTING = "starting"
@@ -23,7 +23,7 @@ class HealthState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A question with a deadline."""
+    """A probe with a time-out."""
 
     probe: Probe
     timeout_s: float
@@ -56,15 +56,15 @@ class Health:
         return self._children[name]
 
     def up(self) -> None:
-        """Say that this works."""
+        """Set the state to up."""
         self._own = (HealthState.UP, "")
 
     def starting(self, reason: str = "") -> None:
-        """Say that this will work soon."""
+        """Set the state to starting."""
         self._own = (HealthState.STARTING, reason)
 
     def down(self, reason: str) -> None:
-        """Say that this does not work, and why."""
+        """Set the state to down, with the reason."""
         self._own = (HealthState.DOWN, reason)
 
     @property
@@ -85,7 +85,7 @@ class Health:
 
     @property
     def is_up(self) -> bool:
-        """Whether this and everything below works."""
+        """True if this and everything below works."""
         return self.state is HealthState.UP
 
     def complaints(self, above: str = "") -> Iterator[str]:
@@ -119,7 +119,7 @@ class Health:
             async with deadline:
                 await self._check.probe()
         except Exception as error:
-            # Only our own deadline counts as one: a probe may raise TimeoutError with a better story.
+            # Only our own deadline counts as one: a probe may raise a TimeoutError that explains more.
             late = f"no answer within {self._check.timeout_s:g} s"
             self.down(late if deadline.expired() else f"{type(error).__name__}: {error}")
         else:

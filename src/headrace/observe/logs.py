@@ -44,7 +44,7 @@ def get_logger(name: str, **fields: object) -> Logger:
 def configure(level: str = "INFO", format: LogFormat = "console", *, stream: TextIO | None = None) -> None:  # noqa: A002
     """Send all logs of the process to `stream` (stderr). For programs; the library never calls it.
 
-    Calling it again replaces what it set up before and touches nobody else's handlers.
+    Calling it again replaces the handler that it set up before and touches no other handlers.
     """
     if level.upper() not in _LEVELS:
         raise BadArgument("level", level, f"it must be one of {', '.join(_LEVELS)}")
@@ -82,11 +82,11 @@ _PROCESSORS: list[Any] = [
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Ours, so that a second `configure` knows which one to replace."""
+    """A class of its own, so that a second `configure` finds the handler to replace."""
 
 
 class _EventFormatter(logging.Formatter):
-    """Gives records of any library the same shape: timestamp, level, logger, event, fields."""
+    """Gives log records of every library the same shape: timestamp, level, logger, event, fields."""
 
     def __init__(self, renderer: structlog.typing.Processor) -> None:
         super().__init__()

@@ -42,12 +42,12 @@ def histogram(
     unit: str = "seconds",
     buckets: Sequence[float] = LATENCY_BUCKETS_S,
 ) -> Histogram:
-    """Make a distribution, of latencies unless told: headrace_<room>_<what>_<unit>."""
+    """Make a distribution, with buckets for latencies unless others are given: headrace_<room>_<what>_<unit>."""
     return Histogram(_name(room, what, unit), help, labels, buckets=buckets)
 
 
 class Observer(Protocol):
-    """Whatever takes a measured value: a Histogram, or one of its labelled children."""
+    """Anything that takes a measured value: a Histogram, or one of its labelled children."""
 
     def observe(self, amount: float) -> None:
         """Take the value."""
@@ -98,7 +98,7 @@ def render(registry: CollectorRegistry = REGISTRY) -> str:
 
 @contextmanager
 def serve(port: int, *, host: str = "127.0.0.1", registry: CollectorRegistry = REGISTRY) -> Iterator[int]:
-    """Answer scrapes over HTTP while the block runs; port 0 takes a free one. Yields the port."""
+    """Serve metrics over HTTP while the block runs; port 0 takes a free one. Yields the port."""
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:

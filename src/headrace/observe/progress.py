@@ -1,4 +1,4 @@
-"""Showing how far long work has come, where somebody is looking."""
+"""Progress of long work, shown on a terminal or as lines."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class ProgressStep(Protocol):
     """One piece of work that is being shown."""
 
     def advance(self, amount: float = 1) -> None:
-        """Say that so much more is done. Any thread may."""
+        """Count further work as done; any thread may call it."""
         ...
 
     def expect(self, total: float) -> None:
-        """Say how much there is to do, once it is known."""
+        """Set the total once it is known."""
         ...
 
 
 class Progress(Protocol):
-    """Where progress is shown. Several steps may be open at once."""
+    """A display of progress. Several steps may be open at once."""
 
     def step(self, what: str, *, total: float | None = None, unit: str = "") -> AbstractContextManager[ProgressStep]:
         """Show a piece of work while the block runs. The unit "bytes" is shown as MB."""
@@ -82,7 +82,7 @@ class BarProgress:
 
 
 class LineProgress:
-    """A plain line now and then, for files, pipes and CI."""
+    """Plain lines at an interval, for files, pipes and CI."""
 
     def __init__(self, stream: TextIO, *, every_s: float = 5.0) -> None:
         self._stream = stream
@@ -102,7 +102,7 @@ class LineProgress:
 
 
 def progress_on(stream: TextIO | None = None) -> Progress:
-    """Return what suits the stream (stderr): bars on a terminal, lines elsewhere."""
+    """Return the display that fits the stream (stderr): bars on a terminal, lines elsewhere."""
     stream = stream or sys.stderr
     console = Console(file=stream)
     return BarProgress(console) if console.is_terminal else LineProgress(stream)

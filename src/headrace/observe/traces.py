@@ -30,7 +30,7 @@ _HAS_NAMED_PROVIDER = OTEL_PYTHON_TRACER_PROVIDER in os.environ
 def span(name: str, *, parent: Context | None = None, **attributes: AttributeValue) -> AbstractContextManager[Span]:
     """Trace a block. `parent` is what `extract` returned; without it the current span is the parent.
 
-    Without an SDK it costs next to nothing: hot paths are full of these.
+    Without an SDK it costs almost nothing, because hot paths use it.
     """
     # Not get_tracer_provider(): that looks into the environment, which costs more than a small append may.
     is_unset = getattr(trace, "_TRACER_PROVIDER", _tracer) is None and not _HAS_NAMED_PROVIDER
@@ -49,7 +49,7 @@ def inject(headers: Headers = ()) -> Headers:
 
 
 def extract(headers: Headers) -> Context:
-    """Return the context that the sender put in; an empty one when there is none or it is damaged."""
+    """Return the context that the sender put into the headers; an empty one if it is missing or damaged."""
     return _propagator.extract(headers, context=Context(), getter=_GETTER)
 
 

@@ -1,8 +1,8 @@
 """What keeps a process running and lets it end well: clock, back-off, supervised workers, signals, crash points.
 
 Promises: a worker's crash is logged, counted and followed by a restart or an error, never by silence; the
-first signal asks for an orderly stop and the second ends the process; a crash point that nobody armed costs
-nothing worth measuring.
+first signal asks for an orderly stop and the second ends the process; a crash point that is not armed costs
+almost nothing.
 """
 
 from headrace.runtime.backoff import Backoff

@@ -1,4 +1,4 @@
-"""How long to wait before trying again."""
+"""Back-off: how long to wait before a retry."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LONGEST_S = 1e9
 class Backoff:
     """Waits that grow by `factor` from `first_s` up to `limit_s`.
 
-    `jitter` is the share of a wait that chance takes away (0 none, 1 all), so that many who fail together
-    don't come back together.
+    `jitter` is the share of a wait that chance takes away (0 none, 1 all), so that many callers that fail
+    together don't retry together.
     """
 
     first_s: float = 0.1

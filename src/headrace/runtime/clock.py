@@ -1,4 +1,4 @@
-"""Time, as something that can be handed over, so that tests can set it."""
+"""Clocks, which are passed as arguments so that tests can set them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headrace.errors import UnsupportedPlatform
 __all__ = ["SYSTEM_CLOCK", "BootTime", "Clock", "Moment", "SystemClock", "elapsed_ms", "moment_of"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Only Linux has it by this name; the monotonic clock of macOS counts the time asleep by itself.
+# Only Linux has it by this name; the monotonic clock of macOS includes the time asleep.
 _CLOCK_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class BootTime(NamedTuple):
-    """Milliseconds since the machine was started, and which start that was: what processes of one machine share.
+    """Milliseconds since the machine started, and the id of that boot, which all processes of the machine share.
 
-    Nobody sets it, and it runs on while the machine is suspended. Times of two boots can't be compared.
+    It can't be set, and it runs on while the machine is suspended. Times of two boots can't be compared.
     """
 
     boot_id: str
@@ -35,7 +35,7 @@ class Moment(NamedTuple):
 
 
 class Clock(Protocol):
-    """What time it is.
+    """The time.
 
     Promises: `monotonic_s` never goes back, nor does `boot_time` before the machine is started again.
     Does not promise: that `now_ms` never does; operators and NTP set the wall clock.

@@ -1,6 +1,6 @@
-"""Named places where a process can be made to die, so that tests can prove what survives.
+"""Crash points: named places in the code where tests can kill the process, to prove what survives.
 
-`crash_point("log.embedded.before-commit")` does nothing until somebody arms it: the environment variable
+`crash_point("log.embedded.before-commit")` does nothing until it is armed: the environment variable
 HEADRACE_CRASH_AT="name" or "name:n" kills the process with SIGKILL at the n-th pass; HEADRACE_CRASH_FILE names a file
 that may hold the same at any later time, and the first process that comes by dies and takes the file along (for
 processes that live long, as Spark's workers do); in-process watchers are for `headrace.testing.crashes`.
@@ -27,7 +27,7 @@ Watch: TypeAlias = Callable[[str], None]
 
 
 def crash_point(name: str) -> None:
-    """Mark a place worth dying at. Costs one look at a global unless something is armed."""
+    """Mark a place where a test may kill the process. Costs one read of a global unless something is armed."""
     if _watch is not None:
         _watch(name)
 
@@ -93,7 +93,7 @@ def _parse(text: str) -> tuple[str, int]:
 
 
 class _FileWatch:
-    """Dies where the file says, once: whoever moves the file away is the one."""
+    """Kills the process at the crash point that the file names. Only the process that moves the file away dies."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Finding the backend that serves an address, ours or another package's."""
+"""Backends of this and other packages, found by the scheme of their address."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["load_backend"]
 
 
 def load_backend(room: str, address: str) -> Any:  # noqa: ANN401  (each room knows what its backends are)
-    """Return what the entry point of the group `headrace.<room>` stands for that is named by the address's scheme."""
+    """Load the entry point of the group `headrace.<room>` that is named by the address's scheme."""
     scheme = address.partition(":")[0]
     found = {entry.name: entry for entry in entry_points(group=f"headrace.{room}")}
     if scheme not in found:

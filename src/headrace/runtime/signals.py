@@ -1,4 +1,4 @@
-"""Stopping in order when the operator asks, and at once when they ask again."""
+"""Signals: the first one asks for an orderly stop, the second one ends the process."""
 
 from __future__ import annotations
 

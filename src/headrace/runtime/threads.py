@@ -1,4 +1,4 @@
-"""Blocking work as a supervised worker."""
+"""Blocking functions as supervised workers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _log = get_logger(__name__)
 
 
 def in_thread(run: BlockingRun, *, name: str = "headrace-thread") -> MakeCoroutine:
-    """Make a worker of a blocking function: `supervisor.add("poller", in_thread(poll))`.
+    """Turn a blocking function into a worker: `supervisor.add("poller", in_thread(poll))`.
 
-    Each run gets a thread of its own and an Event that is set when the worker is to stop; the function looks at
-    it often enough and returns. What it raises is the worker's crash.
+    Each run gets a thread of its own and an Event that is set when the worker is to stop; the function must
+    check it and return soon. What it raises is the worker's crash.
     """
 
     async def worker() -> None:

@@ -1,4 +1,4 @@
-"""Workers that run beside the application and are started again when they crash."""
+"""Background workers of an application, which are restarted when they crash."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Worker:
         self._in_a_row = 0
 
     async def run(self) -> None:
-        """Run, and run again after each crash. Raises WorkerFailed after `max_restarts` in a row."""
+        """Run, and restart after each crash. Raises WorkerFailed after `max_restarts` in a row."""
         while True:
             started_s = self._clock.monotonic_s()
             self.health.up()
@@ -109,13 +109,13 @@ class Supervisor:
         steady_after_s: float = 60.0,
         health: Health | None = None,
     ) -> Worker:
-        """Take a worker on; `make` is called for each run. It starts now if the supervisor has been started.
+        """Add a worker; `make` is called for each run. It starts now if the supervisor has been started.
 
-        Without `max_restarts` it is restarted for ever. A run of `steady_after_s` or longer makes the back-off,
-        and the count of restarts in a row, begin anew. Its node hangs below `health`, or the supervisor's.
+        Without `max_restarts` it is restarted forever. A run of `steady_after_s` or longer resets the back-off and the
+        count of restarts in a row. Its health node is a child of `health`, or of the supervisor's node.
         """
         if name in self._workers:
-            raise BadArgument("name", name, "a worker of that name is there already")
+            raise BadArgument("name", name, "a worker of that name exists already")
         node = (health or self.health).child(name)
         worker = Worker(
             name,
@@ -139,7 +139,7 @@ class Supervisor:
                 self._launch(worker)
 
     async def wait(self) -> None:
-        """Return when all workers have returned; raise what the first that failed for good died of."""
+        """Return when all workers have returned; raise the error of the first one that failed for good."""
         while tasks := [task for task in self._tasks.values() if not task.done()]:
             self._raise_failure()
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
 """Real servers from packages, for development and tests, on loopback only.
 
 Promises: what `start` returns answers clients; an attached service dies with its starter, whatever kills it;
-files fetched are the pinned ones, by SHA-256; servers are stopped by their own pids and nobody else is hit.
+files fetched are the pinned ones, by SHA-256; servers are stopped by their own pids, and no other process is.
 Does not promise: anything a production deployment needs, such as safety of the data or of the network.
 """
 
@@ -9,11 +9,11 @@ from headrace.services.catalog import NAMES
 from headrace.services.detached import Detached
 from headrace.services.environment import VARIABLES, environment_of
 from headrace.services.java import find_java
-from headrace.services.layouts import Wishes
+from headrace.services.layouts import StartOptions
 from headrace.services.logs import follow
 from headrace.services.nodes import ServerNode
 from headrace.services.packages import cache_folder
-from headrace.services.running_service import RunningService, hold, told_to_end
+from headrace.services.running_service import RunningService, hold, stop_signals
 from headrace.services.spark import spark_jars
 from headrace.services.starter import start, start_with
 from headrace.services.watcher import Quiet, Terminal, Watcher
@@ -25,9 +25,9 @@ __all__ = [
     "Quiet",
     "RunningService",
     "ServerNode",
+    "StartOptions",
     "Terminal",
     "Watcher",
-    "Wishes",
     "cache_folder",
     "environment_of",
     "find_java",
@@ -36,5 +36,5 @@ __all__ = [
     "spark_jars",
     "start",
     "start_with",
-    "told_to_end",
+    "stop_signals",
 ]

@@ -1,4 +1,4 @@
-"""Loopback addresses: which are free, which are taken."""
+"""Loopback addresses, and whether they are free."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from headrace.errors import BadArgument, ServiceFailed
 
 __all__ = ["check_free", "free_port"]
 
-# Below the range from which the system takes the near ends of connections: while a server is down, a client
-# that keeps knocking at a port of that range may be given the very port and connect to itself.
+# Below the range of ephemeral ports: while a server is down, a client that keeps connecting to a port in that range
+# may be given the same port for its own end and connect to itself.
 CHOICE = range(20_000, 32_000)
 TRIES = 200
 
 
 def free_port(hosts: Sequence[str], *, taken: set[int]) -> int:
-    """Choose a port nobody listens on at any of the hosts, outside `taken`, and add it there."""
+    """Choose a port that is free on all of the hosts and not in `taken`, and add it to `taken`."""
     for port in random.sample(CHOICE, TRIES):
         if port not in taken and all(is_free(host, port) for host in hosts):
             taken.add(port)
@@ -30,14 +30,14 @@ def check_free(name: str, host: str, port: int) -> None:
     if not 0 < port < 65_536:
         raise BadArgument(f"port of {name}", port, "ports go from 1 to 65535")
     if not is_free(host, port):
-        rule = f"{host}:{port} is in use; stop what listens there, or choose another port"
+        rule = f"{host}:{port} is in use; stop the process that listens there, or choose another port"
         raise BadArgument(f"port of {name}", port, rule)
 
 
 def is_free(host: str, port: int) -> bool:
-    """Say whether a server could listen there now."""
+    """Return True if a server could listen there now."""
     with socket.socket() as probe:
-        # As the servers do: the rest of a closed connection is no reason to refuse.
+        # The servers do this too: remains of a closed connection do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

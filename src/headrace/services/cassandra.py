@@ -57,7 +57,7 @@ LOGBACK = """\
 
 
 class Cassandra:
-    """Nodes that don't wait for a ring that is not there, with everything small; no JMX port."""
+    """Nodes that don't wait for other nodes at the start, with small caches and no JMX port."""
 
     name = "cassandra"
     roles: Sequence[str] = ("client", "storage")
@@ -103,17 +103,17 @@ class Cassandra:
         return Command([*java, "-cp", ":".join(map(str, files)), "org.apache.cassandra.service.CassandraDaemon"])
 
     def is_ready(self, node: NodePlan, layout: ServiceLayout) -> bool:
-        """Ask by CQL; nodes after the first serve when they know all others, as far as they tell strangers."""
+        """Ask by CQL; nodes after the first are ready when they know all others, if they say so without a login."""
         known = cassandra_peers((node.host, node.ports["client"]))
         return node.number == 1 or known is None or known >= len(layout.nodes) - 1
 
     def url(self, node: NodePlan) -> str:
-        """Name it the way Headrace's settings do."""
+        """Return the URL that Headrace's settings use."""
         return f"cassandra://{node.at('client')}"
 
 
 def cassandra_yaml(node: NodePlan, layout: ServiceLayout) -> dict[str, Any]:
-    """Decide the node's configuration; the caller's properties win, those that are tables written as JSON."""
+    """Return the node's configuration; the caller's properties win, and tables among them are JSON."""
     # Every node is a seed, so that any of them can come back while any other is away.
     seeds = ",".join(one.at("storage") for one in layout.nodes)
     return {
@@ -136,7 +136,7 @@ def cassandra_yaml(node: NodePlan, layout: ServiceLayout) -> dict[str, Any]:
         "cdc_raw_directory": str(node.data / "cdc_raw"),
         "commitlog_sync": "periodic",
         "commitlog_sync_period": "1000ms",
-        "commitlog_segment_size": "32MiB",  # half of it is the largest row: what journals may hold must fit
+        "commitlog_segment_size": "32MiB",  # half of it is the largest row, which must fit what journals may hold
         "commitlog_total_space": "128MiB",
         "memtable_heap_space": "64MiB",
         "memtable_offheap_space": "64MiB",

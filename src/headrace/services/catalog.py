@@ -1,4 +1,4 @@
-"""The services there are, by name."""
+"""The catalog of services, by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES: tuple[str, ...] = tuple(_SERVICES)
 
 
 def service_named(name: str) -> Service:
-    """Find the service. Raises BadArgument with the names there are."""
+    """Return the service. Raises BadArgument with all known names."""
     if name not in _SERVICES:
         raise BadArgument("service", name, f"these can be started: {', '.join(NAMES)}")
     return _SERVICES[name]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headrace.errors import FolderUnusable, MissingExtra
 from headrace.services.catalog import NAMES, service_named
-from headrace.services.layouts import LAYOUT, Wishes, kept_layout
+from headrace.services.layouts import LAYOUT, StartOptions, kept_layout
 from headrace.services.running_service import RunningService
 from headrace.services.starter import start_with
 from headrace.services.watcher import Watcher
@@ -25,21 +25,21 @@ __all__ = ["Detached", "services_folder"]
 
 
 def services_folder() -> Path:
-    """The folder by which `up`, `down`, `status` and `logs` know one another's services."""
+    """The folder through which `up`, `down`, `status` and `logs` find services."""
     return Path(os.environ.get("HEADRACE_SERVICES_DIR") or ".headrace/services").expanduser().resolve()
 
 
 class Detached:
     """The services started from one folder.
 
-    Promises: a service is up once, however many ask for it at the same time; its data stays until `purge`.
+    Promises: a service is started once, also by concurrent callers; its data stays until `purge`.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder.expanduser().resolve() if folder else services_folder()
 
-    def up(self, name: str, wishes: Wishes, *, data_dir: Path | None, watcher: Watcher) -> RunningService | None:
-        """Start the service; None if it was up. Nodes that are down are started again with the others' data."""
+    def up(self, name: str, options: StartOptions, *, data_dir: Path | None, watcher: Watcher) -> RunningService | None:
+        """Start the service; returns None if it was up. If only some nodes run, all are restarted on their data."""
         service_named(name)
         with self._locked(name):
             running = self.find(name)
@@ -49,7 +49,7 @@ class Detached:
                 running.stop()
             folder = (data_dir or (running.folder if running else self.folder / name)).expanduser().resolve()
             with self._noted(name, folder):
-                return start_with(name, wishes, attached=False, data_dir=folder, watcher=watcher)
+                return start_with(name, options, attached=False, data_dir=folder, watcher=watcher)
 
     def find(self, name: str) -> RunningService | None:
         """Find a service that was started from here, whether it runs now or not. Raises BadArgument."""
@@ -62,12 +62,12 @@ class Detached:
         return RunningService(service, layout, (), folder) if layout else None
 
     def known(self) -> list[RunningService]:
-        """All services that were started from here."""
+        """The services that were started from here."""
         return [running for name in NAMES if (running := self.find(name))]
 
     def down(self, name: str) -> bool:
-        """Stop the service and keep its data; False if nothing ran."""
-        if not self.find(name):  # nothing to wait for, and no folder to make for the lock
+        """Stop the service and keep its data; returns False if nothing ran."""
+        if not self.find(name):  # nothing to wait for, and no folder for the lock is needed
             return False
         with self._locked(name):
             running = self.find(name)
@@ -77,7 +77,7 @@ class Detached:
             return True
 
     def purge(self, name: str) -> bool:
-        """Stop the service and throw its data away; False if there was none. Files of others stay."""
+        """Stop the service and remove its data; returns False if there was none. Other files stay."""
         if not self.find(name):
             return False
         with self._locked(name):
@@ -98,7 +98,7 @@ class Detached:
 
     @contextmanager
     def _noted(self, name: str, folder: Path) -> Iterator[None]:
-        """Note where the service is before it starts, so that it can be found even if we are killed meanwhile."""
+        """Store where the service is before it starts, so that it is found even if this process is killed meanwhile."""
         half = self._path(name).with_suffix(".half")
         half.write_text(json.dumps({"folder": str(folder)}))
         half.replace(self._path(name))

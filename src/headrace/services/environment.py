@@ -1,4 +1,4 @@
-"""The environment variables by which a program uses services that run, in place of its own folder."""
+"""The environment variables that make a program use running services instead of its own folder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ VARIABLES = (_LOG, _STORE, _CREATE_KEYSPACE, _REGISTRY, _DATABASE)
 
 
 def environment_of(services: Iterable[RunningService], *, keyspace: str) -> dict[str, str]:
-    """Return the variables that name the services. The first database that is among them is the outbox's."""
+    """Return the variables that name the services. The first database among them is for the outbox."""
     variables: dict[str, str] = {}
     for service in services:
         if service.name == "kafka":
             variables[_LOG] = f"kafka://{service.address}"
         elif service.name == "cassandra":
             variables[_STORE] = f"cassandra://{service.address}/{keyspace}"
-            variables[_CREATE_KEYSPACE] = "true"  # a command makes none unless it is told to
+            variables[_CREATE_KEYSPACE] = "true"  # commands create no keyspace unless this is set
         elif service.name == "registry":
             variables[_REGISTRY] = service.url
         elif service.name in ("postgres", "mariadb"):

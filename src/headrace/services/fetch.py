@@ -1,4 +1,4 @@
-"""Getting packages into the cache, several at a time, each once; archives unpacked whole or not at all."""
+"""Downloads of packages into the cache, several at a time; archives are unpacked completely or not at all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unpack(service: str, package: Package, extract: Extract, *, cache: Cache, wa
         if not folder.exists():
             watcher.step(f"unpacking {package.file_name}")
             _unpack_whole(archive, folder, extract, cache)
-            # The folder serves from now on; the archive would only double the space.
+            # Only the folder is used from now on; the archive would double the space.
             archive.unlink(missing_ok=True)
     return folder
 
@@ -72,7 +72,7 @@ def _extract_tar(tar: tarfile.TarFile, into: Path) -> None:
 
 
 def zip_folder(prefix: str) -> Extract:
-    """Make an extract function that unpacks what a zip has below `prefix`, programs executable."""
+    """Return a function that unpacks the files of a zip below `prefix` and makes programs executable."""
 
     def extract(archive: Path, into: Path) -> None:
         with zipfile.ZipFile(archive) as outer:
@@ -114,7 +114,7 @@ def _fetch_all(missing: Sequence[Package], cache: Cache, arrived: Arrived, threa
         for one in fetches:
             one.result()
     except BaseException:
-        # What has not begun need not begin: the first failure is the one to report.
+        # Downloads that have not begun are dropped: the first failure is the one to report.
         threads.shutdown(wait=True, cancel_futures=True)
         raise
 

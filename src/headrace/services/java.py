@@ -1,4 +1,4 @@
-"""Finding a Java that the servers run on, and what all of them are told."""
+"""Java for the servers, and the options that all of them get."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def find_java(*, newest: int | None = None) -> Path:
 
 
 def private_tmp(folder: Path) -> str:
-    """Return the option that keeps a server's temporary files (unpacked native libraries) with the rest of it.
+    """Return the option that keeps a server's temporary files (unpacked native libraries) in its own folder.
 
-    A server that is killed leaves them behind, and nobody would ever remove them from the machine's own folder.
+    A server that is killed leaves them behind, and nothing would remove them from the machine's temporary folder.
     """
     own = folder / "tmp"
     own.mkdir(exist_ok=True)

@@ -32,7 +32,7 @@ JVM = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-
 
 
 class Kafka:
-    """Brokers that create no topics by themselves and do their chores every second, for tests can't wait."""
+    """Brokers that do not create topics automatically, and run retention and compaction every second for tests."""
 
     name = "kafka"
     roles: Sequence[str] = ("client", "controller")
@@ -65,11 +65,11 @@ class Kafka:
         return Command([*self._java(node, files), "kafka.Kafka", str(node.folder / "server.properties")])
 
     def is_ready(self, node: NodePlan, layout: ServiceLayout) -> bool:
-        """Ask for the metadata: the broker serves when it counts itself among the living."""
+        """Ask for the metadata: the broker is ready when it lists itself."""
         return node.number in kafka_brokers((node.host, node.ports["client"]))
 
     def url(self, node: NodePlan) -> str:
-        """Name it the way Headrace's settings do."""
+        """Return the URL that Headrace's settings use."""
         return f"kafka://{node.at('client')}"
 
     def _java(self, node: NodePlan, files: Sequence[Path]) -> list[str]:
@@ -86,12 +86,12 @@ class Kafka:
 
 
 def cluster_id(identity: str) -> str:
-    """Write the layout's identity the way Kafka wants it: 16 bytes in URL-safe base64."""
+    """Return the layout's id in Kafka's form: 16 bytes in URL-safe base64."""
     return base64.urlsafe_b64encode(uuid.UUID(identity).bytes).decode().rstrip("=")
 
 
 def server_properties(node: NodePlan, layout: ServiceLayout) -> dict[str, str]:
-    """Decide the broker's configuration; the caller's properties win."""
+    """Return the broker's configuration; the caller's properties win."""
     copies = min(3, len(layout.nodes))
     in_sync = min(2, copies) if copies > 2 else 1
     voters = ",".join(f"{one.number}@{one.at('controller')}" for one in layout.nodes)

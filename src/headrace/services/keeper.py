@@ -2,7 +2,7 @@
 
 With a lifeline it stays, and the server dies when the starter does, however that happens: the starter holds
 the writing end of the keeper's standard input, and is its parent. If the keeper itself is killed, the kernel
-kills the server. Without a lifeline it starts the server in a session of its own, tells its pid and goes.
+kills the server. Without a lifeline it starts the server in a session of its own, prints its pid and ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOOK_S = 0.5
 
 
 def main() -> int:
-    """Start what the plan says and, with a lifeline, keep it."""
+    """Start the server of the plan and, with a lifeline, stay with it."""
     plan = json.loads(sys.argv[1])
     with open(plan["log"], "ab", buffering=0) as log:  # noqa: PTH123 - starts in a tenth of the time without pathlib
         server = _start(plan, log)
@@ -78,17 +78,17 @@ def _keep(server: subprocess.Popen[bytes], plan: dict[str, Any]) -> int:
 
 
 def _wait_for_end(server: subprocess.Popen[bytes], starter: int) -> bool:
-    """Wait until the server has died (False), or has to (True)."""
+    """Wait until the server has ended (False) or must be ended (True)."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    told: list[int] = []
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, _frame: told.append(number))
+        signal.signal(number, lambda number, _frame: signals.append(number))
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
     while server.poll() is None:
         readable, _, _ = select.select([sys.stdin, woken], [], [], LOOK_S)
-        if sys.stdin in readable or told or _is_orphaned(starter):
+        if sys.stdin in readable or signals or _is_orphaned(starter):
             return True
         if woken in readable:
             os.read(woken, 4096)
@@ -109,7 +109,7 @@ def _stop(server: subprocess.Popen[bytes], plan: dict[str, Any]) -> None:
 
 
 def _reap_orphans(group: int, *, patience_s: float = 5.0) -> None:
-    """See the server's own children out; as the subreaper, the keeper is their parent now."""
+    """Reap the server's own children; the keeper is their subreaper, and so their parent now."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGTERM)
     impatient_at = time.monotonic() + patience_s
@@ -131,7 +131,7 @@ def _kill_children() -> None:
 
 
 def _throw_away(folder: str | None) -> None:
-    """Remove the node's folder, and those around it that are ours and empty now."""
+    """Remove the node's folder, and its parent folders that are ours and empty now."""
     if folder is None:
         return
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Starting a server through the keeper: bound to its starter, or on its own."""
+"""The launch of a server through the keeper: attached to its starter, or detached."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAUNCH_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a server is ended, should its starter die: asked first, killed after the grace, its folder removed or not."""
+    """How a server is ended if its starter dies: asked first, killed after `grace_s`, its folder removed or not."""
 
     stop_signal: signal.Signals
     grace_s: float
@@ -32,7 +32,7 @@ class Ending:
 
 @dataclass(slots=True)
 class Lifeline:
-    """The keeper of an attached server. While it is held the server lives; letting go ends the server."""
+    """The keeper of an attached server. The server lives until `let_go`."""
 
     keeper: subprocess.Popen[str]
 
@@ -78,7 +78,7 @@ def _run_keeper(node: NodePlan, command: Command, ending: Ending | None) -> subp
     uid, gid = user_ids(command.user)
     plan = {
         "argv": [str(part) for part in command.argv],
-        "env": dict(command.env),  # over the environment it inherits: a command line is for all to see
+        "env": dict(command.env),  # through the environment, because every user can read a command line
         "cwd": str(node.folder),
         "log": str(node.log),
         "uid": uid,
@@ -103,8 +103,8 @@ def _run_keeper(node: NodePlan, command: Command, ending: Ending | None) -> subp
 def _note_server(node: NodePlan, process: subprocess.Popen[str]) -> ServerProcess:
     if process.stdout is None:
         raise ServiceFailed(node.name, "its keeper has no output", "")
-    with process.stdout as told:
-        pid = told.readline().strip()
+    with process.stdout as output:
+        pid = output.readline().strip()
     server = ServerProcess.of(int(pid)) if pid.isdigit() else None
     if server is None:
         raise ServiceFailed(node.name, "it could not be started", log_tail(node))

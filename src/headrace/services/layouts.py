@@ -1,4 +1,4 @@
-"""Deciding who listens where, and keeping that beside the data so that a restart finds its place again."""
+"""Layouts: the addresses and folders of a service's nodes, stored with the data so that a restart uses them again."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from headrace.errors import BadArgument
 from headrace.services.addresses import check_free, free_port
 from headrace.services.ports import NodePlan, Service, ServiceLayout
 
-__all__ = ["LAYOUT", "Wishes", "kept_layout", "lay_out"]
+__all__ = ["LAYOUT", "StartOptions", "kept_layout", "lay_out"]
 
 LAYOUT = "layout.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the caller asks for; what is left open is taken from the folder, or chosen.
+class StartOptions:
+    """What the caller asks for; everything else is taken from the folder, or chosen.
 
     `ports` gives numbers by role or, for the first role, by the service's name; where nodes share an address
-    the second gets the number plus one, and so on. `properties` are of the server's own configuration.
+    the second gets the number plus one, and so on. `properties` go into the server's own configuration.
     """
 
     nodes: int | None = None
@@ -30,38 +30,38 @@ class Wishes:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-def lay_out(service: Service, folder: Path, wishes: Wishes) -> ServiceLayout:
-    """Lay the service out in the folder, or take the layout it has with what is wished over it, and keep it there."""
+def lay_out(service: Service, folder: Path, options: StartOptions) -> ServiceLayout:
+    """Return the service's layout, new or that of the folder with the options applied; it is stored in the folder."""
     kept = kept_layout(service, folder)
-    layout = _adapted(service, kept, wishes) if kept else _new(service, folder, wishes)
+    layout = _adapted(service, kept, options) if kept else _new(service, folder, options)
     _save(layout, folder)
     return layout
 
 
-def _new(service: Service, folder: Path, wishes: Wishes) -> ServiceLayout:
-    nodes = 1 if wishes.nodes is None else wishes.nodes
+def _new(service: Service, folder: Path, options: StartOptions) -> ServiceLayout:
+    nodes = 1 if options.nodes is None else options.nodes
     if not 1 <= nodes <= service.most_nodes:
         raise BadArgument("nodes", nodes, f"{service.name} runs on 1 to {service.most_nodes}")
     numbers = range(1, nodes + 1)
     names = [service.name] if nodes == 1 else [f"{service.name}-{number}" for number in numbers]
     hosts = [service.host(number) for number in numbers]
-    rows = zip(numbers, names, hosts, _ports(service, hosts, _by_role(service, wishes.ports)), strict=True)
+    rows = zip(numbers, names, hosts, _ports(service, hosts, _by_role(service, options.ports)), strict=True)
     plans = tuple(NodePlan(number, name, host, ports, folder / name) for number, name, host, ports in rows)
-    _check_given(plans, _by_role(service, wishes.ports))
-    return ServiceLayout(service.name, str(uuid.uuid4()), plans, dict(wishes.properties))
+    _check_given(plans, _by_role(service, options.ports))
+    return ServiceLayout(service.name, str(uuid.uuid4()), plans, dict(options.properties))
 
 
-def _adapted(service: Service, kept: ServiceLayout, wishes: Wishes) -> ServiceLayout:
-    if wishes.nodes not in (None, len(kept.nodes)):
-        rule = f"the data is of {len(kept.nodes)}; run: headrace services down {service.name} --purge"
-        raise BadArgument("nodes", wishes.nodes, rule)
-    given = _by_role(service, wishes.ports)
+def _adapted(service: Service, kept: ServiceLayout, options: StartOptions) -> ServiceLayout:
+    if options.nodes not in (None, len(kept.nodes)):
+        rule = f"the data belongs to {len(kept.nodes)} nodes; run: headrace services down {service.name} --purge"
+        raise BadArgument("nodes", options.nodes, rule)
+    given = _by_role(service, options.ports)
     shares_address = len({node.host for node in kept.nodes}) == 1
     nodes = tuple(
         replace(node, ports={**node.ports, **_stepped(given, node.number - 1 if shares_address else 0)})
         for node in kept.nodes
     )
-    return replace(kept, nodes=nodes, properties={**kept.properties, **wishes.properties})
+    return replace(kept, nodes=nodes, properties={**kept.properties, **options.properties})
 
 
 def _by_role(service: Service, ports: Mapping[str, int]) -> dict[str, int]:
@@ -74,7 +74,7 @@ def _by_role(service: Service, ports: Mapping[str, int]) -> dict[str, int]:
 
 
 def _ports(service: Service, hosts: Sequence[str], given: Mapping[str, int]) -> list[dict[str, int]]:
-    """Choose the ports of every node; nodes with addresses of their own all use the same numbers."""
+    """Choose the ports of every node; nodes that have addresses of their own all use the same numbers."""
     if len(set(hosts)) > 1:
         return [_choose(service, hosts, given, set())] * len(hosts)
     rows = [_stepped(given, step) for step in range(len(hosts))]

@@ -1,4 +1,4 @@
-"""Following what servers print, as `tail -f` does."""
+"""The servers' output, followed as `tail -f` does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOK_EVERY_S = 0.2
 
 
 def follow(nodes: Sequence[ServerNode]) -> Iterator[tuple[ServerNode, str]]:
-    """Give every line the servers print from now on, with the node that printed it; ends when none runs any more."""
+    """Yield every line that the servers print from now on, with its node; ends when no server runs any more."""
     with ExitStack() as open_files:
         files = [(node, open_files.enter_context(_at_end(node))) for node in nodes if node.plan.log.exists()]
         while True:

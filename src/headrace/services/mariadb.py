@@ -51,16 +51,16 @@ class MariaDB:
             self._install_tables(node, files[0])
 
     def command(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> Command:
-        """Run mariadbd as the user we are, root included, which it wants to be told."""
+        """Run mariadbd as the current user; root must be named explicitly."""
         program = str(files[0] / "bin" / "mariadbd")
         return Command([program, f"--defaults-file={node.folder / 'my.cnf'}", f"--user={getpass.getuser()}"])
 
     def is_ready(self, node: NodePlan, layout: ServiceLayout) -> bool:
-        """Wait for its greeting."""
+        """Wait for the server's greeting."""
         return mariadb_greets((node.host, node.ports["client"]))
 
     def url(self, node: NodePlan) -> str:
-        """The way SQL clients name it."""
+        """Return the URL for SQL clients."""
         return f"mysql://root@{node.at('client')}/test"
 
     def _install_tables(self, node: NodePlan, home: Path) -> None:
@@ -74,11 +74,11 @@ class MariaDB:
         ]
         done = subprocess.run(script, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise ServiceFailed(node.name, "its system tables could not be made", done.stdout + done.stderr)
+            raise ServiceFailed(node.name, "its system tables could not be created", done.stdout + done.stderr)
 
 
 def my_cnf(node: NodePlan, layout: ServiceLayout, home: Path) -> dict[str, str]:
-    """Decide the server's configuration; the caller's properties win."""
+    """Return the server's configuration; the caller's properties win."""
     return {
         "basedir": str(home),
         "datadir": str(node.data),
@@ -88,7 +88,7 @@ def my_cnf(node: NodePlan, layout: ServiceLayout, home: Path) -> dict[str, str]:
         "port": str(node.ports["client"]),
         "socket": "",
         "skip_name_resolve": "ON",
-        "ssl": "OFF",  # else it makes a key pair at every start, which took up to 20 s
+        "ssl": "OFF",  # otherwise it creates a key pair at every start, which took up to 20 s
         "character_set_server": "utf8mb4",
         "innodb_buffer_pool_size": "64M",
         "innodb_log_file_size": "32M",

@@ -1,4 +1,4 @@
-"""One server under our hand: start, wait until it answers, stop, kill, freeze."""
+"""One server of a service: start, wait until it answers, stop, kill, freeze."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ServerNode:
 
     @property
     def url(self) -> str:
-        """How clients name it."""
+        """The URL for clients."""
         return self._service.url(self.plan)
 
     @property
@@ -64,7 +64,7 @@ class ServerNode:
 
     @property
     def is_running(self) -> bool:
-        """Say whether the process is there."""
+        """Return True if the process runs."""
         return self.pid is not None
 
     @property
@@ -80,7 +80,7 @@ class ServerNode:
         return log_tail(self.plan, lines)
 
     def start(self) -> None:
-        """Start the server and wait until it serves; fine if it runs. Raises ServiceFailed."""
+        """Start the server if it is down, and wait until it serves. Raises ServiceFailed."""
         self.launch()
         self.await_ready()
 
@@ -91,7 +91,7 @@ class ServerNode:
         self._let_go()
         for port in self.plan.ports.values():
             check_free(self.name, self.plan.host, port)
-        # A service that was found again, and not started by us, has not been installed yet.
+        # A service that this process did not start has not been installed yet.
         self._files = self._files or self._service.install(Cache(), Quiet())
         self.plan.data.mkdir(parents=True, exist_ok=True)
         self._service.prepare(self.plan, self._layout, self._files)
@@ -113,7 +113,7 @@ class ServerNode:
             time.sleep(ASK_EVERY_S)
 
     def stop(self) -> None:
-        """Ask the server to end, and see to it that it does; fine if it is down."""
+        """Ask the server to end and wait; kill it if it does not. Does nothing if it is down."""
         if self._server:
             ending = self._ending()
             self._server.stop(ending.stop_signal, grace_s=ending.grace_s)
@@ -131,7 +131,7 @@ class ServerNode:
             self._server.pause()
 
     def resume(self) -> None:
-        """Let a frozen server go on."""
+        """Resume a frozen server."""
         if self._server:
             self._server.resume()
 
@@ -141,7 +141,7 @@ class ServerNode:
         self.start()
 
     def _ending(self) -> Ending:
-        # Data that is thrown away need not be written out first.
+        # Data that is removed anyway need not be written out first.
         grace_s = HASTY_S if self.throws_away else self._service.grace_s
         return Ending(self._service.stop_signal, grace_s, self.throws_away)
 

@@ -27,22 +27,22 @@ class Cache:
     """Fetched files and unpacked archives.
 
     Promises: a path it returns held exactly the pinned bytes when it was looked at.
-    Does not promise: that somebody does not change the file afterwards.
+    Does not promise: that the file is not changed afterwards.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or cache_folder()
 
     def path(self, package: Package) -> Path:
-        """Where the package's file lies, whether it is there or not."""
+        """Return the path of the package's file, whether it exists or not."""
         return self.folder / "packages" / package.path
 
     def unpacked(self, package: Package) -> Path:
-        """Where the package's archive is unpacked, whether it is there or not."""
+        """Return the folder of the unpacked archive, whether it exists or not."""
         return self.folder / "unpacked" / f"{package.artifact}-{package.version}-{package.sha256[:12]}"
 
     def holds(self, package: Package) -> bool:
-        """Say whether the file is there and right; a wrong one is thrown away. Raises ChecksumMismatch."""
+        """Return True if the pinned file is there; any other one is removed. Raises ChecksumMismatch."""
         path = self.path(package)
         if not path.exists():
             return False
@@ -58,7 +58,7 @@ class Cache:
 
     @contextmanager
     def locked(self, package: Package) -> Iterator[None]:
-        """Keep other starters, of this process and others, away from the package."""
+        """Lock the package against other threads and processes."""
         try:
             from filelock import FileLock
         except ImportError as error:
@@ -69,14 +69,14 @@ class Cache:
             yield
 
     def staging(self) -> Path:
-        """The folder for half-done things; they leave it by a rename."""
+        """A folder for unfinished files, which are renamed when they are complete."""
         folder = self.folder / "staging"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
 
 def check(path: Path, package: Package) -> None:
-    """Raise ChecksumMismatch, and throw the file away, unless it is the one that was pinned."""
+    """Remove the file and raise ChecksumMismatch unless it is the pinned one."""
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual == package.sha256:

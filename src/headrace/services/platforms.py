@@ -1,4 +1,4 @@
-"""What the machine is, where a server's binaries care, and the user a server runs as when we are root."""
+"""The machine's platform, and the user that servers run as if this process is root."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def need_library(service: str, name: str, *, package: str) -> None:
 
 
 def is_root() -> bool:
-    """Say whether we are root, as which some servers refuse to run."""
+    """Return True if this process is root; some servers refuse to run as root."""
     return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 def is_enterable(folder: Path) -> bool:
-    """Say whether every user may reach into the folder."""
+    """Return True if every user may enter the folder."""
     return all(one.stat().st_mode & stat.S_IXOTH for one in (folder, *folder.parents))
 
 

@@ -1,4 +1,4 @@
-"""What a service is to the rest of the room: how it is installed, configured, commanded and asked."""
+"""The port of a service: how it is installed, configured, run and probed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLayout:
-    """All servers of one service, with the properties the caller sets over ours."""
+    """All servers of one service, with the caller's properties."""
 
     service: str
     identity: str
@@ -51,7 +51,7 @@ class ServiceLayout:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How a server is run: its environment is ours with `env` over it, its user is ours unless named."""
+    """The command of a server: `env` is added to this process' environment; the user is ours unless one is given."""
 
     argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Command:
 class Service(Protocol):
     """A kind of server that can be started from packages.
 
-    Promises: what `is_ready` says yes to serves clients at once.
+    Promises: a server for which `is_ready` returned True serves clients.
     Does not promise: that any method but `install` may be called while a server runs on the folder.
     """
 
@@ -87,11 +87,11 @@ class Service(Protocol):
         ...
 
     def prepare(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> None:
-        """Write the configuration, and what a first start needs; data that is there stays."""
+        """Write the configuration, and what a first start needs; existing data stays."""
         ...
 
     def command(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> Command:
-        """Say how the server is run."""
+        """Return the command that runs the server."""
         ...
 
     def is_ready(self, node: NodePlan, layout: ServiceLayout) -> bool:
@@ -99,5 +99,5 @@ class Service(Protocol):
         ...
 
     def url(self, node: NodePlan) -> str:
-        """Say how clients name it."""
+        """Return the URL for clients."""
         ...

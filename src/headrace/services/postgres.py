@@ -1,6 +1,6 @@
 """PostgreSQL, one server; the user `postgres` is trusted and comes from loopback only.
 
-It refuses to run as root. Started by root it runs as `nobody`, who needs to reach the binaries and the data.
+It refuses to run as root. Started by root it runs as the user `nobody`, which needs access to binaries and data.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class Postgres:
         return Command(argv, user=_user())
 
     def is_ready(self, node: NodePlan, layout: ServiceLayout) -> bool:
-        """Log in; while it starts up or recovers it says no."""
+        """Log in; a server that starts or recovers refuses."""
         return postgres_greets((node.host, node.ports["client"]), user="postgres")
 
     def url(self, node: NodePlan) -> str:
-        """The way SQL clients name it."""
+        """Return the URL for SQL clients."""
         return f"postgresql://postgres@{node.at('client')}/postgres"
 
     def _init(self, node: NodePlan, home: Path) -> None:
@@ -79,11 +79,11 @@ class Postgres:
             argv, capture_output=True, text=True, check=False, cwd=node.folder, user=user, extra_groups=groups
         )
         if done.returncode:
-            raise ServiceFailed(node.name, "its database cluster could not be made", done.stdout + done.stderr)
+            raise ServiceFailed(node.name, "its database cluster could not be created", done.stdout + done.stderr)
 
 
 def postgresql_conf(node: NodePlan, layout: ServiceLayout) -> dict[str, str]:
-    """Decide the server's configuration; the caller's properties win."""
+    """Return the server's configuration; the caller's properties win."""
     return {
         "listen_addresses": node.host,
         "port": str(node.ports["client"]),
@@ -100,7 +100,7 @@ def _user() -> str | None:
 
 
 def _open_to_all(node: NodePlan) -> None:
-    """Let the unprivileged user into our folders, and give it its data; folders above are not ours to open."""
+    """Let the unprivileged user enter our folders, and give it its data; folders above ours are not changed."""
     if not is_enterable(node.folder.parent.parent):
         step = f"give a folder every user may enter (such as --data {tempfile.gettempdir()}/postgres), or don't be root"
         raise UnsupportedPlatform(f"a folder that the user {UNPRIVILEGED} may enter", str(node.folder), step)
@@ -111,7 +111,7 @@ def _open_to_all(node: NodePlan) -> None:
 
 
 def _public_copy(folder: Path, package: Package, cache: Cache) -> Path:
-    """Copy the binaries out of a private cache, once; only root may have written what is run from there."""
+    """Copy the binaries out of a private cache, once; the copy must be writable by root only."""
     public = Path(tempfile.gettempdir()) / f"headrace-{folder.name}"
     with cache.locked(package):
         if public.is_symlink() or public.exists():

@@ -1,6 +1,6 @@
-"""Asking servers, in their own protocols and without their drivers, whether they serve.
+"""Probes that ask servers, in their own protocols and without drivers, whether they are ready.
 
-Each function opens a connection, asks one thing and closes. OSError means that nobody answered properly.
+Each function opens a connection, asks one thing and closes. OSError means that there was no proper answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _exactly(connection: socket.socket, size_bytes: int) -> bytes:
 
 
 def kafka_brokers(address: Address) -> set[int]:
-    """List the ids of the brokers that the broker knows to be alive, from its metadata."""
+    """Return the ids of the live brokers, from the broker's metadata."""
     client = b"headrace"
     header = struct.pack(">hhih", 3, 4, 1, len(client)) + client  # Metadata, version 4
     body = struct.pack(">i?", 0, False)  # no topics, make none
@@ -65,7 +65,7 @@ def zookeeper_says(address: Address, word: str) -> str:
 
 
 def cassandra_peers(address: Address) -> int | None:
-    """Count the other nodes that the node knows, by CQL; None if it answers only who logs in."""
+    """Count the other nodes that the node knows, by CQL; None if it answers only after a login."""
     with _connected(address) as connection:
         kind, _ = _cql(connection, 1, struct.pack(">H", 1) + _text("CQL_VERSION") + _text("3.0.0"))  # STARTUP
         if kind == 3:  # AUTHENTICATE
@@ -80,7 +80,7 @@ def cassandra_peers(address: Address) -> int | None:
 def _count_rows(result: bytes) -> int:
     _kind, flags, _columns = struct.unpack_from(">iii", result)
     if flags & 4 == 0:
-        raise ConnectionError("the node sent metadata nobody asked for")
+        raise ConnectionError("the node sent metadata that was not asked for")
     return int(struct.unpack_from(">i", result, 12)[0])
 
 
@@ -109,7 +109,7 @@ def mariadb_greets(address: Address) -> bool:
 
 
 def http_answers(url: str) -> bool:
-    """Say whether the URL gives 200."""
+    """Return True if the URL gives 200."""
     if not url.startswith("http://"):
         raise ValueError(url)
     with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:  # noqa: S310 - http only, see above

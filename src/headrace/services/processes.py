@@ -26,7 +26,7 @@ STOP_S = 10.0
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """A process that was ours when it was started; nothing is ever sent to a successor of its pid."""
+    """A server's process; signals are never sent to a later process with the same pid."""
 
     pid: int
     started_at_s: float
@@ -36,7 +36,7 @@ class ServerProcess:
 
     @classmethod
     def of(cls, pid: int) -> ServerProcess | None:
-        """Take note of a running process; None if it is gone already."""
+        """Return a running process; None if it is gone already."""
         _need_psutil()
         with contextlib.suppress(psutil.NoSuchProcess):
             return cls(pid, psutil.Process(pid).create_time())
@@ -44,14 +44,14 @@ class ServerProcess:
 
     @classmethod
     def noted(cls, path: Path) -> ServerProcess | None:
-        """Read a note written by `note`; None if there is none, or it is torn."""
+        """Read the file written by `note`; None if it is missing or incomplete."""
         try:
             return cls(**json.loads(path.read_text()))
         except (FileNotFoundError, ValueError, TypeError):
             return None
 
     def note(self, path: Path) -> None:
-        """Write the pid and the start time to a file, whole or not at all."""
+        """Write the pid and the start time to a file, atomically."""
         half = path.with_suffix(".half")
         half.write_text(json.dumps({"pid": self.pid, "started_at_s": self.started_at_s}))
         half.replace(path)
@@ -66,7 +66,7 @@ class ServerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Say whether it is there; a dead one that nobody reaped is not."""
+        """Return True if it runs; a zombie does not."""
         process = self._process
         with contextlib.suppress(psutil.NoSuchProcess):
             return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -91,7 +91,7 @@ class ServerProcess:
         psutil.wait_procs(family, timeout=KILL_S)
 
     def pause(self) -> None:
-        """Freeze it and its children, and wait until they stand still: the signal alone returns before that."""
+        """Freeze it and its children, and wait until they have stopped, which is later than the signal."""
         family = self._family()
         self._send(family, signal.SIGSTOP)
         until = time.monotonic() + STOP_S
@@ -99,7 +99,7 @@ class ServerProcess:
             time.sleep(0.005)
 
     def resume(self) -> None:
-        """Let it and its children go on."""
+        """Resume it and its children."""
         self._send(self._family(), signal.SIGCONT)
 
     def _family(self) -> list[psutil.Process]:
@@ -130,7 +130,7 @@ def _need_psutil() -> None:
 
 
 def user_ids(user: str | None) -> tuple[int | None, int | None]:
-    """Give the user's and its group's number; nothing for no user."""
+    """Return the ids of the user and its group; nothing without a user."""
     if user is None:
         return None, None
     import pwd

@@ -41,7 +41,7 @@ class RegistryService:
         return "127.0.0.1"
 
     def prepare(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> None:
-        """Nothing is needed: it is configured by its environment."""
+        """Do nothing: the server is configured by its environment."""
 
     def command(self, node: NodePlan, layout: ServiceLayout, files: Sequence[Path]) -> Command:
         """Run the runner jar."""
@@ -59,5 +59,5 @@ class RegistryService:
         return http_answers(f"{self.url(node)}/subjects")
 
     def url(self, node: NodePlan) -> str:
-        """The base that clients of Confluent's registry are given."""
+        """Return the base URL for clients of Confluent's registry."""
         return f"http://{node.at('client')}{CONFLUENT_API}"

@@ -1,4 +1,4 @@
-"""A service that runs: all its nodes together or one at a time; held until a signal, or until one of them dies."""
+"""A running service: its nodes together or one at a time, and waiting for a signal or the end of a node."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headrace.errors import ServiceFailed
 from headrace.services.nodes import ServerNode
 from headrace.services.ports import Service, ServiceLayout
 
-__all__ = ["RunningService", "hold", "told_to_end"]
+__all__ = ["RunningService", "hold", "stop_signals"]
 
 
 class RunningService:
-    """Handle of one started service; a context manager that stops it.
+    """A started service; a context manager that stops it.
 
     Promises: while it is not stopped, `address` and the data stay the same, whatever is killed and restarted.
     """
@@ -54,7 +54,7 @@ class RunningService:
 
     @property
     def url(self) -> str:
-        """How clients name the service, by its first node."""
+        """The URL for clients, of the first node."""
         return self._service.url(self.nodes[0].plan)
 
     @property
@@ -75,7 +75,7 @@ class RunningService:
         self._each(ServerNode.await_ready)
 
     def stop(self) -> None:
-        """Stop all nodes; throws the data away if the service was started that way."""
+        """Stop all nodes; removes the data if it is temporary."""
         self._each(ServerNode.stop)
         if self.throws_away:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -89,7 +89,7 @@ class RunningService:
         self._each(ServerNode.pause)
 
     def resume(self) -> None:
-        """Let all nodes go on."""
+        """Resume all nodes."""
         self._each(ServerNode.resume)
 
     def restart(self) -> None:
@@ -113,26 +113,26 @@ LOOK_EVERY_S = 0.5
 
 
 @contextmanager
-def told_to_end() -> Iterator[threading.Event]:
-    """Give an event that SIGINT, SIGTERM and SIGHUP set, in place of what they usually do."""
-    told = threading.Event()
+def stop_signals() -> Iterator[threading.Event]:
+    """Yield an event that SIGINT, SIGTERM and SIGHUP set, instead of their usual effect."""
+    stop = threading.Event()
 
-    def tell(_number: int, _frame: FrameType | None) -> None:
-        told.set()
+    def set_stop(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, tell) for number in numbers}
+    before = {number: signal.signal(number, set_stop) for number in numbers}
     try:
-        yield told
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def hold(services: Sequence[RunningService], told: threading.Event) -> None:
+def hold(services: Sequence[RunningService], stop: threading.Event) -> None:
     """Wait until the event is set. Raises ServiceFailed when a server dies first."""
     nodes = [node for service in services for node in service.nodes]
-    while not told.wait(LOOK_EVERY_S):
+    while not stop.wait(LOOK_EVERY_S):
         for node in nodes:
             if not node.is_running:
                 raise ServiceFailed(node.name, "it ended", node.log_tail())

@@ -1,4 +1,4 @@
-"""The jars that Spark needs besides those of the pyspark package: pinned, fetched once, checked."""
+"""The jars that Spark needs in addition to those of the pyspark package: pinned, fetched once, checked."""
 
 from __future__ import annotations
 

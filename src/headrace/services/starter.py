@@ -1,4 +1,4 @@
-"""Starting a service: install, lay out, launch, wait."""
+"""The start of a service: install, lay out, launch, wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headrace.errors import FolderUnusable, ServiceFailed
 from headrace.services.catalog import service_named
-from headrace.services.layouts import Wishes, lay_out
+from headrace.services.layouts import StartOptions, lay_out
 from headrace.services.packages import Cache
 from headrace.services.running_service import RunningService
 from headrace.services.watcher import Quiet, Watcher
@@ -29,7 +29,7 @@ def start(
 ) -> RunningService:
     """Start a service and wait until it serves.
 
-    Attached, it dies with this process, kill -9 included, and without `data_dir` its data is thrown away
+    Attached, it dies with this process, kill -9 included, and without `data_dir` its data is removed
     when it stops. Detached, it stays until it is stopped. A `data_dir` is kept, and what is there is used
     again: same ports, same number of nodes. `ports` gives numbers by role, such as {"client": 9092};
     `properties` are set over ours in the server's own configuration.
@@ -37,17 +37,19 @@ def start(
     Raises BadArgument, FetchFailed, ChecksumMismatch, UnsupportedPlatform or ServiceFailed; nothing is left
     running then.
     """
-    wishes = Wishes(nodes, ports or {}, properties or {})
-    return start_with(name, wishes, attached=attached, data_dir=data_dir, watcher=watcher or Quiet())
+    options = StartOptions(nodes, ports or {}, properties or {})
+    return start_with(name, options, attached=attached, data_dir=data_dir, watcher=watcher or Quiet())
 
 
-def start_with(name: str, wishes: Wishes, *, attached: bool, data_dir: Path | None, watcher: Watcher) -> RunningService:
-    """Do what `start` does, the wishes being in one piece."""
+def start_with(
+    name: str, options: StartOptions, *, attached: bool, data_dir: Path | None, watcher: Watcher
+) -> RunningService:
+    """Start a service as `start` does, with its options in one value."""
     service = service_named(name)
     files = service.install(Cache(), watcher)
     folder, is_ours = _folder(name, data_dir)
     try:
-        layout = lay_out(service, folder, wishes)
+        layout = lay_out(service, folder, options)
         running = RunningService(service, layout, files, folder)
         _refuse_running(running)
     except BaseException:

@@ -1,4 +1,4 @@
-"""Who is told what is going on: nobody, or a person at a terminal."""
+"""Watchers of slow steps: one shows them on a terminal, one shows nothing."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["Quiet", "Terminal", "Watcher"]
 
 
 class Watcher(Protocol):
-    """Hears of slow steps while they happen. Called from several threads."""
+    """Gets the slow steps while they happen; called from several threads."""
 
     def step(self, text: str) -> None:
-        """Hear what is being done now."""
+        """Take the step that runs now."""
         ...
 
     def fetching(self, service: str, packages: Sequence[Package]) -> AbstractContextManager[Callable[[int], None]]:
-        """Watch a fetch; the function given is called with the number of bytes that arrived."""
+        """Watch a fetch; the yielded function is called with the number of bytes that arrived."""
         ...
 
 
 class Quiet:
-    """Hears and says nothing."""
+    """Shows nothing."""
 
     def step(self, text: str) -> None:
-        """Say nothing."""
+        """Show nothing."""
 
     @contextmanager
     def fetching(self, service: str, packages: Sequence[Package]) -> Iterator[Callable[[int], None]]:

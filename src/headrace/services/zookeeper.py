@@ -52,16 +52,16 @@ class ZooKeeper:
         return Command([*java, main, str(node.folder / "zoo.cfg")])
 
     def is_ready(self, node: NodePlan, layout: ServiceLayout) -> bool:
-        """Ask for its mode: it serves when it stands alone, leads or follows."""
+        """Ask for its mode: it is ready when it is standalone, leader or follower."""
         return "Mode: " in zookeeper_says((node.host, node.ports["client"]), "srvr")
 
     def url(self, node: NodePlan) -> str:
-        """Name it the way Headrace's settings do."""
+        """Return the URL that Headrace's settings use."""
         return f"zookeeper://{node.at('client')}"
 
 
 def zoo_cfg(node: NodePlan, layout: ServiceLayout) -> dict[str, str]:
-    """Decide the server's configuration; the caller's properties win."""
+    """Return the server's configuration; the caller's properties win."""
     peers = {f"server.{one.number}": f"{one.host}:{one.ports['peers']}:{one.ports['election']}" for one in layout.nodes}
     return {
         "tickTime": "500",

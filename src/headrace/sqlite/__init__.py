@@ -1,7 +1,7 @@
-"""What the embedded backends share: connections in WAL mode, group commit, leases and noticing changes.
+"""What the embedded backends share: connections in WAL mode, group commit, leases and change notification.
 
 Promises: a commit that returned is on disk (with fsync on); any number of processes of one machine may share a
-file; nobody waits for a lock longer than asked.
+file; no caller waits for a lock longer than asked.
 Does not promise: anything across machines or on network file systems.
 """
 

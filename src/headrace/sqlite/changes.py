@@ -1,4 +1,4 @@
-"""Noticing that a file changed, whoever changed it."""
+"""Notification of changes to a file, by this process or another one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.sqlite.connections import connect
 __all__ = ["ChangeWatch", "next_interval_s"]
 
 
-# A reader that waited for a second hears of the next commit 20 ms later at worst, one in use after 2 ms.
+# A reader that waited for a second sees the next commit at most 20 ms later, one of a busy file after 2 ms.
 _QUIET_FRACTION = 0.02
 _LONGEST = 10
 
@@ -24,11 +24,11 @@ def next_interval_s(interval_s: float, *, quiet_s: float) -> float:
 
 
 class ChangeWatch:
-    """Wakes those who wait for the next commit to a file.
+    """Wakes tasks that wait for the next commit to a file.
 
-    Commits of this process are announced by `announce`; those of others are seen by asking `PRAGMA
-    data_version`, only while somebody waits: every `interval_s` while the file is in use, less often when nothing
-    happened for a while (see `next_interval_s`), because each time the process is woken for it.
+    Commits of this process are announced by `announce`; those of other processes are found by
+    `PRAGMA data_version`, only while a task waits: every `interval_s` while the file is in use, less often when nothing
+    happened for a while (see `next_interval_s`), because each look wakes the process.
     """
 
     def __init__(self, path: Path, *, interval_s: float = 0.002) -> None:
@@ -45,11 +45,11 @@ class ChangeWatch:
 
     @property
     def version(self) -> int:
-        """A number that differs after each commit somebody else made; take it before looking at the file."""
+        """A number that changes with each commit that is noticed; take it before reading the file."""
         return self._count
 
     def announce(self) -> None:
-        """Wake everybody: this process committed."""
+        """Wake all waiting tasks: this process has committed."""
         self._count += 1
         self._changed_at_s = time.monotonic()
         waiters, self._waiters = self._waiters, set()
@@ -76,7 +76,7 @@ class ChangeWatch:
         return True
 
     async def close(self) -> None:
-        """Stop; those who wait get Closed."""
+        """Stop; waiting tasks get Closed."""
         self._is_closed = True
         for waiter in self._waiters:
             if not waiter.done():

@@ -1,4 +1,4 @@
-"""Opening SQLite files the one way that several processes can share them."""
+"""Connections to SQLite files that several processes share."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def connect(path: Path, *, fsync: bool = True, busy_timeout_s: float = 30.0) -> 
 def begin_immediate(db: sqlite3.Connection, *, timeout_s: float) -> None:
     """Take the write lock, or raise sqlite3.OperationalError after `timeout_s`.
 
-    SQLite's own busy handler sleeps up to 100 ms between tries, which starves a process next to a busy one.
+    SQLite's own busy handler sleeps up to 100 ms between tries, which lets a busy process starve the others.
     """
     deadline = time.monotonic() + timeout_s
     db.execute("PRAGMA busy_timeout = 0")
@@ -62,13 +62,13 @@ def begin_immediate(db: sqlite3.Connection, *, timeout_s: float) -> None:
 def explain(
     error: sqlite3.Error, path: Path, operation: str, *, timeout_s: float = 30.0, outcome_known: bool = True
 ) -> HeadraceError:
-    """Turn a SQLite error into one of ours, by what the caller can do."""
+    """Translate a SQLite error into one of ours, by what the caller can do."""
     code = getattr(error, "sqlite_errorcode", None)
     primary = code & 0xFF if code is not None else None
     if primary in _BUSY:
         return TimedOut(f"{operation} in {path} (another process holds the write lock)", timeout_s, outcome_known)
     if primary in _UNREADABLE:
-        return IncompatibleData(str(path), f"unreadable ({error})", "SQLite 3 files")
+        return IncompatibleData(str(path), f"an unreadable file ({error})", "SQLite 3 files")
     if primary in _UNUSABLE:
         return FileUnusable(str(path), f"{operation}: {error}", outcome_known)
     return OperationFailed(f"{operation} in {path}", str(error), outcome_known)

@@ -1,4 +1,4 @@
-"""A file's tables: made once, checked ever after."""
+"""The tables of a file: created once, checked at every later open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def prepare_file(
 ) -> None:
     """Create the folder, the file and its tables, or check that the file is one we can read.
 
-    `upgrades` has, by an older format, the statements that make the next one of it. Safe to run in several processes
+    `upgrades` has, for each older format, the statements that upgrade it to the next one. Several processes may run it
     at once. Raises IncompatibleData for another program's file or another format.
     """
     try:
@@ -44,12 +44,12 @@ def _prepare(db: sqlite3.Connection, path: Path, tables: str, file_format: int, 
             db.execute("ROLLBACK")
             raise
     if _format(db) != file_format:
-        raise IncompatibleData(str(path), str(_format(db)), str(file_format))
+        raise IncompatibleData(str(path), f"format {_format(db)}", f"format {file_format}")
 
 
 def _create(db: sqlite3.Connection, path: Path, tables: str, file_format: int) -> None:
     if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        raise IncompatibleData(str(path), "of another program", f"an empty file or format {file_format}")
+        raise IncompatibleData(str(path), "a file of another program", f"an empty file or format {file_format}")
     _run(db, tables, file_format=file_format)
 
 

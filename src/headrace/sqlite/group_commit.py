@@ -1,4 +1,4 @@
-"""Group commit: one thread, one write transaction for all the work that gathered while the last one ran."""
+"""Group commit: a thread that writes all work submitted meanwhile in one transaction."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ GROUP_SIZE = Histogram(
 )
 
 
-_Ticket = tuple[W, asyncio.Future[Any]]  # a piece of work and whom to tell
+_Ticket = tuple[W, asyncio.Future[Any]]  # a piece of work and the future of its caller
 
 
 class GroupCommit(Generic[W]):
     """The only writer of a file in this process.
 
-    `apply(db, works)` runs inside one transaction and returns, for each piece of work, its result or the
-    exception to raise; raising fails the whole group, and then `forget` is called: what was remembered of the
-    file may be wrong. `committed` is called in the loop after each group
-    with the seconds since its first piece of work was handed over, `passing` in the writer's thread with
-    the name of each step, for those who want to see what happens when the process dies there.
+    `apply(db, works)` runs inside one transaction and returns, for each piece of work, its result or the exception to
+    raise. If it raises itself, the whole group fails, and `forget` is called, because what is cached of the file may be
+    wrong. `committed` is called in the loop after each group, with the seconds since its first piece of work was
+    submitted. `passing` is called in the writer's thread with the name of each step, so that tests can kill the process
+    there.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class GroupCommit(Generic[W]):
         self._thread.start()
 
     def submit(self, work: W) -> asyncio.Future[Any]:
-        """Hand over work from the loop's thread; the future is done once it is on disk, or refused."""
+        """Submit work from the loop's thread; the future is done once the work is on disk, or refused."""
         if self._is_closed:
             raise Closed(str(self._path))
         future = self._loop.create_future()
@@ -93,12 +93,12 @@ class GroupCommit(Generic[W]):
                 try:
                     self._loop.call_soon_threadsafe(self._finish, group, outcomes, since_s)
                 except RuntimeError:
-                    return  # the loop was closed without closing us: nobody is left to tell
+                    return  # the loop was closed before the group commit: no caller waits any more
             if is_last:
                 return
 
     def _gather(self) -> tuple[list[_Ticket[W]], bool]:
-        """Wait for a piece of work, then take along what else is there."""
+        """Wait for a piece of work, then take all others that are there."""
         group: list[_Ticket[W]] = []
         ticket = self._waiting.get()
         while ticket is not None:
@@ -119,7 +119,7 @@ class GroupCommit(Generic[W]):
             self._db.execute("COMMIT")
             self._passing("sqlite.after-commit")
             return outcomes
-        except BaseException as error:  # whatever it is, the callers must hear of it
+        except BaseException as error:  # whatever it is, the callers must get it
             failure = self._rolled_back(error, is_committing)
             return [copy.copy(failure) for _ in group]  # each caller's traceback is its own
 

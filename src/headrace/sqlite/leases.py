@@ -1,7 +1,7 @@
 """Leases in a table: at most one owner of a name at a time, each with a higher epoch than the last.
 
-They run by the time since the machine was started, which its processes share and nobody sets; a lease of another boot
-has run out, because its owner has not survived.
+They are timed by the time since the machine started, which all its processes share and which can't be set. A lease of
+another boot has expired, because its owner has not survived.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Leases:
     def acquire(
         db: sqlite3.Connection, name: str, owner: str, *, boot_id: str, now_ms: int, ttl_ms: int
     ) -> Lease | None:
-        """Take or renew the lease; None while another owner's has not run out."""
+        """Take or renew the lease; None while another owner holds it."""
         _add_boot_id(db)
         row = db.execute("SELECT owner, epoch, boot_id, expires_ms FROM leases WHERE name = ?", (name,)).fetchone()
         held_by, epoch, held_in, expires_ms = row or (None, 0, boot_id, 0)
@@ -50,13 +50,13 @@ class Leases:
 
     @staticmethod
     def is_held(db: sqlite3.Connection, lease: Lease, *, boot_id: str, now_ms: int) -> bool:
-        """Say whether the lease still counts: same epoch, not run out."""
+        """Return True if the lease is still held: same epoch, not expired."""
         row = db.execute("SELECT epoch, boot_id, expires_ms FROM leases WHERE name = ?", (lease.name,)).fetchone()
         return row is not None and row[:2] == (lease.epoch, boot_id) and row[2] > now_ms
 
     @staticmethod
     def release(db: sqlite3.Connection, lease: Lease) -> bool:
-        """Give it back early; False when it was somebody else's by now. The epoch stays."""
+        """Release the lease early; returns False if another owner holds it by now. The epoch stays."""
         done = db.execute(
             "UPDATE leases SET owner = NULL, expires_ms = 0 WHERE name = ? AND epoch = ? AND owner = ?",
             (lease.name, lease.epoch, lease.owner),
@@ -65,6 +65,6 @@ class Leases:
 
 
 def _add_boot_id(db: sqlite3.Connection) -> None:
-    """Give a table of version 0.1 its column; its leases ran by the wall clock, and count as those of another boot."""
+    """Give a table of version 0.1 its column; its leases used the wall clock, and count as leases of another boot."""
     if not any(column[1] == "boot_id" for column in db.execute("PRAGMA table_info(leases)")):
         db.execute("ALTER TABLE leases ADD COLUMN boot_id TEXT NOT NULL DEFAULT ''")

@@ -1,4 +1,4 @@
-"""Finding the backend that serves an address."""
+"""The choice of the backend that serves an address."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What every store can keep and answer: anything beyond these limits is refused.
+"""The limits of every store: values beyond them are refused.
 
-A row beyond them is refused for good, so its journal is held and no other.
+A row beyond them is refused for good, so its journal is held; other journals are not.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def why_tags_are_refused(tags: Iterable[str]) -> str | None:
 
 
 def check_paging(*, segment_size: int, page_size: int) -> None:
-    """Refuse pages and segments that hold nothing."""
+    """Refuse pages and segments of size 0."""
     if segment_size < 1:
         raise BadArgument("segment_size", segment_size, "a segment holds at least 1 seq_nr")
     if page_size < 1:

@@ -1,4 +1,4 @@
-"""What a store counts, whichever backend keeps it: the labels say which.
+"""Metrics of stores; a label names the backend.
 
 A test that must prove "no more pages than asked for" compares PAGES before and after.
 """

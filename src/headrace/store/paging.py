@@ -1,4 +1,4 @@
-"""Reading ahead by one page."""
+"""Pages that are read one ahead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def one_ahead(pages: AsyncGenerator[T, None]) -> AsyncIterator[T]:
-    """Yield the pages; while the reader has one in hand, the next is fetched, and no more than that."""
+    """Yield the pages; while the caller handles one, the next one is fetched, and no more than that."""
     upcoming = _fetch(pages)
     try:
         while (page := await upcoming) is not None:

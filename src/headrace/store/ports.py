@@ -1,4 +1,4 @@
-"""What an eventual store is, whoever keeps it.
+"""The ports of an eventual store: what every backend promises.
 
 A backend implements these protocols and passes `headrace.testing.conformance.store`.
 """
@@ -28,12 +28,12 @@ __all__ = ["SharedSettings", "Snapshots", "Store", "StoreReader", "StoreWriter",
 class StoreReader(Protocol):
     """The read side, for journals.
 
-    Promises: what was written (and acknowledged) before a question was asked is in the answer.
-    Does not promise: one state of the store over several questions.
+    Promises: a read sees every write that was acknowledged before it began.
+    Does not promise: one state of the store over several reads.
     """
 
     async def replicated(self, at: TopicPartition) -> ReplicatedOffset | None:
-        """Return how far the partition's replication has come; None before it began."""
+        """Return the partition's replicated offset; None before replication began."""
         ...
 
     async def meta(self, topic: str, id_: str) -> JournalMeta | None:
@@ -43,9 +43,9 @@ class StoreReader(Protocol):
     def rows(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500
     ) -> AsyncIterator[Sequence[EventRow]]:
-        """Yield pages of the rows from seq_nr `first` to `last` (inclusive), rising, whatever their incarnation.
+        """Yield pages of the rows from seq_nr `first` to `last` (inclusive), ascending, of all incarnations.
 
-        A page is fetched when the reader asks for it (the next one may be fetched ahead), never more.
+        A page is fetched when the caller asks for it; at most one more page is fetched ahead.
         """
         ...
 
@@ -58,7 +58,7 @@ class StoreReader(Protocol):
     ) -> AsyncIterator[Sequence[JournalMeta]]:
         """Yield pages of all heads of a topic, purge markers included, in no order.
 
-        With `partition` only those whose last record lies there.
+        With `partition` only those whose last record is in that partition.
         """
         ...
 
@@ -67,8 +67,8 @@ class StoreWriter(Protocol):
     """The write side, for replication.
 
     Every write carries the place of the record that caused it, and the highest place wins, whatever the order of
-    the writes: replays, two writers at once and late writers converge. A deletion wins over rows of its own place
-    and below, also over those that come later. Writes by hand, with no place, lose.
+    the writes: replays, concurrent writers and late writers converge. A deletion wins over rows of its own place
+    and below, also over those that are written later. Writes by hand have no place, and lose.
     """
 
     async def write_rows(self, topic: str, id_: str, rows: Sequence[EventRow]) -> None:
@@ -76,11 +76,11 @@ class StoreWriter(Protocol):
         ...
 
     async def write_gaps(self, topic: str, id_: str, gaps: Sequence[SegmentGap]) -> None:
-        """Note where a journal's numbers jump, for a store that can't find the next segment by itself."""
+        """Store where a journal's numbers jump, for a store that can't find the next segment otherwise."""
         ...
 
     async def write_meta(self, meta: JournalMeta) -> None:
-        """Write a head, whole, at its own place. A purge marker goes by itself after the marker's time to live."""
+        """Write a whole head at its own place. A purge marker expires after the marker's time to live."""
         ...
 
     async def delete_rows(self, topic: str, id_: str, deletions: Sequence[RowDeletion], *, at: Place) -> None:
@@ -88,11 +88,11 @@ class StoreWriter(Protocol):
         ...
 
     async def delete_snapshots(self, topic: str, id_: str, *, at: Place) -> None:
-        """Remove all snapshots of a journal that lie at or below the place."""
+        """Remove all snapshots of a journal at or below the place."""
         ...
 
     async def move_replicated(self, offset: ReplicatedOffset) -> None:
-        """Say how far a partition has come; never goes back."""
+        """Move a partition's replicated offset forward; it never goes back."""
         ...
 
 
@@ -100,7 +100,7 @@ class Snapshots(Protocol):
     """Saved states of journals, in a ring of slots."""
 
     async def save(self, topic: str, id_: str, row: SnapshotRow) -> None:
-        """Write a snapshot into its slot, at its place; what the slot held before goes, if it was older."""
+        """Write a snapshot into its slot, at its place; it replaces an older one."""
         ...
 
     async def load(self, topic: str, id_: str) -> Sequence[SnapshotRow]:
@@ -108,30 +108,30 @@ class Snapshots(Protocol):
         ...
 
     async def delete(self, topic: str, id_: str, slot: int, *, at: Place) -> None:
-        """Remove the snapshot in a slot if it lies at or below the place."""
+        """Remove the snapshot in a slot if it is at or below the place."""
         ...
 
 
 class SharedSettings(Protocol):
-    """Small facts that all processes of a deployment share; changes are atomic."""
+    """Small values that all processes of a deployment share; changes are atomic."""
 
     async def get(self, key: str) -> str | None:
         """Return a value."""
         ...
 
     async def put(self, key: str, value: str, *, expected: str | None) -> bool:
-        """Set a value if it is still `expected` (None: not there); False if it was not."""
+        """Set a value if it is still `expected` (None: absent); returns False if it was not."""
         ...
 
     async def all(self, prefix: str) -> Mapping[str, str]:
-        """Return all values whose key starts so."""
+        """Return all values whose key has this prefix."""
         ...
 
 
 class TagViews(Protocol):
     """Events by tag, in buckets of time, sorted by their timeuuids.
 
-    Promises: what `buckets` does not list holds nothing; writes converge by place, as those of journals do.
+    Promises: a bucket that `buckets` does not list is empty; writes converge by place, as those of journals do.
     """
 
     async def write(self, rows: Sequence[TagRow], *, at: Place | None = None) -> None:
@@ -147,11 +147,11 @@ class TagViews(Protocol):
         last: TagTime | None = None,
         page_size: int = 500,
     ) -> AsyncIterator[Sequence[TagRow]]:
-        """Yield pages of a bucket's rows from `first` to `last` (inclusive), rising, each fetched when asked for."""
+        """Yield pages of a bucket's rows from `first` to `last` (inclusive), ascending, each fetched when asked for."""
         ...
 
     async def buckets(self, tag: str, *, first_ms: int = 0, last_ms: int | None = None) -> Sequence[int]:
-        """List the buckets of a tag that may hold rows, rising, from those that start at `first_ms` to `last_ms`."""
+        """List the buckets of a tag that may hold rows and start from `first_ms` to `last_ms`, ascending."""
         ...
 
     async def tags(self) -> Sequence[str]:
@@ -161,7 +161,7 @@ class TagViews(Protocol):
     async def redact(self, rows: Sequence[TagRow], *, at: Place) -> None:
         """Remove payload, metadata and headers of rows for good, at the place of the delete or purge; rows stay.
 
-        Whoever writes such a row again, at whatever place, does not bring them back.
+        Writing such a row again, at any place, does not bring them back.
         """
         ...
 
@@ -171,7 +171,7 @@ class TagViews(Protocol):
 
 
 class TagNumbers(Protocol):
-    """How far the numbering of each (pid, tag) has come; the highest place wins."""
+    """The last number of each (pid, tag); the highest place wins."""
 
     async def of(self, topic: str, pid: str) -> Mapping[str, TagNumber]:
         """Return the numbers of all tags of a pid."""
@@ -182,16 +182,16 @@ class TagNumbers(Protocol):
         ...
 
     async def begin_at(self, topic: str, pid: str, tag: str, first: int, *, at: Place) -> None:
-        """Say that numbers below `first` have no rows, of a tag whose number is there; at the place of a repair."""
+        """Store that numbers below `first` have no rows, for a tag that has a number; at the place of a repair."""
         ...
 
     async def delete(self, topic: str, pid: str, tag: str, *, at: Place) -> None:
-        """Forget the number of a pid's tag, and where it begins, at a place above its own."""
+        """Remove the number of a pid's tag, and where it begins, at a place above its own."""
         ...
 
 
 class Tags(Protocol):
-    """The tables of events by tag. They are made by `prepare`, so that who uses no tags has none."""
+    """The tables of events by tag. `prepare` creates them, so that a store without tags does not have them."""
 
     @property
     def views(self) -> TagViews:
@@ -204,11 +204,11 @@ class Tags(Protocol):
         ...
 
     async def prepare(self) -> None:
-        """Make the tables where they are missing; to be called before any other use."""
+        """Create the tables if they are missing; call it before any other method."""
         ...
 
     async def epochs(self) -> Mapping[str, str | None]:
-        """Return, by table, the epoch it carries; None for a table that was emptied behind our back."""
+        """Return the epoch that each table carries; None for a table that was emptied by someone else."""
         ...
 
     async def put_epoch(self, epoch: str) -> None:
@@ -216,7 +216,7 @@ class Tags(Protocol):
         ...
 
     async def drop_bucket(self, tag: str, bucket_ms: int) -> None:
-        """Remove a whole bucket of a tag, for good: it must not be written to any more."""
+        """Remove a whole bucket of a tag for good; it must not be written to afterwards."""
         ...
 
 
@@ -240,7 +240,7 @@ class Store(Protocol):
 
     @property
     def settings(self) -> SharedSettings:
-        """Shared facts."""
+        """Shared settings."""
         ...
 
     @property
@@ -249,5 +249,5 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Close the store."""
         ...

@@ -1,4 +1,4 @@
-"""What the eventual store holds, as values: heads, rows, snapshots, and rows of the views by tag in their order."""
+"""The values that the eventual store holds: heads, rows, snapshots, and rows of the views by tag with their order."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class JournalMeta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The head of one journal. With `is_purged` it is a marker: clients see "missing", folds see its place.
+    """The head of one journal. With `is_purged` it is a purge marker: clients find no journal, folds see its place.
 
     `delete_to` 0 means that nothing was deleted. `purged_at` is the place of the last purge, kept by the
     incarnations after it. `held_from` is the offset of a record that can't be decoded.
@@ -128,7 +128,7 @@ class ReplicatedOffset(msgspec.Struct, frozen=True, kw_only=True):
 class RowDeletion(NamedTuple):
     """Rows to remove: of one segment, all or those with seq_nr up to `to`; or all of the segments up to `until`.
 
-    What a range of segments costs depends on those that hold rows, not on how many numbers it spans.
+    The cost of a range of segments depends on those that hold rows, not on how many numbers it spans.
     """
 
     segment: int
@@ -137,7 +137,7 @@ class RowDeletion(NamedTuple):
 
 
 class SegmentGap(NamedTuple):
-    """A jump of a journal's numbers: the append at `place` left the segments between `after` and `next` empty."""
+    """A gap in a journal's numbers: the append at `place` left the segments between `after` and `next` empty."""
 
     after: int
     next: int
@@ -161,7 +161,7 @@ class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_time(place: Place) -> int:
-    """Return the write time of what a record caused: above any wall clock, and rising with the log."""
+    """Return the write time of rows that a record caused: above any wall clock, and rising with the log."""
     return _FIRST_WRITE_TIME + (place.generation << _GENERATION_BITS) + place.offset
 
 
@@ -197,7 +197,7 @@ _SIGNED = 0x8080808080808080  # Cassandra compares the low bytes as signed ones
 
 
 class TagTime(NamedTuple):
-    """Where a record stands in the order of tagged events."""
+    """The position of a record in the order of tagged events."""
 
     log_time_ms: int
     topic_number: int
@@ -238,7 +238,7 @@ class TagRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TagNumber(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the numbering of (pid, tag) has come: `number` was given to `seq_nr`, by the record at the place.
+    """The last number of (pid, tag): `number` belongs to `seq_nr`, and was given by the record at the place.
 
     Numbers below `first` have no rows: an operator removed them, or they were lost. Writing a number leaves it.
     """
@@ -258,7 +258,7 @@ class TagNumber(msgspec.Struct, frozen=True, kw_only=True):
         return Place(self.generation, self.offset)
 
 
-# No event comes before the one or after the other.
+# No event comes before the first or after the last.
 FIRST_TAG_TIME = TagTime(0, 0, 0, 0)
 LAST_TAG_TIME = TagTime(_LAST_MS, MAX_TOPICS - 1, MAX_PARTITION, MAX_OFFSET)
 
@@ -278,11 +278,11 @@ def timeuuid(at: TagTime) -> UUID:
 
 
 def tag_time_of(timestamp: UUID) -> TagTime:
-    """Do the reverse."""
+    """Return the TagTime that a timeuuid was made from."""
     return _time_of(timestamp.int)
 
 
-@lru_cache(maxsize=256)  # events of one record share it, and stand together
+@lru_cache(maxsize=256)  # events of one record share it, and are adjacent
 def _time_of(whole: int) -> TagTime:
     high = whole >> 64
     ticks = (high & 0xFFF) << 48 | (high >> 16 & 0xFFFF) << 32 | high >> 32

@@ -1,4 +1,4 @@
-"""What tests of Headrace, of backends for it and of applications on it can use.
+"""Tools for tests of Headrace, of its backends and of applications that use it.
 
 Promises: conformance suites that every backend passes, real servers as fixtures, and ways to break things on purpose:
 processes to kill and freeze, a proxy that cuts and slows, a clock to set, crash points to die at. Needs the extra

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that moves only when a test moves it."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ class SettableClock:
             self._monotonic_ns += passed_ns
 
     def set(self, now_ms: int) -> None:
-        """Put the wall clock anywhere, also back."""
+        """Set the wall clock to any time, also back."""
         with self._lock:
             self._now_ns = now_ms * 1_000_000

@@ -1,4 +1,4 @@
-"""Dying at a crash point without losing the test process."""
+"""Simulated crashes: the test stops at a crash point and the process lives on."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ __all__ = ["Size", "headrace_address"]
 
 
 class Size:
-    """Chooses between a small size and the one that the behaviours write down."""
+    """Chooses between a small size and the size that the promised behaviours name."""
 
     def __init__(self, *, is_full: bool) -> None:
         self.is_full = is_full

@@ -20,8 +20,8 @@ from headrace.errors import TimedOut, WorkerFailed
 
 __all__ = ["ChildProcess", "running", "running_function"]
 
-# Runs in the child, which it then becomes. Popen's preexec_fn could do the same but is not safe with threads.
-# The last check is for a parent that died before the first line: then nobody would ever kill us.
+# Runs in the child, and then becomes the program. Popen's preexec_fn could do the same but is not safe with threads.
+# The last check is for a parent that died before the first line: then nothing would end the child.
 _LAUNCH = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -76,12 +76,12 @@ class ChildProcess:
 
     @property
     def stdout(self) -> str:
-        """All it has written so far."""
+        """All that it has written to stdout so far."""
         return self._text("stdout")
 
     @property
     def stderr(self) -> str:
-        """All its complaints so far."""
+        """All that it has written to stderr so far."""
         return self._text("stderr")
 
     @property
@@ -200,7 +200,7 @@ class ChildProcess:
 
 @contextmanager
 def running(*arguments: str, environ: Mapping[str, str] | None = None) -> Iterator[ChildProcess]:
-    """Run this Python with the arguments (a script, -m module, -c code) while the block runs; nothing stays."""
+    """Run this Python with the arguments (a script, -m module, -c code) while the block runs; then kill it."""
     child = ChildProcess([sys.executable, "-u", *arguments], environ=environ)
     try:
         yield child

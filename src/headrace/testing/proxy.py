@@ -1,4 +1,4 @@
-"""The connections of a TcpProxy, and the weather they travel through."""
+"""A TCP proxy that tests use to cut, delay and throttle connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Conditions", "Link", "TcpProxy"]
 
 CHUNK_BYTES = 64 * 1024
 CHUNKS_IN_FLIGHT = 64
-# How often what is held back looks whether the weather has changed.
+# How often held data checks whether the conditions have changed.
 LOOK_S = 0.01
 # Closing with a linger time of zero sends RST: the other side sees a reset, as when a process is gone.
 LINGER_ZERO = struct.pack("ii", 1, 0)
@@ -28,7 +28,7 @@ Chunk: TypeAlias = tuple[float, bytes]
 
 @dataclass
 class Conditions:
-    """What all connections of one proxy share; changed and read on the proxy's loop only."""
+    """The conditions that all connections of a proxy share; used on the proxy's event loop only."""
 
     target: tuple[str, int]
     is_black_hole: bool = False
@@ -40,7 +40,7 @@ class Conditions:
     bytes_to_client: int = 0
 
     async def let_through(self, arrived_s: float, direction: Direction = "bytes_to_server") -> None:
-        """Wait until what arrived at that time may go on."""
+        """Wait until data that arrived at that time may be forwarded."""
         loop = asyncio.get_running_loop()
         while (is_held := self._holds(direction)) or loop.time() < arrived_s + self.delay_s:
             left_s = arrived_s + self.delay_s - loop.time()
@@ -50,19 +50,19 @@ class Conditions:
         return self.is_black_hole or (self.answers_are_held and direction == "bytes_to_client")
 
     async def pace(self, sent_bytes: int) -> None:
-        """Wait as long as so many bytes take at the speed allowed."""
+        """Wait as long as the sent bytes take at the allowed speed."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while self.bytes_per_s and (left_s := began_s + sent_bytes / self.bytes_per_s - loop.time()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(min(left_s, LOOK_S))
 
     def piece_bytes(self) -> int:
-        """Return how much to send at once: a throttled line trickles, it does not come in bursts."""
+        """Return how many bytes to send at once: few if throttled, so that they do not come in bursts."""
         return CHUNK_BYTES if self.bytes_per_s is None else max(1, int(self.bytes_per_s * LOOK_S))
 
 
 class Link:
-    """One client's connection and the one to the server made for it."""
+    """A client's connection, and its connection to the server."""
 
     def __init__(self, client: socket.socket, conditions: Conditions) -> None:
         self._client, self._conditions = client, conditions
@@ -73,7 +73,7 @@ class Link:
         try:
             await self._forward()
         except* (OSError, asyncio.CancelledError):
-            # The server refused, somebody reset, or the proxy was cut: either way both sides get to know.
+            # The server refused, a side reset, or the proxy was cut: in each case both sides are reset.
             self._reset()
         await asyncio.gather(*(end.wait_closed() for end in self._ends), return_exceptions=True)
 
@@ -102,7 +102,7 @@ class Link:
             end.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:
-        # Read and write run apart, so that a delay makes a line long, not narrow.
+        # Read and write run apart, so that a delay does not reduce the throughput.
         line: asyncio.Queue[Chunk] = asyncio.Queue(CHUNKS_IN_FLIGHT)
         async with asyncio.TaskGroup() as halves:
             halves.create_task(_fill(line, reader))
@@ -122,7 +122,7 @@ class Link:
             await self._conditions.let_through(0.0, direction)
             size = self._conditions.piece_bytes()
             piece, chunk = chunk[:size], chunk[size:]
-            # Counted first: whoever has received a byte finds it counted.
+            # Counted first, so that a received byte is always counted.
             setattr(self._conditions, direction, getattr(self._conditions, direction) + len(piece))
             writer.write(piece)
             await writer.drain()
@@ -149,15 +149,15 @@ _Result = TypeVar("_Result")
 
 
 class TcpProxy:
-    """Stands between clients and a server, on a thread of its own: blocking and async tests can use it.
+    """A proxy between clients and a server, on a thread of its own, for blocking and async tests.
 
-    Promises: when a method returns, what it asked for holds, for open connections as for new ones.
-    Does not promise: that bytes already handed to the system can be called back.
+    Promises: when a method returns, its effect holds for open and for new connections.
+    Does not promise: that bytes already given to the system are held back.
     """
 
     def __init__(self, target_host: str, target_port: int) -> None:
         self.host = "127.0.0.1"
-        # Bound and never listening: it keeps the port ours, and clients refused, while the listener is closed.
+        # Bound and never listening: it reserves the port, and clients are refused, while the listener is closed.
         self._reservation = _bound(self.host, 0)
         self.port: int = self._reservation.getsockname()[1]
         self._conditions = Conditions((target_host, target_port))
@@ -197,13 +197,13 @@ class TcpProxy:
         return self._conditions.bytes_to_client
 
     def start(self) -> TcpProxy:
-        """Begin to listen; the port is known before."""
+        """Start listening; the port is known before."""
         self._thread.start()
         self._call(self._listen())
         return self
 
     def close(self) -> None:
-        """Reset all connections and let go of the port."""
+        """Reset all connections and release the port."""
         if self._loop.is_closed():
             return
         if self._thread.is_alive():
@@ -218,27 +218,27 @@ class TcpProxy:
         self._call(self._cut())
 
     def drop(self) -> None:
-        """Accept everything and forward nothing, as when a cable is pulled: nobody hears anything."""
+        """Accept everything and forward nothing, as if a cable were pulled."""
         self._call(self._set(is_black_hole=True))
 
     def hold_answers(self) -> None:
-        """Forward what clients send and hold back what the server answers: it does what nobody hears of."""
+        """Forward what clients send and hold back the answers, so that requests are done and not acknowledged."""
         self._call(self._set(answers_are_held=True))
 
     def delay(self, seconds: float) -> None:
-        """Hold everything back for so long, in both directions."""
+        """Delay everything by this time, in both directions."""
         if seconds < 0:
             raise BadArgument("seconds", seconds, "a delay is 0 or more")
         self._call(self._set(delay_s=seconds))
 
     def throttle(self, bytes_per_s: float) -> None:
-        """Let no more than so many bytes a second through, in each direction of each connection."""
+        """Limit the speed in each direction of each connection."""
         if bytes_per_s <= 0:
             raise BadArgument("bytes_per_s", bytes_per_s, "it must be above 0; drop() lets nothing through")
         self._call(self._set(bytes_per_s=bytes_per_s))
 
     def restore(self) -> None:
-        """Work as at the start: accept, forward what was held back, at full speed."""
+        """End all faults: accept clients, forward held data, at full speed."""
         self._call(self._set(is_black_hole=False, answers_are_held=False, delay_s=0.0, bytes_per_s=None))
         self._call(self._listen())
 
@@ -258,8 +258,8 @@ class TcpProxy:
         for name, value in changes.items():
             setattr(self._conditions, name, value)
 
-    # The listener is a plain socket: asyncio's servers hand a client over some turns of the loop after accepting
-    # it, so that it could slip through a cut.
+    # The listener is a plain socket: asyncio's servers pass a client on some turns of the loop after accepting it,
+    # so that it could escape a cut.
     async def _listen(self) -> None:
         if self._listener is None:
             self._listener = _bound(self.host, self.port)

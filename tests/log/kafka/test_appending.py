@@ -152,21 +152,21 @@ async def test_nothing_is_made_by_asking_for_it(log: KafkaLog) -> None:
 async def test_a_topic_deleted_by_others_is_noticed(log: KafkaLog, topic: str, kafka: RunningService) -> None:
     """An append to a topic that is remembered but gone ends as unknown, long before the delivery time-out."""
     await log.append(numbered(topic, 1))
-    remembered = log._catalogue.fresh(topic)
+    remembered = log._topic_cache.fresh(topic)
     assert remembered is not None
     await log.admin.delete(topic)
-    log._catalogue.remember(remembered)
+    log._topic_cache.remember(remembered)
     with pytest.raises(UnknownTopic):
         await asyncio.wait_for(log.append(numbered(topic, 1)), 20)
-    assert log._catalogue.fresh(topic) is None
+    assert log._topic_cache.fresh(topic) is None
 
 
 async def test_what_the_broker_refuses_has_a_name(log: KafkaLog, topic: str) -> None:
     """A timestamp that only the broker finds too far ahead, because the topic was changed behind our back."""
-    remembered = log._catalogue.fresh(topic)
+    remembered = log._topic_cache.fresh(topic)
     assert remembered is not None
     await log.admin.configure(topic, TopicConfig(timestamp_ahead_ms=1))
-    log._catalogue.remember(remembered)
+    log._topic_cache.remember(remembered)
     landed = await log.append([NewRecord(topic, b"k", b"v")])
     ahead_ms = landed[0].timestamp_ms + 30_000
     with pytest.raises(TimestampTooFarAhead) as refused:

@@ -20,7 +20,7 @@ from headrace.log.kafka.faults import Faults
 from headrace.log.kafka.log import KafkaLog
 from headrace.log.kafka.metadata import Change, Cluster, TopicCache
 from headrace.log.kafka.polling import Landed
-from headrace.log.kafka.read import Settling, find_bounds, find_offset_at
+from headrace.log.kafka.read import RecentEnds, find_bounds, find_offset_at
 from headrace.log.kafka.transactions import KafkaTransactional
 from headrace.model import NewRecord, TopicPartition
 
@@ -202,8 +202,8 @@ class FailingCommit:
 async def test_a_driver_that_fails_while_it_commits_leaves_the_outcome_unknown(threads: Threads) -> None:
     """FL1: whatever the driver raises once the commit may have been sent is our error, and spends the producer."""
     cluster = ScriptedCluster(threads, Script(Answer(0)))
-    catalogue = TopicCache(cluster.describe, max_age_s=60)
-    producer = KafkaTransactional(cluster, catalogue, Settling(cluster), "id", 60)
+    topic_cache = TopicCache(cluster.describe, max_age_s=60)
+    producer = KafkaTransactional(cluster, topic_cache, RecentEnds(cluster), "id", 60)
     producer._producer = FailingCommit()
     await producer.begin()
     with pytest.raises(TransactionFailed) as failed:

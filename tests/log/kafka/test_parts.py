@@ -16,7 +16,7 @@ from headrace.config import KafkaLogSettings
 from headrace.errors import HeadraceError, UnknownPartition, UnknownTopic
 from headrace.log.kafka.admin import copies_for, durability_of
 from headrace.log.kafka.append import Placer, batch_bytes_of, place
-from headrace.log.kafka.client import Breaks, ClientConfigs, Threads, servers_of
+from headrace.log.kafka.client import ClientConfigs, ConnectionBreaks, Threads, servers_of
 from headrace.log.kafka.metadata import TopicCache, from_kafka, to_kafka
 from headrace.log.kafka.polling import Landed, Poller
 from headrace.model import Cleanup, NewRecord, Topic, TopicConfig, TopicPartition
@@ -157,16 +157,16 @@ async def test_a_topic_is_asked_for_once_at_a_time() -> None:
         await answer.wait()
         return _topic(name)
 
-    catalogue = TopicCache(describe, max_age_s=60)
-    askers = [asyncio.create_task(catalogue.get("t")) for _ in range(5)]
+    topic_cache = TopicCache(describe, max_age_s=60)
+    askers = [asyncio.create_task(topic_cache.get("t")) for _ in range(5)]
     await asyncio.sleep(0)
     askers[0].cancel()
     answer.set()
     assert [topic.name for topic in await asyncio.gather(*askers[1:])] == ["t"] * 4
-    assert (await catalogue.get("t")).name == "t"
+    assert (await topic_cache.get("t")).name == "t"
     assert asked == ["t"]
-    catalogue.forget("t")
-    await catalogue.get("t")
+    topic_cache.forget("t")
+    await topic_cache.get("t")
     assert asked == ["t", "t"]
 
 
@@ -179,15 +179,15 @@ async def test_a_partition_that_is_not_known_is_asked_for_again() -> None:
             raise UnknownTopic(name)
         return _topic(name, partitions=partitions)
 
-    catalogue = TopicCache(describe, max_age_s=60)
-    await catalogue.check(TopicPartition("t", 1))
+    topic_cache = TopicCache(describe, max_age_s=60)
+    await topic_cache.check(TopicPartition("t", 1))
     partitions = 4
-    await catalogue.check(TopicPartition("t", 3))
+    await topic_cache.check(TopicPartition("t", 3))
     for partition in (4, -1):
         with pytest.raises(UnknownPartition):
-            await catalogue.check(TopicPartition("t", partition))
+            await topic_cache.check(TopicPartition("t", partition))
     with pytest.raises(UnknownTopic):
-        await catalogue.get("u")
+        await topic_cache.get("u")
 
 
 async def test_threads_run_calls_in_order_and_end() -> None:
@@ -258,7 +258,7 @@ async def test_a_producer_that_fails_for_good_is_polled_on(in_flight: int) -> No
 )
 def test_only_connections_that_were_up_can_break(facility: str, text: str, is_break: bool) -> None:
     """FL1: a refused connect, as of localhost's other address, has carried no commit, and spends no producer."""
-    breaks = Breaks()
+    breaks = ConnectionBreaks()
     breaks.log(logging.INFO, "%s [%s] %s", facility, "rdkafka#producer-1", text)
     assert breaks.since(time.monotonic()) is is_break
     assert not breaks.since(time.monotonic() + 60)

@@ -86,10 +86,10 @@ async def test_a_cancelled_commit_goes_to_its_end(log: KafkaLog, topic: str) -> 
 async def test_what_only_the_broker_refuses_fails_the_commit_by_name(log: KafkaLog) -> None:
     """A record that the broker refuses aborts its transaction by name; at the latest the next but one works."""
     topic = await new_topic(log)
-    remembered = log._catalogue.fresh(topic)
+    remembered = log._topic_cache.fresh(topic)
     assert remembered is not None
     await log.admin.configure(topic, TopicConfig(timestamp_ahead_ms=1))
-    log._catalogue.remember(remembered)
+    log._topic_cache.remember(remembered)
     producer = await log.transactional(f"id-{topic}")
     await producer.begin()
     await producer.append([NewRecord(topic, b"k", b"v", timestamp_ms=int(time.time() * 1000) + 30_000)])

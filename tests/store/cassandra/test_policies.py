@@ -12,7 +12,7 @@ from cassandra.query import SimpleStatement
 
 from headrace.config import CassandraStoreSettings
 from headrace.store.cassandra.address import parse
-from headrace.store.cassandra.schema import copies_for, lonely_dcs
+from headrace.store.cassandra.schema import copies_for, single_copy_dcs
 from headrace.store.cassandra.session import Session, make_cluster
 
 ADDRESS = parse("cassandra://127.0.0.1:1/ks")
@@ -94,4 +94,4 @@ def test_one_copy_on_several_nodes_is_noticed(
     replication: dict[str, str], nodes: dict[str, int], lonely: list[str]
 ) -> None:
     """FM2: in each data centre that keeps the keyspace at all; one node can't keep more."""
-    assert lonely_dcs(replication, nodes) == lonely
+    assert single_copy_dcs(replication, nodes) == lonely

@@ -32,7 +32,7 @@ class EmbeddedAdmin:
         self._readers = readers
 
     async def create(self, topic: str, *, partitions: int, config: TopicConfig) -> Topic:
-        """Make a topic."""
+        """Create a topic."""
         checks.check_topic(topic)
         checks.check_partitions(partitions)
         wanted = checks.check_config(config)
@@ -45,7 +45,7 @@ class EmbeddedAdmin:
         return await self._call(lambda db: _configure(db, topic, wanted))
 
     async def describe(self, topic: str) -> Topic:
-        """Say what the topic is."""
+        """Return the topic."""
         checks.check_topic(topic)
         return await self._readers.run(lambda db: load_topic(db, topic))
 
@@ -107,8 +107,8 @@ def _delete(db: sqlite3.Connection, topic: str) -> None:
 def _add_partitions(db: sqlite3.Connection, topic: str, total: int) -> Topic:
     have = load_topic(db, topic).partitions
     if total <= have:
-        change = f"it has {have} partitions, {total} were asked for"
-        raise ImpossibleTopicChange(topic, change, "ask for more than it has; partitions can't be taken away")
+        change = f"it has {have} partitions, {total} were requested"
+        raise ImpossibleTopicChange(topic, change, "ask for more than it has; partitions can't be removed")
     _insert_partitions(db, topic, range(have, total))
     db.execute("UPDATE topics SET partitions = ? WHERE name = ?", (total, topic))
     return load_topic(db, topic)

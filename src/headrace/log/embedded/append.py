@@ -1,4 +1,4 @@
-"""Writing: every change to the file is a piece of work in one group commit."""
+"""Appends, and all other changes to the file, as pieces of work for the group commit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Row = tuple[int, int, bytes | None, bytes | None, bytes | None]
 
 
 class Placed(NamedTuple):
-    """A record that was checked, ready to be written: nothing can refuse it any more."""
+    """A checked record that is ready to be written: it can't be refused any more."""
 
     record: NewRecord
     partition: int
@@ -41,9 +41,9 @@ class Placed(NamedTuple):
 
 
 class LogWork(Protocol):
-    """Something to do inside a write transaction, whole or not at all.
+    """A change to make inside a write transaction, all of it or nothing.
 
-    What raises has changed nothing: it is refused before anything is written, or it ran in a savepoint.
+    If it raises, nothing was changed: it was refused before anything was written, or it ran in a savepoint.
     """
 
     def run(self, db: sqlite3.Connection, writer: RecordWriter) -> object:
@@ -92,7 +92,7 @@ class AppendWork:
 
 
 class RecordWriter:
-    """Gives out offsets and gathers rows; one of these lives in the writer's thread."""
+    """Assigns offsets and gathers rows; used in the writer's thread only."""
 
     def __init__(self, clock: Clock) -> None:
         self.catalog = Catalog()
@@ -109,14 +109,14 @@ class RecordWriter:
             try:
                 outcomes.append(work.run(db, self))
             except sqlite3.Error:
-                raise  # the file itself failed, and with it everybody
-            except Exception as refusal:  # its own caller's: works of others share the commit, not the mistake
+                raise  # the file itself failed, so all work of the group fails
+            except Exception as refusal:  # only its own caller gets the error; other work of the group goes on
                 outcomes.append(refusal)
         self.flush(db)
         return outcomes
 
     def check(self, db: sqlite3.Connection, records: Iterable[NewRecord]) -> list[Placed]:
-        """Say for each record all that writing it needs; or raise."""
+        """Return the records with all that writing them needs, or raise."""
         now_ms = self._clock.now_ms()
         find = self.catalog.find
         placed: list[Placed] = []
@@ -146,7 +146,7 @@ class RecordWriter:
         return positions
 
     def flush(self, db: sqlite3.Connection) -> None:
-        """Put the rows gathered so far into the file."""
+        """Write the rows gathered so far to the file."""
         rows = iter(self._rows)
         for _ in range(len(self._rows) // _CHUNK):
             db.execute(_INSERT_CHUNK, [value for row in islice(rows, _CHUNK) for value in row])

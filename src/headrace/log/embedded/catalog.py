@@ -1,4 +1,4 @@
-"""What the writer remembers of topics and partitions between two commits."""
+"""The writer's cache of topics and partitions, kept between two commits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PartitionTail:
 
 
 class KnownTopic:
-    """A topic, laid out for being asked once a record, and the tails of its partitions."""
+    """A topic and the tails of its partitions, in a form that is fast to use for each record."""
 
     __slots__ = ("max_record_bytes", "name", "needs_keys", "partitions", "tails", "timestamp_ahead_ms")
 
@@ -47,7 +47,7 @@ class KnownTopic:
 
 
 class Catalog:
-    """Topics by name, right as of the write transaction in which `refresh` was called."""
+    """Topics by name, up to date in the write transaction in which `refresh` was called."""
 
     def __init__(self) -> None:
         self._topics: dict[str, KnownTopic] = {}

@@ -1,4 +1,4 @@
-"""Where the feeds of the embedded log get their records: a task for each partition, woken by commits to the file."""
+"""The source of the embedded log's feeds: a task for each partition, woken by commits to the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["EmbeddedSource"]
 
 
 class EmbeddedSource:
-    """Reads for feeds. A reader lives as long as its feed, so that it notices a topic that was made anew."""
+    """Reads for feeds. A reader lives as long as its feed, so that it notices a topic that was created again."""
 
     def __init__(self, readers: Readers, changes: ChangeWatch) -> None:
         self._readers = readers
@@ -33,7 +33,7 @@ class EmbeddedSource:
         self._tasks[feed] = asyncio.create_task(self._read(feed, reader, feed.turn), name=name)
 
     def stop(self, feed: Feed) -> None:
-        """Read no more for now."""
+        """Stop reading for now."""
         task = self._tasks.pop(feed, None)
         if task is not None and not task.done():
             task.cancel()
@@ -41,12 +41,12 @@ class EmbeddedSource:
             task.add_done_callback(self._ending.discard)
 
     def end(self, feed: Feed) -> None:
-        """Let go of the reader."""
+        """Drop the reader."""
         self.stop(feed)
         self._open.pop(feed, None)
 
     def part(self, at: TopicPartition, start: int, end: int, *, timeout_s: float) -> AsyncGenerator[Batch, None]:
-        """Yield a part of a followed partition. Raises UnknownTopic if its topic was made anew since."""
+        """Yield a part of a followed partition. Raises UnknownTopic if its topic was created again since."""
         reader = PartitionReader(self._readers, self._changes, at, start)
         for feed, followed in self._open.items():
             if feed.at == at:

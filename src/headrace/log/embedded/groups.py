@@ -35,7 +35,7 @@ _MAX_POLL_INTERVAL_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class GroupTables:
-    """What all members of a process use."""
+    """What all members in a process share."""
 
     commits: GroupCommit[LogWork]
     readers: Readers
@@ -74,7 +74,7 @@ class EmbeddedGroups:
         return await self._shared.readers.run(lambda db: load_offsets(db, group, wanted))
 
     async def close(self) -> None:
-        """Stop the heartbeats of members that did not leave; their sessions run out by themselves."""
+        """Stop the heartbeats of members that did not leave; their sessions expire."""
         for member in self._members:
             await member.stop()
 
@@ -122,11 +122,11 @@ class EmbeddedMember:
     async def start(self) -> None:
         """Begin the session."""
         await self._beat()
-        self._is_expired = False  # the very first beat finds no session: that is joining, not losing
-        self._heart = asyncio.create_task(self._beat_on(), name=f"headrace-{self.member_id}")
+        self._is_expired = False  # the first heartbeat finds no session: the member joins and has lost nothing
+        self._heart = asyncio.create_task(self._send_heartbeats(), name=f"headrace-{self.member_id}")
 
     async def stop(self) -> None:
-        """End the heartbeat without a word to the group."""
+        """Stop the heartbeat without informing the group."""
         self._is_closed = True
         if self._heart is not None:
             self._heart.cancel()
@@ -137,7 +137,7 @@ class EmbeddedMember:
             await asyncio.wait([self._changing])
 
     async def poll(self, *, max_records: int = 1000, timeout_s: float = 1.0) -> Sequence[Record]:
-        """Settle the assignment and return what comes next."""
+        """Update the assignment and return the next records."""
         checks.check_poll(max_records, timeout_s)
         if self._is_closed:
             raise Closed(f"member {self.member_id} of group {self.group!r}")
@@ -153,7 +153,7 @@ class EmbeddedMember:
             await self._shared.changes.wait(since=version, timeout_s=min(left_s, self._beat_interval_s))
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Store where to go on."""
+        """Store the offsets to continue from."""
         wanted = checks.check_offsets(offsets)
         await self._call(lambda db: store_offsets(db, self.group, self.member_id, wanted))
         for at, offset in wanted.items():
@@ -161,12 +161,12 @@ class EmbeddedMember:
                 self._readers[at].leave_out_unreadable(below=offset)
 
     async def pause(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
-        """Stop or go on fetching."""
+        """Stop fetching, or fetch again."""
         wanted = checks.check_places(partitions)
         (self._paused.update if paused else self._paused.difference_update)(wanted)
 
     async def leave(self) -> None:
-        """Give everything back and end the session."""
+        """Give all partitions back and end the session."""
         if self._is_closed:
             return
         if self._changing is not None and self._changing is not asyncio.current_task():
@@ -182,8 +182,8 @@ class EmbeddedMember:
     def _beat_interval_s(self) -> float:
         return self._session_timeout_s / _BEATS_PER_SESSION
 
-    async def _beat_on(self) -> None:
-        """Keep the session alive while somebody polls; one who stopped polling must not block the group."""
+    async def _send_heartbeats(self) -> None:
+        """Keep the session alive while the member polls; a member that stopped polling must not block the group."""
         while True:
             await asyncio.sleep(self._beat_interval_s)
             if asyncio.get_running_loop().time() - self._polled_at_s > _MAX_POLL_INTERVAL_S:
@@ -209,10 +209,10 @@ class EmbeddedMember:
         return share
 
     async def _settle(self) -> None:
-        """Follow the group if it has moved.
+        """Apply the group's new assignment if there is one.
 
-        A change that began goes to its end, also when the caller is cancelled: a partition that is owned in the file
-        but has no reader would be read by nobody.
+        A change that began is finished even if the caller is cancelled: a partition that is owned in the file but has
+        no reader would not be read by any member.
         """
         if self._changing is None:
             generation = await self._shared.readers.run(lambda db: membership.generation_of(db, self.group))
@@ -230,7 +230,7 @@ class EmbeddedMember:
         share = await self._beat()
         if self._is_expired:
             await self._lose()
-        # Whatever happens from here on raises the generation again, so it is seen at the next turn.
+        # Any later change raises the generation again, so the next poll sees it.
         self._seen_generation = share.generation
         await self._give_back((self.assignment | share.owned) - share.wanted)
         await self._take(share)
@@ -257,7 +257,7 @@ class EmbeddedMember:
         await self._call(lambda db: membership.let_go(db, self.group, self.member_id, unwanted))
 
     async def _take(self, share: membership.Share) -> None:
-        """Own what is free, and read what is owned: an earlier change may have failed between the two."""
+        """Claim what is free, and open readers for all that is owned: an earlier change may have failed in between."""
         claimed: frozenset[TopicPartition] = await self._call(
             lambda db: membership.claim(db, self.group, self.member_id)
         )
@@ -280,9 +280,9 @@ class EmbeddedMember:
         return bounds.start if self._start_at == "earliest" else bounds.end
 
     async def _fetch(self, max_records: int) -> list[Record]:
-        """Ask the partitions in turn, beginning with another one each time.
+        """Read the partitions one after the other, starting with a different one each time.
 
-        What was taken from one is not lost because another one fails, nor because the caller is cancelled meanwhile.
+        Records of one partition are not lost if another one fails or the caller is cancelled meanwhile.
         """
         active = sorted(at for at in self._readers if at not in self._paused)
         self._turn += 1
@@ -297,7 +297,7 @@ class EmbeddedMember:
                 records.extend((await reader.next_batch(max_records=max_records - len(records))).records)
         except BaseException as error:
             if records and isinstance(error, HeadraceError):
-                return records  # the partition that failed fails again when it is asked first
+                return records  # the failed partition raises again when it is read first
             for reader, position in taken:
                 reader.position = position
             raise

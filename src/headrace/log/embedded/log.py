@@ -1,4 +1,4 @@
-"""The embedded log: its parts put together over one file."""
+"""The embedded log, assembled from its parts over one file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class EmbeddedLog:
         self._source = EmbeddedSource(self._readers, self._changes)
         self._following = Following(self._source, self._source.part, self.bounds, name=f"the log in {folder}")
         self._housekeeping = asyncio.create_task(
-            self._keep_house(settings.housekeeping_interval_s), name="headrace-log-housekeeping"
+            self._run_housekeeping(settings.housekeeping_interval_s), name="headrace-log-housekeeping"
         )
         self._is_closed = False
 
@@ -123,7 +123,7 @@ class EmbeddedLog:
                 yield batch
 
     async def bounds(self, at: TopicPartition) -> Bounds:
-        """Say what the partition holds now."""
+        """Return what the partition holds now."""
         checks.check_place(at)
         return await self._readers.run(lambda db: reading.find_bounds(db, at))
 
@@ -140,7 +140,7 @@ class EmbeddedLog:
         return EmbeddedTransactions(self._commits, self._clock, owner, timeout_s)
 
     async def close(self) -> None:
-        """Write what was handed over, wake those who wait, let go of the file."""
+        """Write what was submitted, wake waiting readers, close the file."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -162,8 +162,8 @@ class EmbeddedLog:
         boot_id, now_ms = self._clock.boot_time()
         return Leases.acquire(db, "housekeeping", owner, boot_id=boot_id, now_ms=now_ms, ttl_ms=ttl_ms)
 
-    async def _keep_house(self, interval_s: float) -> None:
-        """Apply retention every so often, in one of the processes that share the file."""
+    async def _run_housekeeping(self, interval_s: float) -> None:
+        """Apply retention at an interval, in one of the processes that share the file."""
         owner = str(uuid.uuid4())
         ttl_ms = int(interval_s * 2000)
         while True:
@@ -172,4 +172,4 @@ class EmbeddedLog:
                 if await self._commits.submit(LogCall(lambda db: self._acquire(db, owner, ttl_ms))) is not None:
                     await self._retention.enforce()
             except HeadraceError as error:
-                _logger.warning("housekeeping failed, will try again", error=str(error), next_try_s=interval_s)
+                _logger.warning("housekeeping failed, will try again", error=str(error), retry_in_s=interval_s)

@@ -1,6 +1,6 @@
 """The tables of a group: its members, which partition belongs to which of them, and which should.
 
-For use inside a write transaction; the decision itself is pure, sticky and even.
+All functions run inside a write transaction. The assignment itself is a pure function, sticky and even.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def store_offsets(db: sqlite3.Connection, group: str, member_id: str, offsets: M
 
 
 def load_offsets(db: sqlite3.Connection, group: str, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return the offsets that were committed, by anybody, ever."""
+    """Return the offsets that were committed, by any member at any time."""
     rows = db.execute("SELECT topic, partition, offset FROM group_offsets WHERE group_name = ?", (group,))
     committed = {TopicPartition(topic, partition): offset for topic, partition, offset in rows}
     return {at: committed[at] for at in wanted if at in committed}
@@ -101,7 +101,7 @@ def load_offsets(db: sqlite3.Connection, group: str, wanted: Iterable[TopicParti
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A member's part of its group. `is_known` False: the session had run out, all it owned is gone."""
+    """A member's part of its group. With `is_known` False its session had expired, and it has lost all it owned."""
 
     generation: int
     is_known: bool
@@ -110,7 +110,7 @@ class Share:
 
 
 def generation_of(db: sqlite3.Connection, group: str) -> int:
-    """Return the group's generation; 0 for a group nobody joined yet."""
+    """Return the group's generation; 0 for a group without members so far."""
     row = db.execute("SELECT generation FROM groups WHERE name = ?", (group,)).fetchone()
     return int(row[0]) if row else 0
 
@@ -127,7 +127,7 @@ def beat(
 
 
 def let_go(db: sqlite3.Connection, group: str, member_id: str, partitions: Iterable[TopicPartition]) -> None:
-    """Stop owning these, so that the next owner can take them."""
+    """Release these partitions, so that the next owner can claim them."""
     db.executemany(
         "UPDATE group_partitions SET owner = NULL WHERE group_name = ? AND topic = ? AND partition = ? AND owner = ?",
         [(group, *at, member_id) for at in partitions],
@@ -136,7 +136,7 @@ def let_go(db: sqlite3.Connection, group: str, member_id: str, partitions: Itera
 
 
 def claim(db: sqlite3.Connection, group: str, member_id: str) -> frozenset[TopicPartition]:
-    """Take what the group wants this member to have and nobody owns; returns what was taken."""
+    """Claim the partitions that are assigned to this member and have no owner; returns them."""
     rows = db.execute(
         "UPDATE group_partitions SET owner = wanted_by WHERE group_name = ? AND wanted_by = ? AND owner IS NULL"
         " RETURNING topic, partition",

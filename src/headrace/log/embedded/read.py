@@ -1,4 +1,4 @@
-"""Reading one partition: short read transactions, one a batch, so that the file can be checkpointed meanwhile."""
+"""Reads of one partition: a short read transaction for each batch, so that the file can be checkpointed in between."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.sqlite import ChangeWatch, Readers
 
 __all__ = ["BATCH_BYTES", "PartitionReader", "fetch", "find_bounds", "find_offset_at"]
 
-# A batch holds so many bytes of values at most, or one record that is larger: readers keep several in memory.
+# A batch holds at most this many bytes of values, or one larger record: readers keep several batches in memory.
 BATCH_BYTES = 1024 * 1024
 
 _Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
@@ -34,7 +34,7 @@ _HEADERS_ONLY = f"SELECT place, timestamp_ms, key, NULL, headers {_SCAN}"
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """One question to a partition. `partition_id` is known after the first answer."""
+    """The arguments of one fetch from a partition. `partition_id` is known after the first fetch."""
 
     at: TopicPartition
     start: int
@@ -45,7 +45,7 @@ class Fetch:
 
 
 def find_bounds(db: sqlite3.Connection, at: TopicPartition) -> Bounds:
-    """Say what a partition holds. Nothing uncommitted is ever in the file, so `end` is the high watermark."""
+    """Return what a partition holds. Nothing uncommitted is ever in the file, so `end` is the high watermark."""
     _, start, end = partition_row(db, at)
     return Bounds(start, end, end)
 
@@ -64,21 +64,21 @@ def fetch(db: sqlite3.Connection, ask: Fetch) -> tuple[int, Batch]:
     """Return the partition's id and the records from `start` on. Raises OffsetOutOfRange."""
     partition_id, start, end = partition_row(db, ask.at)
     if ask.partition_id not in (None, partition_id):
-        raise UnknownTopic(ask.at.topic)  # deleted and made again under the reader: these are other records
+        raise UnknownTopic(ask.at.topic)  # the topic was deleted and created again meanwhile: these are other records
     if not start <= ask.start <= end:
         raise OffsetOutOfRange(ask.at.topic, ask.at.partition, ask.start, start, end)
     limit = min(ask.end, end)
-    places = (place_of(partition_id, ask.start), place_of(partition_id, limit), ask.max_records)
-    with closing(db.execute(_HEADERS_ONLY if ask.headers_only else _WHOLE, places)) as rows:
+    bounds = (place_of(partition_id, ask.start), place_of(partition_id, limit), ask.max_records)
+    with closing(db.execute(_HEADERS_ONLY if ask.headers_only else _WHOLE, bounds)) as rows:
         records, is_full = _some(ask.at, rows)
     is_full = is_full or len(records) == ask.max_records
     return partition_id, Batch(records, records[-1].offset + 1 if is_full else max(limit, ask.start))
 
 
 def _some(at: TopicPartition, rows: Iterable[_Row]) -> tuple[list[Record], bool]:
-    """Return records until they take the bytes of a batch or one can't be read, and whether they did.
+    """Return records up to the size of a batch or an unreadable record, and True if more may follow.
 
-    The one that can't be read is the first of the next batch, and raises UnreadableRecord there.
+    The unreadable record comes first in the next batch, where it raises UnreadableRecord.
     """
     records: list[Record] = []
     size_bytes = 0
@@ -109,11 +109,11 @@ class PartitionReader:
         self.position = start
 
     def expect_same(self, other: PartitionReader) -> None:
-        """Read only the partition that another reader of its name reads, not one that was made anew."""
+        """Read only the partition that the other reader reads, not one of a topic that was created again."""
         self._partition_id = other._partition_id
 
     async def next_batch(self, *, end: int = MAX_OFFSET, max_records: int = 1000, headers_only: bool = False) -> Batch:
-        """Return what is there now, at once; the position moves."""
+        """Return the records that are there now, without waiting; the position moves."""
         ask = Fetch(self._at, self.position, end, max_records, headers_only, self._partition_id)
         try:
             self._partition_id, batch = await self._readers.run(lambda db: fetch(db, ask))
@@ -126,7 +126,7 @@ class PartitionReader:
         return batch
 
     def leave_out_unreadable(self, *, below: int) -> None:
-        """Go on at `below` if what can't be read lies before it: somebody decided to do without it."""
+        """Continue at `below` if the unreadable record is before it: a commit has skipped that record."""
         if self._unreadable is not None and self._unreadable < below:
             self._unreadable, self.position = None, below
 
@@ -147,14 +147,14 @@ class PartitionReader:
             elif end is None:
                 await self._changes.wait(since=version)
             elif before < end:
-                # Commits to other partitions of the file wake us too; they are no progress.
+                # Commits to other partitions of the file wake this reader too; they are no progress.
                 left_s = moved_at_s + timeout_s - loop.time()
                 if left_s <= 0 or not await self._changes.wait(since=version, timeout_s=left_s):
                     raise TimedOut(f"reading {self._at} from {before} to {end}", timeout_s)
 
 
 def _record(at: TopicPartition, row: _Row) -> Record:
-    """Return a row as a record. Raises UnreadableRecord for what no checked append has written."""
+    """Return a row as a record. Raises UnreadableRecord for a row that no append can have written."""
     place, timestamp_ms, key, value, headers = row
     if type(key) not in _BYTES or type(value) not in _BYTES or type(timestamp_ms) is not int:
         kinds = ", ".join(type(column).__name__ for column in (timestamp_ms, key, value))

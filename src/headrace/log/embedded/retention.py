@@ -1,4 +1,4 @@
-"""Retention and compaction: what a broker does in its own time, done by one process of those that share the file."""
+"""Retention and compaction: what brokers do in Kafka, done here by one of the processes that share the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["EmbeddedRetention"]
 
 T = TypeVar("T")
 
-# Others wait for the write lock while a piece is deleted.
+# Other processes wait for the write lock while a piece is deleted.
 _PIECE = 2000
 
 _SUPERSEDED = """
@@ -47,7 +47,7 @@ class EmbeddedRetention:
         return await self._move_start(at, before)
 
     async def release(self, at: TopicPartition, *, below: int) -> None:
-        """Say that all below the offset is safe elsewhere."""
+        """Allow the removal of records below the offset."""
         checks.check_place(at)
         checks.check_offset("below", below)
         await self._call(lambda db: _release(db, at, below))

@@ -18,7 +18,7 @@ from headrace.log.embedded.groups import EmbeddedMember
 from headrace.log.embedded.membership import store_offsets
 from headrace.log.metrics import TRANSACTIONS
 from headrace.log.ports import Member
-from headrace.log.serial_calls import Turns
+from headrace.log.serial_calls import SerialCalls
 from headrace.model import NewRecord, Position, TopicPartition
 from headrace.runtime import Clock, crash_point
 from headrace.sqlite import GroupCommit
@@ -62,7 +62,7 @@ class _End:
     def _commit(self, db: sqlite3.Connection, writer: RecordWriter) -> list[Position]:
         if not self.content.offsets:
             return self._write(db, writer)
-        # One member that does not own its partitions any more refuses all of it, the other groups' offsets too.
+        # If one member does not own its partitions any more, the whole commit is refused, with all groups' offsets.
         with savepoint(db):
             for member, offsets in self.content.offsets:
                 store_offsets(db, member.group, member.member_id, offsets)
@@ -79,7 +79,7 @@ class _End:
         try:
             checked = writer.check(db, self.content.records)
         except Refused:
-            return []  # a topic went away meanwhile: no offsets left to spend
+            return []  # a topic was deleted meanwhile: it has no offsets to spend
         for placed in checked:
             placed.tail.next_offset += 1
         _spend_end_markers(placed.tail for placed in checked)
@@ -126,31 +126,31 @@ class EmbeddedTransactions:
         self._timeout_s = timeout_s
         self._open: _Open | None = None
         self._is_closed = False
-        self._turns = Turns()
+        self._calls = SerialCalls()
 
     async def begin(self) -> None:
         """Open a transaction."""
-        await self._turns.run(self._begin)
+        await self._calls.run(self._begin)
 
     async def append(self, records: Sequence[NewRecord]) -> None:
         """Add records."""
-        await self._turns.run(self._append, checks.check_records(records))
+        await self._calls.run(self._append, checks.check_records(records))
 
     async def commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit a group's offsets along."""
-        await self._turns.run(self._commit_offsets, member, checks.check_offsets(offsets))
+        await self._calls.run(self._commit_offsets, member, checks.check_offsets(offsets))
 
     async def commit(self) -> Sequence[Position]:
-        """Write it all in one piece."""
-        return await self._turns.run(self._commit)
+        """Write the whole transaction at once."""
+        return await self._calls.run(self._commit)
 
     async def abort(self) -> None:
-        """Drop it."""
-        await self._turns.run(self._abort)
+        """Abort the transaction."""
+        await self._calls.run(self._abort)
 
     async def close(self) -> None:
         """Abort what is open; further use is refused."""
-        await self._turns.run(self._close)
+        await self._calls.run(self._close)
 
     async def _begin(self) -> None:
         if self._is_closed:
@@ -190,7 +190,7 @@ class EmbeddedTransactions:
             try:
                 await self._abort()
             except Fenced:
-                return  # the successor's take-over has aborted it already
+                return  # the new owner's take-over has aborted it already
 
     def _current(self, call: str) -> _Open:
         if self._open is None:

@@ -1,4 +1,4 @@
-"""How many copies of each record a topic keeps. Pure decisions; the admin acts on them."""
+"""Topics in Kafka: create, configure, describe, grow and delete, with the number of copies that a topic gets."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _ENOUGH = 3
 
 
 def copies_for(settings: KafkaLogSettings, brokers: int) -> int:
-    """Return the copies of a topic that is made now: as many as there are brokers, up to three.
+    """Return the number of copies of a new topic: one for each broker, up to three.
 
-    The brokers' own default is one copy, unless somebody has changed it: what one broker loses would be gone.
+    The brokers' default is one copy unless an operator changed it, and then the loss of one broker loses records.
     """
     return settings.replication_factor or max(1, min(brokers, _ENOUGH))
 
 
 def durability_of(settings: KafkaLogSettings, copies: int) -> dict[str, str]:
-    """Return what a topic with so many copies is made with: an append waits for all but one of them."""
+    """Return the properties of a new topic with this number of copies: an append waits for all but one of them."""
     if settings.min_in_sync_replicas is not None:
         return {MIN_IN_SYNC: str(settings.min_in_sync_replicas)}
     return {MIN_IN_SYNC: str(copies - 1)} if copies > 1 else {}
@@ -63,15 +63,15 @@ class KafkaAdmin:
     """Kafka's Admin. A call returns when the brokers' metadata shows what it did."""
 
     def __init__(
-        self, cluster: Cluster, catalogue: TopicCache, check_open: Callable[[], None], settings: KafkaLogSettings
+        self, cluster: Cluster, topic_cache: TopicCache, check_open: Callable[[], None], settings: KafkaLogSettings
     ) -> None:
         self._cluster = cluster
-        self._catalogue = catalogue
+        self._topic_cache = topic_cache
         self._check_open = check_open
         self._settings = settings
 
     async def create(self, topic: str, *, partitions: int, config: TopicConfig) -> Topic:
-        """Make a topic with as many copies as the settings say, or as there are brokers, up to three."""
+        """Create a topic with the configured number of copies, or with one for each broker, up to three."""
         self._check_open()
         checks.check_topic(topic)
         checks.check_partitions(partitions)
@@ -82,15 +82,15 @@ class KafkaAdmin:
         try:
             await self._ask(f"create topic {topic!r}", self._cluster.client.create_topics, [new], topic, change)
         except HeadraceError as error:
-            # An attempt that nobody answered may have made the topic that the next one finds.
+            # An attempt without an answer may have created the topic that the next attempt finds.
             if not (change.may_be_made and _code(error) == KafkaError.TOPIC_ALREADY_EXISTS):
                 _explain_create(error, topic, config)
         return await self._made(topic, partitions)
 
     async def _made(self, topic: str, partitions: int) -> Topic:
-        """Return a topic that was just made or grown, once the brokers can describe it.
+        """Return a topic that was just created or grown, once the brokers can describe it.
 
-        Each broker hears of it in its own time: one may know the leaders, and the next one asked not even the topic.
+        Brokers learn of it at different times: one may know its leaders while the next one does not know the topic.
         """
         await self._until(f"topic {topic!r} to get its leaders", lambda: self._has_leaders(topic, partitions))
         found: list[Topic] = []
@@ -104,9 +104,9 @@ class KafkaAdmin:
         return found[-1]
 
     async def configure(self, topic: str, config: TopicConfig) -> Topic:
-        """Set all settings, and take back those that only the topic's former configuration had.
+        """Set the whole configuration, and reset the properties that only the former one had.
 
-        How many copies an append waits for is not one of them, unless it is asked for: the topic was made with it.
+        The number of copies that an append waits for is kept unless `extra` sets it: the topic was created with it.
         """
         self._check_open()
         checks.check_topic(topic)
@@ -121,7 +121,7 @@ class KafkaAdmin:
         return await self._learn(topic)
 
     async def describe(self, topic: str) -> Topic:
-        """Say what the topic is now."""
+        """Return the topic as it is now."""
         self._check_open()
         return await self._learn(checks.check_topic(topic))
 
@@ -141,7 +141,7 @@ class KafkaAdmin:
             if not change.may_be_made:
                 raise
         await self._until(f"topic {topic!r} to go", lambda: self._is_gone(topic))
-        self._catalogue.forget(topic)
+        self._topic_cache.forget(topic)
 
     async def add_partitions(self, topic: str, *, total: int) -> Topic:
         """Give the topic more partitions."""
@@ -149,7 +149,7 @@ class KafkaAdmin:
         checks.check_partitions(total)
         known = await self._cluster.describe(checks.check_topic(topic))
         if total <= known.partitions:
-            problem = f"it has {known.partitions} partitions, {total} were asked for"
+            problem = f"it has {known.partitions} partitions, {total} were requested"
             raise ImpossibleTopicChange(topic, problem, "ask for more, or copy into a new topic")
         operation, change = f"add partitions to topic {topic!r}", Change()
         try:
@@ -176,14 +176,14 @@ class KafkaAdmin:
         topic: str,
         change: Change,
     ) -> None:
-        """Ask for a change; whatever comes of it, what was known about the topic may be wrong now."""
+        """Request a change; then drop the cached topic, which may be wrong now even if the request failed."""
         try:
             await self._cluster.ask(operation, request, what, topic=topic, change=change)
         finally:
-            self._catalogue.forget(topic)
+            self._topic_cache.forget(topic)
 
     async def _learn(self, topic: str) -> Topic:
-        return self._catalogue.remember(await self._cluster.describe(topic))
+        return self._topic_cache.remember(await self._cluster.describe(topic))
 
     async def _until(self, what: str, holds: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         """Wait until the brokers' metadata has caught up with a change they accepted."""
@@ -205,7 +205,7 @@ class KafkaAdmin:
 
     async def _has_settings(self, topic: str, before: dict[str, str], wanted: dict[str, str]) -> bool:
         _, own = await self._cluster.settings(topic)
-        # A broker may write a value in another way than we do; that it is no longer the old one is enough.
+        # A broker may write a value differently from us; it is enough that it is no longer the old one.
         return own.keys() == wanted.keys() and all(
             own[name] == value or own[name] != before.get(name) for name, value in wanted.items()
         )
@@ -227,7 +227,7 @@ def _unset(name: str) -> Any:  # noqa: ANN401
 
 
 def _refusal(error: HeadraceError) -> Any:  # noqa: ANN401
-    """Return the broker's own error behind one of ours, if it has one."""
+    """Return the broker's error that caused one of ours, if there is one."""
     cause = error.__cause__
     return error_in(cause) if isinstance(cause, KafkaException) else None
 

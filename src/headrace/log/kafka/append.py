@@ -1,4 +1,4 @@
-"""Appends outside of transactions: checked, placed, and given to the producer of their topic."""
+"""Appends outside of transactions: records are checked, get a partition, and go to the producer for their topic."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _UTF8_BYTES_AT_MOST = 4
 
 
 class Placer:
-    """Places the records of one topic. What nearly every record is goes the short way; `place` has the last word."""
+    """Places the records of one topic. The common case is decided here; all others go to the function `place`."""
 
     __slots__ = ("_limit_bytes", "_partitions", "topic")
 
@@ -55,7 +55,7 @@ class Placer:
         return time.time_ns() // 1_000_000 + self.topic.config.timestamp_ahead_ms
 
     def place(self, record: NewRecord, *, latest_ms: int = 0) -> int:
-        """Return what `place` returns. `latest_ms`, looked up once for many records, keeps those with a time quick."""
+        """Return the record's partition, as the function `place` does; many records can share one `latest_ms`."""
         key, value, timestamp_ms = record.key, record.value, record.timestamp_ms
         if type(key) is not bytes or type(value) is not bytes:
             return place(record, self.topic)
@@ -72,8 +72,8 @@ class Placer:
 def place(record: NewRecord, topic: Topic) -> int:
     """Return the record's partition, ANY_PARTITION where the driver may choose.
 
-    The timestamp is held against this machine's clock: the broker has the last word, but it refuses a batch
-    whole, and with it the records of others.
+    The timestamp is compared with this machine's clock. The broker checks it too, but refuses a whole batch, and
+    with it the records of others.
     """
     config, key = topic.config, record.key
     if not (isinstance(key, _BYTES) and isinstance(record.value, _BYTES)):
@@ -97,7 +97,7 @@ def _not_bytes(record: NewRecord) -> BadArgument:
 
 def _check_timestamp(timestamp_ms: int, topic: Topic, now_ms: int) -> None:
     if timestamp_ms < 1:
-        raise BadArgument("timestamp_ms", timestamp_ms, "Kafka's producers know no time before 1 ms after 1970")
+        raise BadArgument("timestamp_ms", timestamp_ms, "Kafka's producers take no timestamp below 1 ms")
     if timestamp_ms > now_ms + topic.config.timestamp_ahead_ms:
         raise TimestampTooFarAhead(topic.name, timestamp_ms, topic.config.timestamp_ahead_ms)
 
@@ -108,11 +108,11 @@ def _given(partition: int, topic: Topic) -> int:
     return partition
 
 
-_LANES_KEPT = 10_000
+_FAST_PATHS_KEPT = 10_000
 
 
 def batch_bytes_of(topic: Topic) -> int:
-    """Return how large batches for the topic may grow: a broker refuses a batch above the topic's limit whole.
+    """Return the size limit of batches for the topic: a broker refuses a whole batch that is above the topic's limit.
 
     Small limits are rounded down to a power of two, so that there are few kinds of producers.
     """
@@ -121,7 +121,7 @@ def batch_bytes_of(topic: Topic) -> int:
 
 
 def refusal_of(error: object, record: NewRecord, topic: Topic | None) -> HeadraceError | None:
-    """Return the refusal of a single record that the broker answered with, if it was that."""
+    """Return the error for a single record that the broker refused; None for any other error."""
     code = error.code()  # type: ignore[attr-defined]  # the driver has no types
     if code == KafkaError.INVALID_TIMESTAMP:
         bound_ms = topic.config.timestamp_ahead_ms if topic else 0
@@ -129,27 +129,27 @@ def refusal_of(error: object, record: NewRecord, topic: Topic | None) -> Headrac
     if code in {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}:
         return RecordTooLarge(record.topic, size_of(record), topic.config.max_record_bytes if topic else 0)
     if code == KafkaError.INVALID_RECORD:
-        return BadArgument(f"record for topic {record.topic!r}", record.key, "the broker takes no such record there")
+        return BadArgument(f"record for topic {record.topic!r}", record.key, "the broker refuses this record")
     return None
 
 
 class RecordPlacement:
-    """Checks records against their topics and gives each a partition, all before anything is produced."""
+    """Checks all records against their topics and gives each a partition, before anything is produced."""
 
-    def __init__(self, catalogue: TopicCache) -> None:
-        self._catalogue = catalogue
+    def __init__(self, topic_cache: TopicCache) -> None:
+        self._topic_cache = topic_cache
 
     async def place(self, records: Sequence[NewRecord]) -> tuple[Mapping[str, Topic], list[Placed]]:
         """Return the topics of the records, and the records with their partitions."""
-        topics = {name: await self._catalogue.get(name) for name in {record.topic for record in records}}
+        topics = {name: await self._topic_cache.get(name) for name in {record.topic for record in records}}
         if len(topics) == 1:
             return topics, _place_all(records, topics[records[0].topic])
         return topics, [(record, place(record, topics[record.topic])) for record in records]
 
     def forget(self, topics: Iterable[str]) -> None:
-        """Ask again what these topics take: a broker refused what they were thought to take."""
+        """Forget these topics: a broker refused what their cached descriptions allow."""
         for topic in topics:
-            self._catalogue.forget(topic)
+            self._topic_cache.forget(topic)
 
 
 def _place_all(records: Sequence[NewRecord], topic: Topic) -> list[Placed]:
@@ -158,7 +158,7 @@ def _place_all(records: Sequence[NewRecord], topic: Topic) -> list[Placed]:
     return [(record, place_one(record, latest_ms=latest_ms)) for record in records]
 
 
-class _Lane(NamedTuple):
+class _FastPath(NamedTuple):
     placer: Placer
     appender: Appender
 
@@ -169,53 +169,53 @@ class Producers:
     def __init__(
         self,
         cluster: Cluster,
-        catalogue: TopicCache,
+        topic_cache: TopicCache,
         *,
         delivery_timeout_s: float,
     ) -> None:
         self._cluster = cluster
-        self._catalogue = catalogue
+        self._topic_cache = topic_cache
         self._faults = cluster.faults
         self._delivery_timeout_s = delivery_timeout_s
-        self._placing = RecordPlacement(catalogue)
-        self._lanes: dict[str, _Lane] = {}
+        self._placing = RecordPlacement(topic_cache)
+        self._fast_paths: dict[str, _FastPath] = {}
         self._appenders: dict[int, Appender] = {}
         self._retired: list[Appender] = []
 
     def append(self, records: Sequence[NewRecord]) -> Awaitable[list[Position]]:
-        """Write records; what is returned gives their positions or raises DeliveryFailed.
+        """Start writing records. The returned awaitable gives their positions or raises DeliveryFailed.
 
-        Not a coroutine: one record for a known topic, the case that must be quick, needs no more than a future.
+        This is not a coroutine: one record for a known topic must be fast, and needs only a future.
         """
         if len(records) != 1:
             return self._append(records)
         record = records[0]
-        topic = self._catalogue.fresh(record.topic)
+        topic = self._topic_cache.fresh(record.topic)
         if topic is None:
             return self._append(records)
-        lane = self._lanes.get(record.topic)
-        if lane is None or lane.placer.topic is not topic or lane.appender.is_dead:
-            lane = self._lane(topic)
-        return lane.appender.append_one(record, lane.placer.place(record))
+        fast_path = self._fast_paths.get(record.topic)
+        if fast_path is None or fast_path.placer.topic is not topic or fast_path.appender.is_dead:
+            fast_path = self._fast_path(topic)
+        return fast_path.appender.append_one(record, fast_path.placer.place(record))
 
     async def close(self, timeout_s: float) -> None:
-        """Flush and let go of all producers."""
+        """Flush and close all producers."""
         appenders = [*self._appenders.values(), *self._retired]
         await asyncio.gather(*(appender.close(timeout_s) for appender in appenders))
 
-    def _lane(self, topic: Topic) -> _Lane:
+    def _fast_path(self, topic: Topic) -> _FastPath:
         """Remember what appends of single records to a topic need, until its description changes."""
-        if len(self._lanes) >= _LANES_KEPT:
-            self._lanes.clear()
-        lane = self._lanes[topic.name] = _Lane(Placer(topic), self._appender(batch_bytes_of(topic)))
-        return lane
+        if len(self._fast_paths) >= _FAST_PATHS_KEPT:
+            self._fast_paths.clear()
+        fast_path = self._fast_paths[topic.name] = _FastPath(Placer(topic), self._appender(batch_bytes_of(topic)))
+        return fast_path
 
     async def _append(self, records: Sequence[NewRecord]) -> list[Position]:
         topics, placed = await self._placing.place(records)
         return await self._spread(topics, placed)
 
     async def _spread(self, topics: Mapping[str, Topic], placed: list[Placed]) -> list[Position]:
-        """Give each producer its records; nearly always there is one."""
+        """Give each producer its records; nearly always there is one producer."""
         sizes = {name: batch_bytes_of(topic) for name, topic in topics.items()}
         if len(set(sizes.values())) == 1:
             return await self._appender(next(iter(sizes.values()))).append(placed)
@@ -243,8 +243,8 @@ class Producers:
     async def named(self, failure: DeliveryFailed) -> HeadraceError:
         """Return the error to raise for a record that was not delivered."""
         topic = failure.record.topic
-        refusal = refusal_of(failure.error, failure.record, self._catalogue.fresh(topic))
-        self._catalogue.forget(topic)  # deleted, grown or re-configured by somebody else, perhaps
+        refusal = refusal_of(failure.error, failure.record, self._topic_cache.fresh(topic))
+        self._topic_cache.forget(topic)  # another process may have deleted, grown or re-configured it
         if refusal is not None:
             return refusal
         if failure.error.code() == KafkaError._DESTROY:  # noqa: SLF001 - its partition was taken away
@@ -262,9 +262,9 @@ class Producers:
         )
 
     async def _gone(self, topic: str) -> HeadraceError:
-        """Say what became of a topic whose partition disappeared under an append."""
+        """Return the error for a topic whose partition disappeared during an append."""
         try:
-            await self._catalogue.get(topic)
+            await self._topic_cache.get(topic)
         except HeadraceError as error:
             return error
         return OperationFailed(f"append to topic {topic!r}", "its partition was replaced", outcome_known=False)

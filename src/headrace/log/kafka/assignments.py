@@ -1,4 +1,4 @@
-"""What a member of a group owns, kept true through rebalances."""
+"""The partitions that a member of a group owns, updated by rebalances."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _LISTENER_S = 0.5
 
 
 class Assignment:
-    """The partitions of one member. The driver calls it in the member's thread, from inside of polls.
+    """The partitions of one member. The driver calls it in the member's thread, from inside polls.
 
-    The listener is called on the event loop meanwhile. `problem` is what went wrong and was not raised yet;
-    `lost_at` says where a partition's committed offset was that the log does not hold any more, `unreadable` where one
-    stands before a record that can't be decoded, `paused` which ones the application wants nothing of.
+    The listener is called on the event loop meanwhile. `problem` is an error that was not raised yet. `lost_at` has
+    the committed offsets that the log does not hold any more, `unreadable` the offsets of records that can't be decoded
+    and at which their partitions have stopped, `paused` the partitions that the application has paused.
     """
 
     def __init__(self, cluster: Cluster, group: str, listener: Listener | None, start_at: StartAt) -> None:
@@ -46,34 +46,34 @@ class Assignment:
     def on_assign(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
         """Take partitions over, from where they are to start."""
         if self.is_ending:
-            # Given back at once. Any offset will do, and spares the question for the commits.
+            # They are given back at once, so any offset will do; the committed ones need not be fetched.
             consumer.incremental_assign(
                 [confluent_kafka.TopicPartition(each.topic, each.partition, 0) for each in partitions]
             )
             return
-        taken = _places(partitions)
+        taken = _topic_partitions(partitions)
         consumer.incremental_assign(self._starts(consumer, partitions))
         for at in taken:
             self.lost_at.pop(at, None)
             self.unreadable.pop(at, None)
-            self.paused.discard(at)  # the driver fetches what is assigned anew
+            self.paused.discard(at)  # the driver fetches a partition that is assigned again
         self._change(self.partitions | taken)
         if self.listener is not None:
-            self._tell(self.listener.assigned, taken)
+            self._call_listener(self.listener.assigned, taken)
 
     def on_revoke(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
-        """Give partitions back, once the listener has been told."""
-        gone = _places(partitions)
+        """Give partitions back after the listener was called."""
+        gone = _topic_partitions(partitions)
         if self.listener is not None:
-            self._tell(self.listener.revoked, gone)
+            self._call_listener(self.listener.revoked, gone)
         self._change(self.partitions - gone)
 
     def on_lost(self, consumer: Any, partitions: list[Any]) -> None:  # noqa: ANN401
         """Note that partitions are gone already."""
-        gone = _places(partitions)
+        gone = _topic_partitions(partitions)
         self._change(self.partitions - gone)
         if self.listener is not None:
-            self._tell(self.listener.lost, gone)
+            self._call_listener(self.listener.lost, gone)
 
     def _change(self, assignment: frozenset[TopicPartition]) -> None:
         if assignment != self.partitions:
@@ -94,12 +94,12 @@ class Assignment:
             return [confluent_kafka.TopicPartition(each.topic, each.partition, OFFSET_STORED) for each in partitions]
 
     def _start(self, consumer: Any, commit: Any) -> Any:  # noqa: ANN401
-        if commit.error is not None:  # no answer, which must not be taken for "no commit"
+        if commit.error is not None:  # this is no answer, and must not be taken for "no commit"
             raise KafkaException(commit.error)
         return self._first(consumer, commit) if commit.offset < 0 else commit
 
     def _first(self, consumer: Any, partition: Any) -> Any:  # noqa: ANN401
-        """Return the start without a commit. The end is asked for now: what is appended from here on is ours."""
+        """Return the start of a partition without a commit. The end is looked up now: later records must be read."""
         where = confluent_kafka.TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)
         if self._start_at == "latest":
             found = consumer.get_watermark_offsets(where, timeout=self._cluster.request_timeout_s)
@@ -108,7 +108,7 @@ class Assignment:
             where.offset = found[1]
         return where
 
-    def _tell(
+    def _call_listener(
         self, listen: Callable[[frozenset[TopicPartition]], Awaitable[None]], partitions: frozenset[TopicPartition]
     ) -> None:
         """Call the listener on the loop and wait for it; what it raises is raised by the poll."""
@@ -118,12 +118,12 @@ class Assignment:
         async def call() -> None:
             await listen(partitions)
 
-        told = asyncio.run_coroutine_threadsafe(call(), self._loop)
-        while not told.done() and not self._loop.is_closed():
-            concurrent.futures.wait([told], _LISTENER_S)
-        if told.done():
-            self.problem = told.exception() or self.problem
+        called = asyncio.run_coroutine_threadsafe(call(), self._loop)
+        while not called.done() and not self._loop.is_closed():
+            concurrent.futures.wait([called], _LISTENER_S)
+        if called.done():
+            self.problem = called.exception() or self.problem
 
 
-def _places(partitions: Iterable[Any]) -> frozenset[TopicPartition]:
+def _topic_partitions(partitions: Iterable[Any]) -> frozenset[TopicPartition]:
     return frozenset(TopicPartition(each.topic, each.partition) for each in partitions)

@@ -1,4 +1,4 @@
-"""How clients of Kafka are set up: addresses, librdkafka's settings, the first contact, its own log lines, its threads.
+"""Kafka clients: addresses, librdkafka's settings, the first connection, the driver's log lines, threads for its calls.
 
 Every setting that is not a default says why.
 """
@@ -26,14 +26,14 @@ __all__ = [
     "DRIVER_LOG",
     "LOGGER",
     "WHOLE_BATCH_BYTES",
-    "Breaks",
     "ClientConfigs",
-    "Complaints",
+    "ConnectionBreaks",
+    "ConnectionErrors",
     "DriverLog",
     "Threads",
     "admin_client",
-    "greet",
     "servers_of",
+    "wait_for_broker",
 ]
 
 _SERVER = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})")
@@ -60,9 +60,9 @@ _PROPAGATION_MS = 3_000
 _BOUNDED_WAIT_MS = 1
 _FOLLOW_WAIT_MS = 100
 _INFO = 6  # of syslog
-# An append is tried on so many connections, if need be, before its time is up.
+# An append is tried on up to this number of connections before its time is up.
 _ATTEMPTS = 3
-# Consumers take no less: a second above the longest wait at the end of a partition.
+# The least that consumers accept: a second more than the longest wait at the end of a partition.
 _LEAST_SILENCE_MS = 1_100
 
 
@@ -95,7 +95,7 @@ class ClientConfigs:
                 **self._delivering(min(self._settings.delivery_timeout_s, timeout_ms / 1000)),
                 "transactional.id": transactional_id,
                 "transaction.timeout.ms": timeout_ms,
-                "log_level": _INFO,  # broken connections are told there, and Breaks must hear of them
+                "log_level": _INFO,  # broken connections are reported at this level, for ConnectionBreaks
                 "log.connection.close": True,
             }
         )
@@ -105,7 +105,7 @@ class ClientConfigs:
         return self._client(
             {
                 **_CONSUMING,
-                "group.id": "headrace-reader",  # demanded by the client, never joined
+                "group.id": "headrace-reader",  # the client demands one; it is never joined
                 "enable.partition.eof": True,  # carries the position past what readers never see
                 "fetch.wait.max.ms": _FOLLOW_WAIT_MS if follow else _BOUNDED_WAIT_MS,
             }
@@ -140,7 +140,7 @@ class ClientConfigs:
         }
 
     def _delivering(self, timeout_s: float) -> Config:
-        """Bound deliveries. A broker that falls silent must be given up long before the records that wait for it."""
+        """Return time-outs for deliveries: a silent broker is given up long before the records that wait for it."""
         attempt_s = min(self._attempt_s, timeout_s / _ATTEMPTS)
         return {"message.timeout.ms": max(1, int(timeout_s * 1000)), **_silence(attempt_s)}
 
@@ -159,7 +159,7 @@ class ClientConfigs:
 
 
 def _silence(attempt_s: float) -> Config:
-    """Bound how long one broker's silence is borne, whatever the client waits for."""
+    """Return time-outs for one broker's silence, whatever the client waits for."""
     attempt_ms = max(_LEAST_SILENCE_MS, int(attempt_s * 1000))
     return {
         "socket.timeout.ms": attempt_ms,
@@ -195,7 +195,7 @@ _NUMBERS = re.compile(r"[0-9]+")
 
 
 class DriverLog:
-    """Takes the place of a Logger for librdkafka's clients, which call `log` from any thread."""
+    """A stand-in for a Logger that librdkafka's clients call from any thread."""
 
     def __init__(self, logger: logging.Logger = LOGGER, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
@@ -246,7 +246,7 @@ class DriverLog:
 
 
 def warn_aloud(logger: logging.Logger, message: str, *args: object) -> None:
-    """Warn, by the standard library's last resort where the program has configured no logging at all."""
+    """Log a warning; on stderr (logging.lastResort) if the program has not configured logging."""
     logger.warning(message, *args)
     if logging.lastResort is not None and not _is_heard(logger):
         record = logger.makeRecord(logger.name, logging.WARNING, __file__, 0, message, args, None)
@@ -254,7 +254,7 @@ def warn_aloud(logger: logging.Logger, message: str, *args: object) -> None:
 
 
 def _is_heard(logger: logging.Logger) -> bool:
-    """Return True if somebody who configured logging gets the logger's lines, be it to drop them."""
+    """Return True if the program configured a handler for the logger, even one that drops its lines."""
     above: logging.Logger | None = logger
     while above is not None:
         if above.disabled or any(not isinstance(handler, logging.NullHandler) for handler in above.handlers):
@@ -265,7 +265,7 @@ def _is_heard(logger: logging.Logger) -> bool:
 
 DRIVER_LOG = DriverLog()
 
-# Looks are short, so that refusals and failed connections are heard soon, the first one most of all.
+# Each look is short, and the first one shortest, so that refusals and failed connections are noticed soon.
 _FIRST_LOOK_S = 0.5
 _LOOK_S = 1.0
 _REFUSED = frozenset(
@@ -275,53 +275,53 @@ _REFUSED = frozenset(
         KafkaError.SASL_AUTHENTICATION_FAILED,
     }
 )
-# It only says that no connection is left; the others say why.
+# This error says only that no connection is left; the others say why.
 _NO_REASON = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
 
 
-class Complaints:
-    """What connections of one client ran into, the last of each kind."""
+class ConnectionErrors:
+    """The last refusal and the last other error of one client's connections."""
 
     def __init__(self) -> None:
         self.refusal: str | None = None
         self.trouble: str | None = None
 
-    def hear(self, error: Any) -> None:  # noqa: ANN401 - the driver has no types
-        """Take note; librdkafka calls it from `poll`."""
+    def note(self, error: Any) -> None:  # noqa: ANN401 - the driver has no types
+        """Keep an error; librdkafka calls this from `poll`."""
         if error.code() in _REFUSED:
             self.refusal = error.str()
         elif error.code() != _NO_REASON:
             self.trouble = error.str()
 
 
-def admin_client(config: Mapping[str, Any], complaints: Complaints, *, given: Sequence[str]) -> AdminClient:
-    """Return the client. Raises BadArgument for properties it does not take; of those given only names are told."""
+def admin_client(config: Mapping[str, Any], errors: ConnectionErrors, *, given: Sequence[str]) -> AdminClient:
+    """Return the client. Raises BadArgument, which shows their names only, if it refuses the given properties."""
     try:
-        return AdminClient({**config, "error_cb": complaints.hear}, logger=DRIVER_LOG)
+        return AdminClient({**config, "error_cb": errors.note}, logger=DRIVER_LOG)
     except KafkaException as failure:
         raise BadArgument("log.kafka.client", sorted(given), error_in(failure).str()) from failure
 
 
-def greet(client: Any, complaints: Complaints, address: str, *, timeout_s: float, connect_s: float) -> None:  # noqa: ANN401
-    """Wait for an answer; blocks.
+def wait_for_broker(client: Any, errors: ConnectionErrors, address: str, *, timeout_s: float, connect_s: float) -> None:  # noqa: ANN401
+    """Wait until a broker answers; blocks.
 
-    Raises Forbidden as soon as we are refused, and Unreachable when the time is up: `connect_s` where connections
-    fail, because nobody is there, `timeout_s` where somebody is there who takes long to answer.
+    Raises Forbidden as soon as a broker refuses us, and Unreachable when the time is up: after `connect_s` if
+    connections fail, after `timeout_s` if a broker is there and does not answer.
     """
     began_s = time.monotonic()
     look_s = _FIRST_LOOK_S
     while True:
-        allowed_s = connect_s if complaints.trouble is not None else timeout_s
+        allowed_s = connect_s if errors.trouble is not None else timeout_s
         left_s = began_s + min(allowed_s, timeout_s) - time.monotonic()
         try:
             client.list_topics(timeout=max(0.01, min(look_s, left_s)))
             return
         except KafkaException as failure:
-            client.poll(0)  # lets the complaints out
-            if complaints.refusal is not None:
-                raise Forbidden(f"connect to {address}", complaints.refusal) from failure
+            client.poll(0)  # librdkafka calls `note` from here
+            if errors.refusal is not None:
+                raise Forbidden(f"connect to {address}", errors.refusal) from failure
             if left_s <= look_s:
-                raise Unreachable(address, complaints.trouble or error_in(failure).str()) from failure
+                raise Unreachable(address, errors.trouble or error_in(failure).str()) from failure
         look_s = _LOOK_S
 
 
@@ -338,7 +338,7 @@ class Threads:
         self._running: set[asyncio.Future[Any]] = set()
 
     def start(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """Begin a call; the returned future can be awaited or left alone. Raises Closed after `join`."""
+        """Start a call; the caller need not await the returned future. Raises Closed after `join`."""
         if self._is_ended:
             raise Closed("the Kafka log")
         call = functools.partial(function, *args, **kwargs)
@@ -352,7 +352,7 @@ class Threads:
         return await asyncio.shield(self.start(function, *args, **kwargs))
 
     async def join(self) -> None:
-        """Take no more calls, let those that run come to their end, and end the threads."""
+        """Refuse further calls, wait for those that run, and end the threads."""
         self._is_ended = True
         self._executor.shutdown(wait=False)
         if self._running:
@@ -360,15 +360,15 @@ class Threads:
         self._executor.shutdown(wait=True)
 
 
-# librdkafka tells an error that is identical to the one before at most once in 30 s.
+# librdkafka reports an error that is identical to the one before at most once in 30 s.
 _TOLD_ONCE_IN_S = 35.0
 _BROKEN = frozenset({"FAIL", "REQTMOUT"})
 # A connection that never came up has carried no request of ours.
 _NEVER_UP = re.compile(r" in state (?!UP|REAUTH)[A-Z_]+")
 
 
-class Breaks:
-    """Remembers when a connection broke last. It is the client's logger: nothing else is told of every break.
+class ConnectionBreaks:
+    """The time at which a connection last broke. It is the client's logger, because only log lines report every break.
 
     A request that was on its way when its connection broke may still reach the broker, at any later time, after
     librdkafka has sent it again and has had its answer.
@@ -384,5 +384,5 @@ class Breaks:
         DRIVER_LOG.log(level, form, facility, client, text)
 
     def since(self, moment_s: float) -> bool:
-        """Return True if a connection may have broken since then; what is queued must have been polled for."""
+        """Return True if a connection may have broken since then; poll first, so that queued lines have arrived."""
         return self._heard_s >= moment_s - _TOLD_ONCE_IN_S

@@ -16,10 +16,10 @@ from headrace.model import TopicPartition
 
 __all__ = ["ConsumerPool", "PooledConsumer", "take"]
 
-# The driver forgets topics that nobody reads after some minutes.
+# The driver forgets topics that are not read for some minutes.
 _TRUSTED_S = 60.0
 _TOPICS_KEPT = 10_000
-_ANSWER_S = 1.0  # longer than that it need not be: the driver would ask again by itself
+_ANSWER_S = 1.0  # no longer is needed: the driver would ask again automatically
 
 
 def take(consumer: Any, max_records: int, wait_s: float) -> list[Any]:  # noqa: ANN401
@@ -42,22 +42,22 @@ class PooledConsumer:
         self._asked_s: dict[str, float] = {}
 
     def seek(self, at: TopicPartition, offset: int) -> None:
-        """Go to a place. Blocking; to be run in the consumer's thread, as all below."""
+        """Start at an offset of a partition. Blocks; runs in the consumer's thread, as all methods below."""
         self._find_leaders(at.topic)
         self._consumer.assign([confluent_kafka.TopicPartition(at.topic, at.partition, offset)])
 
     def _find_leaders(self, topic: str) -> None:
-        """Ask who leads a topic that is new here: by itself the driver asks at its next tick, up to a second later."""
+        """Ask for the leaders of a new topic now: the driver would ask at its next tick, up to a second later."""
         if time.monotonic() - self._asked_s.get(topic, -_TRUSTED_S) < _TRUSTED_S:
             return
         if len(self._asked_s) >= _TOPICS_KEPT:
             self._asked_s.clear()
-        with contextlib.suppress(KafkaException):  # no broker answers: whoever reads will find out
+        with contextlib.suppress(KafkaException):  # no broker answers: the read will fail with the reason
             self._consumer.list_topics(topic, _ANSWER_S)
             self._asked_s[topic] = time.monotonic()
 
     def take(self, max_records: int, wait_s: float) -> list[Any]:
-        """Return what comes next, and events; empty when the time is up."""
+        """Return the next messages and events; none if the time is up."""
         return take(self._consumer, max_records, wait_s)
 
     def rest(self) -> bool:
@@ -69,7 +69,7 @@ class PooledConsumer:
         return True
 
     def shut(self) -> None:
-        """Close it for good."""
+        """Close the consumer."""
         self._consumer.close()
         self._consumer = None
 
@@ -88,7 +88,7 @@ class ConsumerPool:
 
     @property
     def idle(self) -> int:
-        """How many consumers wait for their next reader."""
+        """The number of consumers that wait for their next reader."""
         return len(self._idle)
 
     def check_open(self) -> None:
@@ -106,7 +106,7 @@ class ConsumerPool:
     def give_back(self, consumer: PooledConsumer) -> None:
         """Take a consumer back, without waiting: its thread may still be in a poll."""
         if self._is_closed:
-            return  # close() has it in hand
+            return  # close() closes it
         resting = consumer.threads.start(consumer.rest)
         resting.add_done_callback(lambda rested: self._rested(consumer, usable=rested.result()))
 

@@ -1,4 +1,4 @@
-"""Records into a producer's queue, what to do when it does not know their partition yet, and the last flush."""
+"""Deliveries: records on their way through a producer's queue, a new partition's refresh, and the last flush."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Placed: TypeAlias = tuple[NewRecord, int]
 REFRESHES = 20
 _REFRESH_S = 5.0
 _APPLY_S = 0.01
-# Longer than the brokers need to elect another leader, shorter than an operator's patience.
+# Longer than an election of another leader takes, and short enough for an operator to wait.
 _STALLED_S = 5.0
 _LOOK_EVERY_S = 0.1
 
@@ -45,7 +45,7 @@ def produce(producer: Any, record: NewRecord, partition: int, on_delivery: Any) 
     if not record.headers and record.timestamp_ms is None:
         producer.produce(record.topic, record.value, record.key, partition, on_delivery)
         return
-    # By position: names cost a fifth of the call. The one left out is another name of `on_delivery`.
+    # By position, because keywords cost a fifth of the call. The parameter left out is an alias of `on_delivery`.
     timestamp_ms = record.timestamp_ms or 0
     producer.produce(
         record.topic, record.value, record.key, partition, on_delivery, None, timestamp_ms, list(record.headers)
@@ -53,21 +53,21 @@ def produce(producer: Any, record: NewRecord, partition: int, on_delivery: Any) 
 
 
 def is_about_partition(error: Any) -> bool:  # noqa: ANN401
-    """Say whether a producer refused a partition that, as we know, is there: it was added a moment ago."""
+    """Return True if a producer refused a partition that exists: it was added a moment ago."""
     return bool(error.code() == KafkaError._UNKNOWN_PARTITION)  # noqa: SLF001
 
 
 def refresh(client: Any, timeout_s: float = _REFRESH_S) -> None:  # noqa: ANN401
-    """Let a client learn about new partitions and leaders. Blocking; when it fails the next request says why."""
+    """Refresh a client's partitions and leaders. Blocks; if it fails, the next request raises the reason."""
     with contextlib.suppress(KafkaException):
         client.list_topics(timeout=timeout_s)
-    time.sleep(_APPLY_S)  # the answer is ours before librdkafka has applied it to its own topics
+    time.sleep(_APPLY_S)  # librdkafka applies the answer to its own topics after it returned it
 
 
 def flush(producer: Any, timeout_s: float) -> bool:  # noqa: ANN401
-    """Wait until all is delivered; returns whether it is. Blocking.
+    """Wait until all records are delivered; returns True if they are. Blocks.
 
-    Gives up when time is up, and before that when nothing was delivered for a while: nobody is there to take it.
+    Gives up when the time is up, or earlier if nothing was delivered for a while: no broker takes records then.
     """
     deadline = time.monotonic() + timeout_s
     left, stalled_at = len(producer), time.monotonic() + _STALLED_S
@@ -78,12 +78,12 @@ def flush(producer: Any, timeout_s: float) -> bool:  # noqa: ANN401
     return not left
 
 
-# What Position._make does, without its call of Python.
+# Does what Position._make does, without a call of a Python function.
 _position: Callable[[tuple[str, int, int, int]], Position] = functools.partial(tuple.__new__, Position)
 
 
 class DeliveryFailed(Exception):
-    """A record of an append was not delivered; `brokers_down` says that no broker was in sight."""
+    """A record of an append was not delivered; `brokers_down` is True if no broker could be reached."""
 
     def __init__(self, record: NewRecord, error: Any, *, brokers_down: bool) -> None:  # noqa: ANN401
         super().__init__(record.topic, error)
@@ -93,7 +93,7 @@ class DeliveryFailed(Exception):
 
 
 class OneRecord:
-    """An append of one record. It is its own delivery callback, and when called puts itself into `landed`."""
+    """An append of one record. It is its own delivery callback, which puts it into `landed`."""
 
     __slots__ = ("error", "future", "landed", "partition", "position", "record", "refreshes", "started")
 
@@ -110,7 +110,7 @@ class OneRecord:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a part of it is on its way while it waits."""
+        """True if some of its records are queued already while it waits."""
         return False
 
     @property
@@ -124,7 +124,7 @@ class OneRecord:
         counts[topic] = counts.get(topic, 0) + 1
 
     def produce(self, producer: Any) -> bool:  # noqa: ANN401
-        """Queue the record; it is on its way then. Raises BufferError, KafkaException."""
+        """Queue the record. Raises BufferError, KafkaException."""
         produce(producer, self.record, self.partition, self)
         return True
 
@@ -141,12 +141,12 @@ class OneRecord:
         self.landed.append(self)
 
     def refuse(self, error: Any) -> bool:  # noqa: ANN401
-        """Give up; nothing is on its way."""
+        """Fail the append; nothing of it is on its way."""
         self.error = error
         return False
 
     def settle(self, brokers_down: bool) -> None:
-        """Wake the caller, unless it went away."""
+        """Wake the caller, unless it was cancelled."""
         if self.future.done():
             return
         if self.error is None:
@@ -156,10 +156,10 @@ class OneRecord:
 
 
 class ManyRecords:
-    """An append of several records: lands with the last of them.
+    """An append of several records, complete when the last of them is delivered.
 
-    Each delivery takes a number, and so does the loop when it has produced the last record. Whoever gets the number
-    `_last`, which is set before the loop takes its own, was the last of all: there is one, whatever the threads do.
+    Each delivery takes a number, and so does the loop after it produced the last record. The one that gets the number
+    `_last`, which is set before the loop takes its own, is the last: there is exactly one, whatever the threads do.
     """
 
     __slots__ = (
@@ -194,7 +194,7 @@ class ManyRecords:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a part of it is on its way while it waits."""
+        """True if some of its records are queued already while it waits."""
         return self._at > 0
 
     @property
@@ -208,9 +208,9 @@ class ManyRecords:
             counts[record.topic] = counts.get(record.topic, 0) + 1
 
     def produce(self, producer: Any) -> bool:  # noqa: ANN401
-        """Queue what is not queued yet; returns whether it is still on its way.
+        """Queue what is not queued yet; returns True if deliveries are still to come.
 
-        Raises BufferError, KafkaException; the next call goes on from there.
+        Raises BufferError, KafkaException; the next call continues from there.
         """
         deliver = self._deliver
         for record, partition in itertools.islice(self._placed, self._at, None):
@@ -219,12 +219,12 @@ class ManyRecords:
         return not self._is_last(after=self._at)
 
     def refuse(self, error: Any) -> bool:  # noqa: ANN401
-        """Give up at the record that could not be queued; returns whether others are still on their way."""
+        """Give up at the record that could not be queued; returns True if others are still on their way."""
         self._errors[self._at] = error
         return not self._is_last(after=self._at)
 
     def settle(self, brokers_down: bool) -> None:
-        """Wake the caller, unless it went away."""
+        """Wake the caller, unless it was cancelled."""
         if self.future.done():
             return
         if not self._errors:
@@ -246,7 +246,7 @@ class ManyRecords:
             self.landed.append(self)
 
     def _is_last(self, *, after: int) -> bool:
-        """Take the loop's number, having produced so many records."""
+        """Take the loop's number after that many produced records; returns True if it is the last number."""
         self._last = after
         return self._number() == self._last
 

@@ -1,4 +1,4 @@
-"""From librdkafka's error codes to our errors."""
+"""The translation of librdkafka's error codes into our errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 from headrace.errors import Closed, Forbidden, HeadraceError, OperationFailed, TimedOut, UnknownTopic, Unreachable
 
 __all__ = [
-    "FATAL_TOLD",
+    "FATAL_RAISED",
     "FENCED",
     "NOT_OWNER",
     "PURGED",
@@ -28,9 +28,9 @@ UNKNOWN_TOPIC = frozenset(
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
     }
 )
-# What `poll` and `flush` raise, once, when the client has failed for good. The driver may lose the exception on the
-# way. Whatever is asked of the client afterwards is answered with the fatal error, by name.
-FATAL_TOLD = (KafkaException, SystemError)
+# What `poll` and `flush` raise, once, when the client has failed for good. The driver may lose the exception and raise
+# SystemError instead. Every later call on the client raises the fatal error itself.
+FATAL_RAISED = (KafkaException, SystemError)
 _LOST_FATAL = KafkaError(KafkaError._FATAL, "the client has failed for good")  # noqa: SLF001
 FENCED = frozenset(
     {
@@ -52,8 +52,8 @@ NOT_OWNER = frozenset(
         KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001
     }
 )
-# Nothing was done, and a look at the metadata mends it: the client's view of who leads a partition or the cluster is
-# old, or the broker is new to its office.
+# Nothing was done, and a refresh of the metadata fixes it: the client's view of the leaders is old, or the broker
+# has become a leader a moment ago.
 STALE_LEADER = frozenset(
     {
         KafkaError.NOT_CONTROLLER,
@@ -102,21 +102,21 @@ _TIMED_OUT = frozenset(
         KafkaError.REQUEST_TIMED_OUT,
     }
 )
-# A record that the broker had already got, so long ago that it does not know its offset any more.
+# A duplicate of a record that is so old that the broker does not know its offset any more.
 NO_OFFSET = KafkaError(KafkaError._NO_OFFSET, "it was delivered, and the broker does not say where")  # noqa: SLF001
-# No answer: a change that was asked for may have been made.
+# No answer: a requested change may have been made.
 UNANSWERED = (_UNREACHABLE | _TIMED_OUT) - STALE_LEADER - {KafkaError._RESOLVE}  # noqa: SLF001
-# Dropped by a close. What waits for another try is in the queue as well: both may be in the log.
+# Dropped by a close. Records that wait for a retry are in the queue too, so a dropped record may be in the log.
 PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 
 
 def error_in(exception: BaseException) -> Any:  # noqa: ANN401 - the driver has no types
-    """Return the KafkaError that a KafkaException carries, or a fatal one that the driver lost on the way."""
+    """Return the KafkaError that a KafkaException carries, or the fatal one that the driver lost."""
     return exception.args[0] if isinstance(exception, KafkaException) else _LOST_FATAL
 
 
 def closed_first(topic: str) -> OperationFailed:
-    """Return the error of an append that a close cut short."""
+    """Return the error of an append that was interrupted by a close."""
     return OperationFailed(
         f"append to topic {topic!r}", "the log was closed before the brokers acknowledged it", outcome_known=False
     )

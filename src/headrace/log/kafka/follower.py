@@ -1,6 +1,7 @@
-"""The one consumer of a log that follows partitions: all that anybody listens to, in one thread.
+"""The consumer that follows all followed partitions of a log, in one thread.
 
-The event loop says what it wants, as a whole; the thread makes it so between two polls, and hands over what came.
+The event loop sets which partitions are wanted; the thread changes the assignment between two polls and hands over the
+records that came.
 """
 
 from __future__ import annotations
@@ -21,30 +22,30 @@ from headrace.log.follower import Feed
 from headrace.log.kafka.client import DRIVER_LOG, LOGGER, ClientConfigs
 from headrace.log.kafka.consumers import take
 from headrace.log.kafka.metadata import Cluster, TopicCache
-from headrace.log.kafka.read import count_batch, find_bounds, is_mended, out_of_range, record_of
+from headrace.log.kafka.read import count_batch, find_bounds, is_retried_by_driver, out_of_range, record_of
 from headrace.log.kafka.topic_watch import TopicWatch
 from headrace.model import Batch, Record, TopicPartition
 
 __all__ = ["KafkaSource", "sort_messages"]
 
-# How long one poll blocks the thread: what a new partition waits for at most, and closing.
+# How long one poll blocks the thread, and so the longest that a new partition and closing wait.
 _POLL_S = 0.05
 _RECORDS_AT_ONCE = 1000
 _LINGER_S = 5.0
 _ANSWER_S = 1.0
-# So many polls may wait for the event loop to take them.
+# The number of polls whose results may wait for the event loop.
 _POLLS_AHEAD = 4
 
 
-class _Wanted(NamedTuple):
-    """From where a partition is to be followed; `turn` tells one such errand from the next."""
+class _StartRequest(NamedTuple):
+    """The offset from which a partition is followed; `turn` distinguishes this start from later ones."""
 
     turn: int
     start: int
 
 
-class Brought(NamedTuple):
-    """What one poll brought of a partition: records, and the error behind them."""
+class FollowedBatch(NamedTuple):
+    """What one poll brought for a partition: records, and the error after them."""
 
     at: TopicPartition
     turn: int
@@ -54,11 +55,11 @@ class Brought(NamedTuple):
 
 @dataclass(slots=True)
 class Assigned:
-    """A partition that the consumer has, and how far it was read.
+    """A partition that is assigned to the consumer, and the position up to which it was read.
 
-    A consumer may still hold what it had queued of the same partition at another place. So if the first that comes
-    does not begin at the start, it is asked for once more: aborted and control records make such gaps too, and then the
-    second look finds the same.
+    A consumer may still have messages queued from another offset of the same partition. So if the first message is not
+    at the start, the consumer seeks once more. Aborted and control records make such gaps too, and then the second read
+    begins with the same gap.
     """
 
     turn: int
@@ -70,23 +71,23 @@ class Assigned:
 
 
 @dataclass(slots=True)
-class Sorted:
-    """Messages by partition, and the partitions that have to be asked again."""
+class SortedMessages:
+    """Messages by partition, and the partitions that must be read again from their start."""
 
-    brought: list[Brought] = field(default_factory=list)
+    brought: list[FollowedBatch] = field(default_factory=list)
     doubtful: list[TopicPartition] = field(default_factory=list)
 
 
 class KafkaSource:
-    """Follows partitions for feeds. The consumer is made when it is needed, and let go when it is not any more."""
+    """Follows partitions for feeds. The consumer is opened when it is needed, and closed when it is not."""
 
-    def __init__(self, configs: ClientConfigs, cluster: Cluster, catalogue: TopicCache) -> None:
+    def __init__(self, configs: ClientConfigs, cluster: Cluster, topic_cache: TopicCache) -> None:
         self._configs = configs
         self._cluster = cluster
-        self._catalogue = catalogue
+        self._topic_cache = topic_cache
         self._loop = asyncio.get_running_loop()
         self._feeds: dict[TopicPartition, Feed] = {}
-        self._wanted: Mapping[TopicPartition, _Wanted] = {}
+        self._wanted: Mapping[TopicPartition, _StartRequest] = {}
         self._has_changed = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -99,22 +100,22 @@ class KafkaSource:
         """Follow a partition from the feed's position on."""
         self._feeds[feed.at] = feed
         self._watch.add(feed.at.topic)
-        self._want({**self._wanted, feed.at: _Wanted(feed.turn, feed.position)})
+        self._want({**self._wanted, feed.at: _StartRequest(feed.turn, feed.position)})
 
     def stop(self, feed: Feed) -> None:
-        """Follow it no more for now."""
+        """Stop following a partition for now."""
         if self._feeds.get(feed.at) is feed and feed.at in self._wanted:
             self._want({at: wanted for at, wanted in self._wanted.items() if at != feed.at})
 
     def end(self, feed: Feed) -> None:
-        """Forget it."""
+        """Forget the feed."""
         if self._feeds.get(feed.at) is feed:
             self.stop(feed)
             del self._feeds[feed.at]
             self._watch.keep({at.topic for at in self._feeds})
 
     async def close(self) -> None:
-        """Let the consumer and its thread go."""
+        """Close the consumer and end its thread."""
         self._is_closed = True
         await self._watch.close()
         self._has_changed.set()
@@ -123,7 +124,7 @@ class KafkaSource:
             await asyncio.to_thread(thread.join)
         await asyncio.gather(*self._naming, return_exceptions=True)
 
-    def _want(self, wanted: Mapping[TopicPartition, _Wanted]) -> None:
+    def _want(self, wanted: Mapping[TopicPartition, _StartRequest]) -> None:
         with self._lock:
             self._wanted = wanted
             if wanted and self._thread is None and not self._is_closed:
@@ -132,11 +133,11 @@ class KafkaSource:
         self._has_changed.set()
 
     def _run(self) -> None:
-        """Follow until nothing has been wanted for a while. In the thread, as all below up to `_hand_over`."""
+        """Follow until nothing has been wanted for a while. Runs in the thread, as all methods up to `hand_over`."""
         while True:
             try:
-                _Pump(self).run()
-            except Exception as error:  # a thread that ended would let every listener wait in vain
+                _FollowingConsumer(self).run()
+            except Exception as error:  # if the thread ended, every listener would wait forever
                 LOGGER.warning("the consumer that follows partitions failed: %s", error)
                 self._fail_all(error)
             with self._lock:
@@ -145,7 +146,7 @@ class KafkaSource:
                     return
 
     def rest(self) -> bool:
-        """Wait until something is wanted; False if nothing was for long."""
+        """Wait until a partition is wanted; returns False if none was for a while."""
         deadline_s = time.monotonic() + _LINGER_S
         while not self._wanted and not self._is_closed and time.monotonic() < deadline_s:
             self._has_changed.clear()
@@ -154,13 +155,13 @@ class KafkaSource:
         return bool(self._wanted) and not self._is_closed
 
     @property
-    def wanted(self) -> Mapping[TopicPartition, _Wanted]:
-        """What is wanted now."""
+    def wanted(self) -> Mapping[TopicPartition, _StartRequest]:
+        """The partitions that are wanted now."""
         return self._wanted
 
     @property
     def is_closed(self) -> bool:
-        """Whether all is over."""
+        """True after `close`."""
         return self._is_closed
 
     @property
@@ -168,24 +169,24 @@ class KafkaSource:
         """The consumer's configuration."""
         return self._configs.reader(follow=True)
 
-    def hand_over(self, brought: list[Brought]) -> None:
-        """Give what came to the event loop; waits while that has enough to do."""
+    def hand_over(self, brought: list[FollowedBatch]) -> None:
+        """Give the records to the event loop; waits while the loop has too many already."""
         while not self._ahead.acquire(timeout=_POLL_S):
             if self._is_closed:
                 return
         try:
             self._loop.call_soon_threadsafe(self._take, brought)
-        except RuntimeError:  # the loop is closed: nobody listens any more
+        except RuntimeError:  # the loop is closed: no listener is left
             self._is_closed = True
 
     def _fail_all(self, error: Exception) -> None:
-        """Tell all feeds that the consumer broke; whoever still listens makes a new one."""
+        """Fail all feeds because the consumer failed; a new one is opened for the next listener."""
         self._has_changed.clear()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no listener is left
             self._loop.call_soon_threadsafe(self._fail, self._wanted, error)
         self._has_changed.wait(_ANSWER_S)
 
-    def _take(self, brought: Iterable[Brought]) -> None:
+    def _take(self, brought: Iterable[FollowedBatch]) -> None:
         self._ahead.release()
         for at, turn, batch, error in brought:
             feed = self._feeds.get(at)
@@ -206,28 +207,28 @@ class KafkaSource:
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
                 named = out_of_range(at, feed.position, await find_bounds(self._cluster, at))
             else:
-                self._catalogue.forget(at.topic)
+                self._topic_cache.forget(at.topic)
                 timeout_s = self._cluster.request_timeout_s
                 named = self._cluster.faults.of(error, f"follow {at}", timeout_s=timeout_s, topic=at.topic)
-        except Exception as failure:  # the question failed: its error is as good
+        except Exception as failure:  # the request for the bounds failed: its error is raised instead
             named = failure
         if feed.turn == turn:
             feed.fail(named)
 
-    def _fail(self, wanted: Mapping[TopicPartition, _Wanted], error: Exception) -> None:
+    def _fail(self, wanted: Mapping[TopicPartition, _StartRequest], error: Exception) -> None:
         for at, (turn, *_) in wanted.items():
             feed = self._feeds.get(at)
             if feed is not None and feed.turn == turn:
                 feed.fail(OperationFailed(f"following {at}", str(error)))
 
     def _topic_is_gone(self, topic: str, error: Exception) -> None:
-        self._catalogue.forget(topic)
+        self._topic_cache.forget(topic)
         for at, feed in list(self._feeds.items()):
             if at.topic == topic:
                 feed.fail(error)
 
 
-class _Pump:
+class _FollowingConsumer:
     """One consumer, in its thread."""
 
     def __init__(self, source: KafkaSource) -> None:
@@ -237,9 +238,9 @@ class _Pump:
         self._asked: set[str] = set()
 
     def run(self) -> None:
-        """Bring what is wanted until nothing is. Raises KafkaException, RuntimeError."""
+        """Read the wanted partitions until none is wanted. Raises KafkaException, RuntimeError."""
         source = self._source
-        applied: Mapping[TopicPartition, _Wanted] | None = None
+        applied: Mapping[TopicPartition, _StartRequest] | None = None
         try:
             while not source.is_closed:
                 wanted = source.wanted
@@ -255,42 +256,44 @@ class _Pump:
             self._consumer.close()
             self._consumer = None
 
-    def _apply(self, wanted: Mapping[TopicPartition, _Wanted]) -> None:
-        """Make the assignment what is wanted. One that is sent to another place is given back and taken anew."""
+    def _apply(self, wanted: Mapping[TopicPartition, _StartRequest]) -> None:
+        """Assign what is wanted. A partition that is wanted from another offset is given back and assigned again."""
         assigned = self._assigned
         gone = [at for at, has in assigned.items() if at not in wanted or wanted[at].turn != has.turn]
         if gone:
-            self._consumer.incremental_unassign([_place(at) for at in gone])
+            self._consumer.incremental_unassign([_driver_partition(at) for at in gone])
             for at in gone:
                 del assigned[at]
         new = {at: Assigned(turn, start, start) for at, (turn, start) in wanted.items() if at not in assigned}
         if new:
             self._find_leaders({at.topic for at in new})
-            self._consumer.incremental_assign([_place(at, has.start) for at, has in new.items()])
+            self._consumer.incremental_assign([_driver_partition(at, has.start) for at, has in new.items()])
             assigned.update(new)
 
     def _poll(self) -> None:
         found = sort_messages(take(self._consumer, _RECORDS_AT_ONCE, _POLL_S), self._assigned)
         if found.doubtful:
-            self._consumer.incremental_unassign([_place(at) for at in found.doubtful])
-            self._consumer.incremental_assign([_place(at, self._assigned[at].start) for at in found.doubtful])
+            self._consumer.incremental_unassign([_driver_partition(at) for at in found.doubtful])
+            self._consumer.incremental_assign(
+                [_driver_partition(at, self._assigned[at].start) for at in found.doubtful]
+            )
         if found.brought:
             self._source.hand_over(found.brought)
 
     def _find_leaders(self, topics: set[str]) -> None:
-        """Ask who leads topics that are new here: by itself the driver asks at its next tick, up to a second later."""
+        """Ask for the leaders of new topics now: the driver would ask at its next tick, up to a second later."""
         with contextlib.suppress(KafkaException):  # no broker answers: the driver goes on asking
             for topic in topics - self._asked:
                 self._consumer.list_topics(topic, _ANSWER_S)
                 self._asked.add(topic)
 
 
-def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Assigned]) -> Sorted:
-    """Make batches of messages, one a partition, and move the positions.
+def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Assigned]) -> SortedMessages:
+    """Make a batch of messages for each partition, and move the positions.
 
     The end-of-partition event carries a position past what readers never see.
     """
-    found = Sorted()
+    found = SortedMessages()
     records: dict[TopicPartition, list[Record]] = {}
     errors: dict[TopicPartition, Any] = {}
     before: dict[TopicPartition, int] = {}
@@ -298,7 +301,7 @@ def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Ass
         error = message.error()
         is_end = error is not None and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001
         if error is not None and not is_end:
-            if not is_mended(error):
+            if not is_retried_by_driver(error):
                 errors |= _fail(message, error, assigned)
             continue
         at = TopicPartition(message.topic(), message.partition())
@@ -317,12 +320,12 @@ def sort_messages(messages: Iterable[Any], assigned: Mapping[TopicPartition, Ass
     for at in {**before, **errors}:
         has = assigned[at]
         if at in errors or has.position > before[at]:
-            found.brought.append(Brought(at, has.turn, Batch(records.get(at, []), has.position), errors.get(at)))
+            found.brought.append(FollowedBatch(at, has.turn, Batch(records.get(at, []), has.position), errors.get(at)))
     return found
 
 
 def _take(message: Any, has: Assigned, records: list[Record]) -> UnreadableRecord | None:  # noqa: ANN401
-    """Add a message's record, or return why it can't be decoded: nothing that comes behind it counts."""
+    """Add a message's record, or return why it can't be decoded: later messages of the partition are ignored."""
     try:
         records.append(record_of(message))
     except UnreadableRecord as unreadable:
@@ -333,7 +336,7 @@ def _take(message: Any, has: Assigned, records: list[Record]) -> UnreadableRecor
 
 
 def _fail(message: Any, error: Any, assigned: Mapping[TopicPartition, Assigned]) -> dict[TopicPartition, Any]:  # noqa: ANN401
-    """Note an error of a partition, of a topic, or of all: nothing that comes behind it counts."""
+    """Note an error of a partition, of a topic, or of all; later messages are ignored."""
     topic, partition = message.topic(), message.partition()
     failed = [
         at
@@ -346,7 +349,7 @@ def _fail(message: Any, error: Any, assigned: Mapping[TopicPartition, Assigned])
 
 
 def _is_believed(has: Assigned, offset: int) -> bool:
-    """Say whether the first thing that came can be the first there is."""
+    """Return True if the first message may be trusted to be the first record from the start on."""
     if offset == has.start or offset == has.doubt:
         has.is_sure = True
         return True
@@ -354,5 +357,5 @@ def _is_believed(has: Assigned, offset: int) -> bool:
     return False
 
 
-def _place(at: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> Any:  # noqa: ANN401
+def _driver_partition(at: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> Any:  # noqa: ANN401
     return confluent_kafka.TopicPartition(at.topic, at.partition, offset)

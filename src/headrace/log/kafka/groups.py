@@ -71,7 +71,7 @@ class KafkaMember:
         return self._assignment.generation
 
     async def subscribe(self, topics: Sequence[str]) -> None:
-        """Begin to take part."""
+        """Subscribe to the topics."""
         subscribe = functools.partial(
             self._consumer.subscribe,
             list(topics),
@@ -84,7 +84,7 @@ class KafkaMember:
     async def poll(self, *, max_records: int = 1000, timeout_s: float = 1.0) -> Sequence[Record]:
         """Take part in the group and return the next records.
 
-        When a caller is cancelled, what its poll brings goes to the next one.
+        When a caller is cancelled, the records of its poll go to the next poll.
         """
         checks.check_poll(max_records, timeout_s)
         async with self._turn:
@@ -95,11 +95,11 @@ class KafkaMember:
             polling = self._polling
             records = await asyncio.shield(polling)
             self._polling = None
-            self._raise_problem(having=records)
+            self._raise_problem(after=records)
             return [record for record in records if (record.topic, record.partition) in self.assignment]
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Store where to go on."""
+        """Store the offsets to continue from."""
         self._check_open()
         positions = self.positions_of(offsets)
         if positions:
@@ -107,9 +107,9 @@ class KafkaMember:
             await self._cluster.threads.run(self._go_past_unreadable, dict(offsets))
 
     async def _bounded(self, committing: asyncio.Future[None]) -> None:
-        """Wait for a commit. The driver waits for a silent coordinator as long as it is silent; callers don't.
+        """Wait for a commit with a time-out, which the driver does not have if the coordinator is silent.
 
-        One that has not begun when the time is up, because one before it still waits, is given up and does nothing.
+        A commit that has not begun when the time is up, because another one still waits, is dropped.
         """
         timeout_s = self._cluster.request_timeout_s
         await asyncio.wait([committing], timeout=timeout_s)
@@ -119,28 +119,28 @@ class KafkaMember:
         committing.result()
 
     async def pause(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
-        """Stop or go on fetching what is owned of these."""
+        """Stop fetching the owned ones of these partitions, or fetch them again."""
         self._check_open()
         owned = [at for at in checks.check_places(partitions) if at in self.assignment]
         (self._assignment.paused.update if paused else self._assignment.paused.difference_update)(owned)
-        places = [confluent_kafka.TopicPartition(*at) for at in owned]
-        (self._consumer.pause if paused else self._consumer.resume)(places)
+        partitions_owned = [confluent_kafka.TopicPartition(*at) for at in owned]
+        (self._consumer.pause if paused else self._consumer.resume)(partitions_owned)
 
     async def leave(self) -> None:
-        """Give everything back and leave."""
+        """Give all partitions back and leave the group."""
         if self._is_leaving:
             return
         self._is_leaving = True
         async with self._turn:
             try:
-                # Told here and not by the driver's close, in which a commit would wait for itself.
+                # Called here and not by the driver's close, in which a commit of the listener would wait for itself.
                 if self._assignment.listener is not None and self.assignment:
                     await self._assignment.listener.revoked(self.assignment)
             finally:
                 await asyncio.shield(asyncio.ensure_future(self._end()))
 
     async def stop(self) -> None:
-        """Leave without a word to the listener: the log is being closed."""
+        """Leave without calling the listener: the log is being closed."""
         self._assignment.listener = None
         await self.leave()
 
@@ -154,7 +154,7 @@ class KafkaMember:
         self.on_leave(self)
 
     def positions_of(self, offsets: Mapping[TopicPartition, int]) -> list[Any]:
-        """Return offsets in the driver's form. Raises NotOwner for partitions of others."""
+        """Return offsets in the driver's form. Raises NotOwner for partitions of other members."""
         offsets = checks.check_offsets(offsets)
         foreign = sorted(at for at in offsets if at not in self.assignment)
         if foreign:
@@ -162,7 +162,7 @@ class KafkaMember:
         return [confluent_kafka.TopicPartition(*at, offset) for at, offset in offsets.items()]
 
     def group_metadata(self) -> Any:  # noqa: ANN401
-        """Return what a transaction needs to commit for this member."""
+        """Return the group metadata that a transaction needs to commit this member's offsets."""
         return self._consumer.consumer_group_metadata()
 
     def _check_open(self) -> None:
@@ -170,19 +170,19 @@ class KafkaMember:
             raise Closed(f"member {self.member_id} of group {self.group!r}")
 
     async def _check_position(self) -> None:
-        """Raise for a partition whose committed offset the log does not hold any more, as long as it is ours."""
+        """Raise OffsetOutOfRange while this member owns a partition whose committed offset the log does not hold."""
         for at, offset in self._assignment.lost_at.items():
             if at in self.assignment:
                 bounds = await find_bounds(self._cluster, at)
                 raise OffsetOutOfRange(at.topic, at.partition, offset, bounds.start, bounds.high_watermark)
 
-    def _raise_problem(self, *, having: Sequence[Record]) -> None:
-        """Raise what went wrong in the thread, after the records that came before it."""
+    def _raise_problem(self, *, after: Sequence[Record]) -> None:
+        """Raise the thread's error, after the records that came before it were returned."""
         problem = self._assignment.problem
-        if problem is not None and not having:
+        if problem is not None and not after:
             self._assignment.problem = None
             raise problem
-        if not having:
+        if not after:
             for at, unreadable in self._assignment.unreadable.items():
                 if at in self.assignment:
                     raise unreadable
@@ -215,7 +215,7 @@ class KafkaMember:
         return records
 
     def _readable(self, message: Any) -> list[Record]:  # noqa: ANN401
-        """Return the record of a message; none from one that can't be decoded on, where the partition stands still."""
+        """Return a message's record; nothing if it, or one before it, can't be decoded: the partition stops there."""
         at = TopicPartition(message.topic(), message.partition())
         if at in self._assignment.unreadable:
             return []
@@ -227,7 +227,7 @@ class KafkaMember:
             return []
 
     def _go_past_unreadable(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Go on behind records that can't be decoded, where such an offset was committed."""
+        """Continue after a record that can't be decoded, if an offset after it was committed."""
         for at, offset in offsets.items():
             unreadable = self._assignment.unreadable.get(at)
             if unreadable is not None and unreadable.offset < offset and at in self.assignment:
@@ -237,7 +237,7 @@ class KafkaMember:
                     self._consumer.resume([confluent_kafka.TopicPartition(*at)])
 
     def _note(self, error: Any, message: Any) -> None:  # noqa: ANN401
-        """Keep an error for the end of the poll; what librdkafka mends by itself is left to it."""
+        """Keep an error for the end of the poll, unless librdkafka retries after it automatically."""
         code = error.code()
         if code == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
             self._assignment.lost_at[TopicPartition(message.topic(), message.partition())] = message.offset()
@@ -281,8 +281,8 @@ class KafkaMember:
     def _shut(self) -> None:
         """Give back what is owned, then close.
 
-        An assignment that the driver's close meets on its way out can freeze the whole process: the callback waits,
-        with the interpreter's lock, for a group that does not answer any more. So it is taken and given back before.
+        An assignment that arrives during the driver's close can freeze the whole process: the callback waits, holding
+        the interpreter's lock, for a group that does not answer any more. So assignments are given back first.
         """
         try:
             self._consumer.unsubscribe()
@@ -302,9 +302,9 @@ _ASK_AGAIN_S = 0.005
 class KafkaGroups:
     """Kafka's Groups: the classic protocol, whose members choose their session time-out themselves."""
 
-    def __init__(self, cluster: Cluster, catalogue: TopicCache, check_open: Callable[[], None]) -> None:
+    def __init__(self, cluster: Cluster, topic_cache: TopicCache, check_open: Callable[[], None]) -> None:
         self._cluster = cluster
-        self._catalogue = catalogue
+        self._topic_cache = topic_cache
         self._check_open = check_open
         self._members: set[KafkaMember] = set()
 
@@ -321,7 +321,7 @@ class KafkaGroups:
         self._check_open()
         topics = checks.check_join(group, topics, listener, start_at, session_timeout_s)
         for topic in topics:
-            await self._catalogue.get(topic)
+            await self._topic_cache.get(topic)
         member = KafkaMember(self._cluster, group, listener, start_at, session_timeout_s)
         member.on_leave = self._members.discard
         self._members.add(member)
@@ -335,7 +335,7 @@ class KafkaGroups:
         wanted = [confluent_kafka.TopicPartition(*at) for at in checks.check_places(partitions)]
         if not wanted:
             return {}
-        # A transaction that was committed a moment ago may still wait for its marker: then so do we, for a while.
+        # A transaction that was just committed may still wait for its marker: wait for that, for a while.
         deadline = time.monotonic() + _SETTLE_S
         while True:
             found = await self._list(group, wanted, require_stable=time.monotonic() < deadline)
@@ -343,7 +343,7 @@ class KafkaGroups:
                 break
             await asyncio.sleep(_ASK_AGAIN_S)
         for each in found:
-            if each.error is not None:  # no answer, which must not be taken for "no commit"
+            if each.error is not None:  # this is no answer, and must not be taken for "no commit"
                 timeout_s = self._cluster.request_timeout_s
                 raise self._cluster.faults.of(each.error, _listing(group), timeout_s=timeout_s, topic=each.topic)
         return {TopicPartition(each.topic, each.partition): each.offset for each in found if each.offset >= 0}

@@ -1,4 +1,4 @@
-"""The log on Kafka: the parts put together."""
+"""The log on Kafka, assembled from its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.log.kafka.faults import Faults
 from headrace.log.kafka.follower import KafkaSource
 from headrace.log.kafka.groups import KafkaGroups
 from headrace.log.kafka.metadata import Cluster, TopicCache
-from headrace.log.kafka.read import PartitionRead, Read, Settling, find_offset_at
+from headrace.log.kafka.read import PartitionRead, Read, RecentEnds, find_offset_at
 from headrace.log.kafka.retention import KafkaRetention
 from headrace.log.kafka.transactions import KafkaTransactional, take_id
 from headrace.model import Batch, Bounds, NewRecord, Position, TopicPartition
@@ -46,16 +46,16 @@ class KafkaLog:
             request_timeout_s=settings.request_timeout_s,
             attempt_s=min(settings.attempt_timeout_s, settings.request_timeout_s),
         )
-        self._catalogue = TopicCache(self._cluster.describe, max_age_s=settings.metadata_max_age_s)
-        self._producers = Producers(self._cluster, self._catalogue, delivery_timeout_s=settings.delivery_timeout_s)
+        self._topic_cache = TopicCache(self._cluster.describe, max_age_s=settings.metadata_max_age_s)
+        self._producers = Producers(self._cluster, self._topic_cache, delivery_timeout_s=settings.delivery_timeout_s)
         self._pool = ConsumerPool(configs, address, max_idle=settings.idle_consumers)
-        self._reading = PartitionRead(self._cluster, self._catalogue, self._pool)
-        self._source = KafkaSource(configs, self._cluster, self._catalogue)
+        self._reading = PartitionRead(self._cluster, self._topic_cache, self._pool)
+        self._source = KafkaSource(configs, self._cluster, self._topic_cache)
         self._following = Following(self._source, self._part, self.bounds, name=f"log {address}", linger_s=_LINGER_S)
-        self._admin = KafkaAdmin(self._cluster, self._catalogue, self._check_open, settings)
-        self._retention = KafkaRetention(self._cluster, self._catalogue, self._check_open)
-        self._groups = KafkaGroups(self._cluster, self._catalogue, self._check_open)
-        self._settling = Settling(self._cluster)
+        self._admin = KafkaAdmin(self._cluster, self._topic_cache, self._check_open, settings)
+        self._retention = KafkaRetention(self._cluster, self._topic_cache, self._check_open)
+        self._groups = KafkaGroups(self._cluster, self._topic_cache, self._check_open)
+        self._recent_ends = RecentEnds(self._cluster)
         self._transactional: set[KafkaTransactional] = set()
         self._is_closed = False
 
@@ -107,7 +107,7 @@ class KafkaLog:
         max_records: int = 1000,
         timeout_s: float = 70.0,
     ) -> AsyncIterator[Batch]:
-        """Yield batches from `start` to `end`, or for ever."""
+        """Yield batches from `start` to `end`, or without an end."""
         wanted = Read(at, start, end, headers_only, max_records, timeout_s)
         return self._reading.read(wanted) if end is not None else self._follow(wanted)
 
@@ -124,28 +124,30 @@ class KafkaLog:
         return self._reading.read(Read(at, start, end, headers_only=False, max_records=1000, timeout_s=timeout_s))
 
     async def bounds(self, at: TopicPartition) -> Bounds:
-        """Say what the partition holds now."""
+        """Return what the partition holds now."""
         self._check_open()
-        await self._catalogue.check(checks.check_place(at))
-        return await self._settling.bounds(at)
+        await self._topic_cache.check(checks.check_place(at))
+        return await self._recent_ends.bounds(at)
 
     async def offset_at(self, at: TopicPartition, *, timestamp_ms: int) -> int | None:
         """Return the lowest offset whose timestamp is not below."""
         self._check_open()
-        await self._catalogue.check(checks.check_place(at))
+        await self._topic_cache.check(checks.check_place(at))
         return await find_offset_at(self._cluster, at, max(0, checks.check_timestamp(timestamp_ms)))
 
     async def transactional(self, transactional_id: str, *, timeout_s: float = 60.0) -> KafkaTransactional:
         """Take over the id."""
         self._check_open()
         checks.check_transactional(transactional_id, timeout_s)
-        producer = await take_id(self._cluster, self._catalogue, self._settling, transactional_id, timeout_s=timeout_s)
+        producer = await take_id(
+            self._cluster, self._topic_cache, self._recent_ends, transactional_id, timeout_s=timeout_s
+        )
         self._transactional.add(producer)
         producer.on_close = self._transactional.discard
         return producer
 
     async def close(self) -> None:
-        """Flush what the brokers take, leave groups, abort what is open, let go of every client and thread."""
+        """Flush what the brokers take, leave groups, abort open transactions, close every client and thread."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -155,7 +157,7 @@ class KafkaLog:
             self._producers.close(self._settings.delivery_timeout_s),
             self._pool.close(),
             self._groups.close(),
-            self._catalogue.close(),
+            self._topic_cache.close(),
             *(producer.close() for producer in list(self._transactional)),
         )
         await self._cluster.close()

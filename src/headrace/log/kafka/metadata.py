@@ -1,4 +1,4 @@
-"""What topics are: asked of the brokers through the admin client, and remembered for a while."""
+"""Topic metadata: requests to the brokers through the admin client, and a cache of the answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import ConfigResource, ConfigSource
 
 from headrace.errors import Closed, HeadraceError, Unavailable, UnknownPartition
-from headrace.log.kafka.client import ClientConfigs, Complaints, Threads, admin_client, greet
+from headrace.log.kafka.client import ClientConfigs, ConnectionErrors, Threads, admin_client, wait_for_broker
 from headrace.log.kafka.deliveries import refresh
 from headrace.log.kafka.faults import STALE_LEADER, UNANSWERED, Faults, error_in
 from headrace.model import Cleanup, Topic, TopicConfig, TopicPartition
@@ -32,7 +32,7 @@ _OURS = frozenset({_CLEANUP, _RETENTION, _TOMBSTONES, _COMPACTION_LAG, _MAX_BYTE
 
 
 def to_kafka(config: TopicConfig) -> dict[str, str]:
-    """Return what to set on a topic. `extra` wins: whoever writes a Kafka name there means it."""
+    """Return the Kafka properties for a topic's configuration; those in `extra` win."""
     return {
         _CLEANUP: str(config.cleanup),
         _RETENTION: str(-1 if config.retention_ms is None else config.retention_ms),
@@ -45,12 +45,12 @@ def to_kafka(config: TopicConfig) -> dict[str, str]:
 
 
 def from_kafka(effective: Mapping[str, str], own: Mapping[str, str]) -> TopicConfig:
-    """Return a topic's settings from all that hold for it and those set on the topic itself."""
+    """Return a topic's configuration from all its effective properties and from those set on the topic itself."""
     retention_ms = int(effective[_RETENTION])
     policies = {policy.strip() for policy in effective[_CLEANUP].split(",")} - {""}
     return TopicConfig(
         cleanup=_cleanup_of(policies),
-        # Kafka takes no policy at all for "keep everything", and a retention of 0; both have a neighbour here.
+        # Kafka allows an empty policy ("keep everything") and a retention of 0; here both become the nearest value.
         retention_ms=None if retention_ms < 0 or not policies else max(1, retention_ms),
         tombstone_retention_ms=int(effective[_TOMBSTONES]),
         min_compaction_lag_ms=int(effective[_COMPACTION_LAG]),
@@ -69,20 +69,20 @@ def _cleanup_of(policies: set[str]) -> Cleanup:
 _logger = get_logger(__name__)
 _WAITS = Backoff(first_s=0.02, limit_s=0.5, jitter=0.2)
 _MORE_PATIENCE = 1.5
-_REFRESH_S = 1.0  # a frozen broker may be the one that is asked; the next look goes elsewhere
+_REFRESH_S = 1.0  # the broker that was asked may be frozen; the next request goes to another one
 _NO_ANSWER = KafkaError(KafkaError._TIMED_OUT, "no broker gave an answer")  # noqa: SLF001
 _AGAIN = STALE_LEADER | UNANSWERED
 
 
 @dataclass(slots=True)
 class Change:
-    """A request that changes something; `may_be_made` once an attempt went unanswered."""
+    """A request that changes something; `may_be_made` is True once an attempt got no answer."""
 
     may_be_made: bool = False
 
 
 class Cluster:
-    """Asks the brokers and names what goes wrong."""
+    """Sends requests to the brokers and turns their errors into ours."""
 
     def __init__(
         self, configs: ClientConfigs, faults: Faults, threads: Threads, *, request_timeout_s: float, attempt_s: float
@@ -92,10 +92,10 @@ class Cluster:
         self.threads = threads
         self.request_timeout_s = request_timeout_s
         self._attempt_s = attempt_s
-        self._complaints = Complaints()
+        self._connection_errors = ConnectionErrors()
         self._looked_at: set[str] = set()
         self._refreshing: asyncio.Future[None] | None = None
-        self._clients = [admin_client(configs.admin(), self._complaints, given=configs.given)]
+        self._clients = [admin_client(configs.admin(), self._connection_errors, given=configs.given)]
 
     @property
     def client(self) -> Any:  # noqa: ANN401 - the driver has no types
@@ -108,7 +108,12 @@ class Cluster:
         """Raise Unreachable unless a broker answers in time, Forbidden as soon as one refuses us."""
         timeout_s = self.request_timeout_s
         await self.threads.run(
-            greet, self.client, self._complaints, self.faults.address, timeout_s=timeout_s, connect_s=connect_s
+            wait_for_broker,
+            self.client,
+            self._connection_errors,
+            self.faults.address,
+            timeout_s=timeout_s,
+            connect_s=connect_s,
         )
 
     async def ask(
@@ -123,9 +128,9 @@ class Cluster:
     ) -> Any:  # noqa: ANN401
         """Send a request about one thing and return its answer; raises what `Faults` makes of a refusal.
 
-        Until the request's time is up, an attempt that nobody answers is made again, with a fresh look at who leads:
-        without one librdkafka goes on asking a controller that is dead. `change` is given with what changes something,
-        and is told when an attempt may have made the change.
+        Until the request's time is up, an attempt without an answer is repeated after a refresh of the metadata:
+        without it librdkafka goes on asking a controller that is dead. Requests that change something come with a
+        `change`, which is marked when an attempt may have made the change.
         """
         deadline = time.monotonic() + self.request_timeout_s
         attempt = 0
@@ -154,7 +159,7 @@ class Cluster:
         return float(min(self._attempt_s * _MORE_PATIENCE ** (attempt - 1), left_s))
 
     async def _refresh(self) -> None:
-        """Let the client learn who leads; those who need it at one time share one look."""
+        """Refresh the client's metadata; concurrent callers share one refresh."""
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = self.threads.start(refresh, self.client, _REFRESH_S)
         await asyncio.shield(self._refreshing)
@@ -168,7 +173,7 @@ class Cluster:
             (answer,) = request(*args, **options).values()
             return await asyncio.wrap_future(answer)
         finally:
-            self.client.poll(0)  # lets librdkafka's log lines out, which would pile up otherwise
+            self.client.poll(0)  # serves librdkafka's log lines, which would pile up otherwise
 
     async def metadata(self) -> Any:  # noqa: ANN401
         """Return what any broker says about the cluster: its brokers and topics."""
@@ -196,7 +201,7 @@ class Cluster:
         )
 
     async def describe(self, topic: str) -> Topic:
-        """Return what a topic is. Never makes one, whatever the brokers' auto.create.topics.enable says."""
+        """Return the topic. This never creates it, whatever the brokers' auto.create.topics.enable says."""
         layout, (effective, own) = await asyncio.gather(self.layout(topic), self.settings(topic))
         await self._warn_of_one_copy(topic, layout)
         return Topic(
@@ -211,14 +216,14 @@ class Cluster:
         return len((await self.metadata()).brokers)
 
     async def _warn_of_one_copy(self, topic: str, layout: Any) -> None:  # noqa: ANN401
-        """Warn once of a topic that a single broker's disk can lose though there are several brokers."""
+        """Warn once about a topic that has one copy although there are several brokers."""
         if topic in self._looked_at or topic.startswith("__"):
             return
         self._looked_at.add(topic)
         alone = sum(len(part.replicas) == 1 for part in layout.partitions)
         try:
             brokers = await self.brokers() if alone else 0
-        except Unavailable:  # what was asked for is known; the next description looks again
+        except Unavailable:  # the description itself is complete; the next one tries again
             self._looked_at.discard(topic)
             return
         if brokers > 1:
@@ -241,12 +246,12 @@ class Cluster:
         return effective, own
 
     async def close(self) -> None:
-        """Let go of the client; its destruction blocks, so it happens in a thread."""
+        """Close the client; its destruction blocks, so it happens in a thread."""
         await self.threads.run(self._clients.clear)
 
 
 class TopicCache:
-    """Descriptions of topics, each trusted for `max_age_s`; many askers of one topic share one request."""
+    """Descriptions of topics, each valid for `max_age_s`; concurrent callers for one topic share one request."""
 
     def __init__(self, describe: Callable[[str], Awaitable[Topic]], *, max_age_s: float) -> None:
         self._describe = describe
@@ -256,7 +261,7 @@ class TopicCache:
         self._asking: dict[str, asyncio.Task[Topic]] = {}
 
     def fresh(self, name: str) -> Topic | None:
-        """Return the topic if its description is young enough."""
+        """Return the topic if its description has not expired."""
         known = self._known.get(name)
         return known[1] if known is not None and known[0] > self._loop.time() else None
 
@@ -266,7 +271,7 @@ class TopicCache:
         return known if known is not None else await asyncio.shield(self._ask(name))
 
     async def check(self, at: TopicPartition) -> None:
-        """Raise UnknownTopic or UnknownPartition unless the partition is there; a small count is asked for again."""
+        """Raise UnknownTopic or UnknownPartition unless the partition exists; a cached count may be refreshed."""
         topic = await self.get(at.topic)
         if at.partition >= topic.partitions:
             self.forget(at.topic)
@@ -275,17 +280,17 @@ class TopicCache:
             raise UnknownPartition(at.topic, at.partition, topic.partitions)
 
     def remember(self, topic: Topic) -> Topic:
-        """Take a description that was just made."""
+        """Keep a new description."""
         self._known[topic.name] = (self._loop.time() + self._max_age_s, topic)
         return topic
 
     def forget(self, name: str) -> None:
-        """Ask again next time: something went wrong with the topic, or it was changed."""
+        """Drop the description: an operation on the topic failed, or the topic was changed."""
         self._known.pop(name, None)
         self._asking.pop(name, None)
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Cancel the requests that run."""
         asking = list(self._asking.values())
         for task in asking:
             task.cancel()
@@ -307,7 +312,7 @@ class TopicCache:
             self._known.pop(name, None)
             raise
         else:
-            # Forgotten meanwhile means that the answer may be older than the change.
+            # If the topic was forgotten meanwhile, the answer may be older than the change.
             return self.remember(topic) if self._asking.get(name) is asking else topic
         finally:
             if self._asking.get(name) is asking:
@@ -315,6 +320,6 @@ class TopicCache:
 
 
 def _look(task: asyncio.Task[Topic]) -> None:
-    """Look at the error of a request whose askers are all gone, so that asyncio does not report it."""
+    """Retrieve the error of a request whose callers are all gone, so that asyncio does not report it."""
     if not task.cancelled():
         task.exception()

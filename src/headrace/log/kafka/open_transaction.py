@@ -1,4 +1,4 @@
-"""One transaction from begin to its end: what was put into it, what came of each record, and how it ends."""
+"""One transaction of a producer: its state, the records put into it, their deliveries, and its end."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from headrace.errors import Closed, Fenced, HeadraceError, TransactionFailed, Tr
 from headrace.log.kafka.append import refusal_of
 from headrace.log.kafka.client import LOGGER, WHOLE_BATCH_BYTES, Threads
 from headrace.log.kafka.deliveries import REFRESHES, Placed, is_about_partition, produce, refresh
-from headrace.log.kafka.faults import FATAL_TOLD, NO_OFFSET, error_in
+from headrace.log.kafka.faults import FATAL_RAISED, NO_OFFSET, error_in
 from headrace.log.metrics import TRANSACTIONS
 from headrace.model import NewRecord, Position, Topic, size_of
 
 __all__ = [
     "Attempt",
-    "Standing",
     "State",
-    "abort_at_last",
+    "TransactionState",
+    "abort_before_close",
     "commit_until",
     "count_outcome",
     "deliver_all",
-    "enlist",
     "flush_and_abort",
+    "produce_record",
 ]
 
 
 class State(Enum):
-    """Where a producer stands between two calls."""
+    """The state of a producer between two calls."""
 
     READY = auto()
     OPEN = auto()
-    EXPIRED = auto()  # aborted because it was open for too long; its owner does not know yet
+    EXPIRED = auto()  # aborted because it was open for too long; its owner has not been informed yet
     SPENT = auto()  # never to be used again
     CLOSED = auto()
 
@@ -48,7 +48,7 @@ def count_outcome(outcome: str) -> None:
     TRANSACTIONS.labels("kafka", outcome).inc()
 
 
-class Standing:
+class TransactionState:
     """The state of one producer, and the errors for calls that don't fit it."""
 
     def __init__(self, transactional_id: str, timeout_s: float) -> None:
@@ -61,11 +61,11 @@ class Standing:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the producer must not be used again."""
+        """True if the producer must not be used again."""
         return self.state is State.SPENT
 
     def expect(self, call: str, *states: State) -> None:
-        """Raise what is wrong with `call` now."""
+        """Raise the error for `call` unless the producer is in one of the states."""
         if self.state in states:
             return
         if self.state is State.CLOSED:
@@ -84,13 +84,13 @@ class Standing:
         self._reason, self._was_fenced, self._commit_is_known = reason, fenced, commit_is_known
 
     def spent(self, *, outcome_known: bool) -> HeadraceError:
-        """Return what to tell somebody who uses a producer that is spent."""
+        """Return the error for calls on a producer that must not be used again."""
         if self._was_fenced:
             return Fenced(self._transactional_id, outcome_known)
         return TransactionFailed(self._transactional_id, f"{self._reason}; take the id again", outcome_known)
 
     def expired(self) -> TransactionFailed:
-        """Return what to tell the owner of a transaction that was open for too long."""
+        """Return the error for the owner of a transaction that was open for too long."""
         reason = f"it was open for longer than its {self._timeout_s:g} s and was aborted"
         return TransactionFailed(self._transactional_id, reason)
 
@@ -103,7 +103,9 @@ _PROBLEMS = {
 
 
 class Attempt:
-    """Gathers positions and errors. Deliveries arrive in the producer's thread, records on the loop."""
+    """The records of one transaction, with their positions and errors.
+
+    Deliveries arrive in the producer's thread, records on the event loop."""
 
     def __init__(self) -> None:
         self.topics: dict[str, Topic] = {}
@@ -127,7 +129,7 @@ class Attempt:
 
     @property
     def refusal(self) -> HeadraceError | None:
-        """What a broker refused, if it refused a record."""
+        """The error for the first record that a broker refused, if there was one."""
         return self._refusal
 
     @property
@@ -136,11 +138,11 @@ class Attempt:
         return self._failure
 
     def know(self, topics: Mapping[str, Topic]) -> None:
-        """Remember the topics of records to come."""
+        """Keep the descriptions of the topics that records will go to."""
         self.topics.update(topics)
 
     def add(self, record: NewRecord, partition: int) -> int:
-        """Count a record that is about to be produced; returns its place in the transaction."""
+        """Count a record that is about to be produced; returns its index in the transaction."""
         self.records[record.topic] += 1
         if self._is_small(record):
             self._queued_bytes[record.topic, partition] += size_of(record)
@@ -155,7 +157,7 @@ class Attempt:
         self._positions.pop()
 
     def needs_flush(self, record: NewRecord, partition: int) -> bool:
-        """Say whether this record could make a batch larger than its topic takes.
+        """Return True if this record could make a batch larger than its topic takes.
 
         A transactional id has one producer, so the batches of topics with small limits are kept small by sending
         what is queued, instead of by another producer.
@@ -166,7 +168,7 @@ class Attempt:
         return queued > 0 and queued + size_of(record) > self.topics[record.topic].config.max_record_bytes
 
     def flushed(self) -> None:
-        """Nothing is queued any more."""
+        """Note that nothing is queued any more."""
         self._queued_bytes.clear()
 
     def delivered(self, index: int, record: NewRecord, error: Any, message: Any) -> None:  # noqa: ANN401
@@ -186,11 +188,11 @@ class Attempt:
         return self.topics[record.topic].config.max_record_bytes < WHOLE_BATCH_BYTES
 
 
-_ROOM_S = 0.05
+_QUEUE_FULL_S = 0.05
 
 
-async def enlist(producer: Any, threads: Threads, attempt: Attempt, placed: Placed, *, flush_s: float) -> None:  # noqa: ANN401
-    """Produce one record for `attempt`. Raises KafkaException, and the record is not part of it then."""
+async def produce_record(producer: Any, threads: Threads, attempt: Attempt, placed: Placed, *, flush_s: float) -> None:  # noqa: ANN401
+    """Add one record to the transaction. If this raises KafkaException, the record is not part of it."""
     record, partition = placed
     if attempt.needs_flush(record, partition):
         await threads.run(producer.flush, flush_s)
@@ -199,19 +201,19 @@ async def enlist(producer: Any, threads: Threads, attempt: Attempt, placed: Plac
     report = functools.partial(attempt.delivered, index, record)
     try:
         await _queue(producer, threads, placed, report)
-    except FATAL_TOLD:
+    except FATAL_RAISED:
         attempt.drop_last(record, partition)
         raise
 
 
 async def _queue(producer: Any, threads: Threads, placed: Placed, report: Callable[..., None]) -> None:  # noqa: ANN401
-    """Produce when there is room, with a few more tries when the partition is new to the producer."""
+    """Produce when the queue has room; refresh and retry a few times if the partition is new to the producer."""
     refreshed = 0
     while True:
         try:
             return produce(producer, *placed, report)
         except BufferError:
-            await threads.run(producer.poll, _ROOM_S)
+            await threads.run(producer.poll, _QUEUE_FULL_S)
         except KafkaException as failure:
             if refreshed == REFRESHES or not is_about_partition(error_in(failure)):
                 raise
@@ -228,17 +230,17 @@ _FATALS = 3
 def deliver_all(producer: Any, deadline: float) -> int:  # noqa: ANN401
     """Wait for the records of a transaction; returns how many are still on their way when the time is up."""
     for _ in range(_FATALS):
-        with contextlib.suppress(*FATAL_TOLD):
+        with contextlib.suppress(*FATAL_RAISED):
             return int(producer.flush(max(0.001, deadline - time.monotonic())))
     return len(producer)
 
 
 def commit_until(producer: Any, deadline: float) -> None:  # noqa: ANN401
-    """Commit, again and again while it makes sense. Raises KafkaException."""
+    """Commit; retry until the deadline while the error is retriable. Raises KafkaException."""
     while True:
         try:
             producer.commit_transaction(max(0.001, deadline - time.monotonic()))
-            _hear(producer)
+            _serve_log_lines(producer)
             return
         except KafkaException as failure:
             if not error_in(failure).retriable() or time.monotonic() >= deadline:
@@ -247,23 +249,23 @@ def commit_until(producer: Any, deadline: float) -> None:  # noqa: ANN401
 
 
 def flush_and_abort(producer: Any, timeout_s: float) -> None:  # noqa: ANN401
-    """Abort; what is on its way lands first, so that its offsets are settled when the abort returns."""
+    """Deliver what is queued, then abort, so that the offsets of the aborted records are known."""
     deliver_all(producer, time.monotonic() + _LANDING_S)
     producer.abort_transaction(timeout_s)
-    _hear(producer)
+    _serve_log_lines(producer)
 
 
-def _hear(producer: Any) -> None:  # noqa: ANN401
-    """Let out what librdkafka has to tell about connections."""
-    with contextlib.suppress(*FATAL_TOLD):
+def _serve_log_lines(producer: Any) -> None:  # noqa: ANN401
+    """Let librdkafka report broken connections, which it does from `poll`."""
+    with contextlib.suppress(*FATAL_RAISED):
         producer.poll(0)
 
 
-def abort_at_last(producer: Any, transactional_id: str) -> None:  # noqa: ANN401
-    """Abort before the producer is closed; what can't be aborted now the brokers abort in time."""
+def abort_before_close(producer: Any, transactional_id: str) -> None:  # noqa: ANN401
+    """Abort before the producer is closed; if that fails, the brokers abort after the transaction's time-out."""
     try:
         producer.abort_transaction(_CLOSING_S)
         count_outcome("aborted")
-    except FATAL_TOLD as failure:
+    except FATAL_RAISED as failure:
         LOGGER.warning("%s was closed before its transaction was aborted: %s", transactional_id, failure)
         count_outcome("failed")

@@ -1,8 +1,8 @@
-"""Who waits for a producer's deliveries: a thread while few are on their way, the event loop while many are.
+"""Polling for a producer's deliveries: by a thread while few are expected, by the event loop while many are.
 
-The driver takes the interpreter's lock anew for each delivery. A thread gets it at once while the loop sleeps, so
-one append at a time is answered as soon as the broker answers. Against a busy loop the thread would wait up to
-5 ms for its turn, again and again; so then the loop polls by itself, every millisecond, and waits for nobody.
+The driver takes the interpreter's lock for each delivery. A thread gets it at once while the loop sleeps, so one append
+at a time is answered as soon as the broker answers. While the loop is busy, the thread would wait up to 5 ms for the
+lock at each delivery; so then the loop polls every millisecond, without waiting.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from headrace.log.kafka.faults import FATAL_TOLD
+from headrace.log.kafka.faults import FATAL_RAISED
 
 __all__ = ["Landed", "Poller"]
 
@@ -24,13 +24,13 @@ _MANY = 64
 
 
 class Landed(deque[Any]):
-    """Appends whose deliveries are complete, until they are settled. Whoever takes one has it for himself."""
+    """Appends whose deliveries are complete, until they are settled. Each is taken once."""
 
     def take(self) -> list[Any]:
-        """Return what is there and forget it."""
+        """Return all and remove them."""
         taken: list[Any] = []
         add, pop = taken.append, self.popleft
-        with contextlib.suppress(IndexError):  # also when the other one took the last
+        with contextlib.suppress(IndexError):  # the other thread may take the last one meanwhile
             while True:
                 add(pop())
         return taken
@@ -39,7 +39,7 @@ class Landed(deque[Any]):
 class Poller:
     """Polls a producer and calls `settle` on the loop with what has landed.
 
-    Also with nothing, while an append `waits_for_room`: a delivery may have made some.
+    `settle` is also called with nothing while an append `waits_for_room`: a delivery may have made room.
     """
 
     def __init__(
@@ -65,25 +65,25 @@ class Poller:
         self._thread.start()
 
     def expect(self, count: int) -> None:
-        """So many appends more are on their way."""
+        """Note that this number of further appends is on its way."""
         self._in_flight += count
         if self._in_flight >= _MANY and self._thread_polls.is_set():
             self._thread_polls.clear()
             self._loop.call_later(_LOOK_EVERY_S, self._look)
 
     def stop(self) -> None:
-        """Poll no more. The thread ends soon; `join` waits for it."""
+        """Stop polling. The thread ends soon; `join` waits for it."""
         self._is_stopped = True
         self._thread_polls.set()
 
     def join(self) -> None:
-        """Wait for the thread, and let go of the producer. Blocking."""
+        """Wait for the thread, and release the producer. Blocks."""
         self._thread.join()
         self._producer = None
 
     def hand_over(self) -> None:
         """Settle what has landed, from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
             self._loop.call_soon_threadsafe(self._settle_all, self._landed.take())
 
     def _settle_all(self, landed: list[Any]) -> None:
@@ -92,21 +92,21 @@ class Poller:
 
     def _poll_on(self) -> None:
         while not self._is_stopped:
-            # A part of an append is no reason to wake the loop: that costs as much as some ten deliveries.
+            # Only complete appends wake the loop: waking it costs as much as some ten deliveries.
             if self._poll(_POLL_S) and (self._landed or self._waits_for_room()):
                 self.hand_over()
             self._thread_polls.wait()
 
     def _poll(self, wait_s: float) -> int:
-        """Poll; polling goes on after a fatal error, which is raised once: the deliveries that failed come then."""
+        """Poll. A fatal error is raised once; polling goes on after it, because the failed deliveries come later."""
         try:
             return int(self._producer.poll(wait_s))
-        except FATAL_TOLD:
+        except FATAL_RAISED:
             self._on_fatal()
             return 1
 
     def _look(self) -> None:
-        """Serve deliveries on the loop; go on, or leave the last few to the thread."""
+        """Serve deliveries on the loop; schedule the next poll, or leave the last few to the thread."""
         if self._is_stopped:
             return
         self._poll(0)

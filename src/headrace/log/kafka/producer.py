@@ -1,8 +1,8 @@
-"""One producer and the queue of appends before it.
+"""A producer and its queue of appends.
 
-Appends made in one turn of the event loop are produced in one go at its end, or when they are as large as a few
-batches: a burst makes large batches instead of many small ones, each of which would cost the brokers a request, and the
-driver sends the first of them while others are still being made.
+Appends made in one turn of the event loop are produced together at its end, or when they are as large as a few batches.
+So a burst makes a few large batches instead of many small ones, each of which would cost the brokers a request, and the
+driver sends the first batch while others are still being made.
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ class Appender:
         )
 
     def append_one(self, record: NewRecord, partition: int) -> asyncio.Future[list[Position]]:
-        """Begin to append a record; what is returned raises DeliveryFailed."""
+        """Start appending a record; the returned future may raise DeliveryFailed."""
         future: asyncio.Future[list[Position]] = self._loop.create_future()
         self._enqueue(OneRecord(record, partition, future, self._landed), len(record.value or b""))
         return future
 
     def append(self, placed: Sequence[Placed]) -> asyncio.Future[list[Position]]:
-        """Begin to append records, in their order; what is returned raises DeliveryFailed."""
+        """Start appending records, in their order; the returned future may raise DeliveryFailed."""
         future: asyncio.Future[list[Position]] = self._loop.create_future()
         self._enqueue(ManyRecords(placed, future, self._landed), 0)
         return future
 
     async def close(self, timeout_s: float) -> None:
-        """Flush while the brokers take records, drop what they do not take, and end the thread."""
+        """Flush while the brokers accept records, drop the rest, and end the thread."""
         self._produce_waiting()
         self._is_stopped = True
         self._poller.stop()
@@ -106,7 +106,7 @@ class Appender:
             self._produce_waiting()
 
     def _produce_waiting(self) -> None:
-        """Produce from the front. Held up by one append, all behind it wait, so that none overtakes."""
+        """Produce from the front of the queue. If one append must wait, all after it wait too, to keep their order."""
         self._stop_waiting_for_room()
         waiting, produced = self._waiting, 0
         self._is_blocked, self._waiting_bytes = True, 0
@@ -129,7 +129,7 @@ class Appender:
         self._poller.expect(produced)
 
     def _must_wait(self, append: Append, failure: Exception) -> bool:
-        """Say whether an append that was not produced is to be tried again, having seen to it."""
+        """Arrange another try of an append that was not produced; returns False if it failed."""
         if isinstance(failure, BufferError):
             self._room = self._loop.call_later(_ROOM_S, self._produce_waiting)
             return True
@@ -141,7 +141,7 @@ class Appender:
         return append.refreshes <= REFRESHES
 
     def _end(self, append: Append, failure: Exception) -> bool:
-        """Give up an append at a record; returns whether others of its records are on their way."""
+        """Fail an append at one record; returns True if others of its records are on their way."""
         if not isinstance(failure, KafkaException):
             append.future.set_exception(failure)
             return False
@@ -187,7 +187,7 @@ class Appender:
 
 
 def _count(landed: list[Append]) -> None:
-    """Count once for each poll, not for each append: metrics cost as much as a produce."""
+    """Count once for each poll, not for each append: a metric costs as much as producing a record."""
     done = [append for append in landed if append.error is None]
     if not done:
         return

@@ -1,4 +1,4 @@
-"""Reading a partition: batches from an offset up to an end, or without one; what it holds; where a time lies."""
+"""Reads of one partition: its bounds, the offset of a time, and batches from an offset up to an end."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from headrace.model import Batch, Bounds, Position, Record, TopicPartition
 
 __all__ = [
     "PartitionRead",
-    "Settling",
+    "RecentEnds",
     "count_batch",
     "find_bounds",
     "find_offset_at",
-    "is_mended",
+    "is_retried_by_driver",
     "out_of_range",
     "record_of",
 ]
 
 _ASK_AGAIN_S = 0.002
 _SETTLE_S = 0.2
-_NONE_YET = -1  # what brokers answer when no record is as young as was asked for
+_NONE_YET = -1  # the brokers' answer when no record is that young
 
 
 async def find_bounds(cluster: Cluster, at: TopicPartition) -> Bounds:
@@ -43,15 +43,15 @@ async def find_bounds(cluster: Cluster, at: TopicPartition) -> Bounds:
         _offset(cluster, at, OffsetSpec.latest(), IsolationLevel.READ_COMMITTED),
         _offset(cluster, at, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED),
     )
-    # Three answers from three moments: keep them in order, whichever came first.
+    # The three answers are from three moments: keep them in order.
     return Bounds(start, max(start, end), max(start, end, high))
 
 
-class Settling:
-    """Where our own transactions ended, until readers can see them.
+class RecentEnds:
+    """The ends of this process' own transactions, kept until readers can see them.
 
-    A commit returns before the brokers have marked the partitions. Whoever asks for the bounds right after it
-    would not find what was just committed; so those who ask wait for the markers, and those who commit don't.
+    A commit returns before the brokers have written its markers to the partitions. Bounds that are asked for right
+    after it would not include what was just committed, so `bounds` waits for the markers and a commit does not.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -65,9 +65,9 @@ class Settling:
             self._ends[at] = max(offset, self._ends.get(at, -1))
 
     async def bounds(self, at: TopicPartition) -> Bounds:
-        """Ask for the bounds; again for a while, if they don't show yet what has ended here.
+        """Return the bounds; ask again for a while if they don't include a transaction that ended in this process.
 
-        Another transaction that is open below it stands in the way for longer: then the answer is what it is.
+        If another open transaction keeps them back for longer, they are returned as they are.
         """
         bounds = await find_bounds(self._cluster, at)
         last = self._ends.pop(at, -1)
@@ -93,10 +93,11 @@ async def _offset(
     *,
     none_yet: int = 0,
 ) -> int:
-    """Ask for an offset. Raises Unavailable when no broker says one.
+    """Ask for an offset. Raises Unavailable if no broker gives one.
 
-    While a partition's leader is away librdkafka answers without an error and without an offset; taken for one,
-    that would be an empty partition, and readers would miss what it holds. `none_yet` is the lowest true answer.
+    While a partition's leader is away, librdkafka answers without an error and without an offset. If that were taken
+    for an offset, the partition would look empty, and readers would miss its records. `none_yet` is the lowest
+    answer that is an offset.
     """
     where = confluent_kafka.TopicPartition(at.topic, at.partition)
     answer = await cluster.ask(
@@ -110,18 +111,18 @@ async def _offset(
     return int(answer.offset)
 
 
-# How long one poll blocks its thread: what cancelling and closing wait for at most.
+# How long one poll blocks its thread, and so the longest that cancelling and closing wait.
 _POLL_S = 0.1
 
 # The driver returns headers that it failed to decode together with an error, and a plain call of its method does not
-# look for one: the error would come up at some later call, anywhere. This way of calling looks.
+# look for one: the error would be raised by some later, unrelated call. Calling it this way does look.
 _headers_of = operator.methodcaller("headers")
 
 
 def record_of(message: Any, *, headers_only: bool = False) -> Record:  # noqa: ANN401
     """Return a message of the driver as a record. Raises UnreadableRecord if the name of a header is no UTF-8.
 
-    The driver says so once; asked again it gives a list with a hole in it, which no code may touch.
+    The driver reports it once; asked again it returns a list with a NULL item, which no code may touch.
     """
     try:
         headers = _headers_of(message)
@@ -140,7 +141,7 @@ def record_of(message: Any, *, headers_only: bool = False) -> Record:  # noqa: A
 
 
 class Read(msgspec.Struct, frozen=True):
-    """One read, as it was asked for."""
+    """The arguments of one read."""
 
     at: TopicPartition
     start: int
@@ -153,16 +154,16 @@ class Read(msgspec.Struct, frozen=True):
 class PartitionRead:
     """Reads of a log."""
 
-    def __init__(self, cluster: Cluster, catalogue: TopicCache, pool: ConsumerPool) -> None:
+    def __init__(self, cluster: Cluster, topic_cache: TopicCache, pool: ConsumerPool) -> None:
         self._cluster = cluster
-        self._catalogue = catalogue
+        self._topic_cache = topic_cache
         self._pool = pool
 
     async def check(self, wanted: Read) -> None:
         """Refuse what can't be read. Raises Closed, BadArgument, UnknownTopic, UnknownPartition."""
         self._pool.check_open()
         _check(wanted)
-        await self._catalogue.check(wanted.at)
+        await self._topic_cache.check(wanted.at)
 
     async def read(self, wanted: Read) -> AsyncGenerator[Batch, None]:
         """Yield batches up to an end, at least one for each move of the position."""
@@ -179,7 +180,7 @@ class PartitionRead:
             self._pool.give_back(consumer)
 
     async def _check_start(self, wanted: Read) -> None:
-        """Refuse a start that is out of range in a read that has nothing to fetch; in others the broker does it."""
+        """Refuse a start that is out of range if there is nothing to fetch; otherwise the broker refuses it."""
         bounds = await find_bounds(self._cluster, wanted.at)
         if not bounds.start <= wanted.start <= bounds.high_watermark:
             raise out_of_range(wanted.at, wanted.start, bounds)
@@ -207,19 +208,19 @@ class PartitionRead:
                 raise TimedOut(f"reading {wanted.at} from {position} to {wanted.end}", wanted.timeout_s)
 
     async def _raise(self, error: Any, wanted: Read, position: int) -> None:  # noqa: ANN401
-        """Raise what ends the read; librdkafka mends the rest by itself."""
+        """Raise an error that ends the read; librdkafka retries after all others."""
         at = wanted.at
         if isinstance(error, UnreadableRecord):
             raise error
         if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
             raise out_of_range(at, position, await find_bounds(self._cluster, at))
-        if is_mended(error):
+        if is_retried_by_driver(error):
             return
-        self._catalogue.forget(at.topic)
+        self._topic_cache.forget(at.topic)
         raise self._cluster.faults.of(error, f"read {at}", timeout_s=wanted.timeout_s, topic=at.topic)
 
 
-_MENDED = frozenset(
+_RETRIED = frozenset(
     {
         KafkaError._TRANSPORT,  # noqa: SLF001
         KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
@@ -229,9 +230,9 @@ _MENDED = frozenset(
 )
 
 
-def is_mended(error: Any) -> bool:  # noqa: ANN401
-    """Say whether librdkafka mends it by itself."""
-    return bool(error.retriable()) or error.code() in _MENDED
+def is_retried_by_driver(error: Any) -> bool:  # noqa: ANN401
+    """Return True if librdkafka retries after this error automatically."""
+    return bool(error.retriable()) or error.code() in _RETRIED
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -242,7 +243,7 @@ class Fetched(msgspec.Struct, frozen=True):
 
 
 def _fetch(consumer: PooledConsumer, wanted: Read, position: int) -> Fetched:
-    """Take messages and sort them; in the consumer's thread."""
+    """Take messages and make a batch of them; runs in the consumer's thread."""
     return gather(consumer.take(wanted.max_records, _POLL_S), wanted, position)
 
 
@@ -269,23 +270,23 @@ def gather(messages: Sequence[Any], wanted: Read, position: int) -> Fetched:
 
 
 def _is_of_another(message: Any, error: Any, at: TopicPartition) -> bool:  # noqa: ANN401
-    """Say whether a record, or the end, is of the partition that the consumer read before."""
+    """Return True if a message belongs to the partition that the consumer read before."""
     is_here = message.partition() == at.partition and message.topic() == at.topic
     return not is_here and (error is None or error.code() == KafkaError._PARTITION_EOF)  # noqa: SLF001
 
 
 def _begins_with_gap(batch: Batch, start: int) -> bool:
-    """Say whether a read begins with offsets that nobody sees: aborted ones, control records, or compacted ones.
+    """Return True if a read begins with offsets that readers never see: aborted, control or compacted records.
 
-    It is looked at twice, because what a re-used consumer had queued of its last partition, or of another place in
-    this one, would look the same and hide records.
+    The read then seeks again, because messages that a re-used consumer still had queued, of its last partition or of
+    another offset in this one, look the same and would hide records.
     """
     first = batch.records[0].offset if batch.records else batch.next_offset
     return first > start
 
 
 def count_batch(topic: str, batch: Batch) -> None:
-    """Count what was taken from a topic."""
+    """Count the records of a batch."""
     FETCHES.labels("kafka", topic).inc()
     FETCHED.labels("kafka", topic).inc(len(batch.records))
 

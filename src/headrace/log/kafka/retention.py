@@ -1,4 +1,4 @@
-"""What may be thrown away."""
+"""Retention in Kafka: truncation on request; the brokers do the rest."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["KafkaRetention"]
 
 
 class KafkaRetention:
-    """Kafka's Retention: records go by the brokers' clock, or by `truncate`."""
+    """Kafka's Retention: the brokers remove records by age, and `truncate` removes them on request."""
 
-    def __init__(self, cluster: Cluster, catalogue: TopicCache, check_open: Callable[[], None]) -> None:
+    def __init__(self, cluster: Cluster, topic_cache: TopicCache, check_open: Callable[[], None]) -> None:
         self._cluster = cluster
-        self._catalogue = catalogue
+        self._topic_cache = topic_cache
         self._check_open = check_open
 
     async def truncate(self, at: TopicPartition, *, before: int) -> int:
         """Remove what lies below `before`; below the log's start there is nothing left to do."""
         self._check_open()
         checks.check_offset("before", before)
-        await self._catalogue.check(checks.check_place(at))
+        await self._topic_cache.check(checks.check_place(at))
         bounds = await find_bounds(self._cluster, at)
         if not 0 <= before <= bounds.high_watermark:
             raise OffsetOutOfRange(at.topic, at.partition, before, bounds.start, bounds.high_watermark)

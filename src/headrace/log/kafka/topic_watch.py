@@ -1,7 +1,8 @@
-"""Whether the topics that somebody follows are still the same: a broker does not tell their readers.
+"""A watch over followed topics, which notices that a topic was deleted or replaced: brokers do not notify readers.
 
-One request for all of them, every now and then. A topic that was deleted and made again has another id. Between two
-looks a follower goes on in the new topic where it was in the old one: records carry no id, so nobody can tell at once.
+It sends one request for all topics at an interval. A topic that was deleted and created again has another id. Between
+two requests a follower continues in the new topic at its old offset: records carry no topic id, so this can't be seen
+earlier.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from headrace.log.kafka.metadata import Cluster
 __all__ = ["TopicWatch"]
 
 _LOOK_EVERY_S = 2.0
-# A broker may not have heard of a new topic yet; after so long it has.
+# A broker may not know a new topic yet; after this time it does.
 _GONE_AFTER_S = 1.5
 
 
 class TopicWatch:
-    """Calls `gone` with the name of a watched topic that is not there any more, or is another one by now."""
+    """Calls `gone` with the name of a watched topic that was deleted, or deleted and created again."""
 
     def __init__(self, cluster: Cluster, gone: Callable[[str, Exception], None]) -> None:
         self._cluster = cluster
@@ -37,12 +38,12 @@ class TopicWatch:
         self._is_new = asyncio.Event()
 
     def add(self, topic: str) -> None:
-        """Watch a topic, from now on: its id is looked at at once, so that no later one is taken for it."""
+        """Watch a topic. Its id is fetched at once, so that a later topic of the same name is not taken for it."""
         if topic not in self._ids:
             self._ids[topic] = None
             self._is_new.set()
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._look_on(), name="headrace-kafka-topic-watch")
+            self._task = asyncio.get_running_loop().create_task(self._watch(), name="headrace-kafka-topic-watch")
 
     def keep(self, topics: set[str]) -> None:
         """Forget all but these."""
@@ -50,13 +51,13 @@ class TopicWatch:
             self._forget(topic)
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Stop watching."""
         self._ids.clear()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _look_on(self) -> None:
+    async def _watch(self) -> None:
         while self._ids:
             self._is_new.clear()
             for topic, id_ in (await self._look()).items():
@@ -66,13 +67,13 @@ class TopicWatch:
                     await self._is_new.wait()
 
     async def _look(self) -> Mapping[str, str | None]:
-        """Return the ids of the topics, None of those that are not there; without those that nobody answered for."""
+        """Return the ids of the topics, None for those that don't exist; topics without an answer are left out."""
         client, timeout_s = self._cluster.client, self._cluster.request_timeout_s
         found: dict[str, str | None] = {}
         try:
             asked = client.describe_topics(TopicCollection(list(self._ids)), request_timeout=timeout_s)
         except KafkaException as failure:
-            LOGGER.warning("followed topics not looked at: %s", failure)
+            LOGGER.warning("the followed topics could not be checked: %s", failure)
             return found
         for topic, answer in asked.items():
             try:
@@ -85,7 +86,7 @@ class TopicWatch:
 
     def _judge(self, topic: str, id_: str | None) -> None:
         if topic not in self._ids:
-            return  # nobody follows it any more
+            return  # it is not followed any more
         known, now_s = self._ids[topic], time.monotonic()
         if id_ is None:
             self._missed_s.setdefault(topic, now_s)

@@ -1,4 +1,4 @@
-"""Transactions: one producer that owns a transactional id."""
+"""Transactions: a producer that owns a transactional id."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from headrace.errors import (
 )
 from headrace.log import checks
 from headrace.log.kafka.append import RecordPlacement
-from headrace.log.kafka.client import LOGGER, WHOLE_BATCH_BYTES, Breaks, Threads
+from headrace.log.kafka.client import LOGGER, WHOLE_BATCH_BYTES, ConnectionBreaks, Threads
 from headrace.log.kafka.deliveries import Placed
-from headrace.log.kafka.faults import FATAL_TOLD, FENCED, NOT_OWNER, error_in
+from headrace.log.kafka.faults import FATAL_RAISED, FENCED, NOT_OWNER, error_in
 from headrace.log.kafka.groups import KafkaMember
 from headrace.log.kafka.init_transactions import init_until
 from headrace.log.kafka.metadata import Cluster, TopicCache
 from headrace.log.kafka.open_transaction import (
     Attempt,
-    Standing,
     State,
-    abort_at_last,
+    TransactionState,
+    abort_before_close,
     commit_until,
     count_outcome,
     deliver_all,
-    enlist,
     flush_and_abort,
+    produce_record,
 )
-from headrace.log.kafka.read import Settling
+from headrace.log.kafka.read import RecentEnds
 from headrace.log.metrics import APPENDED
 from headrace.log.ports import Member
-from headrace.log.serial_calls import Turns
+from headrace.log.serial_calls import SerialCalls
 from headrace.model import NewRecord, Position, TopicPartition
 
 __all__ = ["KafkaTransactional", "take_id"]
@@ -47,14 +47,14 @@ T = TypeVar("T")
 
 
 async def take_id(
-    cluster: Cluster, catalogue: TopicCache, settling: Settling, transactional_id: str, *, timeout_s: float
+    cluster: Cluster, topic_cache: TopicCache, recent_ends: RecentEnds, transactional_id: str, *, timeout_s: float
 ) -> KafkaTransactional:
     """Take over an id: fence its earlier owners, abort what they left open."""
     if not transactional_id:
         raise BadArgument("transactional_id", transactional_id, "it must not be empty")
     if timeout_s <= 0:
         raise BadArgument("timeout_s", timeout_s, "it must be above 0")
-    producer = KafkaTransactional(cluster, catalogue, settling, transactional_id, timeout_s)
+    producer = KafkaTransactional(cluster, topic_cache, recent_ends, transactional_id, timeout_s)
     try:
         await producer.take()
     except BaseException:
@@ -64,30 +64,35 @@ async def take_id(
 
 
 class KafkaTransactional:
-    """Kafka's TransactionalProducer. Calls take turns; one that began goes to its end even if its caller leaves.
+    """Kafka's TransactionalProducer. Calls run one at a time, and to their end even if the caller is cancelled.
 
     Once a commit was not acknowledged, or a connection broke while a transaction ended, the producer is spent: a
     request that is still on its way could end its next transaction half-way.
 
     An open transaction is aborted here when its time is up, before the brokers would do it: they would fence the
-    producer as well, and it could not be told from a take-over.
+    producer as well, and that would look like a take-over.
     """
 
     def __init__(
-        self, cluster: Cluster, catalogue: TopicCache, settling: Settling, transactional_id: str, timeout_s: float
+        self,
+        cluster: Cluster,
+        topic_cache: TopicCache,
+        recent_ends: RecentEnds,
+        transactional_id: str,
+        timeout_s: float,
     ) -> None:
         self.transactional_id = transactional_id
         self.on_close: Callable[[KafkaTransactional], None] = lambda _: None
         self._cluster = cluster
-        self._placing = RecordPlacement(catalogue)
-        self._settling = settling
+        self._placing = RecordPlacement(topic_cache)
+        self._recent_ends = recent_ends
         self._timeout_s = timeout_s
         self._threads = Threads("transactions", count=1)
         config = cluster.configs.transactional(transactional_id, timeout_s=timeout_s, batch_bytes=WHOLE_BATCH_BYTES)
-        self._breaks = Breaks()
+        self._breaks = ConnectionBreaks()
         self._producer = Producer(config, logger=self._breaks)
-        self._turns = Turns()
-        self._standing = Standing(transactional_id, timeout_s)
+        self._calls = SerialCalls()
+        self._standing = TransactionState(transactional_id, timeout_s)
         self._attempt = Attempt()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -95,7 +100,7 @@ class KafkaTransactional:
         """Fence the earlier owners."""
         try:
             await self._threads.run(init_until, self._producer, time.monotonic() + self._cluster.request_timeout_s)
-        except FATAL_TOLD as failure:
+        except FATAL_RAISED as failure:
             error = error_in(failure)
             if error.code() == KafkaError.INVALID_TRANSACTION_TIMEOUT:
                 raise BadArgument(
@@ -104,28 +109,28 @@ class KafkaTransactional:
             raise self._named(error, "take over") from failure
 
     async def begin(self) -> None:
-        """Open a transaction. A take-over that nobody told us about shows at the first record's delivery."""
-        await self._turns.run(self._begin)
+        """Open a transaction. A take-over that is not known yet shows at the first record's delivery."""
+        await self._calls.run(self._begin)
 
     async def append(self, records: Sequence[NewRecord]) -> None:
         """Add records to the open transaction."""
-        await self._turns.run(self._append, checks.check_records(records))
+        await self._calls.run(self._append, checks.check_records(records))
 
     async def commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit a group's offsets with the transaction."""
-        await self._turns.run(self._commit_offsets, member, offsets)
+        await self._calls.run(self._commit_offsets, member, offsets)
 
     async def commit(self) -> Sequence[Position]:
-        """Make it visible."""
-        return await self._turns.run(self._commit)
+        """Commit the transaction."""
+        return await self._calls.run(self._commit)
 
     async def abort(self) -> None:
-        """Drop it."""
-        await self._turns.run(self._abort)
+        """Abort the transaction."""
+        await self._calls.run(self._abort)
 
     async def close(self) -> None:
-        """Abort what is open and let go of the connection."""
-        await self._turns.run(self._close)
+        """Abort an open transaction and close the connection."""
+        await self._calls.run(self._close)
 
     async def _begin(self) -> None:
         self._standing.expect("begin", State.READY)
@@ -138,13 +143,13 @@ class KafkaTransactional:
         topics, placed = await self._placing.place(records)
         self._attempt.know(topics)
         for each in placed:
-            await self._enlist(each)
+            await self._produce(each)
 
-    async def _enlist(self, placed: Placed) -> None:
+    async def _produce(self, placed: Placed) -> None:
         timeout_s = self._cluster.request_timeout_s
         try:
-            await enlist(self._producer, self._threads, self._attempt, placed, flush_s=timeout_s)
-        except FATAL_TOLD as failure:
+            await produce_record(self._producer, self._threads, self._attempt, placed, flush_s=timeout_s)
+        except FATAL_RAISED as failure:
             failed = self._named(error_in(failure), "append")
             raise failed from failed.__cause__ or failure
 
@@ -171,7 +176,7 @@ class KafkaTransactional:
         deadline = time.monotonic() + self._cluster.request_timeout_s
         await self._deliver(deadline)
         await self._send_commit(deadline)
-        self._settling.ended(self._attempt.positions)
+        self._recent_ends.ended(self._attempt.positions)
         for topic, count in self._attempt.records.items():
             APPENDED.labels("kafka", topic).inc(count)
         return self._attempt.positions
@@ -186,7 +191,7 @@ class KafkaTransactional:
         # before it renews its epoch; that one ends here too, with nothing done.
         await self._abort_quietly()
         count_outcome("failed")
-        self._placing.forget(attempt.topics)  # re-configured by somebody else, perhaps
+        self._placing.forget(attempt.topics)  # another process may have re-configured it
         if attempt.refusal is not None:
             raise attempt.refusal
         late = f"{left} records were not delivered within {self._cluster.request_timeout_s:g} s"
@@ -204,13 +209,13 @@ class KafkaTransactional:
         """Send the commit and wait for its answer.
 
         Whatever fails from here on, the commit may have been done: its answer can be lost, and an attempt that was
-        sent before can have been done when the next one is refused. An abort would not tell either: librdkafka may
+        sent before can have been done when the next one is refused. An abort does not show it either: librdkafka may
         answer it by renewing its epoch, which works after a commit too.
         """
         began_s = time.monotonic()
         try:
             await self._threads.run(commit_until, self._producer, deadline)
-        except FATAL_TOLD as failure:
+        except FATAL_RAISED as failure:
             error = error_in(failure)
             is_fenced = error.code() in FENCED
             reason = f"the commit was sent and not acknowledged: {error.str()}"
@@ -238,12 +243,12 @@ class KafkaTransactional:
             self._standing.spend("its last abort was not acknowledged")
             raise
         self._ended(began_s)
-        self._settling.ended(self._attempt.landed)
+        self._recent_ends.ended(self._attempt.landed)
 
     def _ended(self, began_s: float) -> None:
         """Note the end of a transaction, acknowledged to a request that was sent after `began_s`.
 
-        When a connection broke meanwhile, that request was sent twice, perhaps. The other one may arrive during the
+        When a connection broke meanwhile, that request may have been sent twice. The second one could arrive during the
         next transaction and end it half-way, because both have one epoch: so there is no next one.
         """
         self._standing.state = State.READY
@@ -251,7 +256,7 @@ class KafkaTransactional:
             self._standing.spend("a connection broke while its last transaction ended")
 
     def _expire(self, attempt: Attempt) -> None:
-        self._turns.start(self._abort_expired, attempt)
+        self._calls.start(self._abort_expired, attempt)
 
     async def _abort_expired(self, attempt: Attempt) -> None:
         if self._standing.state is not State.OPEN or attempt is not self._attempt:
@@ -274,14 +279,14 @@ class KafkaTransactional:
     def _shut(self, *, is_open: bool) -> None:
         """Abort and destroy, in the producer's thread."""
         if is_open:
-            abort_at_last(self._producer, self.transactional_id)
+            abort_before_close(self._producer, self.transactional_id)
         self._producer.purge()
         self._producer = None
 
     async def _blocking(self, operation: str, call: Callable[[], T], *, group: str | None = None) -> T:
         try:
             return await self._threads.run(call)
-        except FATAL_TOLD as failure:
+        except FATAL_RAISED as failure:
             self._attempt.is_broken = True
             error = error_in(failure)
             if group is not None and error.code() in NOT_OWNER:

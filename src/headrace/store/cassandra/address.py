@@ -1,4 +1,4 @@
-"""How a Cassandra address reads."""
+"""Addresses of Cassandra keyspaces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEYSPACE = re.compile(r"[a-z][a-z0-9_]{0,47}")
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """Where a keyspace is. `contacts` are nodes to ask first; the others are learnt from them."""
+    """Where a keyspace is. `contacts` are the nodes to connect to first; the driver learns the others from them."""
 
     text: str
     contacts: tuple[tuple[str, int], ...]

@@ -1,8 +1,8 @@
-"""Prepared queries and their values in the wire's form.
+"""Prepared queries with their values encoded for the wire.
 
-The driver's own `bind` describes every column anew for every value, and takes two exceptions to see that a time is in
-milliseconds: 20 µs a row, half of what replication had to do for it. The driver's types still encode; the way to them
-is short (4 µs).
+The driver's own `bind` builds a description of every column for every value, and raises two exceptions to find out that
+a time is in milliseconds: 20 µs a row, half of the work of replication. Here the driver's types still encode, but are
+called directly (4 µs).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Binding:
         same = self._encoded(self._encoders[: len(key)], key)
         for row in rows:
             statement.values = same + self._encoded(own, row)
-            batch.add(statement)  # which takes the values, and leaves us the statement
+            batch.add(statement)  # the batch copies the values, so the statement can be used again
 
     def _encoded(self, encoders: Sequence[Encode], values: Sequence[object]) -> list[object]:
         version = self._version
@@ -53,7 +53,7 @@ class Binding:
 
 
 def unlogged() -> Any:  # noqa: ANN401
-    """Return an empty batch of writes to one partition, which may be repeated."""
+    """Return an empty batch of idempotent writes to one partition."""
     batch = BatchStatement(BatchType.UNLOGGED)
     batch.is_idempotent = True
     return batch

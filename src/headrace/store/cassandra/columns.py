@@ -1,4 +1,4 @@
-"""From values to columns of Cassandra's tables and back. Times are read as milliseconds, not as datetimes."""
+"""The columns of Cassandra's tables, from values and back. Times are read as milliseconds, not as datetimes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def selected(columns: tuple[str, ...]) -> str:
 def event_values(row: EventRow) -> tuple[Any, ...]:
     """Return a row's columns, in the order of EVENT, then its write time.
 
-    What is absent is left unset and not written as null: a null is a tombstone in each row, which readers pay for.
+    Absent values are left unset instead of written as null: each null is a tombstone, which slows down readers.
     """
     text, binary = split_payload(row.payload_type, row.payload)
     return (
@@ -88,7 +88,7 @@ def event_values(row: EventRow) -> tuple[Any, ...]:
 
 
 def event_of(segment: int, values: Row) -> EventRow:
-    """Do the reverse."""
+    """Return the event row of its columns."""
     (seq_nr, timestamp_ms, generation, partition, offset, log_time_ms, record_id, tags, payload_type,
      text, binary, metadata, headers, origin, version) = values  # fmt: skip
     return EventRow(
@@ -137,7 +137,7 @@ def meta_values(meta: JournalMeta) -> tuple[Any, ...]:
 
 
 def meta_of(topic: str, values: Row) -> JournalMeta:
-    """Do the reverse."""
+    """Return the head of its columns."""
     (id_, generation, partition, offset, seq_nr, segment_size, delete_to, last_append, purged, purged_at, held_from,
      created_ms, updated_ms, expire_after, expire_on_ms, record_id, origin, properties, metadata) = values  # fmt: skip
     return JournalMeta(
@@ -172,7 +172,7 @@ def pointer_values(offset: ReplicatedOffset) -> tuple[Any, ...]:
 
 
 def pointer_of(values: Row) -> ReplicatedOffset:
-    """Do the reverse."""
+    """Return the replicated offset of its columns."""
     topic, partition, generation, offset, log_time_ms, created_ms, updated_ms, segment_size = values
     return ReplicatedOffset(
         at=TopicPartition(topic, partition),
@@ -206,7 +206,7 @@ def snapshot_values(row: SnapshotRow) -> tuple[Any, ...]:
 
 
 def snapshot_of(values: Row) -> SnapshotRow:
-    """Do the reverse."""
+    """Return the snapshot of its columns."""
     slot, seq_nr, generation, offset, timestamp_ms, record_id, payload_type, text, binary, *rest = values
     metadata, origin, version = rest
     return SnapshotRow(
@@ -225,7 +225,7 @@ def snapshot_of(values: Row) -> SnapshotRow:
 
 
 def split_payload(payload_type: str | None, payload: bytes | None) -> tuple[str | None, bytes | None]:
-    """Return the payload as text or as bytes; what claims to be text and is none is kept as bytes."""
+    """Return the payload as text or as bytes; text that is not UTF-8 is kept as bytes."""
     if payload is None or payload_type not in _TEXTS:
         return None, payload
     try:

@@ -1,4 +1,4 @@
-"""From the driver's errors to ours."""
+"""The translation of the driver's errors into ours."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 
 def is_transient(error: BaseException) -> bool:
-    """Say whether the same request may succeed a moment later."""
+    """Return True if the same request may succeed a moment later."""
     return isinstance(error, _TRANSIENT) and not _is_forbidden(error)
 
 

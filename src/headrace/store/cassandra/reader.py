@@ -1,9 +1,9 @@
-"""Which segments of a journal hold rows: found without asking for each of those that don't.
+"""The read side of the store in Cassandra: heads, replicated offsets, and rows of a journal segment by segment.
 
-Numbers may jump by millions, and a segment is a partition of its own: Cassandra can't tell the next one. So replication
-writes down where a journal's numbers jump over segments. Such a note outlives a purge, so several may cover an empty
-segment; the nearest end of all of them is never behind the next row. Rows from before there were notes are found by
-asking for a few dozen segments at a time.
+A journal's numbers may jump by millions, and each segment is a partition of its own, so Cassandra can't find the next
+segment with rows. Replication therefore stores a gap where the numbers jump over segments. Gaps outlive a purge, so
+several may cover an empty segment; the nearest end of all of them is never after the next row. Rows that were written
+before gaps were stored are found by probing a few dozen segments at a time.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _GAPS = "SELECT after_segment, next_segment FROM {keyspace}.journal_gaps WHERE i
 _EXISTING = "SELECT DISTINCT id, topic, segment FROM {keyspace}.journal WHERE id = ? AND topic = ? AND segment IN ?"
 SEGMENT_QUERIES = (_GAPS, _EXISTING)
 
-# How many partitions one question names: more would burden the node that answers it.
+# How many segments one query probes: more would burden the node that answers it.
 _PROBED = 50
 _GAPS_PAGE = 500
 
 
 class Segments:
-    """The segments of one journal up to `last`, asked about in rising order."""
+    """The segments of one journal up to `last`, asked for in ascending order."""
 
     def __init__(self, session: Session, topic: str, id_: str, *, last: int) -> None:
         self._session = session
@@ -41,9 +41,9 @@ class Segments:
         self._ends: list[int] = []
 
     async def next_after(self, empty: int) -> int:
-        """Return the next segment that may hold rows behind one that holds none; beyond the last if none does.
+        """Return the next segment that may hold rows after an empty one; a segment beyond the last if none does.
 
-        Those that follow are looked at before any note is: where rows were deleted, none says that they are missing.
+        The following segments are probed before gaps are read: no gap covers segments whose rows were deleted.
         """
         while empty < self._last:
             found = await self._probe(empty + 1)
@@ -65,7 +65,7 @@ class Segments:
             first = tried + 1 if found else await self.next_after(tried)
 
     async def close(self) -> None:
-        """Let go of what is being read."""
+        """Close the query for gaps."""
         if self._gaps is not None:
             await self._gaps.aclose()
 
@@ -97,7 +97,7 @@ _TOPICS = "SELECT DISTINCT topic, partition FROM {keyspace}.pointer2"
 _META = f"SELECT {selected(META)} FROM {{keyspace}}.metajournal WHERE topic = ? AND segment = ? AND id = ?"  # noqa: S608
 _META_SEGMENTS = "SELECT DISTINCT topic, segment FROM {keyspace}.metajournal"
 _METAS = f"SELECT {selected(META)} FROM {{keyspace}}.metajournal WHERE topic = ? AND segment IN ?"  # noqa: S608
-# The partitions of the table are read all the same, but what is not wanted stays on the node.
+# The node still reads whole partitions of the table, but returns only the matching rows.
 _METAS_OF_PARTITION = f"{_METAS} AND partition = ? ALLOW FILTERING"
 _EVENTS = (
     f"SELECT {selected(EVENT)} FROM {{keyspace}}.journal "  # noqa: S608
@@ -105,7 +105,7 @@ _EVENTS = (
 )
 QUERIES = (_POINTER, _TOPICS, _META, _META_SEGMENTS, _METAS, _METAS_OF_PARTITION, _EVENTS, *SEGMENT_QUERIES)
 
-# How many partitions one question names: more would burden the node that answers it.
+# How many partitions of the metajournal one query reads, for the same reason.
 _SCANNED = 20
 _KEYS_PAGE = 1000
 
@@ -118,7 +118,7 @@ class CassandraReader:
         self._meta_segments = meta_segments
 
     async def replicated(self, at: TopicPartition) -> ReplicatedOffset | None:
-        """Return how far a partition has come."""
+        """Return a partition's replicated offset."""
         rows = await self._session.read("read replicated", _POINTER, at)
         return pointer_of(rows[0]) if rows else None
 
@@ -130,7 +130,7 @@ class CassandraReader:
     async def rows(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500
     ) -> AsyncIterator[Sequence[EventRow]]:
-        """Yield pages of rows, rising, one fetched ahead."""
+        """Yield pages of rows, ascending, one fetched ahead."""
         check_paging(segment_size=segment_size, page_size=page_size)
         self._session.check()
         pages = self._walk(topic, id_, segment_size=segment_size, first=max(first, 1), last=last, page_size=page_size)
@@ -154,12 +154,12 @@ class CassandraReader:
     async def _walk(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int
     ) -> AsyncGenerator[Sequence[EventRow], None]:
-        """Go from segment to segment; where one is empty, ask for the next one that is not."""
+        """Read segment by segment; after an empty one find the next that is not."""
         segment, end = segment_of(first, segment_size), segment_of(last, segment_size)
         segments = Segments(self._session, topic, id_, last=end)
         try:
             while segment <= end:
-                # Bounded by the segment: an earlier incarnation with larger segments may have left rows behind it.
+                # Bounded by the segment: an earlier incarnation with larger segments may have left rows after it.
                 bounds = (max(first, segment * segment_size + 1), min(last, (segment + 1) * segment_size))
                 found = 0
                 pages = self._session.pages("journal", _EVENTS, (id_, topic, segment, *bounds), page_size=page_size)

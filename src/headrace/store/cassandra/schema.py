@@ -1,4 +1,4 @@
-"""The tables, and bringing a keyspace to this version of them: by one process at a time, each step once."""
+"""The tables of a keyspace and their migration: under a lock, by one process at a time, each step once."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = [
     "Lock",
     "TableSchema",
     "copies_for",
+    "fixed_meta_segments",
     "locked",
-    "lonely_dcs",
     "migrate",
     "schema",
-    "settle_meta_segments",
+    "single_copy_dcs",
 ]
 
-# What the lock and the version need; made before anything can be locked.
+# The tables for the lock and the version; created before anything can be locked.
 GROUNDWORK = (
     "CREATE TABLE IF NOT EXISTS {keyspace}.locks (id text PRIMARY KEY, session text, expiry timestamp)",
     """CREATE TABLE IF NOT EXISTS {keyspace}.setting (
@@ -80,7 +80,7 @@ LAST = 2
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """What a keyspace must hold: `tables` make version `last` at once, `steps` lead there one by one."""
+    """The tables of a keyspace: `tables` create version `last` at once, `steps` migrate to it version by version."""
 
     last: int
     tables: Sequence[str]
@@ -88,7 +88,7 @@ class TableSchema:
 
 
 def schema(*, gc_grace_s: float) -> TableSchema:
-    """Return this version's schema, with deletions kept for that long."""
+    """Return this version's schema; deletions are kept for `gc_grace_s`."""
     values = {"gc_grace_s": gc_grace_s}
     steps = {version: [step % values for step in made] for version, made in STEPS.items()}
     return TableSchema(LAST, [table % values for table in TABLES], steps)
@@ -98,7 +98,7 @@ _ENOUGH = 3
 
 
 def copies_for(settings: CassandraStoreSettings, nodes_by_dc: Mapping[str, int]) -> dict[str, int]:
-    """Return the copies by data centre of a keyspace that is made now: as many as there are nodes, up to three."""
+    """Return the copies by data centre of a new keyspace: one for each node, up to three."""
     if settings.replication:
         return dict(settings.replication)
     if settings.replication_factor is not None:
@@ -106,8 +106,8 @@ def copies_for(settings: CassandraStoreSettings, nodes_by_dc: Mapping[str, int])
     return {dc: min(nodes, _ENOUGH) for dc, nodes in nodes_by_dc.items()}
 
 
-def lonely_dcs(replication: Mapping[str, str], nodes_by_dc: Mapping[str, int]) -> list[str]:
-    """Return the data centres where a keyspace keeps a single copy though there are several nodes.
+def single_copy_dcs(replication: Mapping[str, str], nodes_by_dc: Mapping[str, int]) -> list[str]:
+    """Return the data centres in which a keyspace keeps a single copy although there are several nodes.
 
     `replication` is what Cassandra says of a keyspace: its strategy's class and the copies by data centre, or for all.
     """
@@ -116,7 +116,7 @@ def lonely_dcs(replication: Mapping[str, str], nodes_by_dc: Mapping[str, int]) -
     return sorted(dc for dc, nodes in nodes_by_dc.items() if nodes > 1 and copies[dc] == "1")
 
 
-# The rows' own time to live is the expiry that counts: it goes by the servers' clocks.
+# The rows' time to live is the expiry that counts: it is measured by the servers' clocks.
 _TAKE = "INSERT INTO {keyspace}.locks (id, session, expiry) VALUES (?, ?, ?) IF NOT EXISTS USING TTL ?"
 _RENEW = "UPDATE {keyspace}.locks USING TTL ? SET session = ?, expiry = ? WHERE id = ? IF session = ?"
 _GIVE_BACK = "DELETE FROM {keyspace}.locks WHERE id = ? IF session = ?"
@@ -126,7 +126,7 @@ _WAITS = Backoff(first_s=0.05, limit_s=1.0)
 
 
 class Lock:
-    """A lock that is held."""
+    """A lock for all processes that use the keyspace."""
 
     def __init__(self, session: Session, name: str, *, ttl_s: int) -> None:
         self._session = session
@@ -135,18 +135,18 @@ class Lock:
         self._owner = str(uuid.uuid4())
 
     async def take(self) -> bool:
-        """Try to get it."""
+        """Try to take the lock; returns True if it was free."""
         values = (self._name, self._owner, self._expiry_ms(), self._ttl_s)
         return bool((await self._session.decide(f"take lock {self._name!r}", _TAKE, values))[0])
 
     async def renew(self) -> None:
-        """Hold it for its whole time again. Raises TimedOut when it was lost."""
+        """Renew the lock for its whole time. Raises TimedOut if it was lost."""
         values = (self._ttl_s, self._owner, self._expiry_ms(), self._name, self._owner)
         if not (await self._session.decide(f"renew lock {self._name!r}", _RENEW, values))[0]:
             raise TimedOut(f"work under the lock {self._name!r}", self._ttl_s, outcome_known=False)
 
     async def give_back(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         await self._session.decide(f"give back lock {self._name!r}", _GIVE_BACK, (self._name, self._owner))
 
     def _expiry_ms(self) -> int:
@@ -179,7 +179,7 @@ _logger = get_logger(__name__)
 
 
 async def migrate(session: Session, schema: TableSchema, settings: CassandraStoreSettings) -> None:
-    """Create what is missing, or check that it is ours to use. Raises IncompatibleData when it is newer."""
+    """Create or migrate the keyspace and its tables. Raises IncompatibleData if they are of a later version."""
     await _ensure_keyspace(session, settings)
     await _ensure_groundwork(session)
     shared = CassandraSettings(session)
@@ -189,8 +189,8 @@ async def migrate(session: Session, schema: TableSchema, settings: CassandraStor
         await _advance(session, shared, schema, lock)
 
 
-async def settle_meta_segments(session: Session, configured: int) -> int:
-    """Return the keyspace's number of metajournal partitions: what it was made with, whatever is configured now."""
+async def fixed_meta_segments(session: Session, configured: int) -> int:
+    """Return the keyspace's number of metajournal partitions: as it was created, whatever is configured now."""
     shared = CassandraSettings(session)
     stored = await shared.get(META_SEGMENTS)
     if stored is None:
@@ -199,7 +199,7 @@ async def settle_meta_segments(session: Session, configured: int) -> int:
     segments = int(stored or configured)
     if segments != configured:
         _logger.warning(
-            "the keyspace keeps the meta_segments it was made with",
+            "the keyspace keeps the meta_segments it was created with",
             keyspace=session.address.keyspace,
             stored=segments,
             configured=configured,
@@ -217,7 +217,7 @@ async def _ensure_keyspace(session: Session, settings: CassandraStoreSettings) -
         raise KeyspaceMissing(keyspace, session.address.text)
     copies = copies_for(settings, session.nodes_by_dc())
     replication = ", ".join(f"'{name}': {count}" for name, count in copies.items())
-    _logger.info("making the keyspace", keyspace=keyspace, replication=copies)
+    _logger.info("creating the keyspace", keyspace=keyspace, replication=copies)
     await session.define(
         "CREATE KEYSPACE IF NOT EXISTS {keyspace} "
         f"WITH replication = {{'class': 'NetworkTopologyStrategy', {replication}}}"
@@ -226,14 +226,14 @@ async def _ensure_keyspace(session: Session, settings: CassandraStoreSettings) -
 
 def _warn_of_one_copy(session: Session, replication: dict[str, str]) -> None:
     keyspace, nodes = session.address.keyspace, session.nodes_by_dc()
-    lonely = lonely_dcs(replication, nodes)
-    if lonely:
+    single_copy = single_copy_dcs(replication, nodes)
+    if single_copy:
         wanted = ", ".join(f"'{dc}': {min(count, 3)}" for dc, count in nodes.items())
         _logger.warning(
             "the keyspace keeps one copy of each row on several nodes: what one node loses is gone, and while one is "
             "down its rows can't be read",
             keyspace=keyspace,
-            data_centres=lonely,
+            data_centres=single_copy,
             next_step=f"ALTER KEYSPACE {keyspace} WITH replication = {{'class': 'NetworkTopologyStrategy', {wanted}}}; "
             f"then on each node: nodetool repair --full {keyspace}",
         )
@@ -252,7 +252,7 @@ async def _version(session: Session, shared: CassandraSettings, schema: TableSch
     if stored is None:
         return None
     if not stored.isdigit() or int(stored) > schema.last:
-        raise IncompatibleData(session.address.text, stored, f"up to {schema.last}")
+        raise IncompatibleData(session.address.text, f"version {stored}", f"up to version {schema.last}")
     return int(stored)
 
 
@@ -265,7 +265,7 @@ async def _advance(session: Session, shared: CassandraSettings, schema: TableSch
         await shared.put(VERSION, str(schema.last), expected=None)
         return
     for number in range(version + 1, schema.last + 1):
-        _logger.info("bringing the keyspace to a later version", keyspace=session.address.keyspace, version=number)
+        _logger.info("migrating the keyspace to a later version", keyspace=session.address.keyspace, version=number)
         for statement in schema.steps[number]:
             await lock.renew()
             await session.define(statement)

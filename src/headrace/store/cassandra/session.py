@@ -1,4 +1,4 @@
-"""One connection to a cluster, for the event loop: set up, encrypted, bounded, with deadlines and retries."""
+"""The session with a cluster, for use from the event loop: encryption, deadlines, limits and retries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SECTION = "store.cassandra"
 
 
 def tls_context(settings: CassandraStoreSettings) -> ssl.SSLContext | None:
-    """Return how to encrypt, None where TLS is off. Raises BadArgument for files that are not there or no PEM."""
+    """Return the TLS context; None if TLS is off. Raises BadArgument for files that are missing or not PEM."""
     if not settings.tls:
         return None
     context = _trusting(settings)
@@ -48,7 +48,7 @@ def tls_context(settings: CassandraStoreSettings) -> ssl.SSLContext | None:
 
 def _trusting(settings: CassandraStoreSettings) -> ssl.SSLContext:
     try:
-        # The content wins: it is what a worker gets, whose machine may not have the file.
+        # The content wins over the file: a worker gets the content, and its machine may not have the file.
         file = None if settings.ca_pem else settings.ca_location
         return ssl.create_default_context(cafile=file, cadata=settings.ca_pem)
     except (OSError, ValueError) as error:  # ssl's errors are OSErrors
@@ -57,7 +57,7 @@ def _trusting(settings: CassandraStoreSettings) -> ssl.SSLContext:
 
 
 def _add_certificate(context: ssl.SSLContext, settings: CassandraStoreSettings) -> None:
-    # An empty one instead of none: OpenSSL would ask at the terminal.
+    # An empty password instead of none: without one OpenSSL would ask at the terminal.
     password = settings.key_password.get_secret_value() if settings.key_password else ""
     try:
         context.load_cert_chain(settings.certificate_location or "", settings.key_location, password)
@@ -98,7 +98,7 @@ def make_cluster(address: ClusterAddress, settings: CassandraStoreSettings) -> A
         connect_timeout=settings.attempt_timeout_s,
         control_connection_timeout=settings.attempt_timeout_s,
         max_schema_agreement_wait=settings.request_timeout_s,
-        # A node that falls silent counts as down after these; by default it would be asked first for a minute.
+        # A silent node counts as down after these; by default it would be asked first for a minute.
         idle_heartbeat_interval=_HEARTBEAT_S,
         idle_heartbeat_timeout=settings.attempt_timeout_s,
     )
@@ -110,14 +110,14 @@ def nodes_by_dc(cluster: Any) -> dict[str, int]:  # noqa: ANN401
 
 
 def _speculation(settings: CassandraStoreSettings) -> Any:  # noqa: ANN401
-    """Ask a second and a third node when the first is slow; the driver does so only for what may be repeated."""
+    """Ask a second and a third node when the first is slow; the driver does so only for idempotent statements."""
     if settings.speculate_after_s is None:
         return NoSpeculativeExecutionPolicy()
     return ConstantSpeculativeExecutionPolicy(settings.speculate_after_s, _OTHER_NODES)
 
 
 def connect(cluster: Any) -> Any:  # noqa: ANN401
-    """Return the driver's Session; blocks. A cluster that did not answer leaves no thread behind."""
+    """Return the driver's Session; blocks. If the cluster does not answer, no thread is left behind."""
     try:
         return cluster.connect()
     except BaseException:
@@ -133,7 +133,7 @@ def _login(settings: CassandraStoreSettings) -> Any:  # noqa: ANN401
 
 
 class Completions:
-    """Hands answers over; those that arrive together wake the loop once."""
+    """Hands answers to the event loop; answers that arrive together wake it once."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -156,7 +156,7 @@ class Completions:
         try:
             self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:
-            return  # the loop was closed without closing us: nobody is left to tell
+            return  # the loop was closed before the session: no caller waits any more
 
     def _deliver(self) -> None:
         self._is_woken = False  # first: what is posted from here on wakes the loop again
@@ -177,14 +177,14 @@ _NEVER_AGAIN = FallthroughRetryPolicy()
 
 
 class Page(NamedTuple):
-    """Rows, and where the next page starts (None: there is none)."""
+    """Rows, and the start of the next page; None after the last page."""
 
     rows: Sequence[Row]
     next_state: bytes | None
 
 
 class Session:
-    """Asks the cluster and names what goes wrong."""
+    """Runs statements and turns the driver's errors into ours."""
 
     def __init__(self, address: ClusterAddress, settings: CassandraStoreSettings, cluster: Any, driver: Any) -> None:  # noqa: ANN401 - the driver has no types
         self.address = address
@@ -212,16 +212,16 @@ class Session:
         return cls(address, settings, cluster, driver)
 
     async def prepare(self, queries: Iterable[str]) -> None:
-        """Make queries known to the cluster; `{keyspace}` in them is ours."""
+        """Prepare queries; `{keyspace}` in them is replaced."""
         await self._in_thread("prepare statements", self._prepare_all, list(queries))
 
     async def define(self, statement: str) -> None:
-        """Run a statement that changes the schema, and wait until all nodes know; repeatable ones only."""
+        """Run a statement that changes the schema, and wait until all nodes agree; it must be safe to repeat."""
         text = statement.replace("{keyspace}", self.address.keyspace)
         await self._in_thread("change the schema", self._define, text)
 
     async def ask_once(self, text: str, values: Sequence[object] = ()) -> Sequence[Row]:
-        """Ask something that was not prepared."""
+        """Run a statement that was not prepared."""
         self.check()
         found = await self._attempt(_Request("read the schema", text, tuple(values)), self._settings.attempt_timeout_s)
         return found.rows
@@ -255,13 +255,13 @@ class Session:
                 return
 
     async def write(self, operation: str, statement: Any) -> None:  # noqa: ANN401
-        """Do a write that may be repeated: all that carry their place do."""
+        """Run a write that may be repeated, as every write with a place may."""
         await self._ask(_Request(operation, statement, is_write=True))
 
     async def decide(self, operation: str, query: str, values: Sequence[object]) -> Row:
         """Run a lightweight transaction and return its answer, [applied] first.
 
-        Not repeated, by us or by the driver: the first attempt may have won, and the second would say that it lost.
+        It is never retried: the first attempt may have won, and the second would report that it lost.
         """
         statement = self.bind(query, values)
         statement.is_idempotent = False
@@ -279,7 +279,7 @@ class Session:
             raise Closed(f"store {self.address.text}")
 
     async def close(self) -> None:
-        """Wait for the answers still due, then let go of connections and threads."""
+        """Wait for pending answers, then close connections and threads."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -353,7 +353,7 @@ class Session:
 
 
 class _Request(NamedTuple):
-    """Something to ask, and how."""
+    """A statement and the options to run it with."""
 
     operation: str
     statement: Any

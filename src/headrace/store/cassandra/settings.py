@@ -1,4 +1,4 @@
-"""Shared facts in Cassandra."""
+"""Shared settings in Cassandra."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUERIES = (_GET, _ALL, _ADD, _CHANGE)
 
 
 class CassandraSettings:
-    """Cassandra's Settings: lightweight transactions, one row a key."""
+    """Cassandra's Settings: lightweight transactions, one row for each key."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -40,6 +40,6 @@ class CassandraSettings:
         return bool(answer[0])
 
     async def all(self, prefix: str) -> Mapping[str, str]:
-        """Return all values whose key starts so."""
+        """Return all values whose key has this prefix."""
         pages = self._session.pages("setting", _ALL, (), page_size=1000)
         return dict(sorted([row async for rows in pages for row in rows if row[0].startswith(prefix)]))

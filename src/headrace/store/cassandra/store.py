@@ -1,11 +1,11 @@
-"""The store in Cassandra: its parts put together over one session."""
+"""The store in Cassandra, assembled from its parts over one session."""
 
 from __future__ import annotations
 
 from headrace.config import StoreSettings
 from headrace.store.cassandra import reader, snapshots, writer
 from headrace.store.cassandra.address import ClusterAddress
-from headrace.store.cassandra.schema import migrate, schema, settle_meta_segments
+from headrace.store.cassandra.schema import fixed_meta_segments, migrate, schema
 from headrace.store.cassandra.session import Session
 from headrace.store.cassandra.settings import CassandraSettings
 from headrace.store.cassandra.tags import CassandraTags
@@ -28,11 +28,11 @@ class CassandraStore:
 
     @classmethod
     async def open(cls, address: ClusterAddress, settings: StoreSettings) -> CassandraStore:
-        """Connect, and bring the keyspace to this version's schema."""
+        """Connect, and migrate the keyspace to this version's schema."""
         session = await Session.open(address, settings.cassandra)
         try:
             await migrate(session, schema(gc_grace_s=settings.gc_grace_s), settings.cassandra)
-            segments = await settle_meta_segments(session, settings.cassandra.meta_segments)
+            segments = await fixed_meta_segments(session, settings.cassandra.meta_segments)
             await session.prepare((*reader.QUERIES, *writer.QUERIES, *snapshots.QUERIES))
         except BaseException:
             await session.close()
@@ -56,7 +56,7 @@ class CassandraStore:
 
     @property
     def settings(self) -> CassandraSettings:
-        """Shared facts."""
+        """Shared settings."""
         return self._settings
 
     @property
@@ -65,5 +65,5 @@ class CassandraStore:
         return self._tags
 
     async def close(self) -> None:
-        """Wait for the answers still due, then disconnect."""
+        """Wait for pending answers, then disconnect."""
         await self._session.close()

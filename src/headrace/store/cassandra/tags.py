@@ -1,4 +1,4 @@
-"""Events by tag in Cassandra: tables and columns; rows go in as unlogged batches of one (tag, timebucket) each."""
+"""Views by tag in Cassandra: tables and columns, reads, and writes in unlogged batches of one (tag, timebucket)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ def row_values(row: TagRow, at: Place | None) -> tuple[Any, ...]:
 
 
 def row_of(tag: str, bucket_ms: int, values: Row) -> TagRow:
-    """Do the reverse; `values` are those of ROW and `redacted`. A redacted row says nothing, whoever wrote it again."""
+    """Return the row of a view of its columns, those of ROW and `redacted`.
+
+    A redacted row has no content, also if it was written again.
+    """
     (timestamp, pid, number, seq_nr, topic, partition, offset, generation, timestamp_ms, tags, payload_type, text,
      binary, metadata, headers, origin, version, is_redacted) = values  # fmt: skip
     if is_redacted:
@@ -123,7 +126,7 @@ def number_values(number: TagNumber, at: Place | None) -> tuple[Any, ...]:
 
 
 def number_of(values: Row) -> TagNumber:
-    """Do the reverse; `values` are those of NUMBER and `first_number`."""
+    """Return the number of its columns; `values` are those of NUMBER and `first_number`."""
     topic, pid, tag, seq_nr, number, generation, offset, first = values
     return TagNumber(
         topic=topic, pid=pid, tag=tag, seq_nr=seq_nr, number=number, generation=generation, offset=offset,
@@ -185,7 +188,7 @@ QUERIES = (
 )  # fmt: skip
 
 BATCH_MAX_ROWS = 150
-BATCH_MAX_BYTES = 40_000  # as estimated: 50 kB on the wire at most
+BATCH_MAX_BYTES = 40_000  # estimated; at most 50 kB on the wire
 _BATCHES_AT_ONCE = 32  # all go to few partitions, the current buckets of the tags
 _REMEMBERED = 20_000
 _LAST_MS = (1 << 62) - 1
@@ -243,7 +246,7 @@ class CassandraTagViews:
         return sorted([tag async for rows in pages for (tag,) in rows if tag != EPOCH_TAG])
 
     async def redact(self, rows: Sequence[TagRow], *, at: Place) -> None:
-        """Remove what rows say."""
+        """Remove the content of rows."""
         await self._each(rows, at, _REDACT_ROW, _SAY_REDACTED)
 
     async def delete(self, rows: Sequence[TagRow], *, at: Place) -> None:
@@ -251,14 +254,14 @@ class CassandraTagViews:
         await self._each(rows, at, _DELETE_ROW)
 
     async def drop(self, tag: str, bucket_ms: int) -> None:
-        """Remove a bucket, then take it off the list; who dies in between finds it there again."""
+        """Remove a bucket, then take it off the list; after a crash in between it is still listed."""
         bind, where = self._session.bind, (tag, bucket_ms)
         await self._session.write("drop tag bucket", bind(_CLEAR_BUCKET, (_ABOVE_ALL, *where)))
         await self._session.write("unlist bucket", bind(_UNLIST_BUCKET, where))
         self._known.discard(where)
 
     def forget(self) -> None:
-        """Forget which buckets are listed: the tables may be others."""
+        """Forget which buckets are listed: the tables may have been replaced."""
         self._known.clear()
 
     async def _list(self, buckets: set[tuple[str, int]]) -> None:
@@ -272,7 +275,7 @@ class CassandraTagViews:
         where = (rows[0].tag, rows[0].bucket_ms)
         async with self._free:
             batch = unlogged()
-            batch.add(self._session.bind(_CLEAR_BUCKET, (ABOVE_CLOCKS, *where)))  # what was written by hand goes
+            batch.add(self._session.bind(_CLEAR_BUCKET, (ABOVE_CLOCKS, *where)))  # removes what was written by hand
             self._session.fill(batch, _PUT_ROW, where, (row_values(row, at) for row in rows))
             await self._session.write("write tag rows", batch)
 
@@ -321,7 +324,7 @@ class CassandraTagNumbers:
         await all_of(self._write_batch(batch, at) for batch in groups)
 
     async def begin_at(self, topic: str, pid: str, tag: str, first: int, *, at: Place) -> None:
-        """Say where numbers begin."""
+        """Store where numbers begin."""
         bound = self._session.bind(_BEGIN_AT, (write_time(at), first, topic, pid, tag))
         await self._session.write("write first tag number", bound)
 

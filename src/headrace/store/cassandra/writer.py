@@ -1,4 +1,4 @@
-"""Cutting rows into batches: each of one partition, within limits."""
+"""The write side of the store in Cassandra: rows in batches of one partition each, heads, deletions and offsets."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _OVERHEAD_BYTES = 150
 
 
 def cut(rows: Sequence[EventRow], *, max_rows: int, max_bytes: int) -> Iterator[list[EventRow]]:
-    """Yield the rows by segment, in batches; a row above the limit goes by itself."""
+    """Yield the rows by segment, in batches; a row above the limit gets a batch of its own."""
     return cut_groups(rows, key=attrgetter("segment"), size_of=size_of, max_rows=max_rows, max_bytes=max_bytes)
 
 
 def cut_groups(
     rows: Sequence[R], *, key: Callable[[R], Any], size_of: Callable[[R], int], max_rows: int, max_bytes: int
 ) -> Iterator[list[R]]:
-    """Yield rows of one key in batches; a row above the limit goes by itself."""
+    """Yield rows of one key in batches; a row above the limit gets a batch of its own."""
     for _, group in groupby(sorted(rows, key=key), key):
         batch: list[R] = []
         batch_bytes = 0
@@ -83,7 +83,7 @@ QUERIES = (
     _INSERT_EVENT, _DELETE_SEGMENT, _DELETE_RANGE, _PUT_META, _PUT_MARKER, _PUT_POINTER, _PUT_GAP, _DELETE_SNAPSHOTS,
 )  # fmt: skip
 
-# Fewer segments than this are removed without asking which of them hold rows.
+# Fewer segments than this are removed without finding out which of them hold rows.
 _REMOVED_UNSEEN = 50
 
 # Below every place and above every wall clock: a deletion at this time removes what was written by hand, in columns
@@ -116,7 +116,7 @@ class CassandraWriter:
         self._rows_written.inc(len(rows))
 
     async def write_gaps(self, topic: str, id_: str, gaps: Sequence[SegmentGap]) -> None:
-        """Note where a journal's numbers jump."""
+        """Store where a journal's numbers jump."""
         self._session.check()
         noted = [(id_, topic, gap.after, gap.next, write_time(gap.place)) for gap in gaps]
         await all_of(self._write("write gaps", _PUT_GAP, values) for values in noted)
@@ -164,7 +164,7 @@ class CassandraWriter:
             await self._write("delete rows", _DELETE_RANGE, (time, id_, topic, segment, to))
 
     async def _delete_segments(self, topic: str, id_: str, first: int, last: int, time: int) -> None:
-        """Remove segments whole; of many, those that hold rows."""
+        """Remove whole segments; if there are many, only those that hold rows."""
         if last - first < _REMOVED_UNSEEN:
             whole = [RowDeletion(segment, None) for segment in range(first, last + 1)]
             await all_of(self._delete(topic, id_, deletion, time) for deletion in whole)
@@ -182,7 +182,7 @@ class CassandraWriter:
 
 
 async def all_of(writes: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Do them at once; the first failure is raised after all have ended."""
+    """Run the writes concurrently; the first failure is raised after all have ended."""
     outcomes = await asyncio.gather(*writes, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

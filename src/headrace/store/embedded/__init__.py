@@ -24,5 +24,5 @@ async def open_store(address: str, settings: StoreSettings, *, clock: Clock = SY
 
 
 def _is_anything_in(folder: Path) -> bool:
-    """Return True if the folder has a store, or a log that was never used with one: that log's store is empty."""
+    """Return True if the folder has a store, or a log that was never used with one, whose store is empty."""
     return (folder / FILE_NAME).exists() or (folder / "log.db").exists()

@@ -1,4 +1,4 @@
-"""From values to columns of the embedded tables and back."""
+"""The columns of the embedded tables, from values and back."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def event_values(row: EventRow) -> Values:
 
 
 def event_of(values: Values) -> EventRow:
-    """Do the reverse."""
+    """Return the event row of its columns."""
     (segment, seq_nr, timestamp_ms, _, generation, partition, offset, log_time_ms, record_id,
      tags, payload_type, payload, metadata, headers, origin, version) = values  # fmt: skip
     return EventRow(
@@ -144,7 +144,7 @@ def head_values(meta: JournalMeta, expires_ms: int | None) -> Values:
 
 
 def head_of(topic: str, id_: str, values: Values) -> JournalMeta:
-    """Do the reverse."""
+    """Return the head of its columns."""
     found = dict(zip(HEAD, values, strict=True))
     return JournalMeta(
         topic=topic,
@@ -166,7 +166,7 @@ def replicated_values(offset: ReplicatedOffset) -> Values:
 
 
 def replicated_of(values: Values) -> ReplicatedOffset:
-    """Do the reverse."""
+    """Return the replicated offset of its columns."""
     topic, partition, _, generation, offset, log_time_ms, created_ms, updated_ms, segment_size = values
     return ReplicatedOffset(
         at=TopicPartition(topic, partition),
@@ -198,7 +198,7 @@ def snapshot_values(row: SnapshotRow) -> Values:
 
 
 def snapshot_of(values: Values) -> SnapshotRow:
-    """Do the reverse."""
+    """Return the snapshot of its columns."""
     found = dict(zip(SNAPSHOT, values, strict=True))
     del found["written"]
     return SnapshotRow(record_id=UUID(bytes=found.pop("record_id")), **found)

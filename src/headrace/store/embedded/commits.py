@@ -1,4 +1,4 @@
-"""Writing: every change to the file is a piece of work in one group commit."""
+"""Changes to the file as pieces of work for the group commit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PUT_DELETION = "INSERT INTO event_deletions (journal, segment, up_to, written, 
 
 
 class StoreWork(Protocol):
-    """Something to do inside a write transaction."""
+    """A change to make inside a write transaction."""
 
     def run(self, db: sqlite3.Connection, writer: EventWriter) -> object:
         """Do it and return the result, or raise a HeadraceError before anything was written."""
@@ -75,7 +75,7 @@ class WriteRows:
 
 @dataclass(frozen=True, slots=True)
 class WriteMeta:
-    """A head, or a purge marker that goes by itself at `expires_ms`."""
+    """A head, or a purge marker that expires at `expires_ms`."""
 
     meta: JournalMeta
     expires_ms: int | None
@@ -97,7 +97,7 @@ class DeleteRows:
     made_ms: int
 
     def run(self, db: sqlite3.Connection, writer: EventWriter) -> None:
-        """Remove what is there and remember it against what comes late."""
+        """Remove the rows, and remember the deletion for rows that are written late."""
         writer.flush(db)
         journal = writer.journals.find(db, self.topic, self.id)
         for deletion in self.deletions:
@@ -129,7 +129,7 @@ class MoveReplicated:
 
 
 class EventWriter:
-    """Gathers the events of a group, so that they go in many at a time; lives in the writer's thread."""
+    """Gathers the events of a group commit, to write many at a time; used in the writer's thread only."""
 
     def __init__(self) -> None:
         self.journals = Journals()
@@ -157,7 +157,7 @@ class EventWriter:
         self._rows.extend(number + event for event in events)
 
     def flush(self, db: sqlite3.Connection) -> None:
-        """Put the events gathered so far into the file."""
+        """Write the events gathered so far to the file."""
         rows = iter(self._rows)
         for _ in range(len(self._rows) // _CHUNK):
             db.execute(_INSERT_CHUNK, [value for row in islice(rows, _CHUNK) for value in row])

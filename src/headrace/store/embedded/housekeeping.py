@@ -1,4 +1,4 @@
-"""What Cassandra does in its own time, done by one process of those that share the file: forgetting old deletions."""
+"""The removal of old deletions, which Cassandra does itself, by one of the processes that share the file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 _logger = get_logger(__name__)
 
-# Others wait for the write lock while a piece is removed.
+# Other processes wait for the write lock while a piece is removed.
 _PIECE = 2000
 _STEPS = (
     """DELETE FROM event_deletions WHERE (journal, segment, up_to) IN
@@ -44,7 +44,7 @@ DELETE FROM journals WHERE number IN (
 
 
 class Housekeeping:
-    """Removes deletions and purge markers that are older than any late writer."""
+    """Removes deletions and purge markers that no late writer can need any more."""
 
     def __init__(self, commits: GroupCommit[StoreWork], clock: Clock, *, gc_grace_s: float, interval_s: float) -> None:
         self._commits = commits
@@ -55,7 +55,7 @@ class Housekeeping:
         self._task = asyncio.create_task(self._run(), name="headrace-store-housekeeping")
 
     async def clean(self) -> None:
-        """Do it now."""
+        """Remove all that have expired, now."""
         before_ms = self._clock.now_ms() - self._gc_grace_ms
         for step in _STEPS:
             while await self._call(lambda db, step=step: db.execute(step, (before_ms, _PIECE)).rowcount) == _PIECE:  # type: ignore[misc]
@@ -78,7 +78,7 @@ class Housekeeping:
                 if await self._call(self._acquire) is not None:
                     await self.clean()
             except HeadraceError as error:
-                _logger.warning("housekeeping failed, will try again", error=str(error), next_try_s=self._interval_s)
+                _logger.warning("housekeeping failed, will try again", error=str(error), retry_in_s=self._interval_s)
 
     async def _call(self, function: Callable[[sqlite3.Connection], T]) -> T:
         result: T = await self._commits.submit(StoreCall(lambda db, journals: _then_forget(function, db, journals)))
@@ -91,7 +91,7 @@ class Housekeeping:
 
 
 def _then_forget(function: Callable[[sqlite3.Connection], T], db: sqlite3.Connection, journals: Journals) -> T:
-    """Forget what the writer knows: numbers of journals and deletions may have gone."""
+    """Forget the writer's cache: numbers of journals and deletions may have been removed."""
     try:
         return function(db)
     finally:

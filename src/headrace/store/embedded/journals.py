@@ -1,4 +1,4 @@
-"""The journals a writer knows: their numbers, and what was deleted of each."""
+"""The writer's cache of journals: their numbers, and what was deleted of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Deletion(NamedTuple):
 
     @property
     def last_segment(self) -> int:
-        """The last segment that it is about."""
+        """The last segment that it covers."""
         return self.segment if self.up_to >= 0 else -self.up_to - 1
 
     @property
@@ -40,7 +40,7 @@ class Deletion(NamedTuple):
         return is_there and written <= self.written
 
     def covers(self, other: Deletion) -> bool:
-        """Return True if the other one removes nothing that this one does not."""
+        """Return True if this deletion removes all that the other one does."""
         is_within = self.segment <= other.segment and other.last_segment <= self.last_segment
         return is_within and self.last_seq_nr >= other.last_seq_nr and self.written >= other.written
 
@@ -53,20 +53,20 @@ class KnownJournal:
     deletions: list[Deletion] = field(default_factory=list)
 
     def accepts(self, event: Values) -> bool:
-        """Say whether no deletion covers the event (its columns, as in EVENT)."""
+        """Return True if no deletion covers the event (its columns, as in EVENT)."""
         segment, seq_nr, _, place = event[:4]
         return not any(gone.removes(segment, seq_nr, place) for gone in self.deletions)
 
 
 class Journals:
-    """Remembers them for as long as no other process has written; lives in the writer's thread."""
+    """Caches journals until another process writes; used in the writer's thread only."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], KnownJournal] = {}
         self._version = -1
 
     def refresh(self, db: sqlite3.Connection) -> None:
-        """Forget everything if somebody else committed; call it inside the transaction."""
+        """Forget everything if another process has committed; call it inside the transaction."""
         version = int(db.execute("PRAGMA data_version").fetchone()[0])
         if version != self._version or len(self._known) > _MOST:
             self._known.clear()

@@ -1,4 +1,4 @@
-"""Reading the file: short read transactions in threads, counted and timed."""
+"""The read side of the embedded store: short read transactions in threads, counted and timed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Access:
             raise Closed(f"the store in {self._path.parent}")
 
     async def ask(self, operation: str, query: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a query; what was committed before sees it."""
+        """Run a query. It sees all that was committed before."""
         self.check()
         started_s, outcome = time.perf_counter(), "failed"
         try:
@@ -51,12 +51,12 @@ class Access:
             REQUEST_SECONDS.labels("embedded", operation).observe(time.perf_counter() - started_s)
 
     def close(self) -> None:
-        """Wait for what is being read, then close the connections."""
+        """Wait for running reads, then close the connections."""
         self._readers.close()
 
 
 _REPLICATED = f"SELECT {', '.join(REPLICATED)} FROM replicated WHERE topic = ? AND partition = ?"  # noqa: S608
-# A purge marker whose time is up is kept a while longer, against late writers, but no longer seen.
+# An expired purge marker is kept for a while, to refuse late writers, but is not returned any more.
 _HEADS = (
     f"SELECT id, number, {', '.join(HEAD)} FROM journals JOIN heads ON journal = number "  # noqa: S608
     "WHERE topic = ? AND (expires_ms IS NULL OR expires_ms > ?)"
@@ -81,7 +81,7 @@ class EmbeddedReader:
         self._clock = clock
 
     async def replicated(self, at: TopicPartition) -> ReplicatedOffset | None:
-        """Return how far a partition has come."""
+        """Return a partition's replicated offset."""
         row = await self._access.ask("read replicated", lambda db: db.execute(_REPLICATED, at).fetchone())
         return None if row is None else replicated_of(row)
 
@@ -94,7 +94,7 @@ class EmbeddedReader:
     async def rows(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500
     ) -> AsyncIterator[Sequence[EventRow]]:
-        """Yield pages of rows, rising."""
+        """Yield pages of rows, ascending."""
         check_paging(segment_size=segment_size, page_size=page_size)
         first, last = max(first, 1), min(last, MAX_SEQ_NR)
         after = (segment_of(first, segment_size), first - 1, _NO_TIME_LATER)

@@ -2,7 +2,7 @@
 
 `written` is the place of the record that caused a row, as one number; rows put there by hand have none (-1) and
 lose to everything. `event_deletions` and `snapshot_deletions` remember what was removed and at which place, so that
-a late writer of older rows loses; they go after the time of grace. An `up_to` below 0 stands for a range of segments.
+a late writer of older rows loses; they are removed after the grace period. An `up_to` below 0 is a range of segments.
 """
 
 from __future__ import annotations

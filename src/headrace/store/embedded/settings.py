@@ -1,4 +1,4 @@
-"""Shared facts in the embedded store."""
+"""Shared settings in the embedded store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EmbeddedSettings:
         return done
 
     async def all(self, prefix: str) -> Mapping[str, str]:
-        """Return all values whose key starts so."""
+        """Return all values whose key has this prefix."""
         query = "SELECT key, value FROM settings WHERE substr(key, 1, ?) = ? ORDER BY key"
         asked = (len(prefix), prefix)
         return await self._access.ask("read settings", lambda db: dict(db.execute(query, asked).fetchall()))

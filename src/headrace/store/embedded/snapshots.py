@@ -45,7 +45,7 @@ class EmbeddedSnapshots:
 
 
 def drop_all(db: sqlite3.Connection, journals: Journals, topic: str, id_: str, at: Place, now_ms: int) -> None:
-    """Remove every snapshot at or below the place, also those that are saved late."""
+    """Remove every snapshot at or below the place, also those that are saved later."""
     number = journals.find(db, topic, id_).number
     db.execute("DELETE FROM snapshots WHERE journal = ? AND written <= ?", (number, written(at)))
     db.execute(_PUT_DELETION, (number, ALL_SLOTS, written(at), now_ms))

@@ -1,4 +1,4 @@
-"""The embedded store: its parts put together over one file."""
+"""The embedded store, assembled from its parts over one file."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class EmbeddedStore:
 
     @property
     def settings(self) -> EmbeddedSettings:
-        """Shared facts."""
+        """Shared settings."""
         return self._settings
 
     @property
@@ -86,7 +86,7 @@ class EmbeddedStore:
         return self._tags
 
     async def close(self) -> None:
-        """Write what was handed over, let go of the file."""
+        """Write what was submitted, then close the file."""
         if self._access.is_closed:
             return
         self._access.is_closed = True

@@ -1,4 +1,4 @@
-"""Events by tag in the embedded store: their tables and columns, reads and writes."""
+"""Views by tag in the embedded store: their tables and columns, reads and writes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _decode_texts = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
 def upsert_row(table: str, key: tuple[str, ...]) -> str:
-    """Return the statement that writes a row of a view; one that is redacted stays so, unless it was deleted."""
+    """Return the statement that writes a row of a view; a redacted row stays redacted, unless it was deleted."""
     is_kept = f"({table}.is_redacted AND NOT {table}.is_deleted)"
     changed = [f"is_redacted = excluded.is_redacted OR {is_kept}"]
     for column in ROW:
@@ -90,7 +90,7 @@ def upsert_row(table: str, key: tuple[str, ...]) -> str:
 
 
 def order_of(at: TagTime) -> bytes:
-    """Return bytes that sort as the TagTimes do."""
+    """Return bytes that sort like TagTimes."""
     ms, topic, partition, offset = at
     return (ms * 10_000 + topic).to_bytes(8) + partition.to_bytes(2) + offset.to_bytes(6)
 
@@ -123,7 +123,7 @@ def row_values(row: TagRow, at: Place | None) -> Values:
 
 
 def row_of(values: Values) -> TagRow:
-    """Do the reverse."""
+    """Return the row of a view of its columns."""
     (tag, bucket_ms, order, pid, number, _, seq_nr, topic, generation, partition, offset, timestamp_ms, tags,
      payload_type, payload, metadata, headers, origin, version, is_redacted, _) = values  # fmt: skip
     return TagRow(
@@ -165,7 +165,7 @@ def number_values(number: TagNumber, at: Place | None) -> Values:
 
 
 def number_of(values: Values) -> TagNumber:
-    """Do the reverse; `values` are those of NUMBER and `first_number`."""
+    """Return the number of its columns; `values` are those of NUMBER and `first_number`."""
     topic, pid, tag, _, seq_nr, number, generation, offset, _, first = values
     return TagNumber(
         topic=topic, pid=pid, tag=tag, seq_nr=seq_nr, number=number, generation=generation, offset=offset,
@@ -227,7 +227,7 @@ _LAST_MS = (1 << 62) - 1
 
 
 class _Written:
-    """What the parts share: changes as pieces of work of the group commit."""
+    """What views and numbers share: changes as pieces of work for the group commit."""
 
     def __init__(self, commits: GroupCommit[StoreWork], access: Access) -> None:
         self._commits = commits
@@ -282,7 +282,7 @@ class EmbeddedTagViews(_Written):
         return [tag for (tag,) in rows]
 
     async def redact(self, rows: Sequence[TagRow], *, at: Place) -> None:
-        """Remove what rows say."""
+        """Remove the content of rows."""
         values = [(written(at), *_key(row), written(at)) for row in rows]
         await self._change(lambda db: db.executemany(_REDACT, values))
 
@@ -306,7 +306,7 @@ class EmbeddedTagNumbers(_Written):
         await self._change(lambda db: db.executemany(_PUT_NUMBER, values))
 
     async def begin_at(self, topic: str, pid: str, tag: str, first: int, *, at: Place) -> None:
-        """Say where numbers begin. Repairs come one after the other here: the last one counts."""
+        """Store where numbers begin. Repairs run one after the other here, so the last one counts."""
         await self._change(lambda db: db.execute(_BEGIN_AT, (first, topic, pid, tag)))
 
     async def delete(self, topic: str, pid: str, tag: str, *, at: Place) -> None:

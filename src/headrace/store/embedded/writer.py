@@ -29,7 +29,7 @@ class EmbeddedWriter:
         self._rows_written.inc(len(rows))
 
     async def write_gaps(self, topic: str, id_: str, gaps: Sequence[SegmentGap]) -> None:
-        """Note nothing: the index of the table finds the next segment."""
+        """Do nothing: the table's index finds the next segment."""
 
     async def write_meta(self, meta: JournalMeta) -> None:
         """Write a head or a purge marker."""

@@ -1,4 +1,4 @@
-"""What every log must do. Each part of the port has its own module; here they come together."""
+"""The conformance suite of a log, assembled from one module for each part of the port."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ __all__ = ["LogConformance"]
 
 
 class LogConformance(Appending, Arguments, Reading, Transactions, GroupMembers, Topics, Cleaning, Processes):
-    """The whole exam of a log; `address` is what a backend overrides."""
+    """The whole suite of a log; a backend overrides `address`."""

@@ -1,4 +1,4 @@
-"""Appending: what is written comes back, in order; what is refused leaves nothing behind."""
+"""Appends: records come back in order, and a refused append writes nothing."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class Appending(LogSetting):
     async def test_appends_at_once_are_each_acknowledged_with_their_own_place(self, log: Log, topic: str) -> None:
         """500 concurrent appends: every position is unique and holds its record."""
         acknowledged = await asyncio.gather(*(log.append([record]) for record in numbered(topic, 500)))
-        places = {positions[0].offset: b"%d" % n for n, positions in enumerate(acknowledged)}
-        assert len(places) == 500
-        assert {record.offset: record.value for record in await read_all(log, topic)} == places
+        by_offset = {positions[0].offset: b"%d" % n for n, positions in enumerate(acknowledged)}
+        assert len(by_offset) == 500
+        assert {record.offset: record.value for record in await read_all(log, topic)} == by_offset
 
     async def test_the_key_decides_the_partition_as_in_kafka(self, log: Log) -> None:
         """C1: a key goes where Kafka's default partitioner sends it."""
@@ -129,7 +129,7 @@ class Appending(LogSetting):
         assert len(await read_all(log, topic)) == 100
 
     async def test_a_record_from_the_future_is_refused(self, log: Log) -> None:
-        """A timestamp further ahead than the topic allows would push log time ahead for everybody."""
+        """A timestamp further ahead than the topic allows would push log time ahead for all journals."""
         topic = await new_topic(log, config=TopicConfig(timestamp_ahead_ms=60_000))
         now_ms = int(time.time() * 1000)
         await log.append([NewRecord(topic, b"k", b"near", timestamp_ms=now_ms + 30_000)])

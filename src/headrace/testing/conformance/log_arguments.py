@@ -21,7 +21,7 @@ _WRONG: Mapping[str, tuple[object, ...]] = {
     "topic": (None, b"bytes", 7, "", "no spaces", "nul\0", "\ud800", "x" * 250, ".."),
     "topics": (None, "abc", b"abc", 7, [], [7], [None], ["no spaces"], {"a": 1}, (topic for topic in "abc")),
     "place": (None, "t[0]", ("t", 0), 7, TopicPartition("t", True), TopicPartition("t", 2**70), TopicPartition("", 0)),
-    "places": (None, 7, "t[0]", [("t", 0)], [None], TopicPartition("t", 0)),
+    "partitions": (None, 7, "t[0]", [("t", 0)], [None], TopicPartition("t", 0)),
     "offset": (None, "0", b"0", 1.0, True, -1, 2**63, float("nan")),
     "end": ("0", 1.0, True, -1, 2**63),
     "count": (None, "1", 1.5, True, 0, -1, 10**9),
@@ -59,7 +59,7 @@ _WRONG: Mapping[str, tuple[object, ...]] = {
     "records": (None, 7, "abc", b"abc", {"a": 1}, [None], ["record"], iter([])),
 }
 
-# What a record may not have, by field. The topic is right, so that nothing but the field can be the reason.
+# Wrong values by field of a record. The topic is right, so that only the field can be the reason.
 WRONG_RECORDS: Mapping[str, tuple[object, ...]] = {
     "topic": _WRONG["topic"],
     "key": ("text", 7, bytearray(b"k"), memoryview(b"k"), ["k"], True),
@@ -89,7 +89,7 @@ Call = Callable[[object], Awaitable[object]]
 
 
 class Calls:
-    """Every public call of a log, by the argument that is wrong in it; everything else about the call is right."""
+    """Every public call of a log, by its wrong argument; all other arguments are right."""
 
     def __init__(self, log: Log, topic: str, member: Member, producer: TransactionalProducer) -> None:
         self.log = log
@@ -137,11 +137,11 @@ class Calls:
             "join start_at": ("start", lambda wrong: groups.join("g", topics, start_at=_any(wrong))),
             "join session": ("above 0", lambda wrong: groups.join("g", topics, session_timeout_s=_any(wrong))),
             "committed group": ("text", lambda wrong: groups.committed(_any(wrong), [self.at])),
-            "committed partitions": ("places", lambda wrong: groups.committed("g", _any(wrong))),
+            "committed partitions": ("partitions", lambda wrong: groups.committed("g", _any(wrong))),
             "poll max_records": ("count", lambda wrong: member.poll(max_records=_any(wrong))),
             "poll timeout_s": ("seconds", lambda wrong: member.poll(timeout_s=_any(wrong))),
             "member commit": ("offsets", lambda wrong: member.commit(_any(wrong))),
-            "pause": ("places", lambda wrong: member.pause(_any(wrong), paused=True)),
+            "pause": ("partitions", lambda wrong: member.pause(_any(wrong), paused=True)),
         }
 
     def _of_transactions(self) -> dict[str, tuple[str, Call]]:
@@ -173,7 +173,7 @@ def wrong_arguments(kind: str) -> tuple[object, ...]:
 
 
 class Arguments(LogSetting):
-    """The tests of what is refused at the front door."""
+    """The tests of refused arguments."""
 
     async def test_every_call_refuses_wrong_arguments_and_writes_nothing(self, log: Log, topic: str) -> None:
         """FL3: a typed error for each wrong argument of each call, and the log is as it was before."""
@@ -228,7 +228,7 @@ class Arguments(LogSetting):
 
 
 async def _refused(name: str, wrong: object, call: Awaitable[object]) -> None:
-    """Await a call that must be refused; what else comes of it is told with the argument that did it."""
+    """Await a call that must be refused; any other outcome is reported with its argument."""
     try:
         await call
     except Refused:

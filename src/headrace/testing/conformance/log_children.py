@@ -1,4 +1,4 @@
-"""What the children of the log's tests do, each in a process of its own. They report by printing lines."""
+"""The child processes of the log's tests, which report by printing lines."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headrace.log import Log, Member, open_log, transaction
 from headrace.model import NewRecord, TopicPartition
 from headrace.testing.conformance.log_groups import Recorder
 
-__all__ = ["append_for_ever", "append_numbered", "append_when_told", "commit_for_ever", "member", "transact_and_hang"]
+__all__ = ["append_forever", "append_numbered", "append_on_input", "commit_forever", "member", "transact_and_hang"]
 
 
 def append_numbered(address: str, topic: str, name: str, count: int) -> None:
-    """Append so many records, one at a time, keyed by name."""
+    """Append `count` records, one at a time, keyed by name."""
 
     async def run() -> None:
         log = await open_log(address)
@@ -27,25 +27,25 @@ def append_numbered(address: str, topic: str, name: str, count: int) -> None:
     asyncio.run(run())
 
 
-def append_for_ever(address: str, topic: str, in_flight: int) -> None:
+def append_forever(address: str, topic: str, in_flight: int) -> None:
     """Append until killed, several at once; each acknowledged value is printed after its acknowledgement."""
 
-    async def one(log: Log, lane: int) -> None:
-        n = lane
+    async def one(log: Log, worker: int) -> None:
+        n = worker
         while True:
-            await log.append([NewRecord(topic, b"%d" % lane, b"%d" % n)])
+            await log.append([NewRecord(topic, b"%d" % worker, b"%d" % n)])
             print(n, flush=True)
             n += in_flight
 
     async def run() -> None:
         log = await open_log(address)
         print("ready", flush=True)
-        await asyncio.gather(*(one(log, lane) for lane in range(in_flight)))
+        await asyncio.gather(*(one(log, worker) for worker in range(in_flight)))
 
     asyncio.run(run())
 
 
-def commit_for_ever(address: str, first: str, second: str, transactional_id: str) -> None:
+def commit_forever(address: str, first: str, second: str, transactional_id: str) -> None:
     """Write the same number to two topics in one transaction, until killed; print each that was committed."""
 
     async def run() -> None:
@@ -62,8 +62,8 @@ def commit_for_ever(address: str, first: str, second: str, transactional_id: str
     asyncio.run(run())
 
 
-def append_when_told(address: str, topic: str) -> None:
-    """For each line of input append one record that holds the time of its acknowledgement's start."""
+def append_on_input(address: str, topic: str) -> None:
+    """For each line of input append one record that holds the time at which its append began."""
 
     async def run() -> None:
         log = await open_log(address)
@@ -77,7 +77,7 @@ def append_when_told(address: str, topic: str) -> None:
 
 
 def transact_and_hang(address: str, topic: str, transactional_id: str) -> None:
-    """Open a transaction, append to it, say so, and wait to be killed."""
+    """Open a transaction, append to it, print that, and wait to be killed."""
 
     async def run() -> None:
         log = await open_log(address)
@@ -91,20 +91,20 @@ def transact_and_hang(address: str, topic: str, transactional_id: str) -> None:
 
 
 def member(address: str, topic: str, group: str, session_timeout_s: float) -> None:
-    """Be a member; print what the listener is told, and try to commit what was lost."""
+    """Join a group; print the calls of the listener, and try to commit partitions that were lost."""
 
     async def run() -> None:
         log = await open_log(address)
         listener = Recorder()
         joined = await log.groups.join(group, [topic], listener=listener, session_timeout_s=session_timeout_s)
-        told = 0
+        printed = 0
         while True:
             await joined.poll(timeout_s=0.1)
-            for kind, partitions in listener.told[told:]:
+            for kind, partitions in listener.calls[printed:]:
                 print(kind, sorted(at.partition for at in partitions), flush=True)
                 if kind == "lost":
                     await _try_commit(joined, dict.fromkeys(partitions, 0))
-            told = len(listener.told)
+            printed = len(listener.calls)
 
     async def _try_commit(joined: Member, offsets: dict[TopicPartition, int]) -> None:
         try:

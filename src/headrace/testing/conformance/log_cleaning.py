@@ -1,4 +1,4 @@
-"""Retention and compaction: in a log's own time, so the tests wait for them and nudge where they can."""
+"""Retention and compaction, which a log applies at its own times: the tests wait, and trigger them where possible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Cleaning"]
 
 CleanClaim: TypeAlias = Callable[[list[tuple[int, bytes, bytes | None]]], bool]
 
-# Brokers clean closed segments only: these make segments close soon. Other logs don't know the words.
+# Brokers clean closed segments only: these properties make segments close soon. Other logs ignore them.
 QUICK_SEGMENTS = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.01", "file.delete.delay.ms": "100"}
 
 
@@ -26,7 +26,7 @@ class Cleaning(LogSetting):
 
     @pytest.mark.timeout(180)
     async def test_compaction_keeps_the_newest_record_of_each_key(self, log: Log) -> None:
-        """Older values go, offsets stay as they were, readers get past what is gone."""
+        """Older values are removed, offsets do not change, readers pass the removed records."""
         topic = await new_topic(log, config=TopicConfig(cleanup=Cleanup.COMPACT, extra=QUICK_SEGMENTS))
         for n in range(3):
             await log.append([NewRecord(topic, key, b"%d" % n) for key in (b"a", b"b", b"c")])
@@ -46,7 +46,7 @@ class Cleaning(LogSetting):
 
     @pytest.mark.timeout(180)
     async def test_a_tombstone_stays_for_its_time(self, log: Log) -> None:
-        """Who reads within the time learns of the deletion, and finds its headers."""
+        """A reader within that time sees the deletion, with its headers."""
         topic = await new_topic(log, config=TopicConfig(cleanup=Cleanup.COMPACT, extra=QUICK_SEGMENTS))
         headers = (("h", b"kept"),)
         await log.append([NewRecord(topic, b"x", b"1"), NewRecord(topic, b"x", None, headers)])
@@ -82,7 +82,7 @@ class Cleaning(LogSetting):
         assert (await log.append([NewRecord(topic, b"young")]))[0].offset == bounds.end
 
     async def test_records_without_retention_stay(self, log: Log) -> None:
-        """For ever means that age does not matter."""
+        """Without retention the age of a record does not matter."""
         topic = await new_topic(log, config=TopicConfig(retention_ms=None))
         await log.append([NewRecord(topic, b"old", b"v", timestamp_ms=1000)])
         await log.retention.enforce()

@@ -1,4 +1,4 @@
-"""Groups: each partition has one member at a time; commits say where the next one goes on."""
+"""Groups: each partition has one member at a time; the next member continues from the commits."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ SESSION_S = 10.0
 
 
 class Recorder:
-    """A listener that writes down what it is told."""
+    """A listener that records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, frozenset[TopicPartition]]] = []
+        self.calls: list[tuple[str, frozenset[TopicPartition]]] = []
 
     async def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self.told.append(("assigned", partitions))
+        self.calls.append(("assigned", partitions))
 
     async def revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        self.told.append(("revoked", partitions))
+        self.calls.append(("revoked", partitions))
 
     async def lost(self, partitions: frozenset[TopicPartition]) -> None:
-        self.told.append(("lost", partitions))
+        self.calls.append(("lost", partitions))
 
     def all(self, kind: str) -> frozenset[TopicPartition]:
-        """Return everything it was told under one name."""
-        return frozenset().union(*(partitions for told, partitions in self.told if told == kind))
+        """Return the partitions of all calls of one kind."""
+        return frozenset().union(*(partitions for called, partitions in self.calls if called == kind))
 
 
 async def poll_until(
@@ -50,7 +50,7 @@ async def poll_until(
 
 
 async def drain(member: Member, count: int) -> list[Record]:
-    """Poll until so many records came."""
+    """Poll until `count` records came."""
     got: list[Record] = []
     async with asyncio.timeout(40):
         while len(got) < count:
@@ -127,7 +127,7 @@ class GroupMembers(LogSetting):
         await first.leave()
 
     async def test_only_the_owner_commits(self, log: Log, another: OpenAnother) -> None:
-        """A commit of a partition that belongs to another member, or to nobody in the group, is refused."""
+        """A commit of a partition that belongs to another member, or to no member of the group, is refused."""
         topic = await new_topic(log, partitions=2)
         first = await log.groups.join(f"g-{topic}", [topic], session_timeout_s=SESSION_S)
         second = await (await another()).groups.join(f"g-{topic}", [topic], session_timeout_s=SESSION_S)
@@ -168,7 +168,7 @@ class GroupMembers(LogSetting):
         member = await log.groups.join(f"g-{topic}", [topic], listener=listener, session_timeout_s=SESSION_S)
         await drain(member, 2)
         await member.leave()
-        assert listener.told[-1] == ("revoked", frozenset({at}))
+        assert listener.calls[-1] == ("revoked", frozenset({at}))
         assert await log.groups.committed(f"g-{topic}", [at]) == {at: 1}
         with pytest.raises(Closed):
             await member.poll()
@@ -193,7 +193,7 @@ class GroupMembers(LogSetting):
         await member.leave()
 
     async def test_a_committed_offset_that_retention_removed_is_an_error(self, log: Log, topic: str) -> None:
-        """A group that comes back too late hears what it lost instead of skipping it."""
+        """A group that comes back too late gets an error for lost records instead of skipping them."""
         at = TopicPartition(topic, 0)
         await log.append(numbered(topic, 10))
         first = await log.groups.join(f"g-{topic}", [topic], session_timeout_s=SESSION_S)

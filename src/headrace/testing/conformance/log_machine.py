@@ -1,4 +1,4 @@
-"""A log under random use, held against a plain list: one hypothesis state machine for all backends.
+"""A log under random use, compared with a plain list: one hypothesis state machine for all backends.
 
 machine = log_machine(lambda: "embedded:" + tempfile.mkdtemp())
 TestMachine = machine.TestCase

@@ -1,4 +1,4 @@
-"""Logs on top of another one. What they change is one method; the port's signatures stand here and nowhere else."""
+"""Logs that wrap another log and change one method; the port's signatures are repeated here only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Readings:
 
 
 class LogOnTop(Readings):
-    """Passes everything on."""
+    """A log that passes all calls on to another one."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -80,7 +80,7 @@ class LogOnTop(Readings):
         )
 
     async def bounds(self, at: TopicPartition) -> Bounds:
-        """Say what the partition holds."""
+        """Return what the partition holds."""
         return await self.log.bounds(at)
 
     async def offset_at(self, at: TopicPartition, *, timestamp_ms: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Processes: many at once, and some of them die."""
+"""Several processes that use one log concurrently, some of which are killed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Processes(LogSetting):
     async def test_a_reader_is_woken_by_another_process(self, log: Log, topic: str, address: str) -> None:
         """From the append in one process to the waiting reader in another: milliseconds, at the median."""
         delays = []
-        with running_function(f"{CHILDREN}:append_when_told", address, topic) as child:
+        with running_function(f"{CHILDREN}:append_on_input", address, topic) as child:
             await line(child, "ready")
             reader = log.read(TopicPartition(topic, 0), 1)
             for _ in range(21):
@@ -60,7 +60,7 @@ class Processes(LogSetting):
         """A process is killed at random moments while it appends: nothing acknowledged is lost or doubled."""
         for _ in range(3):
             topic = await new_topic(log)
-            with running_function(f"{CHILDREN}:append_for_ever", address, topic, 20) as child:
+            with running_function(f"{CHILDREN}:append_forever", address, topic, 20) as child:
                 await line(child, "ready")
                 await asyncio.sleep(random.uniform(0.05, 0.6))
                 child.kill()
@@ -75,19 +75,19 @@ class Processes(LogSetting):
         for round_number in range(3):
             first, second = await new_topic(log), await new_topic(log)
             id_ = f"id-{first}-{round_number}"
-            with running_function(f"{CHILDREN}:commit_for_ever", address, first, second, id_) as child:
+            with running_function(f"{CHILDREN}:commit_forever", address, first, second, id_) as child:
                 await line(child, "ready")
                 await asyncio.sleep(random.uniform(0.1, 0.6))
                 child.kill()
                 acknowledged = child.stdout.split("\n")[1:-1]
-            successor = await log.transactional(id_)  # ends what the dead one left open
+            successor = await log.transactional(id_)  # ends the transaction that the dead owner left open
             await successor.close()
             found = values(await read_all(log, first))
             assert found == values(await read_all(log, second))
             assert found[: len(acknowledged)] == [text.encode() for text in acknowledged]
 
     async def test_a_dead_owner_leaves_nothing_half_done(self, log: Log, topic: str, address: str) -> None:
-        """Killed with a transaction open: its successor takes the id, and nobody sees the dead one's record."""
+        """Killed with a transaction open: its successor takes the id, and the dead owner's record is never read."""
         with running_function(f"{CHILDREN}:transact_and_hang", address, topic, f"id-{topic}") as child:
             await line(child, "open")
             child.kill()
@@ -98,8 +98,8 @@ class Processes(LogSetting):
         assert values(await read_all(log, topic)) == [b"mine"]
 
     @pytest.mark.timeout(120)
-    async def test_a_frozen_member_loses_its_partitions_and_is_told(self, log: Log, address: str) -> None:
-        """Stopped longer than its session: another member takes over; thawed, it hears `lost` and can't commit."""
+    async def test_a_frozen_member_loses_its_partitions_and_is_informed(self, log: Log, address: str) -> None:
+        """Stopped longer than its session: another member takes over; resumed, it gets `lost` and can't commit."""
         topic = await new_topic(log, partitions=2)
         with running_function(f"{CHILDREN}:member", address, topic, f"g-{topic}", 6.0) as child:
             await line(child, r"assigned \[0, 1\]|assigned")

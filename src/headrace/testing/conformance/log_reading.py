@@ -68,7 +68,7 @@ class Reading(LogSetting):
                 await log.offset_at(at, timestamp_ms=0)
 
     async def test_a_header_only_read_leaves_the_values_out(self, log: Log, topic: str) -> None:
-        """Keys, headers and places are there; values are not."""
+        """Keys, headers and offsets are there; values are not."""
         await log.append([NewRecord(topic, b"k", b"v" * 1000, (("h", b"x"),))])
         batches = [batch async for batch in log.read(TopicPartition(topic, 0), 0, 1, headers_only=True)]
         (record,) = [record for batch in batches for record in batch.records]

@@ -1,4 +1,4 @@
-"""What the log's tests stand on: an address, opened logs, topics of their own."""
+"""The fixtures of the log's tests: an address, opened logs, new topics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OpenAnother = Callable[[], Awaitable[Log]]
 
 @pytest.mark.asyncio
 class LogSetting:
-    """The fixtures. A backend overrides `address`; tests get `log`, and `another` as a second process would."""
+    """The fixtures. A backend overrides `address`; tests get `log`, and `another` for further clients."""
 
     @pytest.fixture
     def address(self) -> str:

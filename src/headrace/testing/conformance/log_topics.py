@@ -1,4 +1,4 @@
-"""Topics: made, described, changed, removed; what can't be done is refused with what to do instead."""
+"""Topics: create, describe, change and delete; refusals say what to do instead."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Topics(LogSetting):
         assert (described.name, described.partitions, described.config) == (name, 3, config)
         assert name in await log.admin.topics()
 
-    async def test_records_can_be_kept_for_ever(self, log: Log) -> None:
+    async def test_records_can_be_kept_forever(self, log: Log) -> None:
         """No retention is a setting of its own, not a large number."""
         name = await new_topic(log, config=TopicConfig(retention_ms=None))
         assert (await log.admin.describe(name)).config.retention_ms is None
@@ -107,7 +107,7 @@ class Topics(LogSetting):
         name = await new_topic(log, partitions=4)
         with pytest.raises(WrongPartitionCount, match=f"headrace topic grow {name} --partitions 8"):
             await ensure_topic(log.admin, name, partitions=8, config=TopicConfig())
-        with pytest.raises(WrongPartitionCount, match="can't be taken away"):
+        with pytest.raises(WrongPartitionCount, match="can't be removed"):
             await ensure_topic(log.admin, name, partitions=2, config=TopicConfig())
 
     async def test_partitions_can_be_added_but_not_taken_away(self, log: Log) -> None:

@@ -1,4 +1,4 @@
-"""What every schema registry must do."""
+"""The conformance suite of a schema registry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import BadArgument, IncompatibleSchema, UnknownSchema, UnknownSubject
 from headrace.serde import Level, Registry, Schema
-from headrace.testing.conformance.registry_crowds import Crowds
+from headrace.testing.conformance.registry_crowds import ConcurrentNodes
 from headrace.testing.conformance.registry_setting import OpenAnother, RegistrySetting, new_subject, record
 
 __all__ = ["RegistryConformance"]
@@ -116,7 +116,7 @@ class Registering(RegistrySetting):
     async def test_levels_decide_what_may_change(
         self, node: Registry, level: Level, may_add: bool, may_drop: bool
     ) -> None:
-        """V4: a field without default may come where nobody must read old data, and go where nobody reads new data."""
+        """V4: a field without default may be added if no old data is read, and removed if no new data is read."""
         for changed, may_change in ((record(id="string", x="long"), may_add), (record(), may_drop)):
             subject = new_subject()
             await node.register(subject, record(id="string"))
@@ -170,5 +170,5 @@ class Registering(RegistrySetting):
         assert sorted({each.version for each in made}) == [1, 2, 3, 4, 5]
 
 
-class RegistryConformance(Registering, Crowds):
-    """The whole exam of a registry; `address` is what a backend overrides."""
+class RegistryConformance(Registering, ConcurrentNodes):
+    """The whole suite of a registry; a backend overrides `address`."""

@@ -1,4 +1,4 @@
-"""What the children of the registry's tests do, each in a process of its own. They report by printing lines."""
+"""The child processes of the registry's tests, which report by printing lines."""
 
 from __future__ import annotations
 

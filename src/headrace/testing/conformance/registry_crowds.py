@@ -1,4 +1,4 @@
-"""Several nodes that register at once."""
+"""Tests of several nodes that register concurrently."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from headrace.errors import IncompatibleSchema
 from headrace.serde import Level, Registry, Version
 from headrace.testing.conformance.registry_setting import OpenAnother, RegistrySetting, new_subject, record
 
-__all__ = ["Crowds"]
+__all__ = ["ConcurrentNodes"]
 
 NODES = 4
 
 
-class Crowds(RegistrySetting):
+class ConcurrentNodes(RegistrySetting):
     """The tests of nodes that race."""
 
     @pytest.mark.timeout(120)
     async def test_nodes_that_register_at_once_agree_on_every_id(self, node: Registry, another: OpenAnother) -> None:
-        """V5: different schemas get different ids, the same schema the same one, whoever was first."""
+        """V5: different schemas get different ids, the same schema the same one, whichever node was first."""
         nodes = [node, *[await another() for _ in range(NODES - 1)]]
         name = new_subject()
         schemas = [record(f"Crowd{name[2:10]}{n}", id="string") for n in range(5)]

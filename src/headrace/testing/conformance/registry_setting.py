@@ -1,4 +1,4 @@
-"""What the registry's tests stand on: an address, opened registries, schemas to register."""
+"""The fixtures of the registry's tests: an address, opened registries, schemas to register."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RegistrySetting:
 
 
 def new_subject() -> str:
-    """Return a subject that nobody has used."""
+    """Return an unused subject."""
     return f"s-{uuid.uuid4().hex[:12]}-value"
 
 

@@ -1,4 +1,4 @@
-"""What every eventual store must do. Each part of the port has its own module; here they come together."""
+"""The conformance suite of an eventual store, assembled from one module for each part of the port."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ __all__ = ["StoreConformance"]
 
 
 class StoreConformance(Rows, Heads, Order, Ranges, SavedStates, Shared, TaggedRows):
-    """The whole exam of a store; `address` and `by_hand` are what a backend overrides."""
+    """The whole suite of a store; a backend overrides `address` and `by_hand`."""

@@ -74,10 +74,8 @@ class Heads(StoreSetting):
         await store.writer.write_meta(marker)
         assert await store.reader.meta(topic, "id") == successor
 
-    async def test_a_purge_marker_goes_by_itself_and_still_wins_over_older_heads(
-        self, another: OpenStore, topic: str
-    ) -> None:
-        """After its time to live nobody sees it; an older head that comes late loses all the same."""
+    async def test_a_purge_marker_expires_and_still_wins_over_older_heads(self, another: OpenStore, topic: str) -> None:
+        """After its time to live it is not returned; an older head that is written late still loses."""
         store = await another(StoreSettings(marker_ttl_s=1))
         await store.writer.write_meta(head(topic, "other", 5))
         await store.writer.write_meta(head(topic, "id", 5, is_purged=True, purged_at=Place(0, 5)))

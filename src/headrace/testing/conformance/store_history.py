@@ -1,4 +1,4 @@
-"""Histories of one journal: what a log could hold, as writes to a store, and what must come of them."""
+"""Histories of one journal: records of a log as writes to a store, and the state that must result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Journal:
             self._head(place)
 
     def _append(self, amount: int, place: Place) -> None:
-        # Which columns a row has differs from place to place: nothing of an earlier row may shine through.
+        # Which columns a row has differs from place to place: no column of an earlier row may remain.
         some: dict[str, Any] = {"origin": "o"} if place.offset % 2 else {"tags": ("t",), "headers": {"h": "v"}}
         numbers = range(self.seq_nr + 1, self.seq_nr + 1 + amount)
         where = {"generation": place.generation, "record_id": self.record_id}
@@ -114,7 +114,7 @@ class History:
         return [*writes, *(lambda store, move=move: store.writer.move_replicated(move) for move in moves)]
 
     def outcome(self, topic: str, id_: str) -> State:
-        """Return the state that must come of it, whatever the order of the writes."""
+        """Return the state that must result, whatever the order of the writes."""
         journal = self._play(topic, id_)
         rows = [journal.rows[number] for number in sorted(journal.rows)]
         slots = [journal.slots[slot] for slot in sorted(journal.slots)]

@@ -1,4 +1,4 @@
-"""Writes converge by the place of the record that caused them, in whatever order they come."""
+"""Convergence: the place of the record that caused a write decides, whatever the order of writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headrace.testing.conformance.store_setting import (
 
 __all__ = ["Order", "Ranges"]
 
-# One exam for many backends (executors), on the store of the test: each example uses a journal of its own.
+# One suite for many backends (executors), on the store of the test: each example uses a journal of its own.
 _FINE = (HealthCheck.function_scoped_fixture, HealthCheck.differing_executors, HealthCheck.too_slow)
 
 
@@ -76,7 +76,7 @@ class Order(StoreSetting):
         assert [len(await read_rows(store, *each)) for each in journals] == [0, 2, 2]
 
     async def test_writing_the_same_again_changes_nothing(self, store: Store, topic: str) -> None:
-        """A replay is no news."""
+        """A replay changes nothing."""
         for _ in range(3):
             await store.writer.write_rows(topic, "id", events(1, 25))
             await store.writer.write_meta(head(topic, "id", 25))
@@ -154,7 +154,7 @@ class Ranges(StoreSetting):
     """Deletions of many segments at once."""
 
     async def test_a_range_of_segments_goes_whole(self, store: Store, topic: str) -> None:
-        """FJ6: rows in the range go, those beside it and above the deletion's place stay; again changes nothing."""
+        """FJ6: rows in the range go, rows outside it and above its place stay; a repetition changes nothing."""
         rows = [event(n, offset, size=2) for offset, n in enumerate((1, 2, 5, 201, 202, 203, 301))]
         await store.writer.write_rows(topic, "id", rows)
         for _ in range(2):

@@ -108,7 +108,7 @@ class Rows(StoreSetting):
         assert {1, 2, 3, 4} <= set(found)
 
     async def test_two_rows_of_one_seq_nr_are_both_shown(self, store: Store, topic: str) -> None:
-        """R18: whoever reads decides by record_id which one counts."""
+        """R18: the reader decides by record_id which one counts."""
         old, new = event(1, 5, timestamp_ms=1), event(1, 9, timestamp_ms=2, record_id=uuid.uuid4())
         await store.writer.write_rows(topic, "id", [new, old])
         assert await read_rows(store, topic, "id") == [old, new]
@@ -129,7 +129,7 @@ class Rows(StoreSetting):
         assert await read_rows(store, topic, "id") == []
 
     async def test_what_was_written_is_seen_by_another_client(self, store: Store, topic: str, another: object) -> None:
-        """Acknowledged means visible to everybody who asks later."""
+        """An acknowledged write is visible to every later read."""
         assert callable(another)
         other: Store = await another()
         for seq_nr in range(1, 6):
@@ -155,7 +155,7 @@ class Rows(StoreSetting):
 
 
 async def store_barrier(store: Store, topic: str) -> list[EventRow]:
-    """Ask something else and wait for the answer, so that whatever was sent before has been answered too."""
+    """Read something else and wait for the answer, so that all earlier requests have been answered too."""
     return await read_rows(store, topic, "nobody", last=1)
 
 

@@ -1,4 +1,4 @@
-"""What the store's tests stand on: an address, opened stores, values to write, a hand to edit with."""
+"""The fixtures of the store's tests: an address, opened stores, values to write, edits by hand."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OpenStore = Callable[..., Awaitable[Store]]
 
 
 class ByHand(Protocol):
-    """Edits below Headrace: SQL or CQL as an operator would type it, with no place."""
+    """Edits that bypass Headrace: SQL or CQL as an operator would type it, with no place."""
 
     async def delete(self, topic: str, id_: str, row: EventRow) -> None:
         """Delete a row."""
@@ -63,7 +63,7 @@ class ByHand(Protocol):
 
 @pytest.mark.asyncio
 class StoreSetting:
-    """The fixtures. A backend overrides `address` and `by_hand`; tests get `store`, and `another` like a process."""
+    """The fixtures. A backend overrides `address` and `by_hand`; tests get `store`, and `another` for more clients."""
 
     @pytest.fixture
     def address(self) -> str:
@@ -95,7 +95,7 @@ class StoreSetting:
 
     @pytest.fixture
     def topic(self) -> str:
-        """Name a topic that nobody else uses."""
+        """Return an unused topic name."""
         return f"t-{uuid.uuid4().hex[:12]}"
 
 
@@ -175,6 +175,6 @@ def seq_nrs(rows: Sequence[EventRow]) -> list[int]:
 
 
 def deadline(within_s: float) -> Callable[[], bool]:
-    """Return a function that says whether the time is up."""
+    """Return a function that returns True when the time is up."""
     end_s = time.monotonic() + within_s
     return lambda: time.monotonic() > end_s

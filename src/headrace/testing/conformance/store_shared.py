@@ -1,4 +1,4 @@
-"""Shared facts, and what an open and a closed store owe their users."""
+"""Shared settings, and the behaviour of an open and a closed store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events by tag in a store: rows in buckets, in the order of their timeuuids; numbers; epochs."""
+"""Views by tag in a store: rows in buckets, in the order of their timeuuids; numbers; epochs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TaggedRows(StoreSetting):
 
     @pytest_asyncio.fixture
     async def tag(self) -> str:
-        """Name a tag that nobody else uses."""
+        """Return an unused tag."""
         return f"tag-{uuid.uuid4().hex[:12]}"
 
     async def test_every_column_of_a_tag_row_comes_back(self, tagged: Store, tag: str) -> None:
@@ -145,7 +145,7 @@ class TaggedRows(StoreSetting):
             (3, rows[2].payload, "{}", {"k": "v"}, False),
         ]
 
-    async def test_a_redacted_row_stays_so_whoever_writes_it_again(self, tagged: Store, tag: str) -> None:
+    async def test_a_redacted_row_stays_so_when_it_is_written_again(self, tagged: Store, tag: str) -> None:
         """FT13: a repair at a later place that has the payload from the log does not bring it back."""
         rows = [tag_row(tag, n, metadata="{}", headers={"k": "v"}) for n in (1, 2)]
         await tagged.tags.views.write(rows)
@@ -245,6 +245,6 @@ def bucket_of(row: TagRow) -> int:
 
 
 async def read_bucket(store: Store, tag: str, bucket_ms: int | None = None) -> list[TagRow]:
-    """Return the rows of a bucket: the first one's, unless told."""
+    """Return the rows of a bucket, of the first one by default."""
     start_ms = bucket_of(tag_row(tag, 1)) if bucket_ms is None else bucket_ms
     return [row async for page in store.tags.views.read(tag, start_ms) for row in page]
