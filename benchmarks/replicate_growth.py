@@ -73,10 +73,10 @@ async def setup(stage: Stage) -> AsyncIterator[Contest]:
         for backlog in backlogs.values():
             await opened(on.hr, backlog.topic, partitions=backlog.partitions)
             await asyncio.to_thread(producer.send, backlog.take(FIRST))
-        places = Endpoints.of(f"kafka://{on.kafka.address}", store=f"cassandra://{on.cassandra.address}/{KEYSPACE}")
+        endpoints = Endpoints.of(f"kafka://{on.kafka.address}", store=f"cassandra://{on.cassandra.address}/{KEYSPACE}")
         try:
             with session(stage) as spark:
-                async with running(spark, places, [backlog.topic for backlog in backlogs.values()]) as job:
+                async with running(spark, endpoints, [backlog.topic for backlog in backlogs.values()]) as job:
                     await job.carried((FIRST + 1) * len(backlogs))  # with the marks that made the topics
                     contest = GrowthContest(job, producer, backlogs, stage)
                     yield Contest(contest.work, contest.bound)

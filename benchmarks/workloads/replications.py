@@ -64,9 +64,9 @@ class Job:
     """The job in a thread of its own, and what it tells."""
 
     def __init__(
-        self, spark: SparkSession, places: Endpoints, selection: Selection, settings: PipelineSettings
+        self, spark: SparkSession, endpoints: Endpoints, selection: Selection, settings: PipelineSettings
     ) -> None:
-        self._replication = Replication(spark, places, selection, settings=settings, watcher=self)
+        self._replication = Replication(spark, endpoints, selection, settings=settings, watcher=self)
         self._thread = threading.Thread(target=self._run, name="bench-replication", daemon=True)
         self._reports: list[BatchReport] = []
         self._failure: BaseException | None = None
@@ -117,9 +117,9 @@ def session(stage: Stage) -> Iterator[SparkSession]:
 
 
 @asynccontextmanager
-async def running(spark: SparkSession, places: Endpoints, topics: Sequence[str]) -> AsyncIterator[Job]:
+async def running(spark: SparkSession, endpoints: Endpoints, topics: Sequence[str]) -> AsyncIterator[Job]:
     """Run the job on the topics."""
-    job = Job(spark, places, Selection(tuple(topics)), PipelineSettings(master=MASTER))
+    job = Job(spark, endpoints, Selection(tuple(topics)), PipelineSettings(master=MASTER))
     try:
         yield job
     finally:

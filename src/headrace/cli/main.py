@@ -41,7 +41,7 @@ _PARTS = {
     "topic": _Part("topics", "Topics of the log, and their records."),
     "schema": _Part("schemas", "Avro schemas and the registry that keeps them."),
     "outbox": _Part("outboxes", "The outbox: its tables, its relay, what waits and what is dead."),
-    "pipeline": _Part("pipeline_group", "Jobs on Spark: replication and what goes with it."),
+    "pipeline": _Part("pipelines", "Jobs on Spark: replication and what goes with it."),
     "sql": _Part("sql", "Ask journals and topics by SQL."),
     "copy": _Part("copies", "Copy journals from one tier to the other."),
     "services": _Part("services", "Real servers from packages, for development and tests."),

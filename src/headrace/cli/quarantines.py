@@ -120,5 +120,5 @@ def _pass(
         address, store, lambda hr: pass_verdict(hr.log, hr.store, topic, id_, skip=skip, offset=offset)
     )
     about = f"skip of offset {offset} " if skip else "release "
-    told = f"{about}written at partition {written.partition}, offset {written.offset}; replication carries it out"
-    answer(told, as_json=as_json, partition=written.partition, offset=written.offset)
+    text = f"{about}written at partition {written.partition}, offset {written.offset}; replication carries it out"
+    answer(text, as_json=as_json, partition=written.partition, offset=written.offset)

@@ -41,9 +41,9 @@ def backfill(
     from headrace.pipeline import Endpoints, backfill_tag
 
     choose, settings = load_chooser(where), command_settings()
-    places = Endpoints.of(address, store=store, settings=settings)
-    with spark_for(places, settings) as spark:
-        done = backfill_tag(spark, places, tag, choose, name=where, again=again)
+    endpoints = Endpoints.of(address, store=store, settings=settings)
+    with spark_for(endpoints, settings) as spark:
+        done = backfill_tag(spark, endpoints, tag, choose, name=where, again=again)
     if as_json:
         typer.echo(json.dumps(asdict(done)))
     elif done.is_new:

@@ -207,8 +207,8 @@ def switch_off(
         return await TagRepair(hr.log, hr.store, hr.settings.tags).give_up()
 
     is_changed = with_headrace(address, store, run)
-    told = "views by tag are off; set tags.enabled = false" if is_changed else "there are no views by tag here"
-    answer(told, as_json=as_json, changed=is_changed)
+    text = "views by tag are off; set tags.enabled = false" if is_changed else "there are no views by tag here"
+    answer(text, as_json=as_json, changed=is_changed)
 
 
 def after_of_text(text: str | None) -> After:
