@@ -27,7 +27,7 @@ APPENDED_AT_ONCE = 20_000
 
 
 class CompactContest:
-    """Both sides read the whole topic by the same source and count what is left."""
+    """Both sides read the whole topic with the same source and count the result."""
 
     def __init__(self, spark: SparkSession, endpoints: Endpoints, *, count: int, keys: int) -> None:
         self._spark = spark
@@ -36,7 +36,7 @@ class CompactContest:
         self._keys = keys
 
     async def work(self) -> Readings:
-        """Take our view, with all its columns."""
+        """Read Headrace's view, with all its columns."""
         return await self._timed(compact(self._topic()))
 
     async def bound(self) -> Readings:

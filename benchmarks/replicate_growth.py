@@ -1,4 +1,4 @@
-"""replicate-growth: what an event costs to replicate when there are more of them, or more partitions."""
+"""replicate-growth: the cost of replicating an event, with more events and with more partitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRST = 2_000
 
 
 class GrowthContest:
-    """The cost of an event is the time of the micro-batches that carried it and its like, shared among them."""
+    """The cost of an event is the time of the micro-batches that carried it, divided by their events."""
 
     def __init__(self, job: Job, producer: RawProducer, backlogs: Mapping[int, Backlog], stage: Stage) -> None:
         self._job = job

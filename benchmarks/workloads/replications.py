@@ -1,4 +1,4 @@
-"""The shipped replication job, running for ever, given events round by round."""
+"""The shipped replication job, running continuously, with more events each round."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def filled(address: str, records: Sequence[NewRecord]) -> None:
 
 
 class Job:
-    """The job in a thread of its own, and what it tells."""
+    """The job in a thread of its own, and its reports."""
 
     def __init__(
         self, spark: SparkSession, endpoints: Endpoints, selection: Selection, settings: PipelineSettings
@@ -77,7 +77,7 @@ class Job:
         self._reports.append(report)
 
     def event(self, text: str) -> None:
-        """Fail: a job that begins anew is not what is measured."""
+        """Fail: a job that starts again must not be measured."""
         self._failure = BenchFailed(f"the job said: {text}")
 
     async def carried(self, count: int) -> list[BatchReport]:
@@ -100,7 +100,7 @@ class Job:
     def _run(self) -> None:
         try:
             self._replication.run()
-        except BaseException as error:  # told to whoever waits
+        except BaseException as error:  # raised in the waiting thread
             self._failure = error
 
 

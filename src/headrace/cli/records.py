@@ -136,7 +136,7 @@ async def _from(queue: asyncio.Queue[Batch]) -> AsyncIterator[Batch]:
 
 
 async def _print(batches: AsyncIterator[Batch], renderer: JsonRenderer, left: int | None) -> int | None:
-    """Print records until they end, or until none are left to print; returns how many are."""
+    """Print records until they end, or until the limit is reached; return how many may still be printed."""
     if left == 0:
         return 0
     async for batch in batches:
@@ -189,7 +189,7 @@ def _line(nr: int, line: str) -> dict[str, Any]:
     return given
 
 
-# What `cat` prints can be put again; its place in the log is given anew.
+# `put` accepts what `cat` prints; the records get a new place in the log.
 _KNOWN = frozenset({"key", "value", "headers", "partition", "offset", "timestamp_ms"})
 
 

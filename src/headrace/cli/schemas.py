@@ -140,9 +140,9 @@ def with_registry(
     *,
     settings: HeadraceSettings | None = None,
 ) -> T:
-    """Open the registry, and the log if it is in there; do something with it, and close both again.
+    """Open the registry, and the log if it holds the registry; use it, and close both again.
 
-    Without settings of its own it opens what is there, and raises NothingThere for an empty place.
+    Without `settings` it opens only an existing registry, and raises NothingThere if there is none.
     """
     chosen = settings or command_settings()
     where = registry or chosen.registry.address

@@ -1,4 +1,4 @@
-"""`headrace services`: real servers from packages, up and down."""
+"""`headrace services`: start, stop and inspect real servers from packages."""
 
 from __future__ import annotations
 

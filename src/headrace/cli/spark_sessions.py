@@ -21,9 +21,9 @@ __all__ = ["spark_for"]
 
 @contextmanager
 def spark_for(endpoints: Endpoints, settings: HeadraceSettings, *, name: str = "headrace") -> Iterator[SparkSession]:
-    """Give a session for the time of a command; one that was there before stays.
+    """Yield a Spark session for a command. A session that was there before stays open.
 
-    Log and store are asked before it starts: a wrong address is known in seconds, and a session takes ten.
+    Log and store are checked first: a wrong address fails within seconds, and a session takes ten to start.
     """
     try:
         from pyspark.sql import SparkSession
@@ -41,6 +41,6 @@ def spark_for(endpoints: Endpoints, settings: HeadraceSettings, *, name: str = "
 
 
 async def _ask(endpoints: Endpoints) -> None:
-    """Ask log and store something. Raises what is wrong with them."""
+    """Check that log and store answer. Raises their errors."""
     await (await log_of(endpoints)).admin.topics()
     await (await store_of(endpoints)).settings.all("topic/")

@@ -1,4 +1,4 @@
-"""`headrace sql`: a query over journals and topics, on either tier, by Spark."""
+"""`headrace sql`: SQL queries of journals and topics, on either tier, with Spark."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def sql(
     endpoints = Endpoints.of(address, store=store, settings=settings)
     selection = Selection(tuple(topics or ()), prefix)
     held: Literal["raise", "skip"] = "skip" if skip_held else "raise"
-    # Spark logs, with the JVM's traceback, what our error says in one sentence.
+    # Spark logs the JVM's traceback of failures that the error message describes in one sentence.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     with (
         _registry(registry, endpoints, settings) as schemas,
@@ -76,7 +76,7 @@ def sql(
 
 
 def _registry(address: str | None, endpoints: Endpoints, settings: HeadraceSettings) -> BlockingRegistry:
-    """Open the registry, and with it the log, if it is in there."""
+    """Open the registry, and the log if it holds the registry."""
     where = address or settings.registry.address
     log = endpoints.log if where.startswith("log:") else None
     return BlockingRegistry(
@@ -107,7 +107,7 @@ def _print(frame: DataFrame, limit: int) -> None:
 
 
 def _write(frame: DataFrame, out: Path) -> None:
-    """Write one file, by one task: what it holds never passes through the driver."""
+    """Write one file in one task, so that the rows never pass through the driver."""
     if out.suffix == ".csv":
         frame = frame.selectExpr(*(_csv_column(name, kind) for name, kind in frame.dtypes))
     out.parent.mkdir(parents=True, exist_ok=True)

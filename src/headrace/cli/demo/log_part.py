@@ -101,7 +101,7 @@ async def _kill(log: Log, address: str, suffix: str) -> None:
     rest, _ = await child.communicate()
     acknowledged = int((rest.split(b"\n")[:-1] or [b"%d" % acknowledged])[-1])
     end = (await log.bounds(TopicPartition(topic, 0))).end
-    console.print(f"  it had been told that {acknowledged + 1} records are safe; the log holds {end}")
+    console.print(f"  {acknowledged + 1} of its records were acknowledged; the log holds {end}")
 
 
 def _show_positions(records: Sequence[NewRecord], positions: Sequence[Position]) -> None:

@@ -24,7 +24,7 @@ def show_pipeline(address: str, store: str | None, suffix: str) -> None:
     """Replicate the accounts by Spark, and ask about them."""
     topic, endpoints = f"accounts{suffix}", Endpoints.of(address, store=store)
     before = asyncio.run(_answers(address, store, topic))
-    say("Spark carries the journals into the store")
+    say("Spark replicates the journals into the store")
     started = time.perf_counter()
     spark = spark_session(PipelineSettings(master="local[2]"), watcher=Terminal(console), is_brief=True)
     tell(f"Spark is up after {time.perf_counter() - started:.1f} s")
