@@ -71,7 +71,7 @@ class TagFillConformance(TagSetting):
         assert numbers_of(await scene.read(), "a") == [1]
 
     async def test_replication_waits_at_the_cut_and_goes_on(self, scene: Scene) -> None:
-        """T38: behind the cut nothing is numbered before older events are; a job killed there blocks no other for long."""
+        """T38: behind the cut nothing is numbered before older events are; a killed job blocks no other for long."""
         await scene.append("a", [1, 2], [])
         filling = Filling(scene)
         await filling.begin()
