@@ -24,7 +24,7 @@ AGAINST = "fastavro's schemaless functions on a plain dict"
 
 @dataclasses.dataclass
 class Order:
-    """Ten fields of the kinds that records have."""
+    """An order with ten fields of usual types."""
 
     id: str
     customer: str
@@ -63,7 +63,7 @@ Decode: TypeAlias = Callable[[bytes], Any]
 
 
 class Side(NamedTuple):
-    """One way to do it, and what it is done with."""
+    """One side of the comparison: its functions and its data."""
 
     encode: Encode
     decode: Decode
@@ -86,15 +86,15 @@ def fastavro_side(dicts: Sequence[dict[str, Any]]) -> Side:
 
 
 async def our_side(registry: Registry, name: str, dicts: Sequence[dict[str, Any]]) -> Side:
-    """Return what is measured: framed, by a serde that is ready."""
+    """Return Headrace's side: framed values of a serde whose schema is registered."""
     serde: Serde[Any] = Serde(registry, f"{name}-value", KINDS[name])
     return Side(await serde.encoder(), serde.decoder, [KINDS[name](**each) for each in dicts])
 
 
 def side_by_side(sides: Sequence[Side]) -> list[tuple[float, float]]:
-    """Return the seconds that each side took to encode and to decode: of this thread's CPU, others don't count.
+    """Return the seconds of this thread's CPU that each side took to encode and to decode.
 
-    They take turns, slice by slice, so that what disturbs one disturbs the other.
+    The sides take turns, slice by slice, so that a disturbance affects both.
     """
     spent = [(0.0, 0.0) for _ in sides]
     size = max(1, len(sides[0].objects) // SLICES)
@@ -110,7 +110,7 @@ def side_by_side(sides: Sequence[Side]) -> list[tuple[float, float]]:
 
 
 def rates(name: str, count: int, spent: tuple[float, float]) -> dict[str, float]:
-    """Return how many a second: there and back, there, back."""
+    """Return the rates: both ways together, encoding, decoding."""
     encode, decode = spent
     return {
         f"{name}_per_s": count / (encode + decode),

@@ -27,16 +27,16 @@ APPENDED_AT_ONCE = 20_000
 
 
 class CompactContest:
-    """Both sides read the whole topic by the same source and count what is left."""
+    """Both sides read the whole topic with the same source and count the result."""
 
-    def __init__(self, spark: SparkSession, places: Endpoints, *, count: int, keys: int) -> None:
+    def __init__(self, spark: SparkSession, endpoints: Endpoints, *, count: int, keys: int) -> None:
         self._spark = spark
-        self._places = places
+        self._endpoints = endpoints
         self._count = count
         self._keys = keys
 
     async def work(self) -> Readings:
-        """Take our view, with all its columns."""
+        """Read Headrace's view, with all its columns."""
         return await self._timed(compact(self._topic()))
 
     async def bound(self) -> Readings:
@@ -47,7 +47,7 @@ class CompactContest:
         return await self._timed(self._topic().groupBy("topic", "key").agg(newest))
 
     def _topic(self) -> DataFrame:
-        return topic_frame(self._spark, self._places, TOPIC)
+        return topic_frame(self._spark, self._endpoints, TOPIC)
 
     async def _timed(self, frame: DataFrame) -> Readings:
         from pyspark.sql import functions as f
@@ -68,11 +68,11 @@ async def setup(stage: Stage) -> AsyncIterator[Contest]:
     with server("kafka", stage) as kafka:
         address = f"kafka://{kafka.address}"
         await _fill(address, stage, count=count, keys=keys)
-        places = Endpoints.of(address, store=f"embedded:{stage.folder / 'store'}")
+        endpoints = Endpoints.of(address, store=f"embedded:{stage.folder / 'store'}")
         stage.tell("starting Spark")
         spark = spark_session(PipelineSettings(master="local[2]"), name="headrace bench")
         try:
-            contest = CompactContest(spark, places, count=count, keys=keys)
+            contest = CompactContest(spark, endpoints, count=count, keys=keys)
             yield Contest(contest.work, contest.bound)
         finally:
             close_all()

@@ -1,4 +1,4 @@
-"""consumer: what a consumer costs before its first record, by itself and out of the log's pool."""
+"""consumer: the time to a consumer's first record, for a new consumer and for one of the log's pool."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AT = TopicPartition(TOPIC, 0)
 
 
 class ConsumerContest:
-    """Both sides go to places all over one partition and take the first record there."""
+    """Both sides seek to offsets all over one partition and read the first record there."""
 
     def __init__(self, servers: str, *, records: int, reads: int) -> None:
         self._servers = servers
@@ -45,13 +45,13 @@ class ConsumerContest:
         return _readings(new, kept)
 
     async def bound(self) -> Readings:
-        """Open a consumer for each place, then go to each with the same one."""
+        """Open a consumer for each offset, then seek to each offset with one consumer."""
         new = [self._raw.from_new(*AT, offset) for offset in self._offsets]
         kept = [self._raw.from_kept(*AT, offset) for offset in self._offsets]
         return _readings(new, kept)
 
     def close(self) -> None:
-        """Let go of the broker."""
+        """Close the connections to the broker."""
         self._raw.close()
 
     def _pool(self) -> ConsumerPool:

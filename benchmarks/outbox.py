@@ -15,7 +15,7 @@ from headrace.outbox import OutboxSettings, Relay
 
 TOPIC = "outbox"
 MESSAGES = 100_000
-# A polling loop as people write it waits for one acknowledgement after the other; a part of the work tells its rate.
+# A hand-written polling loop waits for each acknowledgement; a part of the work is enough to measure its rate.
 PEER_SHARE = 0.02
 
 

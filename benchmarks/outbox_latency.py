@@ -62,7 +62,7 @@ class LatencyContest:
         self._connection.commit()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
 

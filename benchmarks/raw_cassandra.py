@@ -1,4 +1,4 @@
-"""raw-cassandra: what cassandra-driver itself gives."""
+"""raw-cassandra: the rates of cassandra-driver itself."""
 
 from __future__ import annotations
 

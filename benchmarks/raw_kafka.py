@@ -1,4 +1,4 @@
-"""raw-kafka: what confluent-kafka itself gives."""
+"""raw-kafka: the rates of confluent-kafka itself."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RawKafka:
         }
 
     def close(self) -> None:
-        """Let go of the broker."""
+        """Close the connections to the broker."""
         for client in (self._producer, self._consumer, self._owner):
             client.close()
 

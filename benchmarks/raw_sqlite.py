@@ -1,4 +1,4 @@
-"""raw-sqlite: what sqlite3 itself gives, at several group sizes."""
+"""raw-sqlite: the rates of sqlite3 itself, at several group sizes."""
 
 from __future__ import annotations
 

@@ -68,14 +68,14 @@ class ReplicateContest:
 async def setup(stage: Stage) -> AsyncIterator[Contest]:
     async with ground(stage) as on:
         await opened(on.hr, TOPIC, partitions=PARTITIONS)
-        places = Endpoints.of(f"kafka://{on.kafka.address}", store=f"cassandra://{on.cassandra.address}/{KEYSPACE}")
+        endpoints = Endpoints.of(f"kafka://{on.kafka.address}", store=f"cassandra://{on.cassandra.address}/{KEYSPACE}")
         backlog = Backlog(TOPIC, partitions=PARTITIONS, keys=KEYS)
         producer = RawProducer(on.kafka.address)
         writers = RowWriters(on.cassandra.host, on.cassandra.port, KEYSPACE, processes=PROCESSES, keys=KEYS)
         try:
             await asyncio.to_thread(producer.send, backlog.take(FIRST))
             with session(stage) as spark:
-                async with running(spark, places, [TOPIC]) as job:
+                async with running(spark, endpoints, [TOPIC]) as job:
                     count = stage.count(EVENTS, least=5000)
                     contest = ReplicateContest(job, producer, backlog, writers, count=count)
                     first, *_ = await job.carried(FIRST + 1)  # and the mark that made the topic

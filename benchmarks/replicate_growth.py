@@ -1,4 +1,4 @@
-"""replicate-growth: what an event costs to replicate when there are more of them, or more partitions."""
+"""replicate-growth: the cost of replicating an event, with more events and with more partitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRST = 2_000
 
 
 class GrowthContest:
-    """The cost of an event is the time of the micro-batches that carried it and its like, shared among them."""
+    """The cost of an event is the time of the micro-batches that carried it, divided by their events."""
 
     def __init__(self, job: Job, producer: RawProducer, backlogs: Mapping[int, Backlog], stage: Stage) -> None:
         self._job = job
@@ -73,10 +73,10 @@ async def setup(stage: Stage) -> AsyncIterator[Contest]:
         for backlog in backlogs.values():
             await opened(on.hr, backlog.topic, partitions=backlog.partitions)
             await asyncio.to_thread(producer.send, backlog.take(FIRST))
-        places = Endpoints.of(f"kafka://{on.kafka.address}", store=f"cassandra://{on.cassandra.address}/{KEYSPACE}")
+        endpoints = Endpoints.of(f"kafka://{on.kafka.address}", store=f"cassandra://{on.cassandra.address}/{KEYSPACE}")
         try:
             with session(stage) as spark:
-                async with running(spark, places, [backlog.topic for backlog in backlogs.values()]) as job:
+                async with running(spark, endpoints, [backlog.topic for backlog in backlogs.values()]) as job:
                     await job.carried((FIRST + 1) * len(backlogs))  # with the marks that made the topics
                     contest = GrowthContest(job, producer, backlogs, stage)
                     yield Contest(contest.work, contest.bound)

@@ -30,7 +30,7 @@ EVENTS = 3000
 IDLE_S = 3.0
 _DEADLINE_S = 120.0
 _STEP_S = 0.01
-_LET_GO_S = 10.0  # until a log that nobody listens to has let its consumer go
+_LET_GO_S = 10.0  # until a log without listeners has closed its consumer
 
 
 class FanoutContest:

@@ -50,7 +50,7 @@ class ReadContest:
 
 
 async def _fill(hr: Headrace, count: int) -> None:
-    """Append tagged events and carry them into the store."""
+    """Append tagged events and replicate them into the store."""
     journal = await opened(hr, TOPIC, partitions=1)
     for first in range(1, count + 1, AN_APPEND):
         numbers = range(first, min(first + AN_APPEND, count + 1))

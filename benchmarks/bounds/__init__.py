@@ -1,4 +1,4 @@
-"""The drivers, used plainly and well: what the machine gives without Headrace in between.
+"""Bounds: the drivers used directly and well, without Headrace.
 
-Promises: the same guarantees as the work they stand beside (fsync, acks from all, idempotence), no more code.
+Promises: the same guarantees as the work they are compared with (fsync, acks from all, idempotence), and no more code.
 """

@@ -29,7 +29,7 @@ IN_FLIGHT = 100
 
 
 class EventTable:
-    """Rows of an id, a seq_nr and a payload: the smallest journal there could be."""
+    """Rows of an id, a seq_nr and a payload: the smallest possible journal."""
 
     def __init__(self, host: str, port: int) -> None:
         profile = ExecutionProfile(

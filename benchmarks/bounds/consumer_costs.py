@@ -1,4 +1,4 @@
-"""Plain confluent-kafka: what it costs to open a consumer, to go to a place, and to get the first record from there."""
+"""Plain confluent-kafka: the time to open a consumer, to seek to an offset, and to get the first record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMEOUT_S = 60.0
 
 
 class ConsumerCosts(NamedTuple):
-    """Seconds."""
+    """The seconds of each part."""
 
     open_s: float
     seek_s: float
@@ -23,7 +23,7 @@ class ConsumerCosts(NamedTuple):
 
     @property
     def total_s(self) -> float:
-        """All three together."""
+        """The sum of all three."""
         return self.open_s + self.seek_s + self.first_poll_s
 
 
@@ -60,7 +60,7 @@ class RawReader:
         return costs
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._kept.close()
 
 

@@ -31,7 +31,7 @@ class JournalRows:
             row_factory=tuple_factory,
             request_timeout=TIMEOUT_S,
         )
-        # Version 5 of the protocol adds checksums that Python is slow at: a bound is not given them.
+        # Version 5 of the protocol adds checksums, which are slow in Python; the bound does without them.
         self._cluster = Cluster(
             [host], port=port, protocol_version=4, execution_profiles={EXEC_PROFILE_DEFAULT: profile}
         )

@@ -31,7 +31,7 @@ def create_topic(servers: str, topic: str, *, partitions: int) -> None:
 
 
 class Deliveries:
-    """Counts what the broker acknowledged and keeps the first refusal."""
+    """Counts acknowledgements of the broker and keeps the first error."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -78,7 +78,7 @@ class RawProducer:
         deliveries.check(1)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._producer.close()
 
     def _put_all(self, calls: Iterable[Call]) -> None:
@@ -100,7 +100,7 @@ class RawProducer:
 
 
 class RawConsumer:
-    """Reads ranges of partitions, committed records only, without a group's help."""
+    """Reads ranges of partitions, committed records only, without a group."""
 
     def __init__(self, servers: str) -> None:
         self._consumer = Consumer(
@@ -135,7 +135,7 @@ class RawConsumer:
         return count
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._consumer.close()
 
     def _take(self, left: dict[int, int]) -> int:
@@ -175,7 +175,7 @@ class RawTransactions:
         deliveries.check(len(events))
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._producer.close()
 
 

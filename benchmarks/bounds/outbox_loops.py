@@ -1,4 +1,4 @@
-"""Hand-written outbox loops: psycopg and confluent-kafka, nothing else. They know no lease, no fence, no failure."""
+"""Hand-written outbox loops with psycopg and confluent-kafka, without leases, fencing and error handling."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RawLoop:
             pass
 
     def close(self) -> None:
-        """Let go of both connections."""
+        """Close both connections."""
         self._producer.close()
         self._connection.close()
 
@@ -47,7 +47,7 @@ class RawLoop:
 
 
 class PollingLoop:
-    """The loop of many services: look, and for each row produce, wait, delete, commit."""
+    """The loop of many services: select rows, and for each row produce, wait, delete, commit."""
 
     def __init__(self, url: str, servers: str) -> None:
         self._connection = psycopg.connect(url)
@@ -65,7 +65,7 @@ class PollingLoop:
                 self._connection.commit()
 
     def close(self) -> None:
-        """Let go of both connections."""
+        """Close both connections."""
         self._producer.close()
         self._connection.close()
 

@@ -87,7 +87,7 @@ class RowWriters:
 
 
 class _Table:
-    """One process' connection."""
+    """The connection of one process."""
 
     def __init__(self, host: str, port: int, keyspace: str) -> None:
         profile = ExecutionProfile(
@@ -124,7 +124,7 @@ class _Table:
                 yield self._insert.bind((id_, TOPIC, row.segment, *event_values(row)))
 
     def execute(self, statements: Iterator[Any], *, in_flight: int) -> None:
-        """Execute all, so many in flight."""
+        """Execute all statements, with a limited number in flight."""
         free = Semaphore(in_flight)
         failures: list[BaseException] = []
 
@@ -163,7 +163,7 @@ def journal_row(nr: int, payload: bytes, *, keys: int) -> EventRow:
 
 
 def _serve(pipe: Connection, host: str, port: int, keyspace: str, keys: Sequence[int]) -> None:
-    """Make rows, say so, write them when told, until the pipe is closed."""
+    """Make rows and write them on request, until the pipe is closed."""
     table = _Table(host, port, keyspace)
     try:
         while True:

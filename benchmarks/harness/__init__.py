@@ -1,6 +1,6 @@
 """Runs benches: work and bound in turn, medians, figures as JSON lines, a table and a plot of all.
 
-Promises: both sides of a ratio come from the same run, interleaved. A bench that fails stops nothing but itself.
+Promises: both sides of a ratio come from the same run, interleaved. A bench that fails does not stop the others.
 Does not promise: that figures of two runs, or two machines, can be compared; their ratios can.
 """
 

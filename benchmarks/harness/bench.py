@@ -1,4 +1,4 @@
-"""What a bench is: its name, its work, its bound, and the ratio to reach."""
+"""Benches: a name, the work, the bound, and the target of the ratio."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tell: TypeAlias = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The ratio to reach, and from which direction."""
+    """The target of a ratio: a minimum or a maximum."""
 
     direction: Literal["≥", "≤"]
     ratio: float
@@ -57,7 +57,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where a bench runs: a folder of its own on a real disk, how large its work is, and who watches."""
+    """The setting of a bench: a folder on a real disk, the scale of the work, and a function for progress lines."""
 
     folder: Path
     scale: float
@@ -70,7 +70,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """A bench that is set up. Each round calls `work`, then `bound`, which may use what the work learnt."""
+    """A bench that is set up. Each round calls `work`, then `bound`, which may use results of the work."""
 
     work: Side
     bound: Side | None = None
@@ -78,7 +78,7 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One bench. `setup` makes all that is not measured ready, and takes it down again."""
+    """One bench. `setup` prepares everything that is not measured, and cleans up afterwards."""
 
     name: str
     work: str

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import catalogue
+from benchmarks.harness import catalog
 from benchmarks.harness.bench import Stage
 from benchmarks.harness.figures import BenchFailed, Figure, line_of
 from benchmarks.harness.machine import this_run
@@ -23,14 +23,14 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str], *, package: str = "benchmarks") -> int:
-    """Run the command; returns 0 if every bench ran, 1 if one failed, 2 if the request made no sense."""
+    """Run the command; return 0 if every bench ran, 1 if one failed, 2 if the arguments were wrong."""
     options = parse(arguments)
     progress = Progress(sys.stdout)
     if options.lists:
         return _list(progress, package)
-    wrong = catalogue.unknown(options.names, package)
+    wrong = catalog.unknown(options.names, package)
     if wrong:
-        known = "\n  ".join(catalogue.names(package))
+        known = "\n  ".join(catalog.names(package))
         progress.say(f"no bench is called {', '.join(map(repr, wrong))}; there are:\n  {known}")
         return 2
     return _run(options, progress, package)
@@ -38,9 +38,9 @@ def main(arguments: Sequence[str], *, package: str = "benchmarks") -> int:
 
 def _list(progress: Progress, package: str) -> int:
     is_sound = True
-    for name in catalogue.names(package):
+    for name in catalog.names(package):
         try:
-            bench = catalogue.load(name, package)
+            bench = catalog.load(name, package)
         except Exception as error:
             is_sound = False
             progress.say(f"{name}: can't be loaded: {type(error).__name__}: {error}")
@@ -56,7 +56,7 @@ def _run(options: Options, progress: Progress, package: str) -> int:
     run = this_run()
     figures: list[Figure] = []
     failures: list[str] = []
-    for name in options.names or catalogue.names(package):
+    for name in options.names or catalog.names(package):
         try:
             fresh = _measure(name, options, progress, package)
             figures += fresh
@@ -83,7 +83,7 @@ def _measure(name: str, options: Options, progress: Progress, package: str) -> l
 
 
 async def _play(name: str, package: str, stage: Stage, options: Options) -> list[Figure]:
-    bench = catalogue.load(name, package)
+    bench = catalog.load(name, package)
     try:
         async with asyncio.timeout(options.timeout_s) as deadline:
             return await play(bench, stage, rounds=options.rounds)

@@ -33,7 +33,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 def figure_of(bench: Bench, measure: Measure, work: Sequence[Readings], bound: Sequence[Readings]) -> Figure:
-    """Return the figure of `measure`. The ratio is rounded first, so that what is printed is what was judged."""
+    """Return the figure of `measure`. The ratio is rounded first, so that the printed ratio is the one compared."""
     value = _median(bench, measure, work)
     if measure.against is None:
         against, limit, ratio = "itself", value, None

@@ -1,4 +1,4 @@
-"""What the figures were taken on: the machine, without its name, and the versions of all that took part."""
+"""The environment of figures: the machine, without its name, and the versions of all software involved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DRIVERS = ("headrace", "confluent-kafka", "cassandra-driver", "pyspark")
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The parts of a machine that decide its figures."""
+    """The properties of a machine that influence its figures."""
 
     cores: int
     memory_gib: int
@@ -51,7 +51,7 @@ def this_run() -> Run:
 
 
 def environment() -> Environment:
-    """Describe where we are."""
+    """Describe this machine and its versions."""
     return Environment(_machine(), {**_languages(), **_servers(), **_drivers()})
 
 

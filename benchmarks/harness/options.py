@@ -14,7 +14,7 @@ HOME = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for."""
+    """The options of one call."""
 
     names: list[str]
     lists: bool
@@ -26,7 +26,7 @@ class Options:
 
     @property
     def stored_in(self) -> Path | None:
-        """Where results go. A run at another scale must not replace the real figures, so it has to be told."""
+        """The folder for results. A run at another scale must not replace the real figures, so it needs an option."""
         return self.results or (HOME if self.scale == 1 else None)
 
 

@@ -1,4 +1,4 @@
-"""Telling whoever watches what is happening: lines, with a spinner below them on a terminal."""
+"""Progress on the terminal: lines, with a spinner below them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ __all__ = ["store"]
 
 
 def store(figures: Sequence[Figure], folder: Path | None, run: Run) -> None:
-    """Put the figures among the stored ones and write table and plot anew; without a folder, do nothing."""
+    """Merge the figures into the stored ones and write table and plot again; without a folder, do nothing."""
     if folder is None:
         return
     here = environment()

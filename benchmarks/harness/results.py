@@ -37,7 +37,7 @@ def load_results(folder: Path) -> list[Result]:
 def merge(stored: Iterable[Result], fresh: Iterable[Result]) -> list[Result]:
     """Return all results, sorted; of two for the same bench and metric, the fresh one.
 
-    A bench that ran again loses the stored metrics it has no more.
+    If a bench ran again, stored metrics that it no longer has are removed.
     """
     fresh = list(fresh)
     ran = {result.figure.bench for result in fresh}

@@ -29,7 +29,7 @@ async def play(bench: Bench, stage: Stage, *, rounds: int) -> list[Figure]:
 
 
 async def _take(side: Side, step: str, tell: Tell) -> Readings:
-    # Garbage of the other side must not be paid for by this one.
+    # Collect garbage of the other side first, so that this side does not pay for it.
     gc.collect()
     readings = await side()
     tell(f"{step}: {', '.join(f'{metric} {_short(reading)}' for metric, reading in readings.items())}")

@@ -1,4 +1,4 @@
-"""Taking time."""
+"""A stopwatch, and medians."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def appends_of(topic: str, events: Sequence[Event], *, size: int) -> list[list[N
 
 
 async def append_all(log: Log, appends: Iterable[Sequence[NewRecord]], *, in_flight: int = IN_FLIGHT) -> None:
-    """Append each element of `appends` by itself, `in_flight` of them at any time."""
+    """Append each element of `appends` separately, `in_flight` of them at any time."""
     waiting = iter(appends)
     async with asyncio.TaskGroup() as group:
         for _ in range(in_flight):

@@ -65,7 +65,7 @@ async def ground(stage: Stage) -> AsyncIterator[Ground]:
 def appends_to(events: Sequence[Event], *, size: int, numbers: dict[str, int]) -> list[JournalAppend]:
     """Return the events as appends of `size` each, going round their keys.
 
-    `numbers` are the journals' last seq_nrs; they are counted on.
+    `numbers` are the journals' last seq_nrs; they are increased.
     """
     keys = list(dict.fromkeys(event.key.decode() for event in events))
     appends = []
@@ -86,7 +86,7 @@ async def opened(hr: Headrace, topic: str, *, partitions: int) -> Journal:
 
 
 async def append_to(journal: Journal, appends: Iterable[JournalAppend], *, in_flight: int = IN_FLIGHT) -> None:
-    """Append each by itself, `in_flight` of them at any time."""
+    """Append each separately, `in_flight` of them at any time."""
     await many(lambda append: journal.append(append.id, append.events), appends, in_flight=in_flight)
 
 
@@ -108,7 +108,7 @@ async def read_all(journal: Journal, id_: str, *, expected: int) -> None:
 
 
 async def replicate(hr: Headrace, topic: str) -> None:
-    """Carry all that the topic holds into the store."""
+    """Replicate everything in the topic into the store."""
     layout = await Topology(hr.log, hr.store.settings, topic).layout()
     for partition in range(layout.partitions):
         at = TopicPartition(topic, partition)

@@ -57,7 +57,7 @@ class Backlog:
             await asyncio.sleep(0.02)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._engine.dispose()
 
     def _producer(self, topic: str) -> Producer:
@@ -69,7 +69,7 @@ class Backlog:
 
 
 class Acknowledged:
-    """A log that tells when an append was acknowledged."""
+    """A log that reports when an append was acknowledged."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -79,7 +79,7 @@ class Acknowledged:
         return getattr(self._log, name)
 
     async def append(self, records: Sequence[NewRecord]) -> Sequence[Position]:
-        """Append, and tell."""
+        """Append, and report the acknowledgement."""
         positions = await self._log.append(records)
         self.acknowledged.set()
         return positions

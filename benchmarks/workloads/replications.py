@@ -1,4 +1,4 @@
-"""The shipped replication job, running for ever, given events round by round."""
+"""The shipped replication job, running continuously, with more events each round."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ async def filled(address: str, records: Sequence[NewRecord]) -> None:
 
 
 class Job:
-    """The job in a thread of its own, and what it tells."""
+    """The job in a thread of its own, and its reports."""
 
     def __init__(
-        self, spark: SparkSession, places: Endpoints, selection: Selection, settings: PipelineSettings
+        self, spark: SparkSession, endpoints: Endpoints, selection: Selection, settings: PipelineSettings
     ) -> None:
-        self._replication = Replication(spark, places, selection, settings=settings, watcher=self)
+        self._replication = Replication(spark, endpoints, selection, settings=settings, watcher=self)
         self._thread = threading.Thread(target=self._run, name="bench-replication", daemon=True)
         self._reports: list[BatchReport] = []
         self._failure: BaseException | None = None
@@ -77,7 +77,7 @@ class Job:
         self._reports.append(report)
 
     def event(self, text: str) -> None:
-        """Fail: a job that begins anew is not what is measured."""
+        """Fail: a job that starts again must not be measured."""
         self._failure = BenchFailed(f"the job said: {text}")
 
     async def carried(self, count: int) -> list[BatchReport]:
@@ -100,7 +100,7 @@ class Job:
     def _run(self) -> None:
         try:
             self._replication.run()
-        except BaseException as error:  # told to whoever waits
+        except BaseException as error:  # raised in the waiting thread
             self._failure = error
 
 
@@ -117,9 +117,9 @@ def session(stage: Stage) -> Iterator[SparkSession]:
 
 
 @asynccontextmanager
-async def running(spark: SparkSession, places: Endpoints, topics: Sequence[str]) -> AsyncIterator[Job]:
+async def running(spark: SparkSession, endpoints: Endpoints, topics: Sequence[str]) -> AsyncIterator[Job]:
     """Run the job on the topics."""
-    job = Job(spark, places, Selection(tuple(topics)), PipelineSettings(master=MASTER))
+    job = Job(spark, endpoints, Selection(tuple(topics)), PipelineSettings(master=MASTER))
     try:
         yield job
     finally:

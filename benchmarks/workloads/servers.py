@@ -14,20 +14,20 @@ __all__ = ["server"]
 
 
 class Steps(Quiet):
-    """Tells the bench's watcher what a start is waiting for."""
+    """Reports to the bench's watcher what a start is waiting for."""
 
     def __init__(self, stage: Stage) -> None:
-        self._tell = stage.tell
+        self._notify = stage.tell
 
     def step(self, text: str) -> None:
-        """Pass it on."""
-        self._tell(text)
+        """Pass the step on."""
+        self._notify(text)
 
     @contextmanager
     def fetching(self, service: str, packages: Sequence[Package]) -> Iterator[Callable[[int], None]]:
-        """Say that a fetch has begun, and how much it is."""
+        """Report that a fetch has begun, and its size."""
         size = sum(package.size_bytes for package in packages) / 1e6
-        self._tell(f"fetching {service}: {len(packages)} files, {size:.0f} MB")
+        self._notify(f"fetching {service}: {len(packages)} files, {size:.0f} MB")
         yield lambda _size: None
 
 

@@ -19,7 +19,7 @@ KEYS = 1000
 def folds(count: int, *, batch: int, round_nr: int) -> Iterator[tuple[int, dict[str, KeyFold]]]:
     """Yield batches of events with three tags, by journal, and the offset that each ends at.
 
-    A round goes on where the one before ended.
+    A round continues where the one before ended.
     """
     written = events(count, keys=KEYS)
     first = round_nr * count

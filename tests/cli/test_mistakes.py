@@ -39,10 +39,10 @@ def running(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen
 def test_no_java_is_one_sentence(command: list[str], tmp_path: Path) -> None:
     """FN4: without Java a command says what to install, with no traceback."""
     done = running(tmp_path, *command, PATH=str(tmp_path), JAVA_HOME="")
-    _, told = done.communicate(timeout=60)
+    _, stderr = done.communicate(timeout=60)
     assert done.returncode == 1
-    assert "install a Java 17 runtime" in told
-    assert "Traceback" not in told
+    assert "install a Java 17 runtime" in stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize("command", SPARK_COMMANDS, ids=lambda command: "-".join(command[:2]))
@@ -81,9 +81,9 @@ def test_an_interrupt_while_spark_starts_leaves_nothing_behind(tmp_path: Path) -
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
     os.killpg(command.pid, signal.SIGINT)
-    _, told = command.communicate(timeout=60)
+    _, stderr = command.communicate(timeout=60)
     assert command.returncode == 130
-    assert "Traceback" not in told
+    assert "Traceback" not in stderr
     _, alive = psutil.wait_procs(children, timeout=30)
     assert alive == []
 
@@ -127,8 +127,8 @@ def test_output_that_is_cut_off_is_no_traceback(tmp_path: Path) -> None:
     lines = "".join(f"{n}\n" for n in range(8_000))
     headrace, log = str(BIN / "headrace"), ("--log", f"embedded:{tmp_path}")
     subprocess.run([headrace, "journal", "append", "t", "a", *log], input=lines, text=True, check=True)
-    with (tmp_path / "told").open("w") as told:
-        reading = subprocess.Popen([headrace, "journal", "read", "t", "a", *log], stdout=subprocess.PIPE, stderr=told)
+    with (tmp_path / "told").open("w") as stderr:
+        reading = subprocess.Popen([headrace, "journal", "read", "t", "a", *log], stdout=subprocess.PIPE, stderr=stderr)
         assert reading.stdout is not None
         assert reading.stdout.readline()
         reading.stdout.close()

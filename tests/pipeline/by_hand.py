@@ -43,7 +43,7 @@ class Sql:
     ROW = "journal = (SELECT number FROM journals WHERE topic = ? AND id = ?) AND seq_nr = ?"
 
     def __init__(self, tier: Tier) -> None:
-        self._path = Path(tier.places.store.removeprefix("embedded:")) / "store.db"
+        self._path = Path(tier.endpoints.store.removeprefix("embedded:")) / "store.db"
 
     def remove(self, topic: str, id_: str, row: EventRow) -> None:
         self._run(f"DELETE FROM events WHERE {self.ROW}", topic, id_, row.seq_nr)
@@ -94,7 +94,7 @@ class Cql:
     def __init__(self, tier: Tier) -> None:
         from cassandra.cluster import Cluster
 
-        address = urlsplit(tier.places.store)
+        address = urlsplit(tier.endpoints.store)
         self._keyspace = address.path.strip("/")
         self._cluster = Cluster([address.hostname], port=address.port or 9042)
 

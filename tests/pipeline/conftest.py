@@ -100,12 +100,12 @@ def embedded_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["embedded", pytest.param("servers", marks=pytest.mark.servers)])
 def tier(request: pytest.FixtureRequest, spark: SparkSession, crash_file: Path) -> Tier:
     """Return a log and a store: both embedded, or Kafka and Cassandra. Every test makes topics of its own."""
-    tier = Tier(spark, _places(request, request.param), crash_file)
+    tier = Tier(spark, _endpoints(request, request.param), crash_file)
     tier.keep_views()
     return tier
 
 
-def _places(request: pytest.FixtureRequest, name: str) -> Endpoints:
+def _endpoints(request: pytest.FixtureRequest, name: str) -> Endpoints:
     if name == "embedded":
         folder: Path = request.getfixturevalue("embedded_folder")
         settings = HeadraceSettings.model_validate(

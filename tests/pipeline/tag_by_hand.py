@@ -38,7 +38,7 @@ class TagSql:
     ROW = "tag = ? AND bucket_ms = ? AND place_in_order = ? AND pid = ? AND number = ?"
 
     def __init__(self, tier: Tier) -> None:
-        self._path = Path(tier.places.store.removeprefix("embedded:")) / "store.db"
+        self._path = Path(tier.endpoints.store.removeprefix("embedded:")) / "store.db"
 
     def remove(self, row: TagRow) -> None:
         self._run(f"DELETE FROM tag_views WHERE {self.ROW}", *_embedded_key(row))
@@ -81,7 +81,7 @@ class TagCql:
     ROW = "tag_name = %s AND timebucket = %s AND timestamp = %s AND persistence_id = %s AND tag_pid_sequence_nr = %s"
 
     def __init__(self, tier: Tier) -> None:
-        address = urlsplit(tier.places.store)
+        address = urlsplit(tier.endpoints.store)
         self._host, self._port, self._keyspace = address.hostname, address.port or 9042, address.path.strip("/")
 
     def remove(self, row: TagRow) -> None:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-import typer
 from tests.pipeline.by_hand import Operator, Sql, operator_of
 from tests.pipeline.test_backfill import live
 from tests.pipeline.tier import Tier, append_all
 from typer.testing import CliRunner
 
-from headrace.cli.pipeline_jobs import add_jobs
+from headrace.cli.pipelines import app
 from headrace.journal import grow_topic
 from headrace.log import Log
 from headrace.model import TopicPartition
@@ -33,7 +32,7 @@ CRASHES = ("replicate.before-meta", "replicate.before-deletions", "replicate.aft
 
 
 def audited(tier: Tier, topic: str, *, repair: bool = False, events_at_once: int | None = None) -> AuditReport:
-    report = audit(tier.spark, tier.places, Selection((topic,)), repair=repair, events_at_once=events_at_once)
+    report = audit(tier.spark, tier.endpoints, Selection((topic,)), repair=repair, events_at_once=events_at_once)
     report.close()
     return report
 
@@ -51,7 +50,7 @@ def operator(tier: Tier) -> Iterator[Operator]:
 
 def test_random_histories_with_crashes_end_in_what_the_log_says(tier: Tier, topic: str, size: Size) -> None:
     """E17, K15: append, mark, delete, purge; workers die at each step of the writing; then the audit is clean."""
-    audit_each = size(len(CRASHES), 1)  # a later run mends nothing: what an earlier crash broke is seen at the end
+    audit_each = size(len(CRASHES), 1)  # a later run repairs nothing: what an earlier crash broke is seen at the end
     for seed, point in enumerate(CRASHES):
         tier.with_journal(topic, lambda journal, seed=seed: live(journal, seed=seed + 10, steps=24))
         tier.arm(point, nth=random.Random(seed).randint(1, 3))
@@ -92,8 +91,8 @@ def test_a_replicated_offset_beyond_the_log_is_no_clean_audit(
         assert not report.is_clean
 
 
-def test_what_was_done_by_hand_is_named_and_mended(tier: Tier, topic: str, operator: Operator) -> None:
-    """K15: rows removed, changed, added, heads changed and added: named by key and seq_nr, mended, and clean again."""
+def test_what_was_done_by_hand_is_named_and_repaired(tier: Tier, topic: str, operator: Operator) -> None:
+    """K15: rows removed, changed or added, heads changed or added, are named by id and seq_nr, and repaired."""
     tier.with_journal(topic, lambda journal: append_all(journal, 6, 5))
     tier.with_journal(topic, lambda journal: journal.delete("k5", to=2))
     tier.replicate(topic)
@@ -109,9 +108,9 @@ def test_what_was_done_by_hand_is_named_and_mended(tier: Tier, topic: str, opera
     assert named(found) == expected
     assert not found.is_clean
     assert found.counts[FindingKind.META_ADDED] == 1
-    mended = audited(tier, topic, repair=True)
-    assert named(mended) == expected
-    assert mended.is_clean, [str(each) for each in mended.findings if not each.mended]
+    repaired = audited(tier, topic, repair=True)
+    assert named(repaired) == expected
+    assert repaired.is_clean, [str(each) for each in repaired.findings if not each.repaired]
     assert audited(tier, topic).found == 0
     assert tier.with_journal(topic, lambda journal: journal.pointer("nobody")) is None
     after = tier.dump(topic)
@@ -136,8 +135,8 @@ def edit(operator: Sql, topic: str, rows: Mapping[str, Sequence[EventRow]]) -> s
     }
 
 
-def test_what_can_not_be_mended_is_said(tier: Tier, topic: str, operator: Operator) -> None:
-    """K15: rows deleted or changed with replication's own write times are named, and that they were not mended."""
+def test_what_can_not_be_repaired_is_said(tier: Tier, topic: str, operator: Operator) -> None:
+    """K15: rows deleted or changed with replication's own write times are named, and that they were not repaired."""
     if tier.is_embedded:
         pytest.skip("only Cassandra keeps the times of what people do")
     tier.with_journal(topic, lambda journal: append_all(journal, 2, 3))
@@ -147,7 +146,7 @@ def test_what_can_not_be_mended_is_said(tier: Tier, topic: str, operator: Operat
     operator.remove(topic, "k1", rows["k1"][1])
     report = audited(tier, topic, repair=True)
     assert named(report) == {("k0", FindingKind.ROW_CHANGED, 1), ("k1", FindingKind.ROW_MISSING, 2)}
-    assert [found.mended for found in report.findings] == [False, False]
+    assert [found.repaired for found in report.findings] == [False, False]
     assert not report.is_clean
 
 
@@ -159,7 +158,7 @@ def test_rows_that_were_lost_come_back(tier: Tier, topic: str, operator: Operato
     operator.lose_rows(topic, before[0])
     assert sum(len(rows) for rows in tier.dump(topic)[1].values()) == 0
     report = audited(tier, topic, repair=True)
-    assert (report.found, report.mended, report.counts) == (20, 20, {FindingKind.ROW_MISSING: 20})
+    assert (report.found, report.repaired, report.counts) == (20, 20, {FindingKind.ROW_MISSING: 20})
     assert tier.dump(topic) == before
 
 
@@ -183,7 +182,7 @@ def test_a_log_that_was_cut_is_no_reason_for_alarm(tier: Tier, topic: str, opera
     operator.lose_rows(topic, ["k0"])
     lost = audited(tier, topic, repair=True)
     assert ("k0", FindingKind.ROW_MISSING, 900) in named(lost)
-    assert [found.mended for found in lost.findings if found.seq_nr == 900] == [True]
+    assert [found.repaired for found in lost.findings if found.seq_nr == 900] == [True]
 
 
 def test_journals_that_moved_are_followed(tier: Tier, topic: str, operator: Operator) -> None:
@@ -226,33 +225,31 @@ def test_replication_at_work_is_no_finding(tier: Tier, topic: str) -> None:
     assert audited(tier, topic).found == 0
 
 
-def command(places: Endpoints, *words: str) -> tuple[int, str]:
-    app = typer.Typer()
-    add_jobs(app)
-    where = ["--log", places.log, *([] if places.log == places.store else ["--store", places.store])]
+def command(endpoints: Endpoints, *words: str) -> tuple[int, str]:
+    where = ["--log", endpoints.log, *([] if endpoints.log == endpoints.store else ["--store", endpoints.store])]
     done = CliRunner().invoke(app, [*words, *where])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.exit_code, done.stdout
 
 
-def test_the_command_ends_with_one_until_all_is_mended(tier: Tier, topic: str, operator: Operator) -> None:
+def test_the_command_ends_with_one_until_all_is_repaired(tier: Tier, topic: str, operator: Operator) -> None:
     """K15: `audit` names what is wrong and exits 1; with `--repair` it exits 0; purge-expired and backfill answer."""
     tier.with_journal(topic, lambda journal: append_all(journal, 3, 3))
     tier.replicate(topic)
-    assert command(tier.places, "audit", "--topics", topic)[0] == 0
+    assert command(tier.endpoints, "audit", "--topics", topic)[0] == 0
     operator.lose_rows(topic, ["k1"])
-    code, text = command(tier.places, "audit", "--topics", topic)
+    code, text = command(tier.endpoints, "audit", "--topics", topic)
     assert code == 1
     assert "k1" in text
     assert "row missing" in text
-    code, text = command(tier.places, "audit", "--topics", topic, "--json")
+    code, text = command(tier.endpoints, "audit", "--topics", topic, "--json")
     found = json.loads(text)
     assert code == 1
     assert {("k1", 1), ("k1", 2), ("k1", 3)} <= {(each["id"], each["seq_nr"]) for each in found["findings"]}
-    code, text = command(tier.places, "audit", "--topics", topic, "--repair")
-    assert (code, f"{found['found']} mended" in text) == (0, True)
-    code, text = command(tier.places, "backfill", "--topics", topic, "--json")
+    code, text = command(tier.endpoints, "audit", "--topics", topic, "--repair")
+    assert (code, f"{found['found']} repaired" in text) == (0, True)
+    code, text = command(tier.endpoints, "backfill", "--topics", topic, "--json")
     assert (code, json.loads(text)["restored"]) == (0, 0)
-    code, text = command(tier.places, "purge-expired", "--topics", topic, "--now", "2100-01-01T00:00:00")
+    code, text = command(tier.endpoints, "purge-expired", "--topics", topic, "--now", "2100-01-01T00:00:00")
     assert (code, text.strip()) == (0, "purged 0 of 3 journals")

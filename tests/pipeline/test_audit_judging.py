@@ -19,7 +19,7 @@ from headrace.model import Batch, Record, TopicPartition
 from headrace.pipeline.audits.findings import Finding, FindingKind
 from headrace.pipeline.audits.journals import KeyLook, look_at_key
 from headrace.pipeline.audits.judge import BY_HAND, pointer_findings
-from headrace.pipeline.audits.repair import mend
+from headrace.pipeline.audits.repair import repair_journal
 from headrace.pipeline.audits.windows import AuditWindow, MovingWindow, WindowStretch, entries_of, slices, survey
 from headrace.protocol.actions import Append
 from headrace.protocol.fold import exists
@@ -66,11 +66,11 @@ class Scene:
         looks = await self.looks()
         return [finding for look in looks.values() if look.verdict is not None for finding in look.verdict.findings]
 
-    async def mend(self) -> None:
+    async def repair_journal(self) -> None:
         for id_, look in (await self.looks()).items():
             assert look.stored is not None
             assert look.verdict is not None
-            await mend(self.store, self.window, id_, look.stored, look.verdict)
+            await repair_journal(self.store, self.window, id_, look.stored, look.verdict)
 
     def is_split_by_delete(self, id_: str, row: EventRow) -> bool:
         record = next(record for record in self.script.records if record.offset == row.offset)
@@ -110,7 +110,7 @@ def _changed(row: EventRow, rng: random.Random) -> EventRow:
 
 
 @pytest.mark.parametrize("seed", range(15))
-async def test_what_was_done_by_hand_is_found_and_mended(seed: int) -> None:
+async def test_what_was_done_by_hand_is_found_and_repaired(seed: int) -> None:
     """K15, R23: a row removed, changed or added, a head changed: each named, nothing else; then all as before."""
     rng = random.Random(seed)
     tampered = await scene(seed)
@@ -132,7 +132,7 @@ async def test_what_was_done_by_hand_is_found_and_mended(seed: int) -> None:
         tampered.tables.metas["t", id_] = msgspec.structs.replace(meta, seq_nr=meta.seq_nr + 1)
         expected.add((id_, FindingKind.META_CHANGED, None))
     assert {(found.id, found.kind, found.seq_nr) for found in await tampered.findings()} == expected
-    await tampered.mend()
+    await tampered.repair_journal()
     assert tampered.tables.state() == before
     assert await tampered.findings() == []
 
@@ -156,7 +156,7 @@ async def test_what_was_done_within_a_log_that_was_cut_is_found(seed: int) -> No
             continue  # its append may as well have been void: nothing that is left tells
         del stored[key]
         assert (id_, row.seq_nr) in {(found.id, found.seq_nr) for found in await cut.findings()}
-        await cut.mend()
+        await cut.repair_journal()
         assert await cut.findings() == []
         assert stored[key] == row
 
@@ -180,7 +180,7 @@ async def test_a_head_that_nobody_made_is_found_and_taken_away() -> None:
     typed_in = msgspec.structs.replace(row, seq_nr=1, segment=0, generation=0, offset=-1)
     store.tables.rows["t", "a"][0, 1, row.timestamp_ms] = typed_in
     assert named(await empty.findings()) == {("a", FindingKind.META_ADDED, None), ("a", FindingKind.ROW_ADDED, 1)}
-    await empty.mend()
+    await empty.repair_journal()
     assert await empty.findings() == []
     assert not exists(await store.meta("t", "a"))
 
@@ -245,17 +245,22 @@ def test_a_replicated_offset_that_no_replication_stored_is_named() -> None:
         generations=(Generation(partitions=1, boundaries={}), Generation(partitions=2, boundaries={0: 4})),
     )
 
-    def told(offset: int, *, generation: int, log_time_ms: int = now_ms) -> list[str]:
+    def details(offset: int, *, generation: int, log_time_ms: int = now_ms) -> list[str]:
         stored = ReplicatedOffset(
             at=at, generation=generation, offset=offset, log_time_ms=log_time_ms, created_ms=0, updated_ms=0
         )
         stretch = WindowStretch(at, 0, min(offset, 9), 10, 0, stored, stored)
         return [str(each) for each in pointer_findings(AuditWindow(grown, at, {0: stretch}), now_ms)]
 
-    assert [told(3, generation=0), told(4, generation=0), told(4, generation=1), told(9, generation=1)] == [[]] * 4
-    (beyond,) = told(10, generation=1)
+    assert [
+        details(3, generation=0),
+        details(4, generation=0),
+        details(4, generation=1),
+        details(9, generation=1),
+    ] == [[]] * 4
+    (beyond,) = details(10, generation=1)
     assert beyond.startswith("accounts[0]: replicated offset changed (it is at or beyond the log's end, 10")
-    assert "its generation is 0, and records there are of generation 1" in told(7, generation=0)[0]
-    assert "its generation is 1, and records there are of generation 0" in told(2, generation=1)[0]
-    assert "and the topic's is 1" in told(7, generation=5)[-1]
-    assert "300 s in the future" in told(7, generation=1, log_time_ms=now_ms + 300_000)[0]
+    assert "its generation is 0, and records there are of generation 1" in details(7, generation=0)[0]
+    assert "its generation is 1, and records there are of generation 0" in details(2, generation=1)[0]
+    assert "and the topic's is 1" in details(7, generation=5)[-1]
+    assert "300 s in the future" in details(7, generation=1, log_time_ms=now_ms + 300_000)[0]

@@ -40,8 +40,8 @@ async def live(journal: Journal, *, keys: int = 6, steps: int = 30, seed: int = 
 
 def _other_store(tier: Tier, folder: Path) -> Endpoints:
     if tier.is_embedded:
-        return msgspec.structs.replace(tier.places, store=f"embedded:{folder / 'other'}")
-    return msgspec.structs.replace(tier.places, store=f"{tier.places.store}_anew")
+        return msgspec.structs.replace(tier.endpoints, store=f"embedded:{folder / 'other'}")
+    return msgspec.structs.replace(tier.endpoints, store=f"{tier.endpoints.store}_anew")
 
 
 def test_a_whole_log_makes_the_same_store_again(tier: Tier, topic: str, tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_whole_log_makes_the_same_store_again(tier: Tier, topic: str, tmp_path
         tier.with_journal(topic, lambda journal, seed=seed: live(journal, seed=seed))
         tier.replicate(topic, max_records=7)
     anew = _other_store(tier, tmp_path)
-    summary = tier.replicate(topic, places=anew)
+    summary = tier.replicate(topic, endpoints=anew)
     assert summary.records > 0
 
     async def dump() -> object:
@@ -67,18 +67,18 @@ def test_what_was_right_stays_and_what_is_missing_comes_back(tier: Tier, topic: 
     tier.with_journal(topic, lambda journal: journal.delete("k0", to=2), partitions=1)
     tier.replicate(topic)
     selection, before = Selection((topic,)), tier.dump(topic)
-    done = backfill(tier.spark, tier.places, selection)
+    done = backfill(tier.spark, tier.endpoints, selection)
     assert (done.records, done.rows, done.restored, done.busy) == (13, 10, 0, 0)
     assert tier.dump(topic) == before
     rows = {row.seq_nr: row for row in before[1]["k0"]}
     operator = operator_of(tier)
     operator.lose_rows(topic, ["k0"])
     operator.close()
-    done = backfill(tier.spark, tier.places, selection, first=rows[9].offset, last=rows[10].offset)
+    done = backfill(tier.spark, tier.endpoints, selection, first=rows[9].offset, last=rows[10].offset)
     assert (done.records, done.rows, done.restored) == (2, 2, 2)
     assert [row.seq_nr for row in tier.dump(topic)[1]["k0"]] == [9, 10]
     until_ms = rows[12].timestamp_ms + 1
-    done = backfill(tier.spark, tier.places, selection, since_ms=rows[3].timestamp_ms, until_ms=until_ms)
+    done = backfill(tier.spark, tier.endpoints, selection, since_ms=rows[3].timestamp_ms, until_ms=until_ms)
     assert done.restored == 8
     assert tier.dump(topic) == before
 
@@ -86,4 +86,4 @@ def test_what_was_right_stays_and_what_is_missing_comes_back(tier: Tier, topic: 
 def test_an_empty_range_is_refused(tier: Tier) -> None:
     """K14: a range that ends before it begins is a mistake of the caller."""
     with pytest.raises(BadArgument):
-        backfill(tier.spark, tier.places, Selection(("none",)), first=5, last=4)
+        backfill(tier.spark, tier.endpoints, Selection(("none",)), first=5, last=4)

@@ -52,12 +52,12 @@ def test_the_newest_of_each_key_is_left(tier: Tier, topic: str) -> None:
         rng.shuffle(numbers)
         batch = [record(topic, key, f"{n}-{nth}", NOON - timedelta(minutes=nth)) for n, key in numbers]
         tier.on(lambda log, _, batch=batch: log.append(batch))
-    frame = topic_frame(tier.spark, tier.places, topic)
+    frame = topic_frame(tier.spark, tier.endpoints, topic)
     assert values_of(compact(frame)) == {f"key{n}": f"{n}-2" for n in range(100)}
     assert {row.partition for row in compact(frame).collect()} == set(range(10))
     gone = [record(topic, f"key{n}", None) for n in range(40)]
     tier.on(lambda log, _: log.append([*gone, record(topic, "key0", "again"), record(topic, None, "nobody's")]))
-    frame = topic_frame(tier.spark, tier.places, topic)
+    frame = topic_frame(tier.spark, tier.endpoints, topic)
     assert values_of(compact(frame)) == {"key0": "again", **{f"key{n}": f"{n}-2" for n in range(40, 100)}}
 
 
@@ -75,7 +75,7 @@ def test_time_decides_on_request(tier: Tier, topic: str) -> None:
         record(topic, "gone", "before", NOON),
     ]
     tier.on(lambda log, _: log.append(records))
-    frame = topic_frame(tier.spark, tier.places, topic)
+    frame = topic_frame(tier.spark, tier.endpoints, topic)
     assert values_of(compact(frame, by="time")) == {"late first": "new", "tie": "higher"}
     assert values_of(compact(frame)) == {"late first": "old", "tie": "higher", "gone": "before"}
     with pytest.raises(BadArgument, match="'offset' or 'time'"):
@@ -87,19 +87,19 @@ def test_a_window_begins_inclusive_and_ends_exclusive(tier: Tier, topic: str) ->
     create(tier, topic, 1)
     minute = timedelta(minutes=1)
     tier.on(lambda log, _: log.append([record(topic, f"k{n % 2}", str(n), NOON + n * minute) for n in range(6)]))
-    frame = topic_frame(tier.spark, tier.places, topic)
+    frame = topic_frame(tier.spark, tier.endpoints, topic)
     window: dict[str, Any] = {"start": NOON + minute, "end": NOON + 4 * minute}
     assert values_of(compact(frame, **window)) == {"k1": "3", "k0": "2"}
     assert values_of(compact(frame, by="time", end=NOON)) == {}
     assert values_of(compact(frame, start=1, end=4)) == {"k1": "3", "k0": "2"}
     for edges in (window, {"start": 1, "end": 4}, {"start": {TopicPartition(topic, 0): 1}, "end": 4}):
-        rows = topic_frame(tier.spark, tier.places, [topic], **edges).collect()
+        rows = topic_frame(tier.spark, tier.endpoints, [topic], **edges).collect()
         assert sorted(row.offset for row in rows) == [1, 2, 3]
-    rows = topic_frame(tier.spark, tier.places, topic, start=NOON + 10 * minute).collect()
+    rows = topic_frame(tier.spark, tier.endpoints, topic, start=NOON + 10 * minute).collect()
     assert rows == []
     assert [row.timestamp for row in frame.where("offset = 2").collect()] == [(NOON + 2 * minute).replace(tzinfo=None)]
     with pytest.raises(UnknownTopic):
-        topic_frame(tier.spark, tier.places, f"{topic}-x")
+        topic_frame(tier.spark, tier.endpoints, f"{topic}-x")
 
 
 def test_a_frame_is_appended_by_its_keys(tier: Tier, topic: str) -> None:
@@ -112,8 +112,8 @@ def test_a_frame_is_appended_by_its_keys(tier: Tier, topic: str) -> None:
         "map('h', CAST(id AS STRING)) AS headers",
         f"timestamp_seconds({int(NOON.timestamp())} + id) AS timestamp",
     )
-    done = append_frame(frame, tier.places, topic)
-    rows = topic_frame(spark, tier.places, topic).collect()
+    done = append_frame(frame, tier.endpoints, topic)
+    rows = topic_frame(spark, tier.endpoints, topic).collect()
     assert done.records == len(rows) == 500
     assert all(row.partition == partition_of(row.key, 5) for row in rows)
     counted = {n: sum(row.partition == n for row in rows) for n in range(5)}
@@ -123,14 +123,14 @@ def test_a_frame_is_appended_by_its_keys(tier: Tier, topic: str) -> None:
     assert (seven.value, [(h.key, bytes(h.value)) for h in seven.headers]) == (b"value7", [("h", b"7")])
     assert seven.timestamp == (NOON + timedelta(seconds=7)).replace(tzinfo=None)
     assert by_key["key0"].value is None
-    again = append_frame(spark.sql("SELECT 'k' AS key, X'00FF' AS value"), tier.places, topic)
+    again = append_frame(spark.sql("SELECT 'k' AS key, X'00FF' AS value"), tier.endpoints, topic)
     assert again.records == 1
     with pytest.raises(BadArgument, match="column value"):
-        append_frame(spark.sql("SELECT 'k' AS key, 1 AS value"), tier.places, topic)
+        append_frame(spark.sql("SELECT 'k' AS key, 1 AS value"), tier.endpoints, topic)
     with pytest.raises(BadArgument, match="select those"):
-        append_frame(spark.sql("SELECT 'k' AS key, 'v' AS value, 1 AS n"), tier.places, topic)
+        append_frame(spark.sql("SELECT 'k' AS key, 'v' AS value, 1 AS n"), tier.endpoints, topic)
     with pytest.raises(UnknownTopic):
-        append_frame(spark.sql("SELECT 'k' AS key, 'v' AS value"), tier.places, f"{topic}-x")
+        append_frame(spark.sql("SELECT 'k' AS key, 'v' AS value"), tier.endpoints, f"{topic}-x")
 
 
 def add(state: dict[str, int], event: StoredEvent) -> dict[str, int]:
@@ -146,7 +146,7 @@ def test_states_are_as_of_an_offset_or_a_time(tier: Tier, topic: str) -> None:
     spark, selection = tier.spark, Selection((topic,))
 
     def states(**as_of: Any) -> dict[str, tuple[int, int]]:
-        frame = state_as_of(spark, tier.places, selection, add, {"sum": 0}, schema="sum bigint", **as_of)
+        frame = state_as_of(spark, tier.endpoints, selection, add, {"sum": 0}, schema="sum bigint", **as_of)
         return {row.key: (row.seq_nr, row.state.sum) for row in frame.collect()}
 
     assert states() == {f"k{n}": (5, 15) for n in range(6)}
@@ -184,9 +184,9 @@ def test_a_state_says_what_is_missing_and_what_failed(tier: Tier, topic: str) ->
 
     tier.on(fill)
     selection = Selection((topic,))
-    rows = state_as_of(tier.spark, tier.places, selection, add, {"sum": 0}).collect()
+    rows = state_as_of(tier.spark, tier.endpoints, selection, add, {"sum": 0}).collect()
     found = {row.key: (row.seq_nr, row.events, row.is_complete, row.state) for row in rows}
     assert found == {"k0": (3, 3, True, '{"sum":6}'), "k1": (4, 3, False, '{"sum":9}')}
-    failing = state_as_of(tier.spark, tier.places, selection, lambda state, event: state[event.seq_nr], 0, key="k0")
+    failing = state_as_of(tier.spark, tier.endpoints, selection, lambda state, event: state[event.seq_nr], 0, key="k0")
     with pytest.raises(Exception, match="folding event 1 of 'k0' failed: TypeError"):
         failing.collect()

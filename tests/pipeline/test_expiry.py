@@ -38,16 +38,16 @@ def test_what_is_past_its_time_is_purged_and_nothing_else(tier: Tier, topic: str
     tier.with_journal(topic, write)
     tier.replicate(topic)
     selection = Selection((topic,))
-    early = purge_expired(tier.spark, tier.places, selection)
+    early = purge_expired(tier.spark, tier.endpoints, selection)
     assert (early.journals, early.purged, early.partitions) == (9, 0, 4)
-    first = purge_expired(tier.spark, tier.places, selection, now=after(days=9))
+    first = purge_expired(tier.spark, tier.endpoints, selection, now=after(days=9))
     assert (first.journals, first.purged) == (9, 6)
     ids = [*(f"day{n}" for n in range(6)), "month", "ever", "cleared"]
     assert tier.with_journal(topic, lambda journal: pointers(journal, *ids)) == [*[None] * 6, 1, 1, 2]
-    again = purge_expired(tier.spark, tier.places, selection, now=after(days=9))
+    again = purge_expired(tier.spark, tier.endpoints, selection, now=after(days=9))
     assert again.purged == 0, "the store does not know of the first run's purges yet, but the log does"
     tier.replicate(topic)
-    last = purge_expired(tier.spark, tier.places, selection, now=after(days=9))
+    last = purge_expired(tier.spark, tier.endpoints, selection, now=after(days=9))
     assert (last.journals, last.purged) == (3, 0)
     assert tier.dump(topic) == tier.expected(topic)
     assert tier.with_journal(topic, lambda journal: pointers(journal, *ids)) == [*[None] * 6, 1, 1, 2]
@@ -70,9 +70,9 @@ def test_who_renews_meanwhile_wins(tier: Tier, topic: str) -> None:
     tier.with_journal(topic, write)
     tier.replicate(topic)
     tier.with_journal(topic, renew)
-    assert purge_expired(tier.spark, tier.places, selection, now=after(days=2)).purged == 1
+    assert purge_expired(tier.spark, tier.endpoints, selection, now=after(days=2)).purged == 1
     tier.with_journal(topic, begin_again)
-    assert purge_expired(tier.spark, tier.places, selection, now=after(days=2)).purged == 0
+    assert purge_expired(tier.spark, tier.endpoints, selection, now=after(days=2)).purged == 0
     assert tier.numbers(topic, "renewed") == [1, 2]
     assert tier.numbers(topic, "again") == [1]
     tier.replicate(topic)

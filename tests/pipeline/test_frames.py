@@ -28,7 +28,7 @@ IDS = [f"k{n}" for n in range(8)]
 
 
 def rows_of(tier: Tier, *topics: str, where: str = "true", **options: Any) -> list[Any]:
-    return journal_frame(tier.spark, tier.places, Selection(topics), **options).where(where).collect()
+    return journal_frame(tier.spark, tier.endpoints, Selection(topics), **options).where(where).collect()
 
 
 def numbers_of(rows: Sequence[Any]) -> dict[str, list[int]]:
@@ -183,8 +183,8 @@ def read_with(tier: Tier, topic: str, counts: Path, where: str) -> tuple[list[An
     for path in counts.iterdir():
         path.unlink()
     rows = rows_of(tier, topic, where=where, counts=counts)
-    told = counted(counts)
-    return rows, total(told), len(told)
+    counts_of_tasks = counted(counts)
+    return rows, total(counts_of_tasks), len(counts_of_tasks)
 
 
 def test_filters_decide_what_is_read(tier: Tier, topic: str, counts: Path) -> None:
@@ -229,7 +229,7 @@ def test_filters_decide_what_is_read(tier: Tier, topic: str, counts: Path) -> No
 
     rows = rows_of(tier, topic, other, where=f"topic = '{other}'", counts=counts)
     assert len(rows) == 3
-    assert {told.topic for told in counted(counts)} == {topic, other}  # those of before, and the other alone
+    assert {each.topic for each in counted(counts)} == {topic, other}  # those of before, and the other alone
 
 
 async def append_at(log: Log, topic: str, id_: str, seq_nr: int, at: datetime) -> None:
@@ -292,7 +292,7 @@ def test_a_key_that_moved_is_whole(tier: Tier, topic: str) -> None:
     tier.replicate(topic)
     assert numbers_of(rows_of(tier, topic)) == expected
     assert numbers_of(rows_of(tier, topic, where="key = 'k3'")) == {"k3": expected["k3"]}
-    keys = [row.key for row in meta_frame(tier.spark, tier.places, Selection((topic,))).collect()]
+    keys = [row.key for row in meta_frame(tier.spark, tier.endpoints, Selection((topic,))).collect()]
     assert sorted(keys) == sorted(expected)
 
 
@@ -346,12 +346,12 @@ def test_heads_and_pointers_are_tables(tier: Tier, topic: str) -> None:
 
     selection = Selection((topic,))
     tier.with_journal(topic, fill)
-    pointers = pointer_frame(tier.spark, tier.places, selection).collect()
+    pointers = pointer_frame(tier.spark, tier.endpoints, selection).collect()
     assert [(row.partition, row.offset) for row in sorted(pointers)] == [(n, None) for n in range(4)]
     assert all(row.lag == row.log_end - row.log_start for row in pointers)
     assert sum(row.lag for row in pointers) >= 15
     tier.on(lambda log, store: replicate(log, store, topic))
-    metas = {row.key: row for row in meta_frame(tier.spark, tier.places, selection).collect()}
+    metas = {row.key: row for row in meta_frame(tier.spark, tier.endpoints, selection).collect()}
     assert {key: (row.seq_nr, row.delete_to, row.is_purged) for key, row in metas.items()} == {
         "k0": (3, 2, False),
         "k1": (3, 0, True),
@@ -360,9 +360,9 @@ def test_heads_and_pointers_are_tables(tier: Tier, topic: str) -> None:
     }
     assert (metas["k2"].expire_after, metas["k2"].origin) == ("1 day", "me")
     assert metas["k2"].expire_on - metas["k2"].updated == timedelta(days=1)
-    one = meta_frame(tier.spark, tier.places, selection).where("key = 'k2'").collect()
+    one = meta_frame(tier.spark, tier.endpoints, selection).where("key = 'k2'").collect()
     assert one == [metas["k2"]]
-    pointers = pointer_frame(tier.spark, tier.places, selection).collect()
+    pointers = pointer_frame(tier.spark, tier.endpoints, selection).collect()
     bounds = tier.on(lambda log, _: log.bounds(TopicPartition(topic, 0)))
     assert {row.lag for row in pointers} == {0}
     assert next(row for row in pointers if row.partition == 0).log_end == bounds.end

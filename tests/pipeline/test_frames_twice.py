@@ -70,14 +70,14 @@ STATEMENTS: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
 def test_a_table_used_twice_gives_each_use_its_rows(tier: Tier, journals: str, name: str) -> None:
     """FP6: subqueries, self-joins, unions and CTEs over one table each see the rows that their own filter selects."""
     statement, expected = STATEMENTS[name]
-    rows = query(tier.spark, tier.places, statement, Selection((journals,))).collect()
+    rows = query(tier.spark, tier.endpoints, statement, Selection((journals,))).collect()
     assert [tuple(row) for row in rows] == expected
 
 
 def test_every_frame_can_be_used_twice(tier: Tier, journals: str) -> None:
     """FP6: frames of journals, heads and offsets answer two filters in one action, and in two, in any order."""
-    spark, places, selection = tier.spark, tier.places, Selection((journals,))
-    events = journal_frame(spark, places, selection)
+    spark, endpoints, selection = tier.spark, tier.endpoints, Selection((journals,))
+    events = journal_frame(spark, endpoints, selection)
     both = events.where("key = 'k0'").union(events.where("key = 'k1'"))
     assert both.count() == COUNTS["k0"] + COUNTS["k1"]
     one = events.where("key = 'k1'")
@@ -85,10 +85,10 @@ def test_every_frame_can_be_used_twice(tier: Tier, journals: str) -> None:
     assert events.where("key = 'k2'").count() == COUNTS["k2"]
     assert one.count() == COUNTS["k1"]
     tier.on(lambda log, store: replicate(log, store, journals))
-    heads = meta_frame(spark, places, selection)
+    heads = meta_frame(spark, endpoints, selection)
     pairs = heads.where("key = 'k0'").alias("a").crossJoin(heads.where("key = 'k1'").alias("b"))
     assert [tuple(row) for row in pairs.selectExpr("a.seq_nr", "b.seq_nr").collect()] == [(5, 7)]
-    offsets = pointer_frame(spark, places)
+    offsets = pointer_frame(spark, endpoints)
     mine = offsets.where(f"topic = '{journals}'")
     nobody = offsets.where("topic = 'there is no such topic'")
     assert mine.union(nobody).count() == 3

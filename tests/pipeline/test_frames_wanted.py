@@ -27,8 +27,8 @@ from pyspark.sql.datasource import (
 )
 
 from headrace.errors import BadArgument
-from headrace.pipeline.tables.predicates import EVERYTHING, Span, Wanted, wanted_of
-from headrace.pipeline.tables.scans import MOST_BYTES, asked_by_all_scans
+from headrace.pipeline.tables.predicates import EVERYTHING, Predicates, Span, predicates_of
+from headrace.pipeline.tables.scans import MOST_BYTES, predicates_of_all_scans
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 COMPARISONS: dict[type[Any], Any] = {
@@ -88,7 +88,7 @@ def holds(each: Filter, row: dict[str, Any]) -> bool:
     return bool(COMPARISONS[type(each)](value, each.value))  # type: ignore[attr-defined]
 
 
-def may_be(wanted: Wanted, row: dict[str, Any]) -> bool:
+def may_be(wanted: Predicates, row: dict[str, Any]) -> bool:
     return (
         (wanted.topics is None or row["topic"] in wanted.topics)
         and (wanted.keys is None or row["key"] in wanted.keys)
@@ -101,12 +101,12 @@ def may_be(wanted: Wanted, row: dict[str, Any]) -> bool:
 def test_what_the_filters_let_through_is_wanted(given_filters: list[Filter], row: dict[str, Any]) -> None:
     """K5: whatever filters are pushed down, no row that passes all of them is left out."""
     if all(holds(each, row) for each in given_filters):
-        assert may_be(wanted_of(given_filters), row)
+        assert may_be(predicates_of(given_filters), row)
 
 
 def test_filters_leave_little() -> None:
     """K5: equalities and ranges are taken over as they are, and the narrowest counts."""
-    wanted = wanted_of(
+    wanted = predicates_of(
         [
             EqualTo(("topic",), "t"),
             In(("key",), ["a", "b"]),  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_filters_leave_little() -> None:
 def test_what_is_not_understood_limits_nothing() -> None:
     """K5: a column without a meaning here, a negation and an odd literal leave everything wanted."""
     odd = [EqualTo(("offset",), "five"), Not(EqualTo(("key",), "a")), EqualTo(("payload", "x"), 1)]
-    assert wanted_of(odd) == EVERYTHING
+    assert predicates_of(odd) == EVERYTHING
 
 
 def test_scans_are_remembered_for_users_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,10 +136,10 @@ def test_scans_are_remembered_for_users_without_a_name(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(getpass, "getuser", nobody)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    one, two = Wanted(keys=frozenset({"a"})), Wanted(keys=frozenset({"b"}))
+    one, two = Predicates(keys=frozenset({"a"})), Predicates(keys=frozenset({"b"}))
 
-    assert asked_by_all_scans("frame", one) == one
-    assert asked_by_all_scans("frame", two) == Wanted(keys=frozenset({"a", "b"}))
+    assert predicates_of_all_scans("frame", one) == one
+    assert predicates_of_all_scans("frame", two) == Predicates(keys=frozenset({"a", "b"}))
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
 
     with pytest.raises(BadArgument, match="set TMPDIR"):
-        asked_by_all_scans("frame", Wanted())
+        predicates_of_all_scans("frame", Predicates())
 
 
 def size_of_scans(folder: Path) -> int:
@@ -159,16 +159,16 @@ def size_of_scans(folder: Path) -> int:
 def test_the_same_lookups_take_no_more_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FP6: a frame that is asked again and again keeps what it was asked once, and counts as used."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    lookups = [Wanted(keys=frozenset({f"k{n}"}), seq_nr=Span(n, None)) for n in range(5)]
+    lookups = [Predicates(keys=frozenset({f"k{n}"}), seq_nr=Span(n, None)) for n in range(5)]
     for wanted in lookups:
-        asked_by_all_scans("frame", wanted)
+        predicates_of_all_scans("frame", wanted)
     (path,) = [path for path in tmp_path.rglob("*") if path.is_file()]
     size_bytes = size_of_scans(tmp_path)
     os.utime(path, (0, 0))
     for wanted in lookups * 20:
-        together = asked_by_all_scans("frame", wanted)
+        together = predicates_of_all_scans("frame", wanted)
 
-    assert together == Wanted(keys=frozenset({f"k{n}" for n in range(5)}), seq_nr=Span(0, None))
+    assert together == Predicates(keys=frozenset({f"k{n}" for n in range(5)}), seq_nr=Span(0, None))
     assert size_of_scans(tmp_path) == size_bytes
     assert path.stat().st_mtime > 0
 
@@ -180,13 +180,13 @@ def test_many_lookups_take_bounded_room(tmp_path: Path, monkeypatch: pytest.Monk
     for n in range(12):
         new = {f"{n}-{m}-{'x' * 5000}" for m in range(10)}
         asked |= new
-        together = asked_by_all_scans("frame", Wanted(topics=frozenset({"t"}), keys=frozenset(new)))
+        together = predicates_of_all_scans("frame", Predicates(topics=frozenset({"t"}), keys=frozenset(new)))
         assert together.topics == {"t"}
         assert together.keys is None or together.keys == asked
         assert size_of_scans(tmp_path) <= MOST_BYTES
     assert together.keys is None
     topics = frozenset(f"t{n}-{'x' * 200}" for n in range(2000))
-    assert asked_by_all_scans("frame", Wanted(topics=topics)) == EVERYTHING
+    assert predicates_of_all_scans("frame", Predicates(topics=topics)) == EVERYTHING
     assert size_of_scans(tmp_path) < 1000
 
 
@@ -196,10 +196,10 @@ def test_scans_that_are_planned_at_once_are_all_read_for(tmp_path: Path, monkeyp
 
     def plan(nr: int) -> None:
         for each in range(20):
-            asked_by_all_scans("frame", Wanted(keys=frozenset({f"{nr}-{each}"})))
+            predicates_of_all_scans("frame", Predicates(keys=frozenset({f"{nr}-{each}"})))
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(plan, range(8)))
 
     everything = {f"{nr}-{each}" for nr in range(8) for each in range(20)}
-    assert asked_by_all_scans("frame", Wanted(keys=frozenset())).keys == everything
+    assert predicates_of_all_scans("frame", Predicates(keys=frozenset())).keys == everything

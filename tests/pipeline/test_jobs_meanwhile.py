@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Iterator[Endpoints]:
+def endpoints(tmp_path: Path) -> Iterator[Endpoints]:
     yield Endpoints.of(f"embedded:{tmp_path}")
     close_all()
 
@@ -41,12 +41,12 @@ class Here:
 
     topic = TOPIC
 
-    def __init__(self, places: Endpoints) -> None:
-        self.places = places
+    def __init__(self, endpoints: Endpoints) -> None:
+        self.endpoints = endpoints
 
     def on(self, use: Callable[[Log, Store], Awaitable[T]]) -> T:
         async def work() -> T:
-            return await use(await log_of(self.places), await store_of(self.places))
+            return await use(await log_of(self.endpoints), await store_of(self.endpoints))
 
         return run(work())
 
@@ -79,7 +79,7 @@ class Here:
         arguments = {"repair": repair, "events_at_once": 5}
         rows = [
             row
-            for batch in audit_partition(self.places, TopicPartition(self.topic, partition), arguments)
+            for batch in audit_partition(self.endpoints, TopicPartition(self.topic, partition), arguments)
             for row in batch.to_pylist()
         ]
         (report,) = [
@@ -88,13 +88,13 @@ class Here:
         return report, [row for row in rows if row["kind"] != CHECKED]
 
     def backfill(self, partition: int, **asked: int) -> BackfilledPartition:
-        (batch,) = backfill_partition(self.places, TopicPartition(self.topic, partition), asked)
+        (batch,) = backfill_partition(self.endpoints, TopicPartition(self.topic, partition), asked)
         return msgspec.json.decode(batch.to_pylist()[0]["report"], type=BackfilledPartition)
 
 
 @pytest.fixture
-def here(places: Endpoints) -> Here:
-    return Here(places)
+def here(endpoints: Endpoints) -> Here:
+    return Here(endpoints)
 
 
 def then_remove(survey: Callable[..., Awaitable[T]], before: int) -> Callable[..., Awaitable[T]]:
@@ -161,7 +161,7 @@ def test_a_journal_that_moves_during_an_audit_is_not_taken_for_one_without_recor
     report, findings = here.audit(0, repair=True)
     assert (report.error, findings, report.busy) == (None, [], 1)
     reports = [here.audit(partition, repair=True)[0] for partition in range(2)]
-    assert [(each.findings, each.mended, each.error) for each in reports] == [(0, 0, None), (1, 1, None)]
+    assert [(each.findings, each.repaired, each.error) for each in reports] == [(0, 0, None), (1, 1, None)]
     assert here.dump() == before
 
 
@@ -176,7 +176,7 @@ def test_a_journal_that_moved_and_was_not_written_since_is_judged(here: Here) ->
     here.lose_rows()
     reports = [here.audit(partition, repair=True)[0] for partition in range(8)]
     assert [(report.error, report.busy) for report in reports] == [(None, 0)] * 8
-    assert sum(report.mended for report in reports) == 6 * len(KEYS)
+    assert sum(report.repaired for report in reports) == 6 * len(KEYS)
     assert here.dump() == before
 
 

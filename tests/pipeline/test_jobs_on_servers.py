@@ -37,7 +37,7 @@ KILLED = 9
 _DYING = """
 import os, sys
 from headrace.model import TopicPartition
-from headrace.pipeline import Places
+from headrace.pipeline import Endpoints
 from headrace.pipeline.jobs.audit import audit_partition
 from headrace.pipeline.jobs.backfill import backfill_partition
 from headrace.store.cassandra.writer import CassandraWriter
@@ -55,10 +55,10 @@ async def dying(self, topic, id_, rows):
 
 
 CassandraWriter.write_rows = dying
-places = Places.of(log, store=store)
+endpoints = Endpoints.of(log, store=store)
 for partition in range(int(partitions)):
     at = TopicPartition(topic, partition)
-    list(audit_partition(places, at, {"repair": True}) if job == "audit" else backfill_partition(places, at, {}))
+    list(audit_partition(endpoints, at, {"repair": True}) if job == "audit" else backfill_partition(endpoints, at, {}))
 """
 
 
@@ -105,8 +105,8 @@ class Servers(Here):
 
     def die_in(self, job: str, *, writes: int) -> None:
         """Run a job in a process that is gone after some writes."""
-        places = self.places
-        command = [sys.executable, "-c", _DYING, job, places.log, places.store, self.topic, str(self.partitions)]
+        endpoints = self.endpoints
+        command = [sys.executable, "-c", _DYING, job, endpoints.log, endpoints.store, self.topic, str(self.partitions)]
         died = subprocess.run([*command, str(writes)], capture_output=True, text=True, timeout=90, check=False)
         assert died.returncode == KILLED, died.stderr
 
@@ -117,11 +117,11 @@ class Servers(Here):
         return sum(report.restored for report in reports)
 
     def audit_all(self, *, repair: bool = False) -> tuple[int, int]:
-        """Run an audit of all partitions; returns how much was found, and how much of it mended."""
+        """Run an audit of all partitions; returns how much was found, and how much of it repaired."""
         reports = [self.audit(partition, repair=repair)[0] for partition in range(self.partitions)]
         assert [report.error for report in reports] == [None] * self.partitions
         self.busy = sum(report.busy for report in reports)
-        return sum(report.findings for report in reports), sum(report.mended for report in reports)
+        return sum(report.findings for report in reports), sum(report.repaired for report in reports)
 
     def in_log(self) -> dict[str, set[int]]:
         """Return which numbers of each journal are alive, from the records alone."""
@@ -174,8 +174,8 @@ def test_a_job_that_was_killed_is_run_again_and_twice(servers: Servers, job: str
         assert servers.backfill_all() == sum(map(len, alive.values())) - half
         assert servers.backfill_all() == 0
     else:
-        found, mended = servers.audit_all(repair=True)
-        assert found == mended == sum(map(len, alive.values())) - half
+        found, repaired = servers.audit_all(repair=True)
+        assert found == repaired == sum(map(len, alive.values())) - half
     assert servers.in_store() == alive
     assert servers.audit_all() == (0, 0)
 

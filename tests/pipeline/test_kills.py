@@ -47,7 +47,7 @@ def test_a_cluster_that_gives_up_is_told(tier: Tier, topic: str) -> None:
         _, err = running.communicate()
     assert running.returncode == 1
     assert f"error: worker 'replication of {topic}' failed: Spark ended its session" in err
-    assert "run it again, it goes on from the store" in err
+    assert "run it again, it continues from the stored offsets" in err
     assert "Traceback" not in err
     assert 0 < _rows(tier, topic) < KEYS * EVENTS, "that was too late"
     tier.replicate(topic)

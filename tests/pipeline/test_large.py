@@ -48,7 +48,7 @@ def test_memory_stays_flat_however_many_events_there_are(tier: Tier, topic: str,
     for report in seen.reports:
         assert len(report.outcomes) <= PARTITIONS
         assert all(len(msgspec.json.encode(outcome)) < MESSAGE_BYTES for outcome in report.outcomes)
-    found = audit(tier.spark, tier.places, Selection((topic,)))
+    found = audit(tier.spark, tier.endpoints, Selection((topic,)))
     assert found.is_clean
     assert len(tier.numbers(topic, "key-0")) == many // KEYS
 

@@ -91,13 +91,13 @@ def literal(text: str) -> str:
 
 def asked(spark: Any, tier: Tier, topic: str, statement: str) -> list[Any]:
     """Return the answer to a statement over the topic's journals."""
-    return query(spark, tier.places, statement, Selection((topic,))).collect()
+    return query(spark, tier.endpoints, statement, Selection((topic,))).collect()
 
 
 def test_ids_of_any_kind_are_found(tier: Tier, odd: str) -> None:
     """K5, FP1: at once and one by one, by frame and by SQL, in a new session; ids and tags come back as written."""
     spark = tier.spark.newSession()
-    frame = journal_frame(spark, tier.places, Selection((odd,)))
+    frame = journal_frame(spark, tier.endpoints, Selection((odd,)))
     rows = (
         frame.where(~F.col("key").isin("payloads", "first")).select("key", "seq_nr", "tags", "payload_text").collect()
     )
@@ -106,21 +106,24 @@ def test_ids_of_any_kind_are_found(tier: Tier, odd: str) -> None:
     for row in sorted(rows, key=lambda row: row.seq_nr):
         found.setdefault(row.key, []).append(row.seq_nr)
     assert found == expected()
-    heads = meta_frame(spark, tier.places, Selection((odd,))).select("key", "is_purged").collect()
+    heads = meta_frame(spark, tier.endpoints, Selection((odd,))).select("key", "is_purged").collect()
     assert {(row.key, row.is_purged) for row in heads} >= {("''", True), ("it's", False), ("`key`", False)}
     assert {tuple(row.tags) for row in rows if row.seq_nr == 1} == {TAGS}
     assert {row.key for row in rows if row.seq_nr == 2 and row.payload_text == row.key} == set(found)
     listed = ", ".join(literal(id_) for id_ in IDS)
     counted = query(
         spark,
-        tier.places,
+        tier.endpoints,
         f"select key, count(*) n from journal where key in ({listed}) group by key",
         Selection((odd,)),
     )
     assert {row.key: row.n for row in counted.collect()} == {id_: len(numbers) for id_, numbers in found.items()}
     for id_ in ("it's", "back\\slash\\", "-- no comment", "two\nlines", "`key`"):
         one = query(
-            spark, tier.places, f"select seq_nr from journal where key = {literal(id_)} order by 1", Selection((odd,))
+            spark,
+            tier.endpoints,
+            f"select seq_nr from journal where key = {literal(id_)} order by 1",
+            Selection((odd,)),
         )
         assert [row.seq_nr for row in one.collect()] == found.get(id_, [])
 
@@ -131,7 +134,7 @@ def test_payloads_of_any_kind_come_back(tier: Tier, odd: str) -> None:
     async def read(journal: Journal) -> list[Any]:
         return [event.payload async for event in journal.read("payloads")]
 
-    rows = journal_frame(tier.spark.newSession(), tier.places, Selection((odd,))).where("key = 'payloads'")
+    rows = journal_frame(tier.spark.newSession(), tier.endpoints, Selection((odd,))).where("key = 'payloads'")
     found = rows.orderBy("seq_nr").select("payload_type", "payload", "payload_text", F.length("payload").alias("n"))
     shown = found.collect()
     written = tier.with_journal(odd, read)

@@ -61,9 +61,9 @@ def test_a_run_that_ends_by_itself_does_not_wait_forever(
     async def away(*_: object, **__: object) -> NoReturn:
         raise OperationFailed("listing topics", "the broker is away")
 
-    places = Endpoints.of(f"embedded:{tmp_path}")
+    endpoints = Endpoints.of(f"embedded:{tmp_path}")
     monkeypatch.setattr("headrace.pipeline.replication.replication.plan_of", away)
-    job = Replication(spark, places, Selection(), settings=PipelineSettings(once_timeout_s=0.3))
+    job = Replication(spark, endpoints, Selection(), settings=PipelineSettings(once_timeout_s=0.3))
     began_s = time.monotonic()
     with pytest.raises(OperationFailed, match="the broker is away"):
         job.run(once=True)
@@ -83,8 +83,8 @@ class Told:
 
 
 class _Report:
-    def __init__(self, told: Told, time: int) -> None:
-        self._told, self._time = told, time
+    def __init__(self, one_line: Told, time: int) -> None:
+        self._told, self._time = one_line, time
 
     def json(self) -> str:
         self._told.read += 1
@@ -93,10 +93,10 @@ class _Report:
 
 def test_only_new_progress_is_read() -> None:
     """FP5: however many reports Spark keeps, a look at them costs what is new."""
-    told = Told(list(range(1000)))
-    assert [each["timestamp"] for each in _progress_after(told, "000997")] == ["000998", "000999"]
-    assert told.read == 3
-    assert _progress_after(told, "000999") == []
+    one_line = Told(list(range(1000)))
+    assert [each["timestamp"] for each in _progress_after(one_line, "000997")] == ["000998", "000999"]
+    assert one_line.read == 3
+    assert _progress_after(one_line, "000999") == []
     assert len(_progress_after(Told([1, 2]), "")) == 2
 
 

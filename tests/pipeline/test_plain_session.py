@@ -22,7 +22,7 @@ PROGRAM = """
     from pyspark.sql import SparkSession
     import headrace
     from headrace import Event
-    from headrace.pipeline import Places, Selection, compact, journal_frame, meta_frame, pointer_frame, query
+    from headrace.pipeline import Endpoints, Selection, compact, journal_frame, meta_frame, pointer_frame, query
     from headrace.pipeline import state_as_of, topic_frame
 
     async def fill(folder):
@@ -30,18 +30,18 @@ PROGRAM = """
             for key in ("a", "b"):
                 await hr.journal("plain").append(key, [Event(n, {"n": n}) for n in (1, 2, 3)])
 
-    def look(spark, places):
+    def look(spark, endpoints):
         selection = Selection(("plain",))
-        events = journal_frame(spark, places, selection)
+        events = journal_frame(spark, endpoints, selection)
         assert events.where("key = 'a'").count() == 3
         soon = datetime.now(UTC) + timedelta(minutes=10)
         assert events.where(events.timestamp < soon).count() == 6
         assert events.where(events.timestamp > soon - timedelta(minutes=30)).count() == 6
-        assert meta_frame(spark, places, selection).count() == 0
-        assert pointer_frame(spark, places, selection).where("lag > 0").count() > 0
-        assert query(spark, places, "select sum(seq_nr) from journal where key = 'b'", selection).first()[0] == 6
-        assert compact(topic_frame(spark, places, "plain")).count() == 2
-        states = state_as_of(spark, places, selection, lambda state, event: state + event.payload["n"], 0)
+        assert meta_frame(spark, endpoints, selection).count() == 0
+        assert pointer_frame(spark, endpoints, selection).where("lag > 0").count() > 0
+        assert query(spark, endpoints, "select sum(seq_nr) from journal where key = 'b'", selection).first()[0] == 6
+        assert compact(topic_frame(spark, endpoints, "plain")).count() == 2
+        states = state_as_of(spark, endpoints, selection, lambda state, event: state + event.payload["n"], 0)
         assert sorted((row.key, row.state) for row in states.collect()) == [("a", "6"), ("b", "6")]
 
     folder = "embedded:" + sys.argv[1]
@@ -49,8 +49,8 @@ PROGRAM = """
     session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
     spark = session.config("spark.sql.session.timeZone", "Asia/Tokyo").config("spark.driver.host", "127.0.0.1")
     spark = spark.getOrCreate()
-    look(spark, Places.of(folder))
-    beside = journal_frame(spark.newSession(), Places.of(folder), Selection(("plain",)))
+    look(spark, Endpoints.of(folder))
+    beside = journal_frame(spark.newSession(), Endpoints.of(folder), Selection(("plain",)))
     assert beside.where("key = 'a'").count() == 3
     print("seen")
 """
@@ -78,7 +78,7 @@ def test_a_new_session_knows_the_sources(tier: Tier, topic: str) -> None:
     """FP1: sources are registered in each session, not once for the application."""
     tier.with_journal(topic, lambda journal: append_all(journal, 2, 2))
     for spark in (tier.spark, tier.spark.newSession(), tier.spark):
-        assert journal_frame(spark, tier.places, Selection((topic,))).where("seq_nr = 1").count() == 2
+        assert journal_frame(spark, tier.endpoints, Selection((topic,))).where("seq_nr = 1").count() == 2
 
 
 def test_a_query_leaves_the_callers_views_alone(tier: Tier, topic: str) -> None:
@@ -88,7 +88,7 @@ def test_a_query_leaves_the_callers_views_alone(tier: Tier, topic: str) -> None:
     tier.spark.createDataFrame([("k1", "gold")], "key string, rank string").createOrReplaceTempView("ranks")
     try:
         statement = "select rank, count(*) from journal join ranks using (key) group by rank"
-        rows = query(tier.spark, tier.places, statement, Selection((topic,))).collect()
+        rows = query(tier.spark, tier.endpoints, statement, Selection((topic,))).collect()
         assert [tuple(row) for row in rows] == [("gold", 2)]
         assert tier.spark.table("journal").count() == 7
         assert not tier.spark.catalog.tableExists("meta")

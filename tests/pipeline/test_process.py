@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(400)
 def start(tier: Tier, topic: str, *options: str, **environ: str) -> subprocess.Popen[str]:
     """Start `headrace pipeline replicate` on the tier."""
     command = [sys.executable, "-m", "headrace.cli", "pipeline", "replicate", "--topics", topic, *options]
-    where = ["--log", tier.places.log, "--store", tier.places.store]
+    where = ["--log", tier.endpoints.log, "--store", tier.endpoints.store]
     settings = {"HEADRACE__PIPELINE__MASTER": "local[2]", "HEADRACE__PIPELINE__DRIVER_MEMORY": "512m", **environ}
     return subprocess.Popen(
         [*command, *where],
@@ -72,8 +72,8 @@ def test_a_cluster_does_the_same(
     """K2: on local-cluster[2,1,1024], whose executors are processes of their own, the same command does the same."""
     from headrace.pipeline import Endpoints
 
-    places = Endpoints.of(f"kafka://{kafka.address}", store=f"cassandra://{cassandra.address}/pipeline_tests")
-    tier = Tier(request.getfixturevalue("spark"), places, tmp_path / "none")
+    endpoints = Endpoints.of(f"kafka://{kafka.address}", store=f"cassandra://{cassandra.address}/pipeline_tests")
+    tier = Tier(request.getfixturevalue("spark"), endpoints, tmp_path / "none")
     tier.with_journal(topic, lambda journal: append_all(journal, 10, 3))
     running = start(tier, topic, "--once", "--json", HEADRACE__PIPELINE__MASTER="local-cluster[2,1,1024]")
     out, err = running.communicate(timeout=300)

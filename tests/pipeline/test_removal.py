@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Iterator[Endpoints]:
+def endpoints(tmp_path: Path) -> Iterator[Endpoints]:
     yield Endpoints.of(f"embedded:{tmp_path}")
     close_all()
 
@@ -52,11 +52,11 @@ def test_a_run_of_replication_removes_what_it_carried_and_is_old(tier: Tier, top
     assert tier.numbers(topic, "k") == [1, 2, 3, 4, 5, 6]
 
 
-def test_each_topic_has_its_own_retention_and_a_shared_one_is_left_alone(places: Endpoints) -> None:
+def test_each_topic_has_its_own_retention_and_a_shared_one_is_left_alone(endpoints: Endpoints) -> None:
     """FN1: the terms in the store decide; what goes wrong with one topic is told, and the others go on."""
 
     async def scene() -> tuple[list[str], dict[str, int]]:
-        log, store = await log_of(places), await store_of(places)
+        log, store = await log_of(endpoints), await store_of(endpoints)
         for topic, config in (("a", JOURNAL_TOPIC), ("b", JOURNAL_TOPIC), ("shared", TopicConfig())):
             await log.admin.create(topic, partitions=1, config=config)
             await append_aged(log, topic, "k", 1, days=6)
@@ -64,27 +64,27 @@ def test_each_topic_has_its_own_retention_and_a_shared_one_is_left_alone(places:
         await append_aged(log, "shared", "k", 2, days=6)
         await change_terms(store.settings, "a", lambda _: TopicTerms(retention_ms=2 * DAY_MS))
         await change_terms(store.settings, "shared", lambda _: TopicTerms(is_shared=True))
-        told = await remove_old(places, ["a", "gone", "b", "shared"], now_ms=now_ms())
-        return told, {topic: (await log.bounds(TopicPartition(topic, 0))).start for topic in ("a", "b", "shared")}
+        notices = await remove_old(endpoints, ["a", "gone", "b", "shared"], now_ms=now_ms())
+        return notices, {topic: (await log.bounds(TopicPartition(topic, 0))).start for topic in ("a", "b", "shared")}
 
-    told, starts = run(scene())
+    notices, starts = run(scene())
     assert starts == {"a": 1, "b": 0, "shared": 0}
-    assert len(told) == 2
-    assert "old records of gone stay in the log: there is no topic 'gone'" in told[0]
-    assert "the log drops records of shared[0] that the store lacks in" in told[1]
+    assert len(notices) == 2
+    assert "old records of gone stay in the log: there is no topic 'gone'" in notices[0]
+    assert "the log drops records of shared[0] that the store lacks in" in notices[1]
 
 
-def test_a_retention_beyond_what_the_store_remembers_is_refused(places: Endpoints) -> None:
+def test_a_retention_beyond_what_the_store_remembers_is_refused(endpoints: Endpoints) -> None:
     """FN1: deletions and purge markers must outlive what the log holds; the message names the setting."""
 
     async def scene() -> None:
-        log, store = await log_of(places), await store_of(places)
+        log, store = await log_of(endpoints), await store_of(endpoints)
         await log.admin.create("t", partitions=1, config=JOURNAL_TOPIC)
         await Topology(log, store.settings, "t").layout()
         plan = await plan_of(log, store, Selection(("t",)))
-        await check_plan(places, plan, now_ms=now_ms())
+        await check_plan(endpoints, plan, now_ms=now_ms())
         await change_terms(store.settings, "t", lambda _: TopicTerms(retention_ms=11 * DAY_MS))
-        await check_plan(places, plan, now_ms=now_ms())
+        await check_plan(endpoints, plan, now_ms=now_ms())
 
     with pytest.raises(RetentionTooLong, match=r"raise store\.gc_grace_s above the retention"):
         run(scene())
@@ -93,19 +93,19 @@ def test_a_retention_beyond_what_the_store_remembers_is_refused(places: Endpoint
 def test_old_buckets_of_views_by_tag_go_on_the_same_occasion(tmp_path: Path) -> None:
     """T39: where the settings name a retention, replication trims; a failure is told, and does not stop it."""
     tags = {"bucket": "MINUTE", "retention_s": {"*": 120.0}}
-    places = Endpoints.of(f"embedded:{tmp_path}", settings=HeadraceSettings.model_validate({"tags": tags}))
+    endpoints = Endpoints.of(f"embedded:{tmp_path}", settings=HeadraceSettings.model_validate({"tags": tags}))
 
     async def scene() -> list[int]:
-        minutes = Minutes(await log_of(places), await store_of(places), bucket="MINUTE")
+        minutes = Minutes(await log_of(endpoints), await store_of(endpoints), bucket="MINUTE")
         await minutes.new_topic()
         await minutes.begin()
         await minutes.fill("a")
         now = minutes.began_ms + 6 * 60_000
-        assert await remove_old(places, [], now_ms=now) == []
-        assert await remove_old(places, [], now_ms=now) == []
-        await (await store_of(places)).close()
-        (told,) = await remove_old(places, [], now_ms=now + 600_000)
-        assert "old events stay in the views by tag" in told
+        assert await remove_old(endpoints, [], now_ms=now) == []
+        assert await remove_old(endpoints, [], now_ms=now) == []
+        await (await store_of(endpoints)).close()
+        (notice,) = await remove_old(endpoints, [], now_ms=now + 600_000)
+        assert "old events stay in the views by tag" in notice
         return await minutes_of(tmp_path, minutes)
 
     try:
@@ -124,9 +124,9 @@ async def minutes_of(folder: Path, minutes: Minutes) -> list[int]:
     return [(ms - minutes.began_ms) // 60_000 for ms in buckets]
 
 
-def test_replication_claims_its_topics_before_it_begins(places: Endpoints, tmp_path: Path) -> None:
+def test_replication_claims_its_topics_before_it_begins(endpoints: Endpoints, tmp_path: Path) -> None:
     """A second store that has only begun holds removal back in the first, which is told why and goes on."""
-    second = Endpoints.of(places.log, store=f"embedded:{tmp_path}/second")
+    second = Endpoints.of(endpoints.log, store=f"embedded:{tmp_path}/second")
 
     async def begin(at: Endpoints) -> None:
         log, store = await log_of(at), await store_of(at)
@@ -134,26 +134,26 @@ def test_replication_claims_its_topics_before_it_begins(places: Endpoints, tmp_p
         await check_plan(at, await plan_of(log, store, Selection(("t",))), now_ms=now_ms())
 
     async def scene() -> tuple[list[str], int]:
-        log, store = await log_of(places), await store_of(places)
+        log, store = await log_of(endpoints), await store_of(endpoints)
         await log.admin.create("t", partitions=1, config=JOURNAL_TOPIC)
         await append_aged(log, "t", "k", 1, days=8)
-        await begin(places)
+        await begin(endpoints)
         await begin(second)
         await replicate(log, store, "t")
-        told = await remove_old(places, ["t"], now_ms=now_ms())
-        return told, (await log.bounds(TopicPartition("t", 0))).start
+        notices = await remove_old(endpoints, ["t"], now_ms=now_ms())
+        return notices, (await log.bounds(TopicPartition("t", 0))).start
 
-    told, start = run(scene())
+    notices, start = run(scene())
     assert start == 0
-    assert len(told) == 1
-    assert "old records of t stay in the log: topic 't' is replicated by this store" in told[0]
+    assert len(notices) == 1
+    assert "old records of t stay in the log: topic 't' is replicated by this store" in notices[0]
 
 
-def test_a_loss_in_a_topic_that_was_made_again_can_be_accepted(places: Endpoints) -> None:
+def test_a_loss_in_a_topic_that_was_made_again_can_be_accepted(endpoints: Endpoints) -> None:
     """The store is far along in a topic that is gone: what the new one lost is behind it only after the command."""
 
     async def scene() -> ReplicatedOffset | None:
-        log, store = await log_of(places), await store_of(places)
+        log, store = await log_of(endpoints), await store_of(endpoints)
         at = TopicPartition("t", 0)
         await log.admin.create("t", partitions=1, config=JOURNAL_TOPIC)
         for n in range(1, 9):
@@ -166,7 +166,7 @@ def test_a_loss_in_a_topic_that_was_made_again_can_be_accepted(places: Endpoints
         await log.retention.truncate(at, before=2)
         with pytest.raises(RecordsLost, match="offsets 0 to 1"):
             await plan_of(log, store, Selection(("t",)))
-        await accept_loss(places, "t", 0, 1)
+        await accept_loss(endpoints, "t", 0, 1)
         assert (await plan_of(log, store, Selection(("t",)))).starts == {at: 2}
         return await store.reader.replicated(at)
 
@@ -175,11 +175,11 @@ def test_a_loss_in_a_topic_that_was_made_again_can_be_accepted(places: Endpoints
     assert (replicated.generation, replicated.offset) == (1, 1)
 
 
-def test_a_loss_beyond_a_boundary_is_accepted_in_the_generation_behind_it(places: Endpoints) -> None:
+def test_a_loss_beyond_a_boundary_is_accepted_in_the_generation_behind_it(endpoints: Endpoints) -> None:
     """The mark that began a generation is among what was lost: what follows is of that generation all the same."""
 
     async def scene() -> ReplicatedOffset | None:
-        log, store = await log_of(places), await store_of(places)
+        log, store = await log_of(endpoints), await store_of(endpoints)
         at = TopicPartition("t", 0)
         await log.admin.create("t", partitions=1, config=JOURNAL_TOPIC)
         await append_aged(log, "t", "k", 1, days=0)
@@ -187,7 +187,7 @@ def test_a_loss_beyond_a_boundary_is_accepted_in_the_generation_behind_it(places
         await append_aged(log, "t", "k", 2, days=0)
         boundary = grown.generations[1].boundaries[0]
         await log.retention.truncate(at, before=boundary + 1)
-        await accept_loss(places, "t", 0, boundary)
+        await accept_loss(endpoints, "t", 0, boundary)
         return await store.reader.replicated(at)
 
     replicated = run(scene())

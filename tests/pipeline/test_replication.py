@@ -146,7 +146,7 @@ def topic_made(tier: Tier, topic: str) -> str:
 def test_a_key_that_fails_stops_nobody_else(tier: Tier, topic: str) -> None:
     """E8: other keys of its partition, and other partitions, are replicated all the same."""
     faulty = Endpoints(
-        tier.places.log, f"faulty:{tier.places.store}", tier.places.log_settings, tier.places.store_settings
+        tier.endpoints.log, f"faulty:{tier.endpoints.store}", tier.endpoints.log_settings, tier.endpoints.store_settings
     )
 
     async def fill(journal: Journal) -> None:
@@ -155,7 +155,7 @@ def test_a_key_that_fails_stops_nobody_else(tier: Tier, topic: str) -> None:
 
     tier.with_journal(topic, fill)
     with pytest.raises(OperationFailed, match="bad-1"):
-        tier.replicate(topic, places=faulty, attempts=1)
+        tier.replicate(topic, endpoints=faulty, attempts=1)
     metas, rows = tier.dump(topic)
     assert {f"k{key}" for key in range(20)} <= metas.keys()
     assert "bad-1" not in metas
@@ -200,7 +200,7 @@ def test_lost_records_are_an_error_that_names_them(tier: Tier, topic: str) -> No
     from headrace.pipeline import accept_loss
     from headrace.pipeline.spark.process import run
 
-    run(accept_loss(tier.places, topic, 0, 4))
+    run(accept_loss(tier.endpoints, topic, 0, 4))
     tier.replicate(topic)
     assert tier.on(lambda _, store: replicated(store, topic, 1)) == [6]
 
@@ -303,7 +303,7 @@ def test_new_topics_are_picked_up_while_running(tier: Tier, topic: str) -> None:
 
     job = Replication(
         tier.spark,
-        tier.places,
+        tier.endpoints,
         Selection(prefix=topic),
         settings=PipelineSettings(interval_s=0, discover_every_s=0.3),
     )

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.timeout(300)
 
 def asked(tier: Tier, *arguments: str, is_good: bool = True) -> str:
     """Run the command in this process, so that it uses the session that is there."""
-    places = ["--log", tier.places.log, *([] if tier.is_embedded else ["--store", tier.places.store])]
-    done = CliRunner().invoke(app, ["sql", *arguments, *places], env={"COLUMNS": "200"})
+    endpoints = ["--log", tier.endpoints.log, *([] if tier.is_embedded else ["--store", tier.endpoints.store])]
+    done = CliRunner().invoke(app, ["sql", *arguments, *endpoints], env={"COLUMNS": "200"})
     if is_good and done.exception is not None:
         raise done.exception
     return done.output if is_good else str(done.exception)
@@ -47,8 +47,8 @@ def test_a_query_prints_a_table(tier: Tier, journals: str) -> None:
     printed = asked(tier, statement, "--topics", journals)
     lines = [line.split() for line in printed.splitlines()]
     assert lines == [["key", "events", "last"], *([f"k{n}", "3", "3"] for n in range(3))]
-    told = [json.loads(line) for line in asked(tier, statement, "--prefix", journals, "--json").splitlines()]
-    assert told == [{"key": f"k{n}", "events": 3, "last": 3} for n in range(3)]
+    rows = [json.loads(line) for line in asked(tier, statement, "--prefix", journals, "--json").splitlines()]
+    assert rows == [{"key": f"k{n}", "events": 3, "last": 3} for n in range(3)]
     joined = "select m.key, m.seq_nr, p.lag > 0 from meta m join pointers p on m.partition = p.partition order by m.key"
     lines = asked(tier, joined, "--topics", journals, "--json").splitlines()
     assert [list(json.loads(line).values()) for line in lines] == [[f"k{n}", 2, True] for n in range(3)]
@@ -83,10 +83,10 @@ def test_topics_are_tables_by_name(tier: Tier, topic: str) -> None:
 
     tier.on(fill)
     everything, newest = view_name("topic", topic), view_name("compact", topic)
-    told = asked(tier, f"select count(*) as n, min(headers['h']) as h from {everything}", "--json")
-    assert json.loads(told) == {"n": 4, "h": "v"}
-    told = asked(tier, f"SELECT key, value FROM {newest.upper()}", "--json")
-    assert json.loads(told) == {"key": "a", "value": "3"}
+    rows = asked(tier, f"select count(*) as n, min(headers['h']) as h from {everything}", "--json")
+    assert json.loads(rows) == {"n": 4, "h": "v"}
+    rows = asked(tier, f"SELECT key, value FROM {newest.upper()}", "--json")
+    assert json.loads(rows) == {"key": "a", "value": "3"}
 
 
 def test_what_is_wrong_is_said(tier: Tier, journals: str) -> None:
@@ -94,7 +94,7 @@ def test_what_is_wrong_is_said(tier: Tier, journals: str) -> None:
 
     def refused(statement: str) -> str:
         with pytest.raises(BadArgument) as error:
-            query(tier.spark, tier.places, statement, Selection((journals,)))
+            query(tier.spark, tier.endpoints, statement, Selection((journals,)))
         return str(error.value)
 
     said = refused("select keyy from journal")
@@ -119,8 +119,8 @@ def test_a_held_journal_is_said_in_one_line(tier: Tier, topic: str) -> None:
     assert isinstance(error.value, OperationFailed)
     assert "journal 'k0' is held from offset 2" in str(error.value)
     assert "Traceback" not in str(error.value)
-    told = asked(tier, "select key from journal", "--topics", topic, "--skip-held", "--json")
-    assert json.loads(told) == {"key": "k1"}
+    rows = asked(tier, "select key from journal", "--topics", topic, "--skip-held", "--json")
+    assert json.loads(rows) == {"key": "k1"}
 
 
 @avro(namespace="shop")
@@ -142,7 +142,7 @@ PARTS: dict[str, Any] = {"key": PriceKey, "value": Price}
 def test_topics_and_journals_of_avro_are_typed(tier: Tier, topic: str) -> None:
     """K6: `headrace sql` has typed keys, values and events of what the registry has schemas for, and text of others."""
     address = f"log:{topic}-schemas"
-    with BlockingRegistry(address, log_address=tier.places.log) as registry:
+    with BlockingRegistry(address, log_address=tier.endpoints.log) as registry:
         serdes = {part: Serde[Any](registry.registry, f"{topic}-{part}", cls) for part, cls in PARTS.items()}
         pairs = [("a", 1.5), ("b", 2.5), ("a", 3.5)]
         data = [(registry.run(serdes["key"].encode(PriceKey(id_))), price) for id_, price in pairs]
@@ -157,11 +157,11 @@ def test_topics_and_journals_of_avro_are_typed(tier: Tier, topic: str) -> None:
     tier.on(fill)
     tier.with_journal(f"{topic}-j", lambda journal: journal.append("k", [*events, Event(2, {"json": 1})]), partitions=1)
     statement = f"select key.id, value.price, value.currency, length(value_bytes) from {view_name('compact', topic)}"
-    told = asked(tier, statement, "--registry", address, "--json")
-    assert list(json.loads(told).values()) == ["a", 3.5, "EUR", 17]
+    rows = asked(tier, statement, "--registry", address, "--json")
+    assert list(json.loads(rows).values()) == ["a", 3.5, "EUR", 17]
     statement = "select event_type, event.Price.price, payload_text from journal order by seq_nr"
-    told = asked(tier, statement, "--topics", f"{topic}-j", "--registry", address, "--json")
-    assert [list(json.loads(line).values()) for line in told.splitlines()] == [
+    rows = asked(tier, statement, "--topics", f"{topic}-j", "--registry", address, "--json")
+    assert [list(json.loads(line).values()) for line in rows.splitlines()] == [
         ["shop.Price", 7.5, None],
         [None, None, '{"json":1}'],
     ]

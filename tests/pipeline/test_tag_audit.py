@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-import typer
 from tests.pipeline.tag_by_hand import tag_operator_of
 from tests.pipeline.tier import Tier
 from typer.testing import CliRunner
 
-from headrace.cli.pipeline_jobs import add_jobs
+from headrace.cli.pipelines import app
 from headrace.journal import Journal
 from headrace.log import Log
 from headrace.model import Event
@@ -41,7 +40,7 @@ async def rows_of(store: Store, tag: str) -> list[TagRow]:
 
 
 def audited(tier: Tier, topic: str, *, repair: bool = False) -> AuditReport:
-    report = audit(tier.spark, tier.places, Selection((topic,)), repair=repair)
+    report = audit(tier.spark, tier.endpoints, Selection((topic,)), repair=repair)
     report.close()
     return report
 
@@ -53,7 +52,7 @@ def named(report: AuditReport) -> Named:
 def numbers_of(tier: Tier, tag: str) -> dict[str, list[int]]:
     async def read(log: Log, store: Store) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
-        async for event in TagQueries(log, store, tier.places.settings_of_tags()).events(tag):
+        async for event in TagQueries(log, store, tier.endpoints.settings_of_tags()).events(tag):
             found.setdefault(event.id, []).append(event.number)
         return found
 
@@ -78,8 +77,8 @@ def edit(tier: Tier, tag: str, rows: Sequence[TagRow], numbers: TagNumber) -> Na
     }
 
 
-def test_what_was_done_to_views_by_hand_is_named_and_mended(tier: Tier, topic: str) -> None:
-    """K15: rows of a view removed, changed, added, a number changed: named by tag, key and seq_nr, exit 1; mended."""
+def test_what_was_done_to_views_by_hand_is_named_and_repaired(tier: Tier, topic: str) -> None:
+    """K15: rows of a view removed, changed, added, a number changed: named by tag, key and seq_nr, exit 1; repaired."""
     tag = f"vip-{uuid.uuid4().hex[:8]}"
     tier.with_journal(topic, lambda journal: write(journal, tag, 1, 5))
     tier.with_journal(topic, lambda journal: journal.delete("k1", to=2))
@@ -89,15 +88,13 @@ def test_what_was_done_to_views_by_hand_is_named_and_mended(tier: Tier, topic: s
     rows = tier.on(lambda _, store: rows_of(store, tag))
     numbers = tier.on(lambda _, store: store.tags.numbers.of(topic, "k4"))
     expected = edit(tier, tag, rows, numbers[tag])
-    app = typer.Typer()
-    add_jobs(app)
-    places = ["--log", tier.places.log, "--store", tier.places.store]
-    told = CliRunner().invoke(app, ["audit", "--topics", topic, "--json", *places])
-    assert told.exit_code == 1, told.output
-    assert {(f["id"], f["kind"], f["seq_nr"], f["tag"]) for f in json.loads(told.stdout)["findings"]} == expected
-    mended = audited(tier, topic, repair=True)
-    assert named(mended) == expected
-    assert mended.is_clean, [str(each) for each in mended.findings if not each.mended]
+    endpoints = ["--log", tier.endpoints.log, "--store", tier.endpoints.store]
+    done = CliRunner().invoke(app, ["audit", "--topics", topic, "--json", *endpoints])
+    assert done.exit_code == 1, done.output
+    assert {(f["id"], f["kind"], f["seq_nr"], f["tag"]) for f in json.loads(done.stdout)["findings"]} == expected
+    repaired = audited(tier, topic, repair=True)
+    assert named(repaired) == expected
+    assert repaired.is_clean, [str(each) for each in repaired.findings if not each.repaired]
     assert audited(tier, topic).found == 0
     assert tier.on(lambda _, store: rows_of(store, tag)) == rows
     tier.with_journal(topic, lambda journal: write(journal, tag, 6, 6))

@@ -51,12 +51,12 @@ async def write(journal: Journal, tag: str | None, first: int, last: int) -> Non
 
 
 def fill(tier: Tier, tag: str, topic: str, **options: bool) -> TagBackfillSummary:
-    return backfill_tag(tier.spark, tier.places, tag, chooser(topic), name="tests:is_even", **options)
+    return backfill_tag(tier.spark, tier.endpoints, tag, chooser(topic), name="tests:is_even", **options)
 
 
 def events_of(tier: Tier, tag: str) -> list[TaggedEvent]:
     async def read(log: Log, store: Store) -> list[TaggedEvent]:
-        queries = TagQueries(log, store, tier.places.settings_of_tags())
+        queries = TagQueries(log, store, tier.endpoints.settings_of_tags())
         return [event async for event in queries.events(tag)]
 
     return tier.on(read)
@@ -145,7 +145,16 @@ def test_the_command_fills_a_tag(
         f"TOPIC = {topic!r}\n\ndef is_even(event):\n    return event.topic == TOPIC and event.seq_nr % 2 == 0\n"
     )
     monkeypatch.chdir(tmp_path)
-    arguments = ["tags", "backfill", tag, "tag_shop:is_even", "--log", tier.places.log, "--store", tier.places.store]
+    arguments = [
+        "tags",
+        "backfill",
+        tag,
+        "tag_shop:is_even",
+        "--log",
+        tier.endpoints.log,
+        "--store",
+        tier.endpoints.store,
+    ]
     done = CliRunner().invoke(app, [*arguments, "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["tagged"] == 2 * KEYS

@@ -43,23 +43,23 @@ class Scene:
         fast = {"log": {"embedded": {"fsync": False}}, "store": {"embedded": {"fsync": False}}, "tags": tags}
         self.is_embedded = True
         self.folder = folder
-        self.places = Endpoints.of(f"embedded:{folder}", settings=HeadraceSettings.model_validate(fast))
+        self.endpoints = Endpoints.of(f"embedded:{folder}", settings=HeadraceSettings.model_validate(fast))
 
     async def open(self) -> tuple[Log, Store, Journal]:
-        log, store = await log_of(self.places), await store_of(self.places)
+        log, store = await log_of(self.endpoints), await store_of(self.endpoints)
         return log, store, Journal(log, store, TOPIC, cache=None, partitions=4)
 
     async def replicate(self) -> None:
         log, store, _ = await self.open()
         for _ in range(2):  # what lies behind a boundary is taken in the second round
-            await replicate(log, store, TOPIC, views=TagWriter(store, self.places.settings_of_tags(), log=log))
+            await replicate(log, store, TOPIC, views=TagWriter(store, self.endpoints.settings_of_tags(), log=log))
 
     async def audit(self, *, repair: bool = False, events_at_once: int = 20_000) -> list[Finding]:
         log, store, _ = await self.open()
         found: list[Finding] = []
         for partition in range((await layout_of(log, store, TOPIC)).partitions):
             at = TopicPartition(TOPIC, partition)
-            task = AuditTask(self.places, at, repair=repair, events_at_once=events_at_once)
+            task = AuditTask(self.endpoints, at, repair=repair, events_at_once=events_at_once)
             found += [finding async for some in task.findings() for finding in some]
         return found
 
@@ -101,7 +101,7 @@ def test_what_replication_left_is_no_finding(scene: Scene, is_grown: bool) -> No
     run(work())
 
 
-def test_every_row_that_is_lost_or_changed_is_named_and_mended(scene: Scene) -> None:
+def test_every_row_that_is_lost_or_changed_is_named_and_repaired(scene: Scene) -> None:
     """K15: one by one, with deletes and a purge in the history: what is named is what was done, and comes back."""
 
     async def work() -> None:
@@ -115,9 +115,9 @@ def test_every_row_that_is_lost_or_changed_is_named_and_mended(scene: Scene) -> 
             (operator.remove if number % 2 else operator.change)(row)
             expected = {(row.pid, kind, row.seq_nr, "a")}
             assert named(await scene.audit()) == expected
-            mended = await scene.audit(repair=True)
-            assert named(mended) == expected
-            assert all(found.mended for found in mended)
+            repaired = await scene.audit(repair=True)
+            assert named(repaired) == expected
+            assert all(found.repaired for found in repaired)
             assert await scene.rows("a") == rows
         assert await scene.audit() == []
 
@@ -125,7 +125,7 @@ def test_every_row_that_is_lost_or_changed_is_named_and_mended(scene: Scene) -> 
 
 
 def test_rows_that_were_trimmed_are_not_missed(tmp_path: Path) -> None:
-    """K15: an audit misses nothing where old buckets were removed; above them a row that is lost is found and mended,
+    """K15: an audit misses nothing where old buckets were removed; above them a row that is lost is found and repaired,
     with the number it had."""
     scene = Scene(tmp_path, bucket="MINUTE")
 
@@ -139,14 +139,14 @@ def test_rows_that_were_trimmed_are_not_missed(tmp_path: Path) -> None:
             await past.append_events("k", events, at_ms=past.now_ms - (60 - n) * 60_000)
         await scene.replicate()
         rows = await scene.rows("a")
-        trim = TagTrim(log, store, scene.places.settings_of_tags())
+        trim = TagTrim(log, store, scene.endpoints.settings_of_tags())
         assert await trim.before("a", datetime.fromtimestamp(rows[3].bucket_ms / 1000, UTC)) == 3
         assert await scene.audit(repair=True) == []
         assert await scene.rows("a") == rows[3:]
         TagSql(scene).remove(rows[4])  # type: ignore[arg-type]
-        mended = await scene.audit(repair=True)
-        assert named(mended) == {("k", FindingKind.TAG_ROW_MISSING, 5, "a")}
-        assert all(found.mended for found in mended)
+        repaired = await scene.audit(repair=True)
+        assert named(repaired) == {("k", FindingKind.TAG_ROW_MISSING, 5, "a")}
+        assert all(found.repaired for found in repaired)
         assert [row.number for row in await scene.rows("a")] == [4, 5, 6]
         await store.tags.views.write(rows[:1])  # a late writer
         assert await scene.audit() == []
@@ -206,10 +206,10 @@ def test_a_tag_that_was_filled_is_judged_by_the_cuts_of_its_own_partitions(scene
     run(work())
 
 
-def test_a_repair_says_mended_only_where_queries_give_all_again(scene: Scene) -> None:
+def test_a_repair_says_repaired_only_where_queries_give_all_again(scene: Scene) -> None:
     """FT12: numbers were noted at a place that the log has not come to, so that later events got none.
 
-    No number is given twice, nothing is said to be mended as long as a query lacks events, and the next audit is not
+    No number is given twice, nothing is said to be repaired as long as a query lacks events, and the next audit is not
     clean either.
     """
 
@@ -232,7 +232,7 @@ def test_a_repair_says_mended_only_where_queries_give_all_again(scene: Scene) ->
         }
         rows = await scene.rows(FILLED)
         assert len({(row.pid, row.number) for row in rows}) == len(rows) == 15
-        assert not any(each.mended for each in found)
+        assert not any(each.repaired for each in found)
         assert named(await scene.audit()) == named(found)
 
     run(work())
@@ -256,7 +256,7 @@ def test_what_a_fill_counted_is_counted_on_by_a_repair(scene: Scene) -> None:
                 operator.remove_number(row)
         found = await scene.audit(repair=True)
         assert {each.id for each in found} == {f"k{key}" for key in range(6)}
-        assert all(each.mended for each in found)
+        assert all(each.repaired for each in found)
         assert await scene.rows(FILLED) == rows
         assert await scene.audit() == []
 
@@ -272,7 +272,7 @@ def test_what_was_removed_on_purpose_is_no_finding(scene: Scene, is_lost: bool) 
         await asyncio.gather(*(_write_all(journal, f"k{key}") for key in range(4)))
         await asyncio.gather(*(journal.delete(f"k{key}", to=2) for key in range(4)))
         await scene.replicate()
-        repair = TagRepair(log, store, scene.places.settings_of_tags())
+        repair = TagRepair(log, store, scene.endpoints.settings_of_tags())
         if is_lost:
             TagSql(scene).empty()  # type: ignore[arg-type]
             await repair.rebuild_all()
@@ -284,9 +284,9 @@ def test_what_was_removed_on_purpose_is_no_finding(scene: Scene, is_lost: bool) 
         assert [str(found) for found in await scene.audit()] == []
         lost = next(row for row in rows if row.pid == "k1" and row.seq_nr == 4)
         TagSql(scene).remove(lost)  # type: ignore[arg-type]
-        mended = await scene.audit(repair=True)
-        assert named(mended) == {("k1", FindingKind.TAG_ROW_MISSING, 4, "a")}
-        assert all(found.mended for found in mended)
+        repaired = await scene.audit(repair=True)
+        assert named(repaired) == {("k1", FindingKind.TAG_ROW_MISSING, 4, "a")}
+        assert all(found.repaired for found in repaired)
         assert await scene.rows("a") == rows
 
     run(work())
@@ -318,9 +318,9 @@ def test_a_repair_with_other_settings_brings_no_redacted_payload_back(scene: Sce
         lost = next(row for row in rows if row.is_redacted and row.pid != changed.pid)
         if is_told:
             operator.remove(lost)
-        mended = await scene.audit(repair=True)
-        assert {found.id for found in mended} == ({changed.pid, lost.pid} if is_told else {changed.pid})
-        assert all(found.mended for found in mended)
+        repaired = await scene.audit(repair=True)
+        assert {found.id for found in repaired} == ({changed.pid, lost.pid} if is_told else {changed.pid})
+        assert all(found.repaired for found in repaired)
         assert await scene.rows("a") == rows
 
     run(work())
@@ -337,7 +337,7 @@ def test_a_process_with_tags_disabled_follows_the_store_or_is_refused(scene: Sce
         rows = await scene.rows("a")
         TagSql(scene).remove(rows[1])  # type: ignore[arg-type]
         assert named(await without.audit()) == {("k", FindingKind.TAG_ROW_MISSING, 2, "a")}
-        views = await tag_writer_of(without.places)
+        views = await tag_writer_of(without.endpoints)
         with pytest.raises(TagsInUse):
             await views.open_topic(await layout_of(log, store, TOPIC))
 

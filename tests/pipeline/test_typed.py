@@ -71,7 +71,7 @@ class Everything:
     small: Annotated[int, AvroField(type="int")]
     is_new: bool
     home: Place | None
-    places: list[Place]
+    endpoints: list[Place]
     by_name: dict[str, Place | None]
     note: str | None = None
 
@@ -118,7 +118,7 @@ def everything(**changes: Any) -> Everything:
 def schemas(request: pytest.FixtureRequest, tier: Tier, topic: str, tmp_path: Path) -> Iterator[BlockingRegistry]:
     """Return an empty registry of each kind."""
     address = {"memory": "memory:", "folder": f"folder:{tmp_path}", "log": f"log:{topic}-schemas"}[request.param]
-    log = tier.places.log if request.param == "log" else None
+    log = tier.endpoints.log if request.param == "log" else None
     with BlockingRegistry(address, log_address=log) as registry:
         yield registry
 
@@ -148,7 +148,7 @@ def test_every_version_is_read_as_the_newest(tier: Tier, topic: str, schemas: Bl
     """K6, V3: records of several versions come out as the newest: defaults, aliases, removed fields; null as null."""
     old, new = framed(schemas, f"{topic}-value", OrderV1("a", "x", 5)), OrderV2("b", "y", Decimal("2.50"))
     put(tier, topic, (b"1", old), (b"2", framed(schemas, f"{topic}-value", new)), (b"3", None))
-    frame = topic_frame(tier.spark, tier.places, topic, registry=schemas)
+    frame = topic_frame(tier.spark, tier.endpoints, topic, registry=schemas)
     rows = {bytes(row.key): row.value for row in frame.collect()}
     assert rows[b"1"].asDict() == {"id": "a", "name": "x", "price": Decimal("1.25")}
     assert rows[b"2"].asDict() == {"id": "b", "name": "y", "price": Decimal("2.50")}
@@ -158,20 +158,20 @@ def test_every_version_is_read_as_the_newest(tier: Tier, topic: str, schemas: Bl
     with pytest.raises(UnknownSubject, match="nobody-value"):
         typed(frame, "nobody", schemas)
     with pytest.raises(BadArgument, match="one topic has one type"):
-        topic_frame(tier.spark, tier.places, [topic, topic], registry=schemas)
+        topic_frame(tier.spark, tier.endpoints, [topic, topic], registry=schemas)
 
 
 def test_what_cannot_be_decoded_is_named(tier: Tier, topic: str, registry: BlockingRegistry) -> None:
     """K6: an id that was not registered at the plan, and bytes that are no Avro, fail the query with id and place."""
     subject = f"{topic}-value"
     put(tier, topic, (b"1", framed(registry, subject, OrderV1("a"))))
-    planned = topic_frame(tier.spark, tier.places, topic, registry=registry)
+    planned = topic_frame(tier.spark, tier.endpoints, topic, registry=registry)
     with BlockingRegistry("memory:") as stale:
         framed(stale, subject, OrderV1("a"))
         later = framed(registry, subject, OrderV2("b"))
         put(tier, topic, (b"2", later), (b"3", b"{}"), (b"4", b"\x01abcdef"))
         assert [row.value.id for row in planned.collect()] == ["a"]  # a table ends where it was planned
-        frame = topic_frame(tier.spark, tier.places, topic)
+        frame = topic_frame(tier.spark, tier.endpoints, topic)
         late = int.from_bytes(later[1:5], "big")
         with pytest.raises(Exception, match=rf"schema id {late} was not known for the values .* partition 0, offset 1"):
             typed(frame, topic, stale).where("offset < 2").collect()
@@ -187,7 +187,7 @@ def test_a_version_that_the_newest_cannot_read_is_named(tier: Tier, topic: str, 
     registry.run(registry.registry.levels.put(f"{topic}-value", Level.NONE))
     put(tier, topic, (b"1", framed(registry, f"{topic}-value", KeyV1("a"))))
     put(tier, topic, (b"2", framed(registry, f"{topic}-value", Place("b"))))
-    frame = topic_frame(tier.spark, tier.places, topic, registry=registry)
+    frame = topic_frame(tier.spark, tier.endpoints, topic, registry=registry)
     assert [row.value.street for row in frame.where("offset = 1").collect()] == ["b"]
     with pytest.raises(Exception, match=r"schema id 1 can't be read as Place is now, .*; at partition 0, offset 0"):
         frame.collect()
@@ -197,7 +197,7 @@ def test_types_come_through(tier: Tier, topic: str, registry: BlockingRegistry) 
     """K6, V2: enum, UUID, dates of old calendars, times, decimals, records, arrays, maps and unions are typed."""
     value = everything()
     put(tier, topic, (None, framed(registry, f"{topic}-value", value)))
-    frame = topic_frame(tier.spark, tier.places, topic, registry=registry)
+    frame = topic_frame(tier.spark, tier.endpoints, topic, registry=registry)
     row = frame.collect()[0].value.asDict(recursive=True)
     expected = dataclasses.asdict(value)
     expected |= {"id": str(value.id), "size": "L", "at": value.at.replace(tzinfo=None)}
@@ -210,7 +210,9 @@ def test_types_come_through(tier: Tier, topic: str, registry: BlockingRegistry) 
         f"{topic}-c",
         *((None, framed(registry, f"{topic}-c-value", Contact(how))) for how in (5, "x", Place("y"))),
     )
-    contacts = topic_frame(tier.spark, tier.places, f"{topic}-c", registry=registry).selectExpr("value.how.*").collect()
+    contacts = (
+        topic_frame(tier.spark, tier.endpoints, f"{topic}-c", registry=registry).selectExpr("value.how.*").collect()
+    )
     assert [row.asDict(recursive=True) for row in contacts] == [
         {"long": 5, "string": None, "Place": None},
         {"long": None, "string": "x", "Place": None},
@@ -227,10 +229,10 @@ def test_values_need_no_record(tier: Tier, topic: str, registry: BlockingRegistr
 
     registry.run(registry.registry.levels.put(None, Level.BACKWARD))
     put(tier, topic, *registry.run(write(int, 5)))
-    frame = topic_frame(tier.spark, tier.places, topic, registry=registry)
+    frame = topic_frame(tier.spark, tier.endpoints, topic, registry=registry)
     assert [row.value for row in frame.collect()] == [5]
     put(tier, topic, *registry.run(write(int | Place | KeyV1, Place("x"), KeyV1("y"))))
-    rows = topic_frame(tier.spark, tier.places, topic, registry=registry).selectExpr("value.*").collect()
+    rows = topic_frame(tier.spark, tier.endpoints, topic, registry=registry).selectExpr("value.*").collect()
     assert [row.asDict(recursive=True) for row in rows] == [
         {"long": 5, "Place": None, "OrderKey": None},
         {"long": None, "Place": {"street": "x", "number": 1}, "OrderKey": None},
@@ -244,7 +246,7 @@ def test_framed_keys_are_compared_as_what_they_say(tier: Tier, topic: str, regis
     other = framed(registry, f"{topic}-key", KeyV2("a", "us"))
     values = [framed(registry, f"{topic}-value", OrderV2(name)) for name in "xyz"]
     put(tier, topic, (old, values[0]), (new, values[1]), (other, values[2]))
-    frame = topic_frame(tier.spark, tier.places, topic)
+    frame = topic_frame(tier.spark, tier.endpoints, topic)
     newest = typed(compact(typed(frame, topic, registry, parts=["key"])), topic, registry, parts=["value"])
     found = newest.selectExpr("key.id", "key.region", "value.id AS value").collect()
     assert sorted(tuple(row) for row in found) == [("a", "eu", "y"), ("a", "us", "z")]
@@ -256,7 +258,7 @@ def test_keys_without_a_frame_are_typed_on_request(tier: Tier, topic: str, regis
     numbers = [-5, 7, 1 << 62]
     keys: list[bytes] = [*map(KeyCodec(int).encode, numbers), KeyCodec(KeyV2).encode(KeyV2("k", "eu")), b"text"]
     put(tier, topic, *((key, value) for key in keys))
-    frame = topic_frame(tier.spark, tier.places, topic)
+    frame = topic_frame(tier.spark, tier.endpoints, topic)
 
     def keys_as(kind: Any, where: str) -> list[Any]:
         return [row.key for row in typed(frame, topic, registry, key=kind).where(where).collect()]
@@ -280,7 +282,7 @@ def test_events_of_a_journal_have_a_member_for_each_type(tier: Tier, topic: str,
         await journal.append("k", [Event(nr, each) for nr, each in enumerate(mixed, 1)])
 
     tier.with_journal(topic, fill, partitions=1)
-    frame = journal_frame(tier.spark, tier.places, Selection((topic,)), registry=registry).orderBy("seq_nr")
+    frame = journal_frame(tier.spark, tier.endpoints, Selection((topic,)), registry=registry).orderBy("seq_nr")
     rows = frame.select("event_type", "event.Order.id", "event.Place.street", "event.Node", "event").collect()
     assert [row.event_type for row in rows] == ["shop.Order", "shop.Place", "shop.Node", None, None, None]
     assert [(row.id, row.street) for row in rows[:2]] == [("a", None), (None, "x")]
@@ -289,13 +291,13 @@ def test_events_of_a_journal_have_a_member_for_each_type(tier: Tier, topic: str,
     assert [field.name for field in frame.schema["event"].dataType] == ["Node", "Order", "Place"]
     unknown = frame_header(99) + b"?"
     tier.with_journal(topic, lambda journal: journal.append("k", [Event(7, unknown)]))
-    late = journal_frame(tier.spark, tier.places, Selection((topic,)), registry=registry)
+    late = journal_frame(tier.spark, tier.endpoints, Selection((topic,)), registry=registry)
     with pytest.raises(Exception, match=r"schema id 99 was not known for the events of .* event 7 of 'k'"):
         late.select("event.Place").collect()  # whatever member is asked for
     with pytest.raises(BadArgument, match=r"no type for shop\.Node\.next: the record 'shop.Node' holds itself"):
         typed(frame, topic, registry, subject=f"{topic}-shop.Node")
     with BlockingRegistry("memory:") as empty, pytest.raises(UnknownSubject):
-        journal_frame(tier.spark, tier.places, Selection((topic,)), registry=empty)
+        journal_frame(tier.spark, tier.endpoints, Selection((topic,)), registry=empty)
 
 
 def test_a_stream_stops_at_a_later_id_and_goes_on_when_made_anew(

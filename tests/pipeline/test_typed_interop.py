@@ -71,12 +71,12 @@ def test_spark_and_confluent_read_one_another(
     tmp_path: Path,
 ) -> None:
     """K6, V8: what confluent's serializer wrote in two versions is typed; its deserializer reads what Spark wrote."""
-    places = Endpoints.of(f"kafka://{kafka.address}", store=f"embedded:{tmp_path}")
+    endpoints = Endpoints.of(f"kafka://{kafka.address}", store=f"embedded:{tmp_path}")
     key = {"id": "k", "region": "eu"}
     produce(kafka, theirs, topic, OrderV1, [(key, {"id": "a", "label": "x", "gone": 5})])
     produce(kafka, theirs, topic, OrderV2, [(key, {"id": "b", "name": "y", "price": Decimal("2.50")}), (key, None)])
     with BlockingRegistry(registry.url) as ours:
-        frame = topic_frame(spark, places, topic, registry=ours).coalesce(1).sortWithinPartitions("offset")
+        frame = topic_frame(spark, endpoints, topic, registry=ours).coalesce(1).sortWithinPartitions("offset")
         rows = frame.select("key.region", "value").collect()
         assert [(row.region, row.value and (row.value.id, row.value.name, row.value.price)) for row in rows] == [
             ("eu", ("a", "x", Decimal("1.25"))),
@@ -86,7 +86,7 @@ def test_spark_and_confluent_read_one_another(
         copy = f"{topic}-copy"
         admin = AdminClient({"bootstrap.servers": kafka.address})
         admin.create_topics([NewTopic(copy, 2, 1)])[copy].result(20)
-        done = append_frame(frame.select("key", "value"), places, copy, registry=ours)
+        done = append_frame(frame.select("key", "value"), endpoints, copy, registry=ours)
         assert (done.records, len(done.by_partition)) == (3, 1)
         readers = {"key": AvroDeserializer(theirs), "value": AvroDeserializer(theirs)}
         assert consume(kafka, copy, 3, **readers) == [

@@ -44,8 +44,8 @@ def create(tier: Tier, topic: str, partitions: int = 1) -> str:
 
 def records_of(tier: Tier, topic: str) -> list[Record]:
     async def read(log: Any, _: Any) -> list[Record]:
-        places = [TopicPartition(topic, n) for n in range((await log.admin.describe(topic)).partitions)]
-        ends = [(at, (await log.bounds(at)).end) for at in places]
+        endpoints = [TopicPartition(topic, n) for n in range((await log.admin.describe(topic)).partitions)]
+        ends = [(at, (await log.bounds(at)).end) for at in endpoints]
         return [each for at, end in ends if end async for batch in log.read(at, 0, end) for each in batch.records]
 
     return tier.on(read)
@@ -58,12 +58,12 @@ def values_of(tier: Tier, topic: str, registry: BlockingRegistry, kind: Any) -> 
 
 def test_a_frame_is_written_as_python_writes_it(tier: Tier, topic: str, registry: BlockingRegistry) -> None:
     """K6, K7, V2: what Spark wrote are the bytes that Python writes for the same objects, of every type."""
-    objects = [everything(), everything(home=None, note="n", places=[], by_name={})]
+    objects = [everything(), everything(home=None, note="n", endpoints=[], by_name={})]
     data = [framed(registry, f"{topic}-value", each) for each in objects]
     put(tier, topic, *((str(nr).encode(), each) for nr, each in enumerate(data)), (b"gone", None))
     copy = create(tier, f"{topic}-copy")
-    frame = topic_frame(tier.spark, tier.places, topic, registry=registry).coalesce(1).orderBy("offset")
-    done = append_frame(frame.select("key", "value"), tier.places, copy, registry=registry, schema=Everything)
+    frame = topic_frame(tier.spark, tier.endpoints, topic, registry=registry).coalesce(1).orderBy("offset")
+    done = append_frame(frame.select("key", "value"), tier.endpoints, copy, registry=registry, schema=Everything)
     assert done.records == 3
     found = records_of(tier, copy)
     assert [(record.key, record.value) for record in found] == [(b"0", data[0]), (b"1", data[1]), (b"gone", None)]
@@ -74,25 +74,25 @@ def test_keys_go_where_python_puts_them(tier: Tier, topic: str, registry: Blocki
     """K7, V5: the partition of a key is that of Python's KeyCodec, also when it is framed: no id decides it."""
     create(tier, topic, partitions=7)
     frame = tier.spark.range(40).selectExpr("named_struct('id', concat('k', id), 'region', 'eu') AS key", "id AS value")
-    append_frame(frame, tier.places, topic, registry=registry, key=KeyV2)
-    append_frame(frame, tier.places, topic, registry=registry)
-    append_frame(frame.selectExpr("value - 20 AS key", "value"), tier.places, topic, registry=registry, key=int)
+    append_frame(frame, tier.endpoints, topic, registry=registry, key=KeyV2)
+    append_frame(frame, tier.endpoints, topic, registry=registry)
+    append_frame(frame.selectExpr("value - 20 AS key", "value"), tier.endpoints, topic, registry=registry, key=int)
     codec, numbers = KeyCodec(KeyV2), KeyCodec(int)
     bodies = {codec.encode(KeyV2(f"k{n}", "eu")): n for n in range(40)}
-    places = {numbers.encode(n - 20): numbers.partition(n - 20, 7) for n in range(40)}
+    endpoints = {numbers.encode(n - 20): numbers.partition(n - 20, 7) for n in range(40)}
     found = records_of(tier, topic)
     plain = [record for record in found if record.key in bodies]
-    of_numbers = [record for record in found if record.key in places]
+    of_numbers = [record for record in found if record.key in endpoints]
     with_frame = [record for record in found if record not in plain and record not in of_numbers]
     assert {record.key for record in plain} == bodies.keys()
     assert all(record.partition == partition_of(record.key, 7) for record in plain)
-    assert all(record.partition == places[record.key] for record in of_numbers if record.key)
+    assert all(record.partition == endpoints[record.key] for record in of_numbers if record.key)
     assert len(of_numbers) == 40
     keys = [record.key for record in with_frame if record.key is not None]
     assert {body_of(key)[-3:] for key in keys} == {b"\x04eu"}
     assert [record.partition for record in with_frame] == [framed_key_partition(key, 7) for key in keys]
     assert len({record.partition for record in with_frame}) > 1
-    read = topic_frame(tier.spark, tier.places, topic)
+    read = topic_frame(tier.spark, tier.endpoints, topic)
     assert read.count() == 120
 
 
@@ -104,7 +104,7 @@ def test_the_newest_version_is_written_and_lacking_fields_have_defaults(
     framed(registry, f"{topic}-value", OrderV1("x"))
     framed(registry, f"{topic}-value", OrderV2("x"))
     frame = tier.spark.sql("SELECT 'k' AS key, named_struct('id', 'a') AS value")
-    append_frame(frame, tier.places, topic, registry=registry)
+    append_frame(frame, tier.endpoints, topic, registry=registry)
     assert values_of(tier, topic, registry, OrderV2) == [OrderV2("a", "", Decimal("1.25"))]
 
 
@@ -117,7 +117,7 @@ def test_a_topic_without_a_schema_gets_one_of_the_columns(tier: Tier, topic: str
         " 'map', map('a', named_struct('b', X'00')), 'none', CAST(NULL AS STRING))"
     )
     frame = tier.spark.sql(f"SELECT 'k' AS key, {value} AS value")
-    append_frame(frame, tier.places, topic, registry=registry)
+    append_frame(frame, tier.endpoints, topic, registry=registry)
     (version,) = registry.run(registry.registry.versions(f"{topic}-value"))
     (found,) = values_of(tier, topic, registry, version.schema)
     at = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, dt.UTC)
@@ -128,7 +128,7 @@ def test_a_topic_without_a_schema_gets_one_of_the_columns(tier: Tier, topic: str
     odd = tier.spark.sql("SELECT 'k' AS key, named_struct('a', INTERVAL '1' YEAR) AS value")
     create(tier, f"{topic}-odd")
     with pytest.raises(BadArgument, match=r"column value\.a is 'interval"):
-        append_frame(odd, tier.places, f"{topic}-odd", registry=registry)
+        append_frame(odd, tier.endpoints, f"{topic}-odd", registry=registry)
 
 
 def test_what_would_break_or_lose_is_refused_before_anything_is_written(
@@ -141,7 +141,7 @@ def test_what_would_break_or_lose_is_refused_before_anything_is_written(
     def refused(value: str, schema: Any = None, error: type[HeadraceError] = BadArgument) -> str:
         frame = tier.spark.sql(f"SELECT 'k' AS key, {value} AS value")
         with pytest.raises(error) as found:
-            append_frame(frame, tier.places, topic, registry=registry, schema=schema)
+            append_frame(frame, tier.endpoints, topic, registry=registry, schema=schema)
         return str(found.value)
 
     required = Schema(schema_of(OrderV2).text.replace('"name":"id"', '"name":"nr"'))
@@ -154,7 +154,7 @@ def test_what_would_break_or_lose_is_refused_before_anything_is_written(
     assert "no unions" in refused("1", Schema(["int", "string"]))
     frame = tier.spark.sql("SELECT 'k' AS key, 'v' AS value")
     with pytest.raises(BadArgument, match="give a registry"):
-        append_frame(frame, tier.places, topic, schema=OrderV2)
+        append_frame(frame, tier.endpoints, topic, schema=OrderV2)
     assert records_of(tier, topic) == []
     assert len(registry.run(registry.registry.versions(f"{topic}-value"))) == 1
 
@@ -175,7 +175,7 @@ def test_values_that_would_be_cut_fail(tier: Tier, topic: str, registry: Blockin
     def append(**changes: Any) -> None:
         kinds = "key string, value struct<id:string,size:string,at_ms:timestamp>"
         frame = tier.spark.createDataFrame([("k", {**good, **changes})], kinds)
-        append_frame(frame, tier.places, topic, registry=registry, schema=Strict)
+        append_frame(frame, tier.endpoints, topic, registry=registry, schema=Strict)
 
     append()
     with pytest.raises(Exception, match=r"value\.at_ms keeps milliseconds, and would lose some of 2026"):

@@ -45,20 +45,20 @@ class Seen:
 class Tier:
     """Everything a test of the pipeline needs, for blocking code: Spark's driver is not asynchronous."""
 
-    def __init__(self, spark: SparkSession, places: Endpoints, crash_file: Path) -> None:
+    def __init__(self, spark: SparkSession, endpoints: Endpoints, crash_file: Path) -> None:
         self.spark = spark
-        self.places = places
+        self.endpoints = endpoints
         self.crash_file = crash_file
 
     @property
     def is_embedded(self) -> bool:
-        return self.places.log.startswith("embedded:")
+        return self.endpoints.log.startswith("embedded:")
 
     def on(self, use: Callable[[Log, Store], Awaitable[T]]) -> T:
         """Do something with the log and the store."""
 
         async def work() -> T:
-            return await use(await log_of(self.places), await store_of(self.places))
+            return await use(await log_of(self.endpoints), await store_of(self.endpoints))
 
         return run(work())
 
@@ -70,17 +70,17 @@ class Tier:
         """Let the store keep views by tag: the first test that replicates would decide it for all others."""
 
         async def decide(_: Log, store: Store) -> None:
-            await TagRegistry(store, self.places.settings_of_tags()).open()
+            await TagRegistry(store, self.endpoints.settings_of_tags()).open()
 
         self.on(decide)
 
     def job(
-        self, *topics: str, watcher: Seen | None = None, places: Endpoints | None = None, **settings: Any
+        self, *topics: str, watcher: Seen | None = None, endpoints: Endpoints | None = None, **settings: Any
     ) -> Replication:
         """Return the shipped job."""
         chosen = PipelineSettings.model_validate({"interval_s": 0, "discover_every_s": 0.5, **settings})
         selection = Selection(tuple(topics))
-        return Replication(self.spark, places or self.places, selection, settings=chosen, watcher=watcher)
+        return Replication(self.spark, endpoints or self.endpoints, selection, settings=chosen, watcher=watcher)
 
     def replicate(self, *topics: str, **options: Any) -> Summary:
         """Run it once."""

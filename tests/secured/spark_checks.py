@@ -33,9 +33,9 @@ def main() -> None:
             name: threads.submit(answer_of, spark, at, told["records"], case) for name, case in told["cases"].items()
         }
         answers |= {name: answer.result() for name, answer in asked.items()}
-    places = Endpoints.of()
-    stream = log_stream(spark, places, {at: 0}, max_records=1)
-    answers["plans"] = plan_of(stream) + plan_of(journal_frame(spark, places, Selection(("none",))))
+    endpoints = Endpoints.of()
+    stream = log_stream(spark, endpoints, {at: 0}, max_records=1)
+    answers["plans"] = plan_of(stream) + plan_of(journal_frame(spark, endpoints, Selection(("none",))))
     answers["conf"] = spark.sparkContext._jsc.sc().conf().toDebugString()
     Path(told["answers"]).write_text(json.dumps(answers))
     sys.argv = ["headrace", *told["command"]]
@@ -45,13 +45,13 @@ def main() -> None:
 def answer_of(spark: SparkSession, at: TopicPartition, records: int, case: dict[str, Any]) -> dict[str, Any]:
     """Read and write with the settings of a case."""
     settings = HeadraceSettings.model_validate(case)
-    places = Endpoints.of(settings=settings)
-    frame = log_table(spark, places, {at: 0}, {at: records})
-    answer: dict[str, Any] = {"plan": plan_of(frame), "repr": repr(places), "settings": repr(settings)}
+    endpoints = Endpoints.of(settings=settings)
+    frame = log_table(spark, endpoints, {at: 0}, {at: records})
+    answer: dict[str, Any] = {"plan": plan_of(frame), "repr": repr(endpoints), "settings": repr(settings)}
     try:
         answer["read"] = frame.count()  # Kafka's Java client in an executor
         rows = spark.createDataFrame([("a", "b")], "key string, value string")
-        answer["written"] = append_frame(rows, places, at.topic).records  # librdkafka in a worker
+        answer["written"] = append_frame(rows, endpoints, at.topic).records  # librdkafka in a worker
     except Exception as error:
         answer["error"] = f"{type(error).__name__} {error} {error!r}"
     return answer

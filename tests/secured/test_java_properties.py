@@ -78,17 +78,17 @@ def test_files_travel_by_content(tmp_path: Path) -> None:
     }
     store = {"cassandra": {"tls": True, "ca_location": str(authority.ca), "password": "c0ffee"}}
     settings = {"log": {"kafka": {"client": client}}, "store": store}
-    places = Endpoints.unpack(Endpoints.of("embedded:x", settings=HeadraceSettings.model_validate(settings)).pack())
-    assert places.settings_of_log().kafka.client == {
+    endpoints = Endpoints.unpack(Endpoints.of("embedded:x", settings=HeadraceSettings.model_validate(settings)).pack())
+    assert endpoints.settings_of_log().kafka.client == {
         "ssl.ca.pem": authority.ca.read_text(),
         "ssl.certificate.pem": certificate.read_text(),
         "ssl.key.pem": key.read_text(),
     }
-    assert places.settings_of_store().cassandra.ca_pem == authority.ca.read_text()
-    assert repr(places) == "Endpoints('embedded:x', 'embedded:x')"
+    assert endpoints.settings_of_store().cassandra.ca_pem == authority.ca.read_text()
+    assert repr(endpoints) == "Endpoints('embedded:x', 'embedded:x')"
     certificate.write_text(certificate.read_text() + authority.ca.read_text())
-    places = Endpoints.of("embedded:x", settings=HeadraceSettings.model_validate(settings))
-    assert places.settings_of_log().kafka.client["ssl.certificate.location"] == str(certificate)
+    endpoints = Endpoints.of("embedded:x", settings=HeadraceSettings.model_validate(settings))
+    assert endpoints.settings_of_log().kafka.client["ssl.certificate.location"] == str(certificate)
     assert java_properties(client)["ssl.keystore.certificate.chain"] == certificate.read_text()
 
 

@@ -226,8 +226,8 @@ class Painted:
 @pytest.mark.parametrize(
     ("writer", "reader", "field", "reason"),
     [
-        (schema("string"), schema("long"), "f", "written as string and is wanted as long"),
-        (schema("long"), schema("long", name="S"), "the top", "written as R and is wanted as S"),
+        (schema("string"), schema("long"), "f", "written as string and can't be read as long"),
+        (schema("long"), schema("long", name="S"), "the top", "written as R and can't be read as S"),
         (Schema({"type": "record", "name": "R", "fields": []}), schema("long"), "f", "has no default"),
     ],
 )
@@ -245,7 +245,7 @@ def test_a_value_the_reader_has_no_place_for_is_refused_alone() -> None:
     writer, reader = GenericCodec(schema(["null", "long"])), GenericCodec(schema("long"))
     read = reader.reader_of(writer.schema)
     assert read(writer.encode({"f": 5}), 0)["f"] == 5
-    with pytest.raises(NotDecodable, match="written as null and is wanted as long"):
+    with pytest.raises(NotDecodable, match="written as null and can't be read as long"):
         read(writer.encode({"f": None}), 0)
     colours = enum_of("RED", "BLUE") | {"name": "Colour"}
     newer = GenericCodec(Schema({"type": "record", "name": "Painted", "fields": [{"name": "colour", "type": colours}]}))

@@ -1,4 +1,4 @@
-"""Append ids: one id is one append, whatever is in flight, was cancelled, or has an outcome that nobody knows."""
+"""Append ids: one id is one append, whatever is in flight, was cancelled, or has an unknown outcome."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Economy(JournalSetting):
     async def test_a_read_that_cannot_get_to_its_mark_fails_in_time(
         self, log: Log, store: Store, topic: str, is_cached: bool
     ) -> None:
-        """J25: the broker is gone: a typed error after the deadline, never for ever."""
+        """J25: the broker is gone: a typed error comes at the deadline, and no call waits forever."""
         stuck = StuckLog(log)
         cache = HeadCache(stuck, store.reader) if is_cached else None
         journal = Journal(stuck, store, topic, cache=cache, timeout_s=0.6)

@@ -70,7 +70,7 @@ class StuckLog(LogOnTop):
 
 
 class UncertainLog(LogOnTop):
-    """The next appends time out, with an outcome that nobody knows: each did, or did not, make it."""
+    """The next appends time out with an unknown outcome: each was written, or was not."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(log)

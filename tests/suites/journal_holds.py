@@ -1,4 +1,4 @@
-"""Appends to journals that are held: nobody is told "refused" about what can become visible later."""
+"""Appends to held journals: none is reported as refused if it can become visible later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Holds"]
 
 
 async def poison(log: Log, topic: str, id_: str) -> None:
-    """Write a record of a journal that nobody can decode."""
+    """Write an undecodable record of a journal."""
     await log.append([NewRecord(topic, id_.encode(), None, (("journal.action", b"{"),), partition=0)])
 
 

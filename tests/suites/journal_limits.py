@@ -39,7 +39,7 @@ TOPIC_LETTERS = 249
 
 
 def padded(size_bytes: int) -> str:
-    """Return a text of its own, of so many bytes, some of them of letters that take two."""
+    """Return a unique text of `size` bytes, with some letters that take two bytes."""
     text = f"{uuid.uuid4().hex}-é"
     return text + "x" * (size_bytes - len(text.encode()))
 

@@ -74,7 +74,7 @@ class JournalMachine(RaceRules, RuleBasedStateMachine):
             self.begin_with_a_topic_that_expires()
 
     def begin_with_a_topic_that_expires(self) -> None:
-        """Whoever made the topic first gave it a retention: it is refused until that is changed."""
+        """A topic that was created with a retention is refused until that is changed."""
         with pytest.raises(JournalTopicExpires):
             self.run(self.journal.append("a", [Event(1)]))
         self.run(ensure_topic(self.log.admin, self.topic, partitions=1, config=JOURNAL_TOPIC))

@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
 
 def splits(count: int) -> Iterator[tuple[int, ...]]:
-    """Yield every way to split so many events into appends."""
+    """Yield every way to split a number of events into appends."""
     if count == 0:
         yield ()
     for first in range(1, count + 1):

@@ -41,7 +41,7 @@ class Quarantine(JournalSetting):
     async def test_an_event_that_no_store_takes_holds_its_journal_alone(
         self, log: Log, store: Store, topic: str, journal: Journal, tag: str
     ) -> None:
-        """FT2: one event with an empty tag stopped its whole partition for ever; now its journal is held, by name."""
+        """FT2: one event with an empty tag stopped its whole partition forever; now its journal is held, by name."""
         await put(log, topic, "bad", 1)
         offset = await put(log, topic, "bad", 2, tag=tag)
         await put(log, topic, "bad", 3)

@@ -1,4 +1,4 @@
-"""Rules for the journal's state machine: append ids, outcomes that nobody knows, creators that meet, late deletes."""
+"""Rules for the journal's state machine: append ids, unknown outcomes, concurrent creators, late deletes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Model", "RaceRules"]
 
 T = TypeVar("T")
 
-LEASE_S = 0.01  # whoever grows the topic waits for the longest
+LEASE_S = 0.01  # a growth waits for the longest lease
 
 ids = st.sampled_from(["a", "b", "ключ"])
 

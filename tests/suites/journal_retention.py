@@ -110,7 +110,7 @@ class KeptRecords(JournalSetting):
     async def test_a_store_removes_nothing_that_another_one_may_lack(
         self, log: Log, store: Store, topic: str, tmp_path: Path
     ) -> None:
-        """Two stores replicate a topic and one stands still: the other removes nothing until it is told to."""
+        """Two stores replicate a topic and one stands still: the other removes nothing until an operator allows it."""
         for n in range(1, 4):
             await append_aged(log, topic, "k", n, days=8)
         slow = await open_store(f"embedded:{tmp_path}/slow")
@@ -151,7 +151,7 @@ class KeptRecords(JournalSetting):
         assert await remove(log, store, topic) == 1
 
     async def test_a_growing_topic_is_left_alone(self, log: Log, store: Store, topic: str) -> None:
-        """FN1: whoever finishes the growth looks for boundaries from before it began."""
+        """FN1: the process that finishes the growth looks for boundaries from before it began."""
         await append_aged(log, topic, "k", 1, days=9)
         await replicate(log, store, topic)
         growing = (await layout_of(log, store, topic)).growing(2, {0: 0})

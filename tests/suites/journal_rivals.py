@@ -1,4 +1,4 @@
-"""Writers that meet, outcomes that nobody knows, readers without permission, and what lands in the middle of a read."""
+"""Concurrent writers, unknown outcomes, readers without permission, and records that land in the middle of a read."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Rivals(JournalSetting):
     async def test_of_two_writers_with_one_expectation_one_wins(
         self, log: Log, store: Store, topic: str, is_cached: bool
     ) -> None:
-        """J26: exactly one, and both are told the truth, also while replication runs."""
+        """J26: exactly one succeeds, and both get the true outcome, also while replication runs."""
         caches = [HeadCache(log, store.reader) if is_cached else None for _ in range(2)]
         journals = [Journal(log, store, topic, cache=cache) for cache in caches]
         winners = []
@@ -309,7 +309,7 @@ class Rivals(JournalSetting):
     async def test_a_void_append_is_invisible_counted_and_shown(
         self, log: Log, store: Store, journal: Journal, topic: str
     ) -> None:
-        """J31: the instance that wrote the higher number refuses it by itself; another's is void."""
+        """J31: the instance that wrote the higher number refuses it at once; that of another instance is void."""
         await journal.append("k", [Event(1), Event(2)])
         with pytest.raises(WrongSeqNr):
             await journal.append("k", [Event(2, "low")])
@@ -418,7 +418,7 @@ class Rivals(JournalSetting):
                 found += [(event.seq_nr, event.payload)]
         except ReadAgain:
             assert what != "nothing"
-            assert found, "nothing was handed out: the read starts over by itself"
+            assert found, "nothing was handed out: the read starts again automatically"
         else:
             assert len({payload for _, payload in found}) <= 1, "two incarnations were mixed"
             assert [number for number, _ in found] in states[what]
@@ -427,7 +427,7 @@ class Rivals(JournalSetting):
         assert await numbers(journal, "k") == after.get(what, list(range(1, 51)))
 
     async def test_a_held_journal_says_where(self, log: Log, store: Store, journal: Journal, topic: str) -> None:
-        """A record nobody can decode: reads of its key name the offset, before and after replication; others go on."""
+        """Reads of a key with an undecodable record name its offset, before and after replication; other keys go on."""
         await journal.append("k", [Event(1)])
         (position,) = await log.append([NewRecord(topic, b"k", None, (("journal.action", b"{"),), partition=0)])
         await journal.append("other", [Event(1)])

@@ -71,7 +71,7 @@ class Script:
         return self.put(id_, None, encode_action(Mark(id=f"m{self.offset}", segment_size=segment_size)))
 
     def poison(self, id_: str) -> Record:
-        """Write a record whose header nobody can decode."""
+        """Write a record with an undecodable header."""
         return self.put(id_, None, (("journal.action", b"{"),))
 
     def put(self, id_: str, value: bytes | None, headers: Headers) -> Record:

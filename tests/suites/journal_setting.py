@@ -93,7 +93,7 @@ async def replicate(
     views: Views | None = None,
     partitions: Sequence[int] | None = None,
 ) -> None:
-    """Apply what the log holds to the store, up to an offset (inclusive) or all, so many records at a time.
+    """Apply what the log holds to the store, up to an offset (inclusive) or all, a number of records at a time.
 
     All partitions, or those named; `views` get their part of it.
 

@@ -310,7 +310,7 @@ class ProjectionConformance(TagSetting):
     @pytest.mark.parametrize("has_database", [True, False])
     async def test_a_worker_of_another_tag_moves_nothing(self, scene: Scene, table: Table, has_database: bool) -> None:
         """A worker that began before a rebuild gave its projection another tag is fenced, though the offsets are as
-        it knows them: it would move the new tag's offsets past events that nobody has handled."""
+        it knows them: it would move the new tag's offsets past events that were not handled."""
         await scene.append("a", 1)
         old = _projection(scene, table) if has_database else Projection(scene.tag, scene.tag, lambda _: None)
         worker = open_target(old, scene.store.settings)
@@ -339,7 +339,10 @@ class ProjectionConformance(TagSetting):
             event = arguments[-1]
             if (event.id, event.seq_nr) in failing:
                 raise ValueError
-            if (event.id, event.seq_nr) not in seen or not has_database:  # who is rolled back is called again
+            if (
+                event.id,
+                event.seq_nr,
+            ) not in seen or not has_database:  # a handler that is rolled back is called again
                 seen.append((event.id, event.seq_nr))
             if has_database:
                 table.add(*arguments)
@@ -442,7 +445,7 @@ class ProjectionConformance(TagSetting):
         await target.close()
 
     async def test_names_that_differ_in_case_are_two(self, scene: Scene, table: Table) -> None:
-        """MariaDB compares texts without regard to case, unless it is told: two projections would share offsets."""
+        """MariaDB ignores case when it compares texts, by default: two projections would share offsets."""
         await scene.append("a", 1)
         for name in ("totals", "Totals"):
             projection = dataclasses.replace(_projection(scene, table), name=f"{name}-{scene.tag}")
@@ -481,7 +484,7 @@ class ProjectionConformance(TagSetting):
         assert await _catch_up(scene, projection) == 0
 
     async def test_rivals_beside_are_noticed(self, scene: Scene) -> None:
-        """X7: who finds the slots elsewhere than it left them is fenced."""
+        """X7: a worker that finds its slots at other offsets than it stored is fenced."""
         projection = Projection(scene.tag, scene.tag, lambda _: None, slots=4)
         targets = [open_target(projection, scene.store.settings) for _ in range(2)]
         known = await targets[0].load()

@@ -71,7 +71,7 @@ class TagFillConformance(TagSetting):
         assert numbers_of(await scene.read(), "a") == [1]
 
     async def test_replication_waits_at_the_cut_and_goes_on(self, scene: Scene) -> None:
-        """T38: behind the cut nothing is numbered before history is; who is killed there holds nobody up for long."""
+        """T38: behind the cut nothing is numbered before older events are; a killed job blocks no other for long."""
         await scene.append("a", [1, 2], [])
         filling = Filling(scene)
         await filling.begin()
@@ -320,7 +320,7 @@ class _World:
     async def _write_on(self) -> None:
         awake = list(self.written)[: -len(self._sleepers)]
         for n in range(self._writes):
-            if n == self._writes // 8:  # by the one who writes: nobody else knows the lease
+            if n == self._writes // 8:  # by the writer itself: no other process knows the lease
                 scene = self.scene
                 await grow_topic(scene.log, scene.store.settings, scene.topic, partitions=7, lease_s=0.01)
                 self._has_grown.set()

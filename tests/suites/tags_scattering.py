@@ -21,7 +21,7 @@ class WriteTimedOut(Exception):
 
 
 def shuffled(dice: random.Random, *, fails_every: int) -> Cut:
-    """Cut rows into pieces of up to three, in any order; of every so many writes the first fails, at any piece."""
+    """Cut rows into pieces of up to three, in any order; one write in a number of writes fails, at any piece."""
     writes = itertools.count(1)
 
     def cut(rows: Sequence[TagRow]) -> Iterable[Sequence[TagRow] | None]:

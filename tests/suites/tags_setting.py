@@ -42,7 +42,7 @@ class TagSetting(JournalSetting):
 
 
 class Scene:
-    """Topics, what is written to them, and who replicates and reads that."""
+    """Topics, writers, replication and readers of one test."""
 
     def __init__(self, log: Log, store: Store, **settings: Any) -> None:
         self.log = log
@@ -116,7 +116,7 @@ class Scene:
         return position
 
     def tags(self, tags: Sequence[str] | None) -> tuple[str, ...]:
-        """Return tags that nobody else uses; None is the scene's own."""
+        """Return tags that no other test uses; None is the scene's own tag."""
         return (self.tag,) if tags is None else tuple(f"{self.tag}-{tag}" for tag in tags)
 
     async def put(self, record: NewRecord) -> None:
@@ -197,7 +197,7 @@ class Follower:
             return [await self._next() for _ in range(many)]
 
     async def is_silent(self, for_s: float = 0.3) -> bool:
-        """Say whether nothing comes for a while; what comes later is not lost."""
+        """Return True if nothing comes for a while; what comes later is not lost."""
         task = self._ask()
         done, _ = await asyncio.wait([task], timeout=for_s)
         return not done
@@ -228,7 +228,7 @@ async def take(events: AsyncIterator[TaggedEvent], many: int) -> list[TaggedEven
 
 
 def ids(events: Sequence[TaggedEvent]) -> list[str]:
-    """Return who and which: a1, b2."""
+    """Return id and seq_nr of an event, as in a1 or b2."""
     return [f"{event.id}{event.seq_nr}" for event in events]
 
 

@@ -67,7 +67,7 @@ class SeveralTagsConformance(TagSetting):
     async def test_a_query_that_has_given_all_can_still_be_asked(self, scene: Scene) -> None:
         """T34: what is written below a place that is asked for is given before the place counts as passed.
 
-        The tags' queries end at different moments. Who went on from the later end would miss what the other tag got
+        The tags' queries end at different moments. A query from the later end would miss what the other tag got
         between the two.
         """
         await scene.append(PIDS[0], 1, ["a"])

@@ -1,4 +1,4 @@
-"""Retention of views by tag: whole buckets go, and nobody misses an event without a word."""
+"""Retention of views by tag: whole buckets are removed, and no reader misses an event silently."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Minutes(Scene):
         return await self.trimmer().before(self.tag, self.minute(n))
 
     def trimmer(self) -> TagTrim:
-        """Return who trims."""
+        """Return the trimmer."""
         return TagTrim(self.log, self.store, self.settings)
 
     async def buckets(self) -> list[int]:
@@ -80,7 +80,7 @@ class TagTrimConformance(TagSetting):
         await scene.clear()
 
     async def test_whole_buckets_go_and_a_query_from_before_is_refused(self, scene: Minutes) -> None:
-        """T6: buckets before a time are gone; who begins before what was in them is refused, or begins behind it."""
+        """T6: buckets before a time are gone; a query that begins before them is refused, or begins behind them."""
         await scene.fill("a", "b")
         whole = await scene.read()
         assert await scene.trim(3) == 2
@@ -170,7 +170,7 @@ class TagTrimConformance(TagSetting):
         assert len(await scene.read("z")) == 5
 
     async def test_history_is_not_given_a_tag_that_was_trimmed(self, scene: Minutes) -> None:
-        """T38: its numbers would begin anew below events that readers have seen."""
+        """T38: its numbers would start again below events that readers have seen."""
         await scene.fill("a")
         await scene.trim(3)
         with pytest.raises(BadArgument, match="another tag"):

@@ -613,7 +613,7 @@ class _FailingStore:
 
 
 class _Watched:
-    """Notes each call of `write`, or of anything where no name is given, and fails if told."""
+    """Notes each call of `write`, or every call if no name is given, and fails on request."""
 
     def __init__(self, inner: object, name: str, seen: list[str], *, fails: bool = False) -> None:
         self._inner, self._name, self._seen, self._fails = inner, name, seen, fails

@@ -147,8 +147,8 @@ def delete(
         raise BadArgument("--to", to, "give the last seq_nr to delete, or --all; one of the two")
     last = MAX_SEQ_NR if to is None else to
     done = with_headrace(address, store, lambda hr: hr.journal(topic, origin="headrace-cli").delete(id_, to=last))
-    told = f"deleted, at offset {done.offset}" if done else f"there is no journal {id_} in {topic}; nothing written"
-    answer(told, as_json=as_json, deleted=done is not None, offset=done.offset if done else None)
+    text = f"deleted, at offset {done.offset}" if done else f"there is no journal {id_} in {topic}; nothing written"
+    answer(text, as_json=as_json, deleted=done is not None, offset=done.offset if done else None)
 
 
 @app.command("purge")

@@ -1,4 +1,4 @@
-"""Finding what an application defines: `module:name`, in the current folder or wherever Python looks."""
+"""Loading of an application's objects by `module:name`, from the current folder or Python's path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["load"]
 
 
 def load(what: str, where: str, rule: str) -> Any:  # noqa: ANN401 - the caller looks at what it is
-    """Return what `module:name` names. Raises BadArgument, with the rule, if there is none."""
+    """Return the object that `module:name` names. Raises BadArgument, with the rule, if there is none."""
     module, found, name = where.partition(":")
     if not found:
         raise BadArgument(what, where, rule)

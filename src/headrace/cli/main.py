@@ -1,6 +1,6 @@
-"""The command's root: what it is made of, and how errors are shown.
+"""The root of the command: its groups, and the display of errors.
 
-A group of commands is imported when it is used: all of them together take half a second, `--help` needs none.
+A group of commands is imported when it is used: importing all of them takes half a second, and `--help` needs none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # typer keeps a click of its own
 
 __all__ = ["app", "main"]
 
-# They log, with tracebacks, what the error that follows says in one sentence.
+# These log tracebacks of failures that the error message describes in one sentence.
 _DRIVERS = ("alembic", "cassandra", "kazoo", "py4j", "urllib3")
 
 
@@ -41,13 +41,13 @@ _PARTS = {
     "topic": _Part("topics", "Topics of the log, and their records."),
     "schema": _Part("schemas", "Avro schemas and the registry that keeps them."),
     "outbox": _Part("outboxes", "The outbox: its tables, its relay, what waits and what is dead."),
-    "pipeline": _Part("pipeline_group", "Jobs on Spark: replication and what goes with it."),
+    "pipeline": _Part("pipelines", "Jobs on Spark: replication and what goes with it."),
     "sql": _Part("sql", "Ask journals and topics by SQL."),
     "copy": _Part("copies", "Copy journals from one tier to the other."),
     "cluster": _Part("clusters", "Nodes that share partitions: look at them, move, drain."),
     "services": _Part("services", "Real servers from packages, for development and tests."),
     "config": _Part("settings", "Settings and where they come from."),
-    "demo": _Part("demo", "See it work, in a folder that is thrown away."),
+    "demo": _Part("demo", "See all parts at work, in a temporary folder."),
 }
 
 
@@ -145,7 +145,7 @@ def main() -> None:
     except Exception as error:
         from headrace.errors import HeadraceError  # ninety classes, which `--help` need not wait for
 
-        # A file that the system refuses, and names, is nothing that a traceback would explain.
+        # A traceback would not explain a file that the system refuses.
         is_about_a_file = isinstance(error, OSError) and error.filename is not None
         if not isinstance(error, HeadraceError) and not is_about_a_file:
             raise

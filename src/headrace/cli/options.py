@@ -1,4 +1,4 @@
-"""What commands share: the options that say where, and running a coroutine there."""
+"""What commands share: the options for log and store, and running a coroutine with a Headrace."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON: one
 
 
 def command_settings() -> HeadraceSettings:
-    """Return the settings of a command that works on what is there: it makes no folder and no keyspace.
+    """Return the settings of a command that works on existing data: it makes no folder and no keyspace.
 
-    A misspelt address is an error then, and not an empty place. Settings that say otherwise win.
+    So a misspelt address is an error, not an empty log. Explicit settings win.
     """
     made = creating_settings()
     log = _unless_set(made, made.log.embedded, "log.embedded.create_folder")
@@ -67,12 +67,12 @@ def creating_settings() -> HeadraceSettings:
 
 
 def with_headrace(address: str | None, store: str | None, use: Callable[[Headrace], Awaitable[T]]) -> T:
-    """Open the Headrace that is there, do something with it, and close it again. Raises NothingThere."""
+    """Open an existing Headrace, use it, and close it again. Raises NothingThere."""
     return _run(address, store, command_settings(), use)
 
 
 def creating_headrace(address: str | None, store: str | None, use: Callable[[Headrace], Awaitable[T]]) -> T:
-    """Open Headrace, making its folder if need be, do something with it, and close it again."""
+    """Open Headrace, make its folder if necessary, use it, and close it again."""
     return _run(address, store, creating_settings(), use)
 
 
@@ -82,7 +82,7 @@ def print_json(value: object) -> None:
 
 
 def confirm(question: str, *, is_sure: bool) -> None:
-    """Ask before something is lost, unless --yes was given. Raises BadArgument where nobody can answer."""
+    """Ask before something is lost, unless --yes was given. Raises BadArgument if there is no terminal to ask at."""
     if is_sure:
         return
     try:
@@ -104,7 +104,7 @@ def answer(text: str, *, as_json: bool, **facts: object) -> None:
 
 
 def _unless_set(settings: HeadraceSettings, section: S, key: str) -> S:
-    """Return the section with the key switched off, unless somebody has set it."""
+    """Return the section with the key switched off, unless it was set explicitly."""
     (found,) = [each for each in settings.describe() if each.key == key]
     return section.model_copy(update={key.rpartition(".")[2]: False}) if found.source == DEFAULTS else section
 

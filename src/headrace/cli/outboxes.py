@@ -1,4 +1,4 @@
-"""`headrace outbox`: make the tables, run a relay, look at what waits and what is dead."""
+"""`headrace outbox`: make the tables, run a relay, list pending, sent and dead messages."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def run_relay(
 
 async def _relay(url: str, address: str, settings: HeadraceSettings) -> None:
     await _operating().relay_until_stopped(url, address, settings, report=typer.echo)
-    # A log whose brokers are away would go on flushing; what it holds is in the table, and is sent again.
+    # A log whose brokers are away would keep flushing; its messages are still in the table, and are sent again.
     os._exit(0)
 
 
 @app.command("status")
 def show_status(database: DatabaseUrl = None, as_json: AsJson = False) -> None:
-    """Show for each topic what waits, for how long, which relay sends it, and the last error.
+    """Show for each topic the pending messages, the longest wait, the relay that sends them, and the last error.
 
     Example: headrace outbox status --database postgresql://localhost/shop
     """
@@ -185,12 +185,12 @@ def purge_dead(
     database: DatabaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove dead messages, and send what they hold back.
+    """Remove dead messages, and send the messages that they held back.
 
     Example: headrace outbox dead purge --topic orders --yes
     """
     _check_choice(ids, topic, everything)
-    confirm("throw these messages away for good?", is_sure=yes)
+    confirm("remove these messages forever?", is_sure=yes)
     count = _change_dead(database, ids, topic, "purge")
     typer.echo(json.dumps({"purged": count}) if as_json else f"{count} message{'s' if count != 1 else ''} gone")
 
@@ -228,14 +228,14 @@ def _prefix() -> str:
 
 
 def _operating() -> Any:  # noqa: ANN401 - a module
-    """The outbox needs SQLAlchemy, the other commands don't: it is imported when it is used."""
+    """Return the outbox's operations, imported on use: other commands don't need SQLAlchemy. Raises MissingExtra."""
     try:
         from headrace.outbox import operations as operating
     except ModuleNotFoundError as missing:
         if missing.name not in ("sqlalchemy", "alembic"):
             raise
         raise MissingExtra(missing.name, "outbox") from missing
-    # Alembic tells of every step it takes; what it did is said at the end.
+    # Alembic logs every step; the command prints the result at the end.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     return operating
 

@@ -1,4 +1,4 @@
-"""`headrace pipeline`: the jobs on Spark."""
+"""`headrace pipeline`: replication, its quarantine, the jobs that run once, and the package for a cluster."""
 
 from __future__ import annotations
 
@@ -6,20 +6,39 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, TypeAlias
 
+import msgspec
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from headrace.cli import quarantines
-from headrace.cli.options import Address, AsJson, StoreAddress, command_settings, creating_settings
+from headrace.cli.options import Address, AsJson, StoreAddress, answer, command_settings, creating_settings
 from headrace.cli.spark_sessions import spark_for
 from headrace.errors import BadArgument
 from headrace.observe import serve
-from headrace.pipeline import Endpoints, Replication, Selection, Summary, accept_loss, display_on, run
+from headrace.pipeline import (
+    AuditReport,
+    Endpoints,
+    Replication,
+    Selection,
+    Summary,
+    accept_loss,
+    audit,
+    backfill,
+    display_on,
+    package,
+    purge_expired,
+    run,
+)
+from headrace.services import Terminal
 
-__all__ = ["Prefix", "Topics", "app", "selection_of"]
+__all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
 app.add_typer(quarantines.app, name="quarantine", help="Journals with a record that can't be decoded.")
@@ -30,7 +49,7 @@ Topics: TypeAlias = Annotated[
 Prefix: TypeAlias = Annotated[str | None, typer.Option("--prefix", help="All topics whose names have this prefix.")]
 
 
-def selection_of(topics: str | None, prefix: str | None) -> Selection:
+def _selection_of(topics: str | None, prefix: str | None) -> Selection:
     """Return what the options select."""
     if topics is not None and prefix is not None:
         raise BadArgument("--prefix", prefix, "give --topics or --prefix, not both")
@@ -57,19 +76,117 @@ def replicate(
     Example: headrace pipeline replicate --topics accounts,orders --once
     """
     settings = command_settings() if once else creating_settings()
-    places = Endpoints.of(address, store=store, settings=settings)
-    selection = selection_of(topics, prefix)
+    endpoints = Endpoints.of(address, store=store, settings=settings)
+    selection = _selection_of(topics, prefix)
     console = Console(stderr=True)
     for loss in accept or ():
-        run(accept_loss(places, *_loss_of(loss)))
+        run(accept_loss(endpoints, *_loss_of(loss)))
         console.print(f"accepted: {loss}", highlight=False, markup=False)
     if settings.observe.metrics_port is not None:
         serve(settings.observe.metrics_port)
-    with spark_for(places, settings) as spark, display_on(console) as display:
-        job = Replication(spark, places, selection, settings=settings.pipeline, watcher=display)
+    with spark_for(endpoints, settings) as spark, display_on(console) as display:
+        job = Replication(spark, endpoints, selection, settings=settings.pipeline, watcher=display)
         with _stopping(job):
             summary = job.run(once=once)
-    _print(summary, as_json=as_json)
+    _print_summary(summary, as_json=as_json)
+
+
+@app.command("purge-expired")
+def run_expiry(
+    topics: Topics = None,
+    prefix: Prefix = None,
+    now: Annotated[str | None, typer.Option(help="The time that counts as now, in ISO 8601. Default: now.")] = None,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Purge the journals that have expired. A journal that is appended to meanwhile stays.
+
+    Example: headrace pipeline purge-expired --topics accounts
+    """
+    settings = command_settings()
+    endpoints, selection = Endpoints.of(address, store=store, settings=settings), _selection_of(topics, prefix)
+    at = _time("--now", now)
+    with spark_for(endpoints, settings) as spark:
+        done = purge_expired(spark, endpoints, selection, now=at)
+    if as_json:
+        typer.echo(json.dumps(asdict(done)))
+    else:
+        typer.echo(f"purged {done.purged:,} of {done.journals:,} journals")
+
+
+@app.command("backfill")
+def run_backfill(
+    topics: Topics = None,
+    prefix: Prefix = None,
+    first: Annotated[int | None, typer.Option(help="The first offset of each partition.")] = None,
+    last: Annotated[int | None, typer.Option(help="The last offset of each partition.")] = None,
+    since: Annotated[str | None, typer.Option(help="Records from this time on, ISO 8601.")] = None,
+    until: Annotated[str | None, typer.Option(help="Records before this time, ISO 8601.")] = None,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Apply a range of the log to the store again. What is right stays, what is missing is restored.
+
+    Example: headrace pipeline backfill --topics accounts --since 2026-01-31T12:00Z
+    """
+    settings = command_settings()
+    endpoints, selection = Endpoints.of(address, store=store, settings=settings), _selection_of(topics, prefix)
+    times = {"since_ms": _milliseconds("--since", since), "until_ms": _milliseconds("--until", until)}
+    with spark_for(endpoints, settings) as spark:
+        done = backfill(spark, endpoints, selection, first=first, last=last, **times)
+    if as_json:
+        typer.echo(json.dumps(asdict(done)))
+        return
+    typer.echo(f"applied {done.records:,} records of {done.journals:,} journals again; restored {done.restored:,} rows")
+    if done.busy:
+        typer.echo(f"{done.busy:,} journals were left to replication, which is at work there")
+
+
+@app.command("audit")
+def run_audit(
+    topics: Topics = None,
+    prefix: Prefix = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair what is wrong.")] = False,
+    shown: Annotated[int, typer.Option(help="The most findings to print.")] = 100,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the store with the log. The exit code is 1 if something is wrong and was not repaired.
+
+    Example: headrace pipeline audit --topics accounts --repair
+    """
+    settings = command_settings()
+    endpoints, selection = Endpoints.of(address, store=store, settings=settings), _selection_of(topics, prefix)
+    with spark_for(endpoints, settings) as spark:
+        report = audit(spark, endpoints, selection, repair=repair, shown=shown)
+        report.close()
+    if as_json:
+        _print_report_json(report)
+    else:
+        _print_report(report, repair=repair)
+    if not report.is_clean:
+        raise typer.Exit(1)
+
+
+@app.command("package")
+def make_package(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that is not there yet.")],
+    own: Annotated[
+        list[str] | None,
+        typer.Option("--with", help="A package of your own, with all it requires; may be given again."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the modules and jars that spark-submit needs into a folder. See docs/cluster.md.
+
+    Example: headrace pipeline package ./submit --with shop
+    """
+    package(folder, own=own or (), watcher=Terminal(Console(stderr=True)))
+    command = "spark-submit --master MASTER --properties-file spark.conf main.py pipeline replicate"
+    answer(f"cd {folder}\n{command}", as_json=as_json, folder=str(folder), command=command)
 
 
 @contextmanager
@@ -97,8 +214,57 @@ def _loss_of(text: str) -> tuple[str, int, int]:
     return topic, int(partition), int(rest)
 
 
-def _print(summary: Summary, *, as_json: bool) -> None:
+def _print_summary(summary: Summary, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"batches": summary.batches, "records": summary.records, "rows": summary.rows}))
         return
     typer.echo(f"replicated {summary.records:,} records, {summary.rows:,} rows, in {summary.batches:,} batches")
+
+
+def _print_report(report: AuditReport, *, repair: bool) -> None:
+    if report.findings:
+        repaired = ["repaired"] if repair else []
+        table = Table("partition", "journal", "tag", "what", "seq_nr", "offset", "about", *repaired)
+        for each in report.findings:
+            place = (f"{each.topic}[{each.partition}]", each.id, each.tag or "", each.kind.value)
+            numbers = ("" if number is None else str(number) for number in (each.seq_nr, each.offset))
+            table.add_row(*place, *numbers, each.detail, *(["yes" if each.repaired else "no"] if repair else []))
+        Console().print(table)
+    records, journals, rows = (f"{report.total(name):,}" for name in ("records", "journals", "rows"))
+    typer.echo(f"compared {records} records, {journals} journals and {rows} rows: {_outcome(report, repair=repair)}")
+    if busy := report.total("busy"):
+        typer.echo(f"{busy:,} journals were not judged: replication is at work there")
+
+
+def _outcome(report: AuditReport, *, repair: bool) -> str:
+    if not report.found:
+        return "all is as the log says"
+    found = f"{report.found:,} finding{'s' if report.found != 1 else ''}"
+    return f"{found}, {report.repaired:,} repaired" if repair else f"{found}; --repair repairs them"
+
+
+def _print_report_json(report: AuditReport) -> None:
+    value = {
+        "clean": report.is_clean,
+        "found": report.found,
+        "repaired": report.repaired,
+        "counts": dict(report.counts),
+        "findings": report.findings,
+        "partitions": report.partitions,
+    }
+    typer.echo(msgspec.json.encode(value).decode())
+
+
+def _milliseconds(name: str, text: str | None) -> int | None:
+    time = _time(name, text)
+    return None if time is None else int(time.timestamp() * 1000)
+
+
+def _time(name: str, text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise BadArgument(name, text, "it is a time in ISO 8601, as 2026-01-31T12:00:00Z") from error
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

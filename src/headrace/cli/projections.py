@@ -76,8 +76,8 @@ def run(
         if current:
             async with hr.projection(projection) as handle:
                 count = await _run_current(hr, handle, worker or 0, 1 if workers is None else workers)
-                told = f"{projection.name}: events handled: {count}"
-                answer(told, as_json=as_json, projection=projection.name, events_handled=count)
+                text = f"{projection.name}: events handled: {count}"
+                answer(text, as_json=as_json, projection=projection.name, events_handled=count)
             return
         async with shutdown_on_signals() as stopping, hr.project(projection, worker=worker, workers=workers):
             await stopping.wait()
@@ -118,9 +118,9 @@ def rebuild_projection(
         done = await rebuild(projection, hr.tags, handle.target, start=after, dry_run=dry_run, progress=progress_on())
         word = "would be handled" if dry_run else "handled"
         rest = f", and {done.by_workers} by running workers" if done.by_workers else ""
-        told = f"{projection.name}: {done.events} events {word}{rest}, {done.events_per_s:,.0f} events/s"
+        text = f"{projection.name}: {done.events} events {word}{rest}, {done.events_per_s:,.0f} events/s"
         facts = {"events": done.events, "events_by_workers": done.by_workers, "dry_run": dry_run}
-        answer(told, as_json=as_json, projection=projection.name, **facts)
+        answer(text, as_json=as_json, projection=projection.name, **facts)
 
     _with_projection(where, address, store, work)
 
@@ -185,8 +185,8 @@ def pause(
     Example: headrace projection pause shop.projections:orders --reason maintenance
     """
     is_new = _with_projection(where, address, store, lambda _, handle: handle.pause(reason))
-    told = "paused; workers notice within a second" if is_new else "it was paused before"
-    answer(told, as_json=as_json, paused=True, changed=is_new)
+    text = "paused; workers notice within a second" if is_new else "it was paused before"
+    answer(text, as_json=as_json, paused=True, changed=is_new)
 
 
 @app.command("resume")
@@ -315,8 +315,8 @@ def replay(
         done = await replay_letters(handle.projection, hr.tags, handle.target, letters)
         for failure in done.failed:
             typer.echo(str(failure), err=True)
-        told = f"handled: {done.handled}, failed again: {len(done.failed)}"
-        answer(told, as_json=as_json, handled=done.handled, failed=len(done.failed))
+        text = f"handled: {done.handled}, failed again: {len(done.failed)}"
+        answer(text, as_json=as_json, handled=done.handled, failed=len(done.failed))
         return len(done.failed)
 
     if _with_projection(where, address, store, work):

@@ -1,4 +1,4 @@
-"""`headrace pipeline quarantine`: journals with a record that can't be decoded, and what becomes of them."""
+"""`headrace pipeline quarantine`: list, release and skip records that can't be decoded."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def skip(
 
 
 def _confirmed(topic: str, id_: str, offset: int | None, address: str | None, store: str | None) -> int | None:
-    """Ask about the record that would be passed over, and return its offset: another one is not meant."""
+    """Ask for confirmation of the record to skip, and return its offset, so that no other record is skipped."""
 
     async def find(hr: Headrace) -> list[Held]:
         return [held async for held in held_journals(hr.store, topic) if held.id == id_]
@@ -120,5 +120,5 @@ def _pass(
         address, store, lambda hr: pass_verdict(hr.log, hr.store, topic, id_, skip=skip, offset=offset)
     )
     about = f"skip of offset {offset} " if skip else "release "
-    told = f"{about}written at partition {written.partition}, offset {written.offset}; replication carries it out"
-    answer(told, as_json=as_json, partition=written.partition, offset=written.offset)
+    text = f"{about}written at partition {written.partition}, offset {written.offset}; replication carries it out"
+    answer(text, as_json=as_json, partition=written.partition, offset=written.offset)

@@ -17,7 +17,7 @@ from headrace.cli.schemas import RegistryAddress, read_schema
 from headrace.errors import BadArgument
 from headrace.log import Log
 from headrace.model import Batch, NewRecord, Record, TopicPartition
-from headrace.serde import GenericCodec, Registry, Serde, Shower, latest_version, open_registry, subject_of
+from headrace.serde import GenericCodec, JsonRenderer, Registry, Serde, latest_version, open_registry, subject_of
 
 __all__ = ["add_commands"]
 
@@ -42,12 +42,12 @@ def cat(
     async def run(hr: Headrace) -> None:
         left = limit
         async with _opened(hr, registry) as opened:
-            shower = Shower(opened)
+            renderer = JsonRenderer(opened)
             for at in await _partitions(hr.log, topic, partition):
                 bounds = await hr.log.bounds(at)
                 first = bounds.start if start is None else max(start, bounds.start)
                 if first < bounds.end:
-                    left = await _print(hr.log.read(at, first, bounds.end), shower, left)
+                    left = await _print(hr.log.read(at, first, bounds.end), renderer, left)
 
     with_headrace(address, None, run)
 
@@ -69,10 +69,10 @@ def tail(
 
     async def run(hr: Headrace) -> None:
         queue: asyncio.Queue[Batch] = asyncio.Queue(maxsize=16)
-        places = await _partitions(hr.log, topic, partition)
+        partitions = await _partitions(hr.log, topic, partition)
         async with _opened(hr, registry) as opened, asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_follow(hr.log, at, last, queue)) for at in places]
-            await _print(_from(queue), Shower(opened), limit)
+            tasks = [group.create_task(_follow(hr.log, at, last, queue)) for at in partitions]
+            await _print(_from(queue), JsonRenderer(opened), limit)
             for task in tasks:
                 task.cancel()
 
@@ -135,23 +135,23 @@ async def _from(queue: asyncio.Queue[Batch]) -> AsyncIterator[Batch]:
         yield await queue.get()
 
 
-async def _print(batches: AsyncIterator[Batch], shower: Shower, left: int | None) -> int | None:
-    """Print records until they end, or until none are left to print; returns how many are."""
+async def _print(batches: AsyncIterator[Batch], renderer: JsonRenderer, left: int | None) -> int | None:
+    """Print records until they end, or until the limit is reached; return how many may still be printed."""
     if left == 0:
         return 0
     async for batch in batches:
         for record in batch.records:
-            typer.echo(json.dumps(await _shown(record, shower), ensure_ascii=False))
+            typer.echo(json.dumps(await _shown(record, renderer), ensure_ascii=False))
             left = None if left is None else left - 1
             if left == 0:
                 return 0
     return left
 
 
-async def _shown(record: Record, shower: Shower) -> dict[str, Any]:
+async def _shown(record: Record, renderer: JsonRenderer) -> dict[str, Any]:
     place = {"partition": record.partition, "offset": record.offset, "timestamp_ms": record.timestamp_ms}
-    parts = {"key": await shower.show(record.key), "value": await shower.show(record.value)}
-    headers = {name: await shower.show(value) for name, value in record.headers}
+    parts = {"key": await renderer.render(record.key), "value": await renderer.render(record.value)}
+    headers = {name: await renderer.render(value) for name, value in record.headers}
     return {**place, **parts, **({"headers": headers} if headers else {})}
 
 
@@ -189,7 +189,7 @@ def _line(nr: int, line: str) -> dict[str, Any]:
     return given
 
 
-# What `cat` prints can be put again; its place in the log is given anew.
+# `put` accepts what `cat` prints; the records get a new place in the log.
 _KNOWN = frozenset({"key", "value", "headers", "partition", "offset", "timestamp_ms"})
 
 

@@ -1,4 +1,4 @@
-"""Saying what a list can't show yet: records that wait to be replicated."""
+"""A notice about records that are not replicated yet, for commands that list what the store has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["journal_topics", "tell_unreplicated"]
 
 
 async def tell_unreplicated(hr: Headrace, topics: Iterable[str]) -> None:
-    """Say on stderr how many records the store has not got yet, if any."""
+    """Print on stderr how many records are not replicated yet, if any."""
     count = 0
     for topic in topics:
         try:

@@ -52,7 +52,7 @@ def list_subjects(registry: RegistryAddress = None, address: Address = None, as_
     found = with_registry(registry, address, run)
     if as_json:
         for version, level in found:
-            print_json({**_told(version), "level": level})
+            print_json({**_as_json(version), "level": level})
         return
     table = Table("subject", "version", "id", "type", "level", box=None)
     for version, level in found:
@@ -101,7 +101,7 @@ def register(
     made = with_registry(
         registry, address, lambda opened: opened.register(subject, schema), settings=creating_settings()
     )
-    typer.echo(json.dumps(_told(made)) if as_json else f"{subject} version {made.version} has id {made.schema_id}")
+    typer.echo(json.dumps(_as_json(made)) if as_json else f"{subject} version {made.version} has id {made.schema_id}")
 
 
 @app.command("check")
@@ -140,9 +140,9 @@ def with_registry(
     *,
     settings: HeadraceSettings | None = None,
 ) -> T:
-    """Open the registry, and the log if it is in there; do something with it, and close both again.
+    """Open the registry, and the log if it holds the registry; use it, and close both again.
 
-    Without settings of its own it opens what is there, and raises NothingThere for an empty place.
+    Without `settings` it opens only an existing registry, and raises NothingThere if there is none.
     """
     chosen = settings or command_settings()
     where = registry or chosen.registry.address
@@ -198,6 +198,6 @@ async def _version_of(registry: Registry, subject: str, number: int | None) -> V
     return versions[number - 1]
 
 
-def _told(version: Version) -> dict[str, object]:
+def _as_json(version: Version) -> dict[str, object]:
     named = {"subject": version.subject, "version": version.version, "id": version.schema_id}
     return {**named, "type": version.schema.name}

@@ -1,4 +1,4 @@
-"""`headrace services`: real servers from packages, up and down."""
+"""`headrace services`: start, stop and inspect real servers from packages."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def down(names: Names = None, purge: Purge = False, data: Data = None, as_json: 
     for name in wanted:
         if purge:
             is_changed = here.purge(name)
-            told = f"{name} is down, its data is gone" if is_changed else f"{name} was never started here"
+            text = f"{name} is down, its data is gone" if is_changed else f"{name} was never started here"
         else:
             is_changed = here.down(name)
-            told = f"{name} is down, its data is kept" if is_changed else f"{name} was not up"
-        answer(told, as_json=as_json, service=name, changed=is_changed, purged=purge and is_changed)
+            text = f"{name} is down, its data is kept" if is_changed else f"{name} was not up"
+        answer(text, as_json=as_json, service=name, changed=is_changed, purged=purge and is_changed)
 
 
 @app.command()
@@ -176,7 +176,7 @@ def _up_detached(options: Mapping[str, StartOptions], data: Path | None, *, fres
         is_plain = chosen == StartOptions() and (not data or not running or running.folder == (data / name).resolve())
         remark = "was up already" if is_plain else "was up already, so the options were not applied"
         if running:
-            _tell(running, "" if started else f" ({remark})", as_json=as_json)
+            _notify(running, "" if started else f" ({remark})", as_json=as_json)
     where = f" --data {shlex.quote(str(data))}" if data else ""
     typer.echo(f"they stay until: headrace services down{where}", err=True)
     typer.echo(f'other commands use them after: eval "$(headrace services env{where})"', err=True)
@@ -190,14 +190,14 @@ def _up_foreground(options: Mapping[str, StartOptions], data: Path | None, *, as
             folder = data / name if data else None
             service = start_with(name, chosen, attached=True, data_dir=folder, watcher=watcher)
             services.append(stopped_at_end.enter_context(service))
-            _tell(service, "", as_json=as_json)
+            _notify(service, "", as_json=as_json)
         with stop_signals() as stop:
             typer.echo("Ctrl-C stops them", err=True)
             hold(services, stop)
         typer.echo("stopping", err=True)
 
 
-def _tell(service: RunningService, remark: str, *, as_json: bool) -> None:
+def _notify(service: RunningService, remark: str, *, as_json: bool) -> None:
     facts = {"service": service.name, "address": service.address, "url": service.url, "was_up": bool(remark)}
     answer(f"{service.name} {service.address}{remark}", as_json=as_json, **facts)
     if service.url.partition("://")[2] != service.address:

@@ -1,4 +1,4 @@
-"""`headrace config`: what is set, and by whom."""
+"""`headrace config`: the settings, and the layer that each comes from."""
 
 from __future__ import annotations
 

@@ -20,18 +20,18 @@ __all__ = ["spark_for"]
 
 
 @contextmanager
-def spark_for(places: Endpoints, settings: HeadraceSettings, *, name: str = "headrace") -> Iterator[SparkSession]:
-    """Give a session for the time of a command; one that was there before stays.
+def spark_for(endpoints: Endpoints, settings: HeadraceSettings, *, name: str = "headrace") -> Iterator[SparkSession]:
+    """Yield a Spark session for a command. A session that was there before stays open.
 
-    Log and store are asked before it starts: a wrong address is known in seconds, and a session takes ten.
+    Log and store are checked first: a wrong address fails within seconds, and a session takes ten to start.
     """
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise MissingExtra("pyspark", "pipeline") from error
-    run(_ask(places))
+    run(_ask(endpoints))
     is_own = SparkSession.getActiveSession() is None
-    spark = spark_session(settings.pipeline, name=name, watcher=Terminal(Console(stderr=True)), places=places)
+    spark = spark_session(settings.pipeline, name=name, watcher=Terminal(Console(stderr=True)), endpoints=endpoints)
     try:
         yield spark
     finally:
@@ -40,7 +40,7 @@ def spark_for(places: Endpoints, settings: HeadraceSettings, *, name: str = "hea
             end_session(spark)
 
 
-async def _ask(places: Endpoints) -> None:
-    """Ask log and store something. Raises what is wrong with them."""
-    await (await log_of(places)).admin.topics()
-    await (await store_of(places)).settings.all("topic/")
+async def _ask(endpoints: Endpoints) -> None:
+    """Check that log and store answer. Raises their errors."""
+    await (await log_of(endpoints)).admin.topics()
+    await (await store_of(endpoints)).settings.all("topic/")

@@ -1,4 +1,4 @@
-"""`headrace sql`: a query over journals and topics, on either tier, by Spark."""
+"""`headrace sql`: SQL queries of journals and topics, on either tier, with Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.cli.schemas import RegistryAddress
 from headrace.cli.spark_sessions import spark_for
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
-from headrace.pipeline import Endpoints, Selection, query, told_by_spark
+from headrace.pipeline import Endpoints, Selection, query, query_error
 from headrace.serde import BlockingRegistry
 
 if TYPE_CHECKING:
@@ -57,27 +57,30 @@ def sql(
     if out is not None and out.suffix.lstrip(".") not in _FORMATS:
         raise BadArgument("--out", str(out), "the file's name must end with .parquet or .csv")
     settings = command_settings()
-    places = Endpoints.of(address, store=store, settings=settings)
+    endpoints = Endpoints.of(address, store=store, settings=settings)
     selection = Selection(tuple(topics or ()), prefix)
     held: Literal["raise", "skip"] = "skip" if skip_held else "raise"
-    # Spark logs, with the JVM's traceback, what our error says in one sentence.
+    # Spark logs the JVM's traceback of failures that the error message describes in one sentence.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    with _registry(registry, places, settings) as schemas, spark_for(places, settings, name="headrace sql") as spark:
-        frame = query(spark, places, statement, selection, held=held, registry=schemas)
+    with (
+        _registry(registry, endpoints, settings) as schemas,
+        spark_for(endpoints, settings, name="headrace sql") as spark,
+    ):
+        frame = query(spark, endpoints, statement, selection, held=held, registry=schemas)
         try:
             _answer(frame, out, limit, as_json=as_json)
         except Exception as error:
             if type(error).__module__.startswith(("pyspark", "py4j")):
-                raise told_by_spark(error) from error
+                raise query_error(error) from error
             raise
 
 
-def _registry(address: str | None, places: Endpoints, settings: HeadraceSettings) -> BlockingRegistry:
-    """Open the registry, and with it the log, if it is in there."""
+def _registry(address: str | None, endpoints: Endpoints, settings: HeadraceSettings) -> BlockingRegistry:
+    """Open the registry, and the log if it holds the registry."""
     where = address or settings.registry.address
-    log = places.log if where.startswith("log:") else None
+    log = endpoints.log if where.startswith("log:") else None
     return BlockingRegistry(
-        where, log_address=log, settings=settings.registry, log_settings=places.settings_of_log() if log else None
+        where, log_address=log, settings=settings.registry, log_settings=endpoints.settings_of_log() if log else None
     )
 
 
@@ -104,7 +107,7 @@ def _print(frame: DataFrame, limit: int) -> None:
 
 
 def _write(frame: DataFrame, out: Path) -> None:
-    """Write one file, by one task: what it holds never passes through the driver."""
+    """Write one file in one task, so that the rows never pass through the driver."""
     if out.suffix == ".csv":
         frame = frame.selectExpr(*(_csv_column(name, kind) for name, kind in frame.dtypes))
     out.parent.mkdir(parents=True, exist_ok=True)

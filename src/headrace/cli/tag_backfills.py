@@ -1,4 +1,4 @@
-"""`headrace tags backfill`: give a tag to history, by Spark."""
+"""`headrace tags backfill`: give a tag to existing events, with Spark."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def backfill(
     store: StoreAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a tag to all events that a function chooses, while writing goes on.
+    """Give a tag to all existing events that a function chooses. Writers may continue meanwhile.
 
-    Let writers give the tag to their events first: the job does not look at events that come after it.
+    Change the writers first, so that they give the tag to new events: the job does not look at later events.
 
     Example: headrace tags backfill big shop.tags:is_big
     """
@@ -41,9 +41,9 @@ def backfill(
     from headrace.pipeline import Endpoints, backfill_tag
 
     choose, settings = load_chooser(where), command_settings()
-    places = Endpoints.of(address, store=store, settings=settings)
-    with spark_for(places, settings) as spark:
-        done = backfill_tag(spark, places, tag, choose, name=where, again=again)
+    endpoints = Endpoints.of(address, store=store, settings=settings)
+    with spark_for(endpoints, settings) as spark:
+        done = backfill_tag(spark, endpoints, tag, choose, name=where, again=again)
     if as_json:
         typer.echo(json.dumps(asdict(done)))
     elif done.is_new:

@@ -156,8 +156,8 @@ def trim(
 ) -> None:
     """Remove the oldest events from views by tag, in whole buckets; journals keep theirs.
 
-    Queries and projections that have not come to them are refused from then on. Replication does the same by itself
-    where tags.retention_s names a time.
+    Queries and projections that have not read them yet are refused from then on. Replication trims automatically if
+    tags.retention_s is set.
 
     Example: headrace tags trim vip --before 2026-01-31
     """
@@ -175,7 +175,7 @@ def trim(
 
 
 async def _trim(hr: Headrace, tags: list[str], moment: datetime | None) -> dict[str, int]:
-    """Remove what is older than a moment, or than the settings say; returns the tags of which something went."""
+    """Remove events older than a moment, or than the settings allow; return the removed buckets by tag."""
     settings = hr.settings.tags
     if moment is None:
         kept = {tag: age for tag in tags if (age := settings.retention_s.get(tag, settings.retention_s.get(ALL_TAGS)))}
@@ -207,8 +207,8 @@ def switch_off(
         return await TagRepair(hr.log, hr.store, hr.settings.tags).give_up()
 
     is_changed = with_headrace(address, store, run)
-    told = "views by tag are off; set tags.enabled = false" if is_changed else "there are no views by tag here"
-    answer(told, as_json=as_json, changed=is_changed)
+    text = "views by tag are off; set tags.enabled = false" if is_changed else "there are no views by tag here"
+    answer(text, as_json=as_json, changed=is_changed)
 
 
 def after_of_text(text: str | None) -> After:

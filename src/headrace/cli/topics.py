@@ -86,8 +86,8 @@ def create(
         return made
 
     made = creating_headrace(address, store, make)
-    told = f"created {made.name} with {made.partitions} partition{'s' if made.partitions != 1 else ''}"
-    answer(told, as_json=as_json, topic=made.name, partitions=made.partitions)
+    text = f"created {made.name} with {made.partitions} partition{'s' if made.partitions != 1 else ''}"
+    answer(text, as_json=as_json, topic=made.name, partitions=made.partitions)
 
 
 @app.command("configure")
@@ -202,8 +202,8 @@ def grow(
             hr.log, hr.store.settings, topic, partitions=partitions, lease_s=hr.settings.journal.lease_s
         ),
     )
-    told = f"{topic} has {grown.partitions} partitions, in generation {grown.generation}"
-    answer(told, as_json=as_json, topic=topic, partitions=grown.partitions, generation=grown.generation)
+    text = f"{topic} has {grown.partitions} partitions, in generation {grown.generation}"
+    answer(text, as_json=as_json, topic=topic, partitions=grown.partitions, generation=grown.generation)
 
 
 async def _describe(log: Log, topic: str) -> tuple[Topic, list[tuple[int, int]]]:

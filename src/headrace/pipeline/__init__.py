@@ -1,8 +1,8 @@
-"""All bulk movement of data, on Spark: replication of journals, views of topics, SQL, expiry, back-fill, audit.
+"""Spark jobs and DataFrames: replication of journals, topics and journals as tables, SQL, expiry, back-fill, audit.
 
-Promises: a job can be stopped, killed or run twice at any moment without harm to the data; the stored offsets are the
-only thing that says how far it has come. Does not promise: low latency. A micro-batch costs a third of a second, so
-readers follow the head of the log by themselves.
+Promises: a job can be stopped, killed or run twice at any moment without harm to the data; only the stored offsets
+record how far a job has come. Does not promise: low latency. A micro-batch takes a third of a second, so readers
+follow the head of the log without Spark.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.lazy_names import lazy_names
 
-# Spark starts a process for each kind of work, and each of them comes by here: what it does not need is not imported.
+# Spark starts a process for each kind of work, and each of them imports this module: names are imported on first use.
 if TYPE_CHECKING:
     from headrace.pipeline.audits.findings import Finding as Finding
     from headrace.pipeline.audits.findings import FindingKind as FindingKind
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from headrace.pipeline.replication.replication import accept_loss as accept_loss
     from headrace.pipeline.replication.reports import BatchReport as BatchReport
     from headrace.pipeline.replication.reports import ReplicationWatcher as ReplicationWatcher
+    from headrace.pipeline.spark.endpoints import Endpoints as Endpoints
     from headrace.pipeline.spark.package import package as package
-    from headrace.pipeline.spark.places import Endpoints as Endpoints
     from headrace.pipeline.spark.process import close_all as close_all
     from headrace.pipeline.spark.process import log_of as log_of
     from headrace.pipeline.spark.process import run as run
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from headrace.pipeline.tables.frames import meta_frame as meta_frame
     from headrace.pipeline.tables.frames import pointer_frame as pointer_frame
     from headrace.pipeline.tables.sql_views import query as query
-    from headrace.pipeline.tables.sql_views import told_by_spark as told_by_spark
+    from headrace.pipeline.tables.sql_views import query_error as query_error
     from headrace.pipeline.tables.states import state_as_of as state_as_of
     from headrace.pipeline.topics.append import Appended as Appended
     from headrace.pipeline.topics.append import append_frame as append_frame
@@ -66,11 +66,11 @@ __getattr__, __dir__, __all__ = lazy_names(
         "headrace.pipeline.replication.replication": "Replication Summary accept_loss",
         "headrace.pipeline.replication.reports": "BatchReport ReplicationWatcher",
         "headrace.pipeline.spark.package": "package",
-        "headrace.pipeline.spark.places": "Endpoints",
+        "headrace.pipeline.spark.endpoints": "Endpoints",
         "headrace.pipeline.spark.process": "close_all log_of run store_of",
         "headrace.pipeline.spark.session": "end_session spark_session",
         "headrace.pipeline.tables.frames": "journal_frame meta_frame pointer_frame",
-        "headrace.pipeline.tables.sql_views": "query told_by_spark",
+        "headrace.pipeline.tables.sql_views": "query query_error",
         "headrace.pipeline.tables.states": "state_as_of",
         "headrace.pipeline.topics.append": "Appended append_frame",
         "headrace.pipeline.topics.frames": "compact topic_frame typed",

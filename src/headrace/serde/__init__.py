@@ -1,9 +1,9 @@
-"""Avro: Python classes to bytes that every other Avro tool reads, and schemas kept where all can find them.
+"""Avro: encoding Python classes as bytes that every Avro tool reads, and registries that keep the schemas.
 
-Promises: a dataclass, a msgspec Struct or a pydantic model has a schema inferred from its type hints, or fails where it
-is defined, naming the field; what was written with one version is read with another by Avro's rules; a schema that
-would break readers or writers is refused at registration, before anything is written, naming field, version and rule.
-Values are framed as Confluent's serializers frame them. Needs the extra `avro`.
+Promises: the schema of a dataclass, a msgspec Struct or a pydantic model is inferred from its type hints, or an error
+names the field where the class is defined. Data written with one version is read with another by Avro's rules. A
+schema that would break readers or writers is refused at registration, before anything is written; the error names
+field, version and rule. Values have the framing of Confluent's serializers. Needs the extra `avro`.
 """
 
 from headrace.serde.blocking import BlockingRegistry, KafkaDeserializer, KafkaSerializer
@@ -44,8 +44,8 @@ from headrace.serde.shapes import (
     short_name,
 )
 from headrace.serde.subjects import (
+    JsonRenderer,
     Part,
-    Shower,
     latest_version,
     record_subject_of,
     subject_of,
@@ -67,6 +67,7 @@ __all__ = [
     "FixedShape",
     "GenericCodec",
     "GenericRecord",
+    "JsonRenderer",
     "KafkaDeserializer",
     "KafkaSerializer",
     "KeyCodec",
@@ -83,7 +84,6 @@ __all__ = [
     "Schema",
     "Serde",
     "Shape",
-    "Shower",
     "Symbol",
     "UnionShape",
     "Version",

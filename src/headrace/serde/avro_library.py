@@ -1,4 +1,4 @@
-"""fastavro, imported when it is first needed; the only place that knows it."""
+"""The functions of fastavro that this package uses, imported on first use. No other module imports fastavro."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.errors import MissingExtra
 __all__ = ["Body", "Read", "Write", "logical_readers", "logical_writers", "prepared", "reader", "writer"]
 
 Body: TypeAlias = Any
-"""A datum as fastavro reads and writes it: dicts, lists, and (name, datum) where a union has named branches."""
+"""A datum as fastavro reads and writes it: dicts, lists, and (name, datum) for a named branch of a union."""
 Write: TypeAlias = Callable[[Any, Any, Body], None]
 Read: TypeAlias = Callable[..., Body]
 
@@ -28,7 +28,7 @@ def _library() -> Any:  # noqa: ANN401
 
 
 def prepared(schema: Any) -> Any:  # noqa: ANN401
-    """Return the schema in the form that reader and writer want."""
+    """Return the schema in the form that reader and writer need."""
     return _library().parse_schema(schema)
 
 
@@ -43,10 +43,10 @@ def reader() -> Read:
 
 
 def logical_readers() -> Mapping[str, Callable[..., Any]]:
-    """Return what turns raw values into logical ones, by type and logical type."""
+    """Return the functions that convert raw values to logical ones, by type and logical type."""
     return _library().read.LOGICAL_READERS  # type: ignore[no-any-return]
 
 
 def logical_writers() -> Mapping[str, Callable[..., Any]]:
-    """Return what turns logical values into raw ones, by type and logical type."""
+    """Return the functions that convert logical values to raw ones, by type and logical type."""
     return _library().write.LOGICAL_WRITERS  # type: ignore[no-any-return]

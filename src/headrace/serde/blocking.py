@@ -1,4 +1,4 @@
-"""Registries and serdes for code that blocks: confluent-kafka's own producer and consumer, scripts, Spark workers."""
+"""Blocking registries and serdes, for confluent-kafka's producer and consumer, scripts and Spark workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class BlockingRegistry:
-    """A registry, and the log it may be in, in a thread of their own.
+    """A registry, and the log that may hold it, on an event loop in a thread of their own.
 
     with BlockingRegistry("https://registry:8081") as registry: …
     with BlockingRegistry("log:headrace-schemas", log_address="kafka://host:9092") as registry: …
@@ -49,7 +49,7 @@ class BlockingRegistry:
             raise
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine of the registry to its end. Raises Closed; BadArgument in the registry's own thread."""
+        """Run a coroutine of the registry and wait for it. Raises Closed; BadArgument in the registry's own thread."""
         if self._loop.is_closed():
             coroutine.close()
             raise Closed("this registry")
@@ -61,7 +61,7 @@ class BlockingRegistry:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def close(self) -> None:
-        """Close registry, log and thread. Raises BadArgument in that thread."""
+        """Close registry and log, and end the thread. Raises BadArgument in that thread."""
         if self._loop.is_closed():
             return
         self._check_thread()
@@ -75,7 +75,7 @@ class BlockingRegistry:
         self._loop.close()
 
     def _check_thread(self) -> None:
-        """Refuse a blocking call in the thread whose loop would have to serve it."""
+        """Raise BadArgument for a blocking call in the loop's own thread, which would wait for itself."""
         if threading.current_thread() is self._thread:
             rule = "it would wait for itself; await the asynchronous call instead"
             raise BadArgument("calling thread", self._thread.name, rule)
@@ -90,7 +90,7 @@ class BlockingRegistry:
 
 
 class Context(Protocol):
-    """What confluent-kafka tells a serializer: the topic, and whether it is a key or a value."""
+    """The context that confluent-kafka passes to a serializer: the topic, and `key` or `value`."""
 
     topic: str
     field: str
@@ -99,8 +99,8 @@ class Context(Protocol):
 class KafkaSerializer(Generic[T]):
     """For `key.serializer` and `value.serializer` of confluent-kafka's SerializingProducer.
 
-    Schemas go to `<topic>-value` and `<topic>-key`, or to the subject that is named. With `auto_register` False they
-    must be there already.
+    Schemas are registered under `<topic>-value` and `<topic>-key`, or under `subject`. With `auto_register=False` they
+    must be registered already.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class KafkaSerializer(Generic[T]):
 class KafkaDeserializer(Generic[T]):
     """For `key.deserializer` and `value.deserializer` of confluent-kafka's DeserializingConsumer.
 
-    `kinds` is the class of all records, several that are told apart by name, or none for generic records.
+    `kinds` is one class for all records, several classes chosen by name, or none for generic records.
     """
 
     def __init__(self, registry: BlockingRegistry, *kinds: Any) -> None:  # noqa: ANN401

@@ -1,7 +1,7 @@
 """Checks of primitive values before they are written.
 
-The Avro writer is lenient where a mistake would be lost data: 1.5 as a long is 1, any text as a boolean is true, a
-time without a zone is taken for local.
+fastavro accepts values that lose data: it writes 1.5 as the long 1, any text as the boolean true, and a time without a
+zone as local time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _long(value: Any) -> int:  # noqa: ANN401
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return int(value)
-    raise TypeError(f"a whole number is wanted, not {value!r}")
+    raise TypeError(f"it must be a whole number, not {value!r}")
 
 
 def _int(value: Any) -> int:  # noqa: ANN401
@@ -34,7 +34,7 @@ def _int(value: Any) -> int:  # noqa: ANN401
 def _boolean(value: Any) -> bool:  # noqa: ANN401
     if value is True or value is False:
         return value
-    raise TypeError(f"True or False is wanted, not {value!r}")
+    raise TypeError(f"it must be True or False, not {value!r}")
 
 
 def _double(value: Any) -> float:  # noqa: ANN401
@@ -56,20 +56,20 @@ def _naive(value: Any) -> dt.datetime:  # noqa: ANN401
 
 
 def _date(value: Any) -> dt.date:  # noqa: ANN401
-    # A datetime is a date to Python, and would lose its hours here.
+    # A datetime is a date to Python, and would lose its time of day here.
     if type(value) is not dt.date:
-        raise TypeError(f"a date is wanted, not {value!r}")
+        raise TypeError(f"it must be a date, not {value!r}")
     return value
 
 
 def _local_time(value: Any) -> dt.time:  # noqa: ANN401
     if not isinstance(value, dt.time) or value.tzinfo is not None:
-        raise TypeError(f"a time without a time zone is wanted, not {value!r}")
+        raise TypeError(f"it must be a time without a time zone, not {value!r}")
     return value
 
 
 def _millis(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the check for a time of which milliseconds are kept: what is finer would be cut."""
+    """Return the check for a time that is kept in milliseconds: microseconds would be lost."""
 
     def whole(value: Any) -> Any:  # noqa: ANN401
         if check(value).microsecond % 1000:
@@ -81,18 +81,18 @@ def _millis(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _null(value: Any) -> None:  # noqa: ANN401
     if value is not None:
-        raise TypeError(f"None is wanted, not {value!r}")
+        raise TypeError(f"it must be None, not {value!r}")
 
 
 def _uuid(value: Any) -> uuid.UUID:  # noqa: ANN401
     if not isinstance(value, uuid.UUID):
-        raise TypeError(f"a UUID is wanted, not {value!r}")
+        raise TypeError(f"it must be a UUID, not {value!r}")
     return value
 
 
 def _decimal(value: Any) -> Decimal:  # noqa: ANN401
     if not isinstance(value, Decimal) or not value.is_finite():
-        raise TypeError(f"a finite Decimal is wanted, not {value!r}")
+        raise TypeError(f"it must be a finite Decimal, not {value!r}")
     return value
 
 
@@ -123,4 +123,4 @@ UNTOUCHED: dict[str, type] = {
     "date": dt.date,
     "uuid": uuid.UUID,
 }
-"""Classes whose very instances pass their check as they are."""
+"""By type, the class whose direct instances need no check."""

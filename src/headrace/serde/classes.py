@@ -1,4 +1,4 @@
-"""The fields of dataclasses, NamedTuples, TypedDicts, attrs classes, Structs and pydantic models, told alike."""
+"""One view of the fields of dataclasses, NamedTuples, TypedDicts, attrs classes, Structs and pydantic models."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ClassField:
 
 
 def is_record_class(hint: object) -> bool:
-    """Say whether the class is of a kind that becomes a record."""
+    """Return True if the class can be an Avro record."""
     return isinstance(hint, type) and (
         dataclasses.is_dataclass(hint)
         or issubclass(hint, msgspec.Struct)
@@ -55,7 +55,7 @@ def is_record_class(hint: object) -> bool:
 
 
 def instance_class(cls: type[Any]) -> type[Any]:
-    """Return the class that instances have: those of a TypedDict are plain dicts."""
+    """Return the class of the instances; those of a TypedDict are plain dicts."""
     return dict if is_typeddict(cls) else cls
 
 
@@ -89,7 +89,7 @@ def fields_of(cls: type[Any]) -> list[ClassField]:
 
 
 def values_of(cls: type[Any], names: tuple[str, ...]) -> Values:
-    """Return a function that gives an instance's fields as a new dict. It raises TypeError for one that has others."""
+    """Return a function from an instance to a new dict of its fields. It raises TypeError for unknown keys."""
     if is_typeddict(cls):
         return typed_dict_values(names, absent_keys(cls, _hints(cls)))
     if issubclass(cls, msgspec.Struct):
@@ -100,19 +100,19 @@ def values_of(cls: type[Any], names: tuple[str, ...]) -> Values:
 
 
 def has_extras(cls: type[Any]) -> bool:
-    """Say whether instances may hold fields that the class does not declare."""
+    """Return True if instances may hold fields that the class does not declare."""
     return issubclass(cls, BaseModel) and cls.model_config.get("extra") == "allow"
 
 
 def constructor(cls: type[Any], order: tuple[str, ...]) -> Callable[[dict[str, Any]], Any]:
-    """Return a function that makes an instance from its fields, by the class's own rules. They come in that order.
+    """Return a function that makes an instance from a dict of fields in that order, with the class's own checks.
 
-    It takes the dict over.
+    The function takes ownership of the dict.
     """
     if is_typeddict(cls):
         return without_absent(absent_keys(cls, _hints(cls)))
     if issubclass(cls, BaseModel):
-        # What model_validate calls after a look at its options, for two thirds of the price; some have their own.
+        # model_validate calls this after reading its options, and takes half as long again; some models override it.
         is_changed = cls.model_validate.__func__ is not BaseModel.model_validate.__func__  # type: ignore[attr-defined]
         validate = cls.model_validate if is_changed else cls.__pydantic_validator__.validate_python
         return lambda values: validate(values, by_name=True, by_alias=False)
@@ -127,7 +127,7 @@ def constructor(cls: type[Any], order: tuple[str, ...]) -> Callable[[dict[str, A
 
 
 def doc_of(cls: type) -> str | None:
-    """Return what the class's author wrote about it; what dataclass and enum put there by themselves is left out."""
+    """Return the docstring that the class's author wrote; generated docstrings of dataclasses are left out."""
     doc = vars(cls).get("__doc__")
     is_made = dataclasses.is_dataclass(cls) or _is_named_tuple(cls)
     if not doc or (is_made and doc.startswith(f"{cls.__name__}(")):
@@ -140,7 +140,7 @@ def _is_named_tuple(cls: type[Any]) -> bool:
 
 
 def _is_attrs(cls: type[Any]) -> bool:
-    """Say whether attrs made the class; it is not imported for that."""
+    """Return True if attrs made the class, without importing attrs."""
     return hasattr(cls, "__attrs_attrs__")
 
 
@@ -155,7 +155,7 @@ def _given(cls: type[Any], field: str, hints: Mapping[str, Any]) -> Any:  # noqa
 
 
 def _attrs_default(field: Any) -> Callable[[], Any] | None:  # noqa: ANN401
-    """Return what makes the default; one that looks at the instance is of no use to readers of data without it."""
+    """Return the function that makes the default; None if there is none, or if it needs the instance."""
     default = field.default
     if hasattr(default, "takes_self"):
         return None if default.takes_self else cast("Callable[[], Any]", default.factory)
@@ -172,7 +172,7 @@ def _has_dict(cls: type[Any]) -> bool:
 
 
 def _init_only_assigns(cls: type[Any]) -> bool:
-    """Say whether making an instance is no more than filling its dict, as it is for most dataclasses."""
+    """Return True if making an instance only fills its dict, as for most dataclasses."""
     if "__dataclass_params__" not in vars(cls) or hasattr(cls, "__post_init__") or not _has_dict(cls):
         return False
     is_plain = getattr(cls, "__new__", None) is object.__new__ and not hasattr(cls, "__pydantic_validator__")
@@ -187,7 +187,7 @@ def _sets_attributes_itself(cls: type[Any]) -> bool:
 
 def _filled(cls: type[Any], values: dict[str, Any]) -> Any:  # noqa: ANN401
     made = object.__new__(cls)
-    object.__setattr__(made, "__dict__", values)  # past a frozen class's own
+    object.__setattr__(made, "__dict__", values)  # a frozen class's own __setattr__ would refuse it
     return made
 
 
@@ -196,11 +196,13 @@ def _hints(cls: type) -> dict[str, Any]:
     try:
         return get_type_hints(cls, localns=around, include_extras=True)
     except (NameError, TypeError) as error:
-        raise NoSchemaFor(cls.__qualname__, _culprit(cls, around), f"its hint can't be resolved: {error}") from error
+        raise NoSchemaFor(
+            cls.__qualname__, _unresolved_field(cls, around), f"its hint can't be resolved: {error}"
+        ) from error
 
 
-def _culprit(cls: type, around: Mapping[str, Any]) -> str:
-    """Find the field whose hint does not resolve."""
+def _unresolved_field(cls: type, around: Mapping[str, Any]) -> str:
+    """Return the name of the field whose hint can't be resolved."""
     for owner in reversed(cls.__mro__):
         for name, hint in inspect.get_annotations(owner).items():
             probe = type("probe", (), {"__annotations__": {name: hint}, "__module__": owner.__module__})

@@ -1,4 +1,4 @@
-"""Bodies of Avro: values to bytes and back, without framing."""
+"""Codecs: values to Avro bodies and back, without framing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["Codec", "GenericCodec", "codec_for"]
 
 T = TypeVar("T")
 
-# What fastavro and the classes' own code raise for values and bytes that are wrong.
+# The exceptions that fastavro and the classes' own code raise for wrong values and bytes.
 _WRONG = (TypeError, ValueError, OverflowError, AttributeError, KeyError, IndexError, EOFError, ArithmeticError)
-_TOO_DEEP = f"it is nested too deep; at most {MAX_DEPTH} records may stand in one another"
+_TOO_DEEP = f"it is nested too deeply; records may be nested at most {MAX_DEPTH} deep"
 
 
 class Codec(Generic[T]):
-    """Values of one schema. `hint` is a class, or any hint that is inferable; all is compiled once."""
+    """Encodes and decodes values of one schema, compiled once. `hint` is a class, or any hint with a schema."""
 
     def __init__(self, hint: type[T] | Any) -> None:  # noqa: ANN401
         self._set_up(schema_of(hint), infer(hint))
@@ -47,7 +47,7 @@ class Codec(Generic[T]):
         return self.writer_of(prefix)(value)
 
     def writer_of(self, prefix: bytes = b"") -> Callable[[T], bytes]:
-        """Return the function that writes values after `prefix`; it is what `encode` does, ready to be called often."""
+        """Return the function that writes values after `prefix`, for frequent use instead of `encode`."""
         found = self._writers.get(prefix)
         if found is None:
             found = self._writers[prefix] = self._new_writer(prefix)
@@ -74,14 +74,19 @@ class Codec(Generic[T]):
         return encode
 
     def _check_written(self, skim: Callable[[bytes, int], None], data: bytes, start: int) -> None:
-        """Refuse to write what no reader would take."""
+        """Raise NotEncodable for bytes that readers would refuse."""
         try:
             skim(data, start)
         except ValueError as error:
-            raise NotEncodable(self.schema.name, "the top", str(error)) from None  # hundreds of frames that say nothing
+            raise NotEncodable(
+                self.schema.name, "the top", str(error)
+            ) from None  # its traceback has hundreds of frames
 
     def decode(self, data: bytes, *, written_as: Schema | None = None, start: int = 0) -> T:
-        """Return the value in `data` from `start` on, written with that schema, or with ours. Raises NotDecodable."""
+        """Return the value in `data` from `start` on. The default of `written_as` is the codec's schema.
+
+        Raises NotDecodable.
+        """
         schema = written_as or self.schema
         read = self._readers.get(schema)
         if read is None:
@@ -89,10 +94,10 @@ class Codec(Generic[T]):
         return cast("T", read(data, start))
 
     def reader_of(self, written_as: Schema) -> Callable[[bytes, int], T]:
-        """Return the function that reads what was written with a schema. Raises NotDecodable if none could."""
+        """Return the function that reads data of another schema. Raises NotDecodable if the schemas don't match."""
         convert, prepared, name = self._resolve(written_as), written_as.prepared, self.schema.name
         read, skim = self._read, skimmer_of(written_as.shape, max_depth=MAX_DEPTH_READ)
-        # Only where a union has named branches, because every keyword costs.
+        # It is only given if a union has named branches, because every keyword argument takes time.
         named = {"return_named_type": True} if has_named_branches(written_as.shape) else {}
 
         def decode(data: bytes, start: int) -> T:
@@ -116,7 +121,7 @@ class Codec(Generic[T]):
         return decode
 
     def to_json(self, value: T) -> Any:  # noqa: ANN401
-        """Return the value as JSON values: {"type": …, "data": …}, recursively. Raises NotEncodable."""
+        """Return the value as JSON values, with records as {"type": …, "data": …}. Raises NotEncodable."""
         try:
             return json_of_datum(self.shape, self._to_datum(value))
         except _WRONG as error:
@@ -125,7 +130,7 @@ class Codec(Generic[T]):
             raise NotEncodable(self.schema.name, "the top", _TOO_DEEP) from error
 
     def from_json(self, value: Any) -> T:  # noqa: ANN401
-        """Return the value of such JSON; fields unknown here are ignored. Raises NotDecodable."""
+        """Return the value of JSON as `to_json` writes it; unknown fields are ignored. Raises NotDecodable."""
         if self._from_datum is None:
             self._from_datum = decoder_of(self.shape, self.shape)
         try:
@@ -139,7 +144,7 @@ class Codec(Generic[T]):
 
 
 class GenericCodec(Codec[Any]):
-    """Values of a schema whose classes are unknown: `GenericRecord`, `Symbol` and plain values."""
+    """Encodes and decodes values of a schema without classes: `GenericRecord`, `Symbol` and plain values."""
 
     def __init__(self, schema: Schema) -> None:
         self._set_up(schema, schema.shape)

@@ -1,4 +1,4 @@
-"""Whether data of one schema can be read with another, at which level, and if not: which field, which rule, why."""
+"""Compatibility of schemas: rules of resolution between writer and reader, levels, and the problems of a change."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ N = TypeVar("N", RecordShape, EnumShape, FixedShape, Named)
 
 
 def as_it_is(value: Any) -> Any:  # noqa: ANN401
-    """Return the value: the promotion between types that are the same to Python."""
+    """Return the value unchanged: the promotion between types that are the same in Python."""
     return value
 
 
 def _as_float(value: int) -> float:
-    """Return the number that a float of 32 bits has for a whole one, as every other reader does."""
+    """Return a whole number rounded to a 32-bit float, as every other reader does."""
     return float(_FLOAT.unpack(_FLOAT.pack(value))[0])
 
 
@@ -74,15 +74,16 @@ PROMOTIONS: dict[tuple[str, str], Callable[[Any], Any]] = {
 
 
 def is_same_name(writer: Named, reader: Named) -> bool:
-    """Say whether the reader's type may be the writer's: by unqualified name, as Avro has it, or through an alias."""
+    """Return True if the names match: the short names are equal, as Avro's rules say, or an alias matches."""
     return _distance(writer, reader) is not None
 
 
 def namesake(writer: Named, readers: Iterable[N], *, others: Sequence[Shape] = ()) -> N | None:
-    """Return the one of the readers' types that the writer's is: by full name, else by alias, else by short name.
+    """Return the reader's type that matches the writer's: by full name, else by alias, else by short name.
 
-    A type that one of the `others`, the further branches of the writer's union, has the full name of is theirs. Two
-    that are equally good are none: taking one of them could give a value of the wrong class without a word.
+    `others` are the other branches of the writer's union; a type with the full name of one of them belongs to that
+    branch. If two types match equally well, none is returned: choosing one could silently give a value of the wrong
+    class.
     """
     taken = {other.name for other in others if isinstance(other, NAMED)} - {writer.name}
     found = [(_distance(writer, reader), reader) for reader in readers if reader.name not in taken]
@@ -92,7 +93,7 @@ def namesake(writer: Named, readers: Iterable[N], *, others: Sequence[Shape] = (
 
 
 def _distance(writer: Named, reader: Named) -> int | None:
-    """Return how far apart the names are, 0 for the same full name; None if they have nothing in common."""
+    """Return how closely the names match, 0 for the same full name; None if they don't match."""
     ways = (
         writer.name == reader.name,
         writer.name in reader.aliases,
@@ -103,9 +104,9 @@ def _distance(writer: Named, reader: Named) -> int | None:
 
 
 def promotion(writer: PrimitiveShape | FixedShape, reader: PrimitiveShape | FixedShape) -> Callable[[Any], Any] | None:
-    """Return what turns values of the one into values of the other; None if nothing may.
+    """Return the function from values of the writer's type to values of the reader's; None if there is none.
 
-    Values are compared as Python sees them: a time in milliseconds is as good as one in microseconds.
+    Logical types with the same Python class can be read as each other: times in milliseconds and in microseconds.
     """
     if isinstance(writer, FixedShape) or isinstance(reader, FixedShape):
         alike = isinstance(writer, FixedShape) and isinstance(reader, FixedShape) and is_same_name(writer, reader)
@@ -120,9 +121,9 @@ def promotion(writer: PrimitiveShape | FixedShape, reader: PrimitiveShape | Fixe
 
 
 def matching_branch(writer: Shape, reader: UnionShape, *, others: Sequence[Shape] = ()) -> Shape | None:
-    """Return the reader's branch for what the writer wrote: the first that is the same, else the first it goes into.
+    """Return the reader's branch for a type of the writer: the first of the same type, else the first promotion.
 
-    Of named types it is the `namesake`; `others` are the further branches of the writer's union.
+    A named type's branch is its `namesake`. `others` are the other branches of the writer's union.
     """
     alike = [branch for branch in reader.branches if _is_alike(writer, branch)]
     if alike and isinstance(writer, NAMED):
@@ -138,7 +139,7 @@ def matching_branch(writer: Shape, reader: UnionShape, *, others: Sequence[Shape
 
 
 def source_of(field: FieldShape, writer: RecordShape, reader: RecordShape) -> FieldShape | None:
-    """Return the field of the writer that the reader's takes its value from: its namesake, else a free one by alias."""
+    """Return the writer's field with the value of a reader's field: of the same name, else of an unused alias."""
     by_name = {each.name: each for each in writer.fields}
     if field.name in by_name:
         return by_name[field.name]
@@ -170,7 +171,7 @@ def _is_local(shape: PrimitiveShape) -> bool:
 
 
 class Rule(StrEnum):
-    """What a change can break."""
+    """The rule that a change breaks."""
 
     NAME = "name mismatch"
     TYPE = "type mismatch"
@@ -183,7 +184,7 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One reason why a reader could not take a writer's data."""
+    """One reason why a reader can't read a writer's data."""
 
     field: str
     rule: Rule
@@ -191,12 +192,12 @@ class Problem:
 
 
 def problems_of_reading(writer: Shape, reader: Shape) -> list[Problem]:
-    """Return all that keeps the reader from reading whatever the writer may write; empty when nothing does."""
+    """Return all reasons why the reader can't read everything that the writer may write; empty if it can."""
     return list(_Comparison().of(writer, reader, ""))
 
 
 class _Comparison:
-    """One walk; pairs of records that are being compared already are not entered again."""
+    """One comparison of two schemas. A pair of recursive records is compared only once."""
 
     def __init__(self, entered: Iterable[tuple[int, int]] = ()) -> None:
         self._entered = set(entered)
@@ -215,9 +216,9 @@ class _Comparison:
         if isinstance(reader, UnionShape):
             yield from self._into_union(branch, reader, where, others=writer.branches)
             return
-        if isinstance(branch, NAMED) and _is_anothers(branch, writer, reader):
+        if isinstance(branch, NAMED) and _belongs_to_other_branch(branch, writer, reader):
             yield _problem(
-                where, Rule.BRANCH, f"{branch_name(branch)} is not {branch_name(reader)}, which may come too"
+                where, Rule.BRANCH, f"{branch_name(branch)} is not {branch_name(reader)}, which the writer has too"
             )
             return
         for problem in self._alike(branch, reader, where):
@@ -236,7 +237,7 @@ class _Comparison:
             return
         closest: list[Problem] | None = None
         for branch in reader.branches:
-            # Each branch is tried on its own; what was entered in vain must be entered again for the next.
+            # Each branch is tried on its own: pairs that were compared for one branch are compared again for the next.
             found = list(_Comparison(self._entered).of(writer, branch, where))
             if not found:
                 return
@@ -281,9 +282,10 @@ class _Comparison:
 
 
 def _ambiguities(writer: RecordShape, reader: RecordShape, where: str) -> Iterator[Problem]:
-    """Name the fields that different readers of Avro would fill differently, or not at all.
+    """Yield the fields that different Avro readers would fill differently.
 
-    Data with both a field and its alias has two values for it, and a value that two aliases name has two places.
+    Data with both a field and its alias has two values for the field; a value that two fields have as alias has two
+    fields.
     """
     names = {field.name for field in reader.fields}
     given: set[str] = set()
@@ -292,7 +294,7 @@ def _ambiguities(writer: RecordShape, reader: RecordShape, where: str) -> Iterat
         own = [each.name for each in writer.fields if each.name == field.name]
         inside = f"{where}.{field.name}" if where else field.name
         if len(own + aliases) > 1:
-            yield _problem(inside, Rule.NAME, f"the data has {' and '.join(own + aliases)}, and all are this field")
+            yield _problem(inside, Rule.NAME, f"the data has {' and '.join(own + aliases)}, which all name this field")
         if claimed := given.intersection(aliases):
             yield _problem(inside, Rule.NAME, f"{', '.join(sorted(claimed))} is the alias of another field as well")
         given.update(aliases)
@@ -319,11 +321,11 @@ def _enums(writer: EnumShape, reader: EnumShape, where: str) -> Iterator[Problem
         return
     missing = [symbol for symbol in writer.symbols if symbol not in reader.symbols]
     if missing and reader.default is None:
-        yield _problem(where, Rule.SYMBOLS, f"{', '.join(missing)} may come, and {reader.name} has no default")
+        yield _problem(where, Rule.SYMBOLS, f"data may hold {', '.join(missing)}, and {reader.name} has no default")
 
 
-def _is_anothers(branch: Shape, writer: UnionShape, reader: Shape) -> bool:
-    """Say whether the reader's type has the full name of another branch of the writer's union."""
+def _belongs_to_other_branch(branch: Shape, writer: UnionShape, reader: Shape) -> bool:
+    """Return True if the reader's type has the full name of another branch of the writer's union."""
     return matching_branch(branch, UnionShape((reader,)), others=writer.branches) is None and any(
         branch_name(other) == branch_name(reader) for other in writer.branches
     )
@@ -345,10 +347,10 @@ def _problem(where: str, rule: Rule, detail: str) -> Problem:
 
 
 class Level(StrEnum):
-    """What a subject promises about its versions.
+    """The compatibility level of a subject.
 
-    BACKWARD: the new one reads what the last wrote. FORWARD: the last reads what the new one writes. FULL: both.
-    With TRANSITIVE that holds for all earlier versions, not only for the last.
+    BACKWARD: a new version reads data of the last one. FORWARD: the last version reads data of the new one. FULL:
+    both. TRANSITIVE: the same for all earlier versions, not only for the last.
     """
 
     NONE = "NONE"
@@ -361,7 +363,7 @@ class Level(StrEnum):
 
     @property
     def is_transitive(self) -> bool:
-        """Whether all earlier versions count."""
+        """Whether a new version is compared with all earlier versions."""
         return self.endswith("_TRANSITIVE")
 
     @property
@@ -372,7 +374,7 @@ class Level(StrEnum):
 
 
 def incompatibilities(new: Schema, earlier: Sequence[Version], level: Level) -> Iterator[tuple[int, str, Problem]]:
-    """Yield what breaks the level: the version, the direction, the problem; the latest version first."""
+    """Yield each problem that breaks the level, with its version and direction; the latest version first."""
     relevant = sorted(earlier, key=lambda each: -each.version)
     for each in relevant if level.is_transitive else relevant[:1]:
         for direction in level.directions:

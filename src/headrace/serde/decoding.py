@@ -1,7 +1,7 @@
-"""From what the Avro reader gives to Python values, compiled once for a pair of schemas: the writer's and our own.
+"""Decoders: functions from data of the Avro reader to Python values, compiled once for each pair of schemas.
 
-The body is read by the writer's schema; what the reader's schema wants differently (fields added, dropped or renamed,
-numbers widened, symbols unknown) is settled here, by Avro's rules of resolution.
+fastavro reads the body with the writer's schema. The differences to the reader's schema (fields added, dropped or
+renamed, numbers widened, unknown symbols) are resolved here, by Avro's rules.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def decoder_of(writer: Shape, reader: Shape) -> Convert:
 
 
 def make_default(field: FieldShape) -> Callable[[], Any] | None:
-    """Return what makes the field's value where the data has none; None if nothing does."""
+    """Return the function that makes the field's value if the data has none; None if there is no default."""
     if field.make_default is not None:
         return field.make_default
     if field.default is NO_DEFAULT:
@@ -49,14 +49,14 @@ def make_default(field: FieldShape) -> Callable[[], Any] | None:
 
 
 class _Decoders:
-    """One compilation. Pairs of records are remembered, because records may hold themselves."""
+    """One compilation. Pairs of records are remembered, because records may be recursive."""
 
     def __init__(self, schema: str) -> None:
         self._schema = schema
         self._pairs: dict[tuple[int, int], list[Convert]] = {}
 
     def of(self, writer: Shape, reader: Shape, where: str) -> Convert | None:
-        """Return the function, or None where the datum is the value."""
+        """Return the function, or None if the datum is already the value."""
         if isinstance(writer, UnionShape):
             return self._from_union(writer, reader, where)
         if isinstance(reader, UnionShape):
@@ -75,7 +75,7 @@ class _Decoders:
         raise self._unlike(writer, reader, where)
 
     def _unlike(self, writer: Shape, reader: Shape, where: str) -> NotDecodable:
-        reason = f"it was written as {_said(writer)} and is wanted as {_said(reader)}"
+        reason = f"it was written as {_described(writer)} and can't be read as {_described(reader)}"
         return NotDecodable(self._schema, where or "the top", reason)
 
     def _primitive(
@@ -120,7 +120,7 @@ class _Decoders:
         return decode
 
     def _of_branch(self, branch: Shape, writer: UnionShape, reader: Shape, where: str) -> Convert | None:
-        """A branch that the reader can't take is an error only when such a value comes."""
+        """Return the function for one branch. A branch that the reader lacks fails only when such a value is read."""
         wanted = reader if isinstance(reader, UnionShape) else UnionShape((reader,))
         try:
             if isinstance(branch, NAMED):
@@ -130,7 +130,7 @@ class _Decoders:
             return _raiser(error.schema, error.field, error.reason)
 
     def _enum(self, writer: EnumShape, reader: EnumShape, where: str) -> Convert:
-        # Not `bound[symbol]` by way of its __getitem__: enums that are text have the one of str.
+        # Not `bound[symbol]`: the __getitem__ of enums that are text is that of str.
         members = reader.bound.__members__ if reader.bound else {}
         known = {symbol: members.get(symbol, Symbol(reader.name, symbol)) for symbol in reader.symbols}
         fallback = None if reader.default is None else known[reader.default]
@@ -163,7 +163,7 @@ class _Decoders:
             cell.append(self._compile(writer, reader, where))
             return cell[0]
         cell = self._pairs[pair]
-        return lambda datum: cell[0](datum)  # noqa: PLW0108 - the cell is still empty when the record holds itself
+        return lambda datum: cell[0](datum)  # noqa: PLW0108 - the cell of a recursive record is still empty here
 
     def _compile(self, writer: RecordShape, reader: RecordShape, where: str) -> Convert:
         names, conversions, makers = [], [], []
@@ -213,7 +213,7 @@ def _class_read(shape: Shape) -> type:
     return classes_of(shape)[0]
 
 
-def _said(shape: Shape) -> str:
+def _described(shape: Shape) -> str:
     if isinstance(shape, UnionShape):
         return " or ".join(branch_name(branch) for branch in shape.branches)
     logical = shape.logical if isinstance(shape, PrimitiveShape | FixedShape) else None

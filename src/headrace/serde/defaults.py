@@ -1,4 +1,4 @@
-"""Defaults: between the JSON that stands in a schema and the values that Avro's reader and writer use."""
+"""Defaults: conversion between the JSON in a schema and the data that Avro's reader and writer use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BITS = {"int": 31, "long": 63}
 
 
 def datum_of_default(shape: Shape, default: Any) -> Any:  # noqa: ANN401
-    """Return the value a default stands for, as the Avro reader would give it. Raises ValueError or TypeError."""
+    """Return the datum of a default, as the Avro reader would return it. Raises ValueError or TypeError."""
     match shape:
         case PrimitiveShape() | FixedShape():
             return _primitive(shape, default)
@@ -54,7 +54,7 @@ def datum_of_default(shape: Shape, default: Any) -> Any:  # noqa: ANN401
 
 
 def default_of_datum(shape: Shape, datum: Any) -> Any:  # noqa: ANN401
-    """Return the JSON for a value that is ready for the Avro writer. A union's branch must be its first."""
+    """Return the JSON of a datum for the Avro writer. A datum of a union must belong to its first branch."""
     match shape:
         case PrimitiveShape() | FixedShape():
             raw = raw_value(shape, datum)
@@ -84,7 +84,7 @@ def _primitive(shape: PrimitiveShape | FixedShape, default: Any) -> Any:  # noqa
 
 def _check_type(kind: str, default: object) -> None:
     if not isinstance(default, _TYPES[kind]) or (isinstance(default, bool) and kind != "boolean"):
-        raise TypeError(f"{kind} is wanted")
+        raise TypeError(f"it must be {kind}")
 
 
 def _of_first_branch(shape: UnionShape, default: Any) -> Any:  # noqa: ANN401
@@ -105,5 +105,5 @@ def _record(shape: RecordShape, default: Mapping[str, Any]) -> dict[str, Any]:
 
 def _expect(default: Any, kind: type) -> Any:  # noqa: ANN401
     if not isinstance(default, kind):
-        raise TypeError(f"a {kind.__name__} is wanted")
+        raise TypeError(f"it must be a {kind.__name__}")
     return default

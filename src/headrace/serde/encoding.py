@@ -1,4 +1,4 @@
-"""From Python values to what the Avro writer takes: compiled once; unions by class; the field that failed."""
+"""Encoders: functions from Python values to data for the Avro writer, compiled once, and the field that failed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["Convert", "blame", "chosen_branch", "classes_of", "encoder_of"]
 
 
 def chosen_branch(shape: UnionShape, value: Any) -> Shape:  # noqa: ANN401
-    """Return the branch that a value belongs to: by its very class first, then by what it is a kind of."""
+    """Return the branch of a value: by its own class, else by a base class. Raises TypeError."""
     for branch in shape.branches:
         if type(value) in classes_of(branch) and _is_called(branch, value):
             return branch
@@ -53,7 +53,7 @@ def _is_called(branch: Shape, value: Any) -> bool:  # noqa: ANN401
 
 
 def classes_of(shape: Shape) -> tuple[type, ...]:
-    """Return the classes whose instances the shape takes."""
+    """Return the classes whose instances the shape accepts."""
     match shape:
         case PrimitiveShape() | FixedShape():
             return (python_type(shape),)
@@ -72,18 +72,18 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 
 def encoder_of(shape: Shape) -> Convert:
-    """Return the function that makes values ready for the writer. It raises TypeError or ValueError."""
+    """Return the function from values to data for the writer. The function raises TypeError or ValueError."""
     return _Encoders().of(shape) or _same
 
 
 class _Encoders:
-    """One compilation. Records are remembered, because they may hold themselves."""
+    """One compilation. Records are remembered, because they may be recursive."""
 
     def __init__(self) -> None:
         self._records: dict[int, list[Convert]] = {}
 
     def of(self, shape: Shape) -> Convert | None:
-        """Return the function, or None where the value goes through as it is."""
+        """Return the function, or None if the value needs no conversion."""
         match shape:
             case PrimitiveShape() if shape.choices:
                 return _choice_of(shape)
@@ -139,14 +139,14 @@ class _Encoders:
             cell.append(self._compile(shape))
             return cell[0]
         cell = self._records[id(shape)]
-        return lambda value: cell[0](value)  # noqa: PLW0108 - the cell is still empty when the record holds itself
+        return lambda value: cell[0](value)  # noqa: PLW0108 - the cell of a recursive record is still empty here
 
     def _compile(self, shape: RecordShape) -> Convert:
         names = tuple(field.name for field in shape.fields)
         conversions = [(f.name, _untouched(f.shape), convert) for f in shape.fields if (convert := self.of(f.shape))]
         values = _fields_of_generic(shape) if shape.bound is None else values_of(shape.bound, names)
         bound = Mapping if shape.bound is None else instance_class(shape.bound)
-        whole = {bound}  # the classes whose instances have no more than the record's fields
+        whole = {bound}  # the classes whose instances have only the record's fields
         may_have_extras = has_extras(bound)
 
         def encode(value: Any) -> Any:  # noqa: ANN401
@@ -154,7 +154,7 @@ class _Encoders:
                 _check_subclass(shape, bound, type(value), names)
                 whole.add(type(value))
             elif not isinstance(value, bound):
-                raise TypeError(f"{shape.name} is wanted, not {type(value).__name__}")
+                raise TypeError(f"it must be {shape.name}, not {type(value).__name__}")
             if may_have_extras and value.__pydantic_extra__:
                 raise TypeError(f"{shape.name} has no field {min(value.__pydantic_extra__)!r}")
             datum = values(value)
@@ -168,11 +168,11 @@ class _Encoders:
 
 
 def _check_subclass(shape: RecordShape, bound: type, cls: type, names: tuple[str, ...]) -> None:
-    """Refuse instances of a subclass that has more fields: they would be lost without a word."""
+    """Raise TypeError for a subclass with more fields, which would silently be lost."""
     if not issubclass(cls, bound):
-        raise TypeError(f"{shape.name} is wanted, not {cls.__name__}")
+        raise TypeError(f"it must be {shape.name}, not {cls.__name__}")
     if bound is dict:
-        return  # the keys of each dict are looked at
+        return  # the keys of each dict are checked when it is written
     more = [field.name for field in fields_of(cls) if field.name not in names]
     if more:
         raise TypeError(
@@ -181,7 +181,7 @@ def _check_subclass(shape: RecordShape, bound: type, cls: type, names: tuple[str
 
 
 def _untouched(shape: Shape) -> type | None:
-    """Return the class whose instances need no look: asking for it is cheaper than calling the converter."""
+    """Return the class whose instances need no conversion: comparing classes is cheaper than calling the converter."""
     match shape:
         case PrimitiveShape() if shape.choices:
             return None
@@ -237,7 +237,7 @@ def _symbol_of(shape: EnumShape) -> Convert:
 
 def _list(values: Any) -> list[Any]:  # noqa: ANN401
     if isinstance(values, str | bytes | Mapping):
-        raise TypeError(f"a list is wanted, not {type(values).__name__}")
+        raise TypeError(f"it must be a list, not {type(values).__name__}")
     return values if type(values) is list else list(values)
 
 
@@ -246,7 +246,7 @@ def _same(value: Any) -> Any:  # noqa: ANN401
 
 
 def blame(shape: Shape, value: Any, error: Exception) -> tuple[str, str]:  # noqa: ANN401
-    """Return the path of the innermost part that can't be written, and why."""
+    """Return the path of the innermost part that can't be written, and the reason."""
     for name, part_shape, part in _parts(shape, value):
         problem = _problem(part_shape, part)
         if problem is not None:
@@ -260,7 +260,7 @@ def _problem(shape: Shape, value: Any) -> Exception | None:  # noqa: ANN401
         return AttributeError("it is missing")
     try:
         writer()(io.BytesIO(), prepared(json_of_shape(shape)), encoder_of(shape)(value))
-    except Exception as error:  # the caller already failed with it and raises
+    except Exception as error:  # the caller raises it
         return error
     return None
 

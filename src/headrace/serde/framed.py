@@ -1,4 +1,4 @@
-"""Framed values: encoders and decoders that are ready, and the `Serde` that gets them ready from a registry."""
+"""Framed values: `Encoder` and `Decoder`, which don't wait, and `Serde`, which gets their schemas from a registry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Encoder(Generic[T]):
-    """Values to framed bytes. It has its schema's id, so it never waits: made by `Serde.encoder`."""
+    """Encodes values as framed bytes. It has its schema's id, so it never waits. `Serde.encoder` makes it."""
 
     def __init__(self, codec: Codec[T], schema_id: int) -> None:
         self.schema_id = schema_id
@@ -31,10 +31,10 @@ class Encoder(Generic[T]):
 
 
 class Decoder(Generic[T]):
-    """Framed bytes to values, whatever version they were written with; readers are compiled once for each id.
+    """Decodes framed bytes of any version of their schema. Readers are compiled once for each schema id.
 
-    `kinds` are the classes that records become, chosen by name where there are several; other records, and all where
-    none are given, become GenericRecords. With `is_strict` a single kind is what every record must be.
+    `kinds` are the classes of records, chosen by name; records of other names become GenericRecords. With `is_strict`
+    there is a single kind, and every record must match it.
     """
 
     def __init__(self, registry: Registry, kinds: Iterable[Any] = (), *, is_strict: bool = False) -> None:
@@ -44,7 +44,7 @@ class Decoder(Generic[T]):
         self._readers: dict[bytes, Callable[[bytes, int], Any]] = {}
 
     def __call__(self, data: bytes | None) -> T | None:
-        """Return the value, without waiting. Raises UnknownSchema for an id that was not loaded, NotFramed."""
+        """Return the value without waiting. Raises NotFramed, or UnknownSchema for an id that was not loaded."""
         if data is None:
             return None
         read = self._readers.get(data[:HEADER_BYTES])
@@ -53,17 +53,17 @@ class Decoder(Generic[T]):
         return read(data, HEADER_BYTES)  # type: ignore[no-any-return]
 
     async def decode(self, data: bytes | None) -> T | None:
-        """Return the value; its schema is fetched when its id comes first. Raises UnknownSchema, NotDecodable."""
+        """Return the value; an unknown schema id is fetched. Raises UnknownSchema, NotDecodable."""
         if data is not None and not self.has_loaded(data):
             await self.load(schema_id_of(data))
         return self(data)
 
     def has_loaded(self, data: bytes) -> bool:
-        """Say whether the schema of these bytes is there."""
+        """Return True if the schema of these bytes was loaded."""
         return data[:HEADER_BYTES] in self._readers
 
     async def load(self, schema_id: int) -> None:
-        """Fetch a schema and compile its reader, so that calls need not wait."""
+        """Fetch a schema and compile its reader, so that later calls don't wait."""
         schema = await self._registry.schema(schema_id)
         self._readers[frame_header(schema_id)] = self._codec_of(schema).reader_of(schema)
 
@@ -74,9 +74,10 @@ class Decoder(Generic[T]):
 
 
 class Serde(Generic[T]):
-    """Values of one subject. `kind` is a class, a hint such as `Opened | Closed`, or a Schema for generic records.
+    """Encodes and decodes values of one subject.
 
-    With `auto_register` False the schema must be there: somebody else decides what is registered.
+    `kind` is a class, a hint such as `Opened | Closed`, or a Schema for generic records. With `auto_register=False`
+    the schema must be registered already, by another process.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Serde(Generic[T]):
         self.decoder: Decoder[T] = Decoder(registry, [kind], is_strict=True)
 
     async def encoder(self) -> Encoder[T]:
-        """Return the encoder, its schema registered. Raises IncompatibleSchema, or NotRegistered."""
+        """Register the schema and return the encoder. Raises IncompatibleSchema, or NotRegistered."""
         if self._encoder is None:
             version = await self._version()
             await self.decoder.load(version.schema_id)
@@ -124,7 +125,7 @@ class Serde(Generic[T]):
 
 
 def _codec_called(schema: Schema, codecs: Iterable[Codec[Any]]) -> Codec[Any] | None:
-    """Return the codec of the record that the schema names; None when there is none, or two are equally close."""
+    """Return the codec whose record matches the schema by name; None if there is none, or two match equally well."""
     by_shape = {id(codec.shape): codec for codec in codecs}
     records = [codec.shape for codec in by_shape.values() if isinstance(codec.shape, RecordShape)]
     found = namesake(schema.shape, records) if isinstance(schema.shape, RecordShape) else None

@@ -11,7 +11,7 @@ _MAX_ID = (1 << 32) - 1
 
 
 def frame_header(schema_id: int) -> bytes:
-    """Return the five bytes that go before the body."""
+    """Return the five bytes in front of the body."""
     if not 0 <= schema_id <= _MAX_ID:
         raise BadArgument("schema id", schema_id, "ids are 32 bits")
     return b"\x00" + schema_id.to_bytes(4, "big")
@@ -27,11 +27,11 @@ def schema_id_of(data: bytes) -> int:
 
 
 def body_of(data: bytes) -> bytes:
-    """Return what follows the header. Raises NotFramed."""
+    """Return the bytes behind the header. Raises NotFramed."""
     schema_id_of(data)
     return data[HEADER_BYTES:]
 
 
 def is_framed(data: bytes) -> bool:
-    """Say whether the bytes could be framed Avro."""
+    """Return True if the bytes could be framed Avro."""
     return len(data) >= HEADER_BYTES and data[0] == 0

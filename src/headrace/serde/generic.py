@@ -1,4 +1,4 @@
-"""Records and symbols whose classes nobody knows here."""
+"""Generic records and enum symbols, for data without Python classes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["GenericRecord", "Symbol"]
 
 
 class GenericRecord(Mapping[str, Any]):
-    """A record that was read without a class: a mapping of its fields that knows its full name.
+    """A record that was read without a class: a mapping of its fields, with its full name.
 
-    Equal to another of the same name and fields. It can be written again, as it is or changed by `with_fields`.
+    Two are equal if their names and fields are. It can be written again, unchanged or changed by `with_fields`.
     """
 
     __slots__ = ("_fields", "name")
@@ -45,13 +45,13 @@ class GenericRecord(Mapping[str, Any]):
 
 
 class Symbol(str):
-    """A symbol of an enum that was read without a class: text that knows its enum's full name."""
+    """A symbol of an enum that was read without a class: text, with its enum's full name."""
 
     __slots__ = ("enum",)
     enum: str
 
     def __new__(cls, enum: str, symbol: str) -> Symbol:
-        """Make one."""
+        """Make a symbol of an enum."""
         made = super().__new__(cls, symbol)
         made.enum = enum
         return made

@@ -1,4 +1,4 @@
-"""From type hints and defaults of classes to shapes."""
+"""Inference of shapes from type hints and defaults of classes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from headrace.serde.shapes import (
     branch_name,
 )
 
-__all__ = ["AskedHint", "infer", "with_default"]
+__all__ = ["HintKey", "infer", "with_default"]
 
 
 def with_default(
-    field: FieldShape, make_default: Callable[[], Any] | None, said: AvroField, *, owner: str
+    field: FieldShape, make_default: Callable[[], Any] | None, given: AvroField, *, owner: str
 ) -> FieldShape:
-    """Give the field its default, if it has one; a union's branch that the default belongs to moves to the front."""
-    make = (lambda: said.default) if said.default is not NO_DEFAULT else make_default
+    """Give the field its default, if it has one. The union's branch of the default moves to the front."""
+    make = (lambda: given.default) if given.default is not NO_DEFAULT else make_default
     if make is None:
         return field
     try:
@@ -54,7 +54,7 @@ def with_default(
     except (HeadraceError, TypeError, ValueError, AttributeError, KeyError) as error:
         raise NoSchemaFor(owner, field.name, f"its default can't be written as Avro: {error}") from error
     if changes:
-        reason = "its default is another at each call; give readers of old data one with AvroField(default=…)"
+        reason = "its default differs at each call; give readers of old data a fixed one with AvroField(default=…)"
         raise NoSchemaFor(owner, field.name, reason)
     field.make_default = make
     return field
@@ -94,12 +94,12 @@ _PLAIN = AvroField()
 
 
 def infer(hint: Any) -> Shape:  # noqa: ANN401
-    """Return the shape of a class, or of any hint that classes may use for a field. Raises NoSchemaFor."""
-    return _infer(AskedHint(hint))
+    """Return the shape of a class, or of any hint that a field may have. Raises NoSchemaFor."""
+    return _infer(HintKey(hint))
 
 
-class AskedHint:
-    """A hint as a key that keeps the order of unions: to Python `str | int` and `int | str` are one, to Avro two."""
+class HintKey:
+    """A cache key of a hint that keeps the order of unions: `str | int` equals `int | str` in Python, not in Avro."""
 
     __slots__ = ("_key", "hint")
 
@@ -108,7 +108,7 @@ class AskedHint:
         self._key = _ordered(hint)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AskedHint) and self._key == other._key
+        return isinstance(other, HintKey) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -122,7 +122,7 @@ def _ordered(hint: Any) -> Any:  # noqa: ANN401
 
 
 @lru_cache(maxsize=4096)
-def _infer(asked: AskedHint) -> Shape:
+def _infer(asked: HintKey) -> Shape:
     hint = asked.hint
     owner = hint.__qualname__ if isinstance(hint, type) else str(hint)
     return _Inference().shape(hint, _Place(owner, "itself"))
@@ -138,26 +138,26 @@ class _Place(typing.NamedTuple):
 
 
 class _Inference:
-    """One walk over a class and all it holds."""
+    """One walk over a class and the classes in its fields."""
 
     def __init__(self) -> None:
         self._of_class: dict[type, RecordShape | EnumShape] = {}
         self._names: dict[str, type] = {}
 
-    def shape(self, hint: Any, place: _Place, said: AvroField = _PLAIN) -> Shape:  # noqa: ANN401
+    def shape(self, hint: Any, place: _Place, given: AvroField = _PLAIN) -> Shape:  # noqa: ANN401
         if isinstance(hint, NewType):
-            return self.shape(hint.__supertype__, place, said)
+            return self.shape(hint.__supertype__, place, given)
         if get_origin(hint) is Annotated:
             inner, *extras = get_args(hint)
-            return self.shape(inner, place, next((e for e in extras if isinstance(e, AvroField)), said))
-        if said.type is not None:
-            return _asked_for(hint, said, place)
+            return self.shape(inner, place, next((e for e in extras if isinstance(e, AvroField)), given))
+        if given.type is not None:
+            return _explicit_type(hint, given, place)
         if hint is Decimal:
-            return _decimal(said, place)
+            return _decimal(given, place)
         if isinstance(hint, abc.Hashable) and hint in _SIMPLE:
             return _SIMPLE[hint]
         if get_origin(hint) in (Union, types.UnionType):
-            return self._union(hint, place, said)
+            return self._union(hint, place, given)
         if get_origin(hint) is Literal:
             return _literal(get_args(hint), place)
         return self._compound(hint, place)
@@ -178,15 +178,15 @@ class _Inference:
             return self._record(hint, place)
         raise place.refuse(f"Avro has nothing for {_shown(hint)}; {_advice(hint)}")
 
-    def _union(self, hint: Any, place: _Place, said: AvroField) -> Shape:  # noqa: ANN401
-        branches = tuple(self.shape(each, place, _for_branch(said, each)) for each in get_args(hint))
-        # None comes first, as everybody writes it; a default of another branch moves that one to the front.
+    def _union(self, hint: Any, place: _Place, given: AvroField) -> Shape:  # noqa: ANN401
+        branches = tuple(self.shape(each, place, _for_branch(given, each)) for each in get_args(hint))
+        # None comes first, as is usual in Avro; a default of another branch moves that one to the front.
         ordered = sorted(branches, key=lambda branch: branch_name(branch) != "null")
         names = [branch_name(branch) for branch in ordered]
         if len(set(names)) < len(names):
-            raise place.refuse(f"{_shown(hint)} has two sides that are {_twice(names)} in Avro; wrap one in a class")
+            raise place.refuse(f"{_shown(hint)} has two branches that are {_twice(names)} in Avro; wrap one in a class")
         if sum(dict in classes_of(branch) for branch in ordered) > 1:
-            raise place.refuse(f"{_shown(hint)} has two sides that are dicts to Python; make one a dataclass")
+            raise place.refuse(f"{_shown(hint)} has two branches that are dicts in Python; make one a dataclass")
         return UnionShape(tuple(ordered))
 
     def _enum(self, cls: type[enum.Enum], place: _Place) -> EnumShape:
@@ -217,14 +217,17 @@ class _Inference:
         return shape
 
     def _field(self, cls: type, field: ClassField, namespace: str) -> FieldShape:
-        place, said = _Place(cls.__qualname__, field.name, namespace), _said_of(field.hint)
+        place, given = _Place(cls.__qualname__, field.name, namespace), _avro_field_of(field.hint)
         if not is_name(field.name):
             raise place.refuse("Avro's names are ASCII letters, digits and '_'")
-        shape = FieldShape(field.name, self.shape(field.hint, place), said.aliases, said.doc or field.doc)
-        return with_default(shape, field.make_default, said, owner=cls.__qualname__)
+        shape = FieldShape(field.name, self.shape(field.hint, place), given.aliases, given.doc or field.doc)
+        return with_default(shape, field.make_default, given, owner=cls.__qualname__)
 
     def _again(self, cls: type, place: _Place) -> RecordShape | EnumShape:
-        """Return the shape of a class that came before. In a namespace, a name without one would mean another type."""
+        """Return the shape of a class that was seen before.
+
+        Raises NoSchemaFor if it has no namespace and is named inside of one, where its name would be another type's.
+        """
         shape = self._of_class[cls]
         if place.namespace and not _namespace(shape.name):
             reason = f"{shape.name} has no namespace and can't be named inside of {place.namespace!r}"
@@ -232,7 +235,7 @@ class _Inference:
         return shape
 
     def _claim(self, cls: type, place: _Place) -> str:
-        """Two classes of one name can't be told apart in one schema."""
+        """Return the full name of a class. Raises NoSchemaFor if another class of the schema has the same name."""
         options = options_of(cls)
         name = options.name or cls.__name__
         namespace = options.namespace or place.namespace
@@ -240,7 +243,7 @@ class _Inference:
         if not is_name(full):
             raise place.refuse(f"{full!r} is no Avro name; give one with @avro(name=…)")
         if self._names.setdefault(full, cls) is not cls:
-            raise place.refuse(f"two classes are called {full!r}; tell them apart with @avro(name=…) or (namespace=…)")
+            raise place.refuse(f"two classes are named {full!r}; rename one with @avro(name=…) or @avro(namespace=…)")
         return full
 
 
@@ -249,7 +252,7 @@ def _namespace(full: str) -> str:
 
 
 def _literal(choices: tuple[Any, ...], place: _Place) -> Shape:
-    """Return the type that all the choices have; they themselves are checked when values are written and read."""
+    """Return the common type of the choices. The choices are checked when values are written and read."""
     kinds = {type(choice) for choice in choices if choice is not None}
     if len(kinds) != 1 or not kinds <= {str, int, bool, bytes}:
         raise place.refuse(f"choices are all text, numbers, bytes or booleans, not {list(choices)}")
@@ -258,34 +261,34 @@ def _literal(choices: tuple[Any, ...], place: _Place) -> Shape:
     return chosen if None not in choices else UnionShape((_SIMPLE[None], chosen))
 
 
-def _decimal(said: AvroField, place: _Place) -> PrimitiveShape:
-    if not 0 <= said.scale <= said.precision or said.precision < 1:
-        raise place.refuse(f"precision {said.precision} and scale {said.scale} make no decimal")
-    return PrimitiveShape("bytes", "decimal", said.precision, said.scale)
+def _decimal(given: AvroField, place: _Place) -> PrimitiveShape:
+    if not 0 <= given.scale <= given.precision or given.precision < 1:
+        raise place.refuse(f"precision {given.precision} and scale {given.scale} make no decimal")
+    return PrimitiveShape("bytes", "decimal", given.precision, given.scale)
 
 
-def _asked_for(hint: Any, said: AvroField, place: _Place) -> PrimitiveShape:  # noqa: ANN401
-    asked = str(said.type)
+def _explicit_type(hint: Any, given: AvroField, place: _Place) -> PrimitiveShape:  # noqa: ANN401
+    asked = str(given.type)
     if asked not in PRIMITIVES | LOGICAL_TYPES.keys() or PYTHON_TYPES[asked] is not hint:
         raise place.refuse(f"{asked!r} is no Avro type for {_shown(hint)}")
     if asked == "decimal":
-        return _decimal(said, place)
+        return _decimal(given, place)
     return PrimitiveShape(asked) if asked in PRIMITIVES else PrimitiveShape(LOGICAL_TYPES[asked], asked)
 
 
-def _for_branch(said: AvroField, hint: Any) -> AvroField:  # noqa: ANN401
-    """In `Annotated[X | None, …]` what is said is said of X."""
-    return _PLAIN if hint is type(None) else said
+def _for_branch(given: AvroField, hint: Any) -> AvroField:  # noqa: ANN401
+    """Return the options of one branch: those of `Annotated[X | None, …]` apply to X."""
+    return _PLAIN if hint is type(None) else given
 
 
-def _said_of(hint: Any) -> AvroField:  # noqa: ANN401
+def _avro_field_of(hint: Any) -> AvroField:  # noqa: ANN401
     extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     return next((extra for extra in extras if isinstance(extra, AvroField)), _PLAIN)
 
 
 def _advice(hint: Any) -> str:  # noqa: ANN401
     if hint in _COLLECTIONS or hint in _MAPS or hint is tuple:
-        return "say of what"
+        return "name the type of its items"
     return "use a type listed in docs/avro.md, or keep such values as text or bytes"
 
 

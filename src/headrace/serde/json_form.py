@@ -1,7 +1,8 @@
-"""Avro as JSON that people and browsers read: records are {"type": name, "data": {…}}, at every depth.
+"""Avro data as readable JSON: records are {"type": name, "data": {…}}, at every depth.
 
-A union is its value alone when null is the only other side; otherwise what is no record is {"type": branch, "data": …},
-too. Bytes are base64; times, decimals and UUIDs are text; NaN and the infinities, which JSON lacks, are text.
+A union of null and one other type is written as the plain value; in other unions, values that are not records are
+written as {"type": branch, "data": …} too. Bytes are base64; times, decimals and UUIDs are text; so are NaN and the
+infinities, which JSON lacks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["json_of_datum"]
 
 
 def json_of_datum(shape: Shape, datum: Any) -> Any:  # noqa: ANN401
-    """Return what the Avro reader gave, or the writer takes, as JSON values."""
+    """Return data of the Avro reader, or for the writer, as JSON values."""
     match shape:
         case PrimitiveShape() | FixedShape():
             return _primitive(shape, datum)

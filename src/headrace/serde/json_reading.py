@@ -1,4 +1,4 @@
-"""From the JSON form back to data. Fields nobody knows are ignored, missing ones take their defaults."""
+"""Parsing of the JSON form to Avro data. Unknown fields are ignored, and missing ones get their defaults."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _ENVELOPE = {"type", "data"}
 
 
 def datum_of_json(shape: Shape, value: Any, where: str = "") -> Any:  # noqa: ANN401
-    """Return the JSON value as the Avro reader would give it. Raises NotDecodable, naming the field.
+    """Return the datum of a JSON value, as the Avro reader would return it. Raises NotDecodable, naming the field.
 
-    A record may also stand without its envelope, and so may a branch of a union that its JSON type alone tells.
+    The envelope with the type may be left out for a record, and for a branch of a union that its JSON type determines.
     """
     match shape:
         case PrimitiveShape() | FixedShape():
@@ -60,7 +60,7 @@ def _record(shape: RecordShape, value: Any, where: str) -> dict[str, Any]:  # no
     fields = _expect(dict, value, where)
     if fields.keys() == _ENVELOPE and isinstance(fields["data"], Mapping) and isinstance(fields["type"], str):
         if short_name(fields["type"]) != short_name(shape.name):
-            raise _wrong(where, f"{shape.name} is wanted, not {fields['type']}")
+            raise _wrong(where, f"it must be {shape.name}, not {fields['type']}")
         fields = fields["data"]
     datum = {}
     for field in shape.fields:
@@ -92,7 +92,7 @@ def _branch_of(shape: UnionShape, value: Any, where: str) -> tuple[Shape, Any]: 
     for name in _BARE.get(type(value), ()):
         if name in by_name:
             return by_name[name], value
-    raise _wrong(where, f"{value!r} is none of {', '.join(by_name)}; say which with {{'type': …, 'data': …}}")
+    raise _wrong(where, f"{value!r} is none of {', '.join(by_name)}; name one with {{'type': …, 'data': …}}")
 
 
 _BARE: dict[type, tuple[str, ...]] = {
@@ -119,7 +119,7 @@ def _primitive(shape: PrimitiveShape | FixedShape, value: Any, where: str) -> An
 def _exactly(kind: type) -> Any:  # noqa: ANN401
     def parse(value: object) -> object:
         if type(value) is not kind:
-            raise TypeError(f"{kind.__name__} is wanted")
+            raise TypeError(f"it must be {kind.__name__}")
         return value
 
     return parse
@@ -127,12 +127,12 @@ def _exactly(kind: type) -> Any:  # noqa: ANN401
 
 def _float(value: Any) -> float:  # noqa: ANN401
     if isinstance(value, bool):
-        raise TypeError("a number is wanted")
+        raise TypeError("it must be a number")
     return float(value)
 
 
 def _decimal(value: Any) -> Decimal:  # noqa: ANN401
-    # Through text: 0.1 means a tenth, not the binary number next to it.
+    # By way of text: 0.1 means a tenth, not the nearest binary number.
     return Decimal(str(value))
 
 
@@ -153,7 +153,7 @@ _PARSERS: dict[type, Any] = {
 
 def _expect(kind: type, value: Any, where: str) -> Any:  # noqa: ANN401
     if not isinstance(value, kind):
-        raise _wrong(where, f"a {kind.__name__} is wanted, not {value!r}")
+        raise _wrong(where, f"it must be a {kind.__name__}, not {value!r}")
     return value
 
 

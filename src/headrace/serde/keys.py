@@ -1,8 +1,8 @@
-"""Keys: one canonical form of bytes for each value, with no schema id in it.
+"""Keys: one canonical byte form for each value, without a schema id.
 
 The bytes of a key decide its partition, so they must not change when its schema gets another id. Text is UTF-8, bytes
-are themselves, a whole number is 8 bytes big-endian (as Kafka's LongSerializer has it), a UUID is its text; a class is
-its Avro body, unframed. Any Kafka client that writes the same bytes agrees on the partition.
+are unchanged, a whole number is 8 bytes big-endian (as in Kafka's LongSerializer), a UUID is its text, and a class is
+its Avro body without framing. Every Kafka client that writes the same bytes chooses the same partition.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ T = TypeVar("T")
 
 
 class KeyCodec(Generic[T]):
-    """Keys of one type. Raises NoSchemaFor for types that have no canonical form: maps, sets, and what holds them."""
+    """Encodes and decodes keys of one type.
+
+    Raises NoSchemaFor for types without a canonical form: maps, sets, and types that contain them.
+    """
 
     def __init__(self, kind: type[T]) -> None:
         self._kind: Any = kind
@@ -37,7 +40,7 @@ class KeyCodec(Generic[T]):
         if self._codec is not None:
             return self._codec.encode(key)
         if not isinstance(key, self._kind) or isinstance(key, bool):
-            raise NotEncodable("key", "key", f"{self._kind.__name__} is wanted, not {key!r}")
+            raise NotEncodable("key", "key", f"it must be {self._kind.__name__}, not {key!r}")
         try:
             return _to_bytes(key)
         except (ValueError, OverflowError) as error:
@@ -60,7 +63,7 @@ class KeyCodec(Generic[T]):
 
 
 def framed_key_partition(data: bytes, partitions: int) -> int:
-    """Return the partition of a key that came framed: its body decides, so that all versions of a schema agree."""
+    """Return the partition of a framed key: its body decides, so that all versions of a schema agree."""
     schema_id_of(data)
     return partition_of(data[HEADER_BYTES:], partitions)
 
@@ -80,7 +83,7 @@ def _from_bytes(kind: type, data: bytes) -> Any:  # noqa: ANN401
 
 
 def _check_canonical(shape: Shape, owner: str, where: str = "key", seen: frozenset[int] = frozenset()) -> None:
-    """The order of a map's or a set's members is no part of its value, but would be one of its bytes."""
+    """Raise NoSchemaFor for maps and sets: the order of their members is in the bytes, but not part of the value."""
     if id(shape) in seen:
         return
     match shape:

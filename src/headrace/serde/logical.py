@@ -1,4 +1,4 @@
-"""Logical types: which Python class stands for which, and what of it goes on the wire."""
+"""Logical types: their Python classes, and the conversion to and from raw values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PYTHON_TYPES: dict[str, type] = {
 
 
 def python_type(shape: PrimitiveShape | FixedShape) -> type:
-    """Return the class of the values."""
+    """Return the Python class of the shape's values."""
     return PYTHON_TYPES[shape.logical or (shape.kind if isinstance(shape, PrimitiveShape) else "bytes")]
 
 
@@ -47,14 +47,14 @@ def schema_of_primitive(shape: PrimitiveShape) -> str | dict[str, Any]:
 
 
 def logical_value(shape: PrimitiveShape | FixedShape, raw: Any) -> Any:  # noqa: ANN401
-    """Return the value that `raw` stands for."""
+    """Return the logical value of a raw one."""
     if shape.logical is None:
         return raw
     return logical_readers()[_key(shape)](raw, _schema(shape), None)
 
 
 def raw_value(shape: PrimitiveShape | FixedShape, value: Any) -> Any:  # noqa: ANN401
-    """Return what goes on the wire for `value`."""
+    """Return the raw value of a logical one, as it is written."""
     if shape.logical is None:
         return value
     return logical_writers()[_key(shape)](value, _schema(shape))

@@ -1,4 +1,4 @@
-"""What a class can say about its schema beyond its type hints: `AvroField` for a field, `@avro` for the class."""
+"""Options of schemas beyond type hints: `AvroField` for a field, `@avro` for a class."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class AvroField:
-    """Put into a hint, `Annotated[Decimal, AvroField(precision=12, scale=2, doc="in euro")]`.
+    """Options of a field, in its hint: `Annotated[Decimal, AvroField(precision=12, scale=2, doc="in euro")]`.
 
-    `aliases` are names the field had before; `default` is for readers of data that lacks the field, where the class
-    itself has none; `type` is an Avro type to use in place of the inferred one: `"int"`, `"timestamp-millis"`.
+    `aliases` are earlier names of the field. `default` is for readers of data that lacks the field, if the class has
+    no default itself. `type` is an Avro type in place of the inferred one, such as `"int"` or `"timestamp-millis"`.
     """
 
     aliases: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class AvroField:
 
 @dataclass(frozen=True, kw_only=True)
 class AvroOptions:
-    """What `@avro` was given, and the names that were visible where the class was defined."""
+    """The arguments of `@avro`, and the local names that were visible where the class was defined."""
 
     name: str | None = None
     namespace: str = ""
@@ -43,7 +43,7 @@ class AvroOptions:
     around: Mapping[str, Any] | None = None
 
     def aliases_in(self, namespace: str) -> tuple[str, ...]:
-        """Return the aliases, in the class's namespace where they name none."""
+        """Return the aliases; those without a namespace are in the class's own."""
         return tuple(alias if "." in alias or not namespace else f"{namespace}.{alias}" for alias in self.aliases)
 
 
@@ -72,11 +72,11 @@ def avro(
     doc: str | None = None,
     default: str | None = None,
 ) -> Any:
-    """Infer the class's schema now, so that what can't be inferred fails here. Raises NoSchemaFor.
+    """Infer the class's schema where the class is defined, so that mistakes are found early. Raises NoSchemaFor.
 
-    `aliases` are names the class had before; `default` is, for an enum, the symbol that readers take for one they
-    don't know. A class without a namespace takes that of the record it stands in. This goes above the decorator that
-    makes the class a dataclass.
+    `aliases` are earlier names of the class. The `default` of an enum is the symbol that readers use for unknown
+    symbols. A class without a namespace has that of the record around it. Put this decorator above the one that makes
+    the class a dataclass.
     """
     around = names_around(2)
     options = AvroOptions(
@@ -94,11 +94,11 @@ def avro(
 
 
 def names_around(depth: int) -> Mapping[str, Any] | None:
-    """Return the local names of the function that many calls up; None at the top of a module."""
+    """Return the local names of the function `depth` calls up; None at the top of a module."""
     frame = sys._getframe(depth)  # noqa: SLF001 - as typing and pydantic do; there is no other way
     return None if frame.f_locals is frame.f_globals else dict(frame.f_locals)
 
 
 def options_of(cls: type) -> AvroOptions:
-    """Return what the class was declared with."""
+    """Return the options that the class was declared with."""
     return _options.get(cls, _NOTHING)

@@ -1,4 +1,4 @@
-"""Typed payloads for journals: objects to framed Avro and back, one subject for each type of event."""
+"""Typed payloads of journals: objects as framed Avro, with one subject for each type of event."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["Payloads"]
 
 
 class Payloads:
-    """The events of a topic, each a class of its own.
+    """Encodes and decodes the events of a topic, with a class for each type of event.
 
         payloads = Payloads(registry, "accounts", [Opened, Deposited])
         await accounts.append("acc-1", await payloads.events(1, [Opened("Ann"), Deposited(20)]))
         async for stored in accounts.read("acc-1"):
             event = await payloads.decode(stored.payload)
 
-    A journal takes such payloads as binary. Payloads that are no framed Avro (none, text, JSON, other bytes) come back
-    as they are, and records of types not listed come back as GenericRecords. With `auto_register` False schemas must be
-    registered already.
+    A journal stores such payloads as binary. Payloads that are not framed Avro (none, text, JSON, other bytes) are
+    returned unchanged, and records of other types are returned as GenericRecords. With `auto_register=False` schemas
+    must be registered already.
     """
 
     def __init__(self, registry: Registry, topic: str, types: Sequence[type], *, auto_register: bool = True) -> None:
@@ -38,10 +38,10 @@ class Payloads:
         self._decoder: Decoder[Any] = Decoder(registry, types)
 
     async def encode(self, value: object) -> bytes:
-        """Return the payload of an event. Its schema is registered when its type comes first."""
+        """Return the payload of an event. Its schema is registered before the first event of its type."""
         encoder = self._encoders.get(type(value)) or await self._encoder(type(value))
         payload = encoder(value)
-        assert payload is not None  # noqa: S101 - only None gives None, and it is none of the types
+        assert payload is not None  # noqa: S101 - only None is encoded as None, and it is not among the types
         return payload
 
     async def decode(self, payload: Any) -> Any:  # noqa: ANN401
@@ -68,7 +68,7 @@ class Payloads:
 
 
 def _by_class(types: Sequence[type]) -> dict[type, type]:
-    """Return the types by the class of their events; dicts can be of one TypedDict only."""
+    """Return the types by the class of their events. Raises BadArgument for two TypedDicts, whose events are dicts."""
     found: dict[type, type] = {}
     for kind in types:
         other = found.setdefault(instance_class(kind), kind)

@@ -1,4 +1,4 @@
-"""What a schema registry is, whoever keeps it.
+"""The port of schema registries.
 
 A backend implements these protocols and passes `headrace.testing.conformance.RegistryConformance`.
 """
@@ -16,7 +16,7 @@ __all__ = ["Levels", "Registry", "Version"]
 
 
 class Version(NamedTuple):
-    """A schema as a subject holds it. The same schema has the same id under every subject."""
+    """A version of a subject. The same schema has the same id under every subject."""
 
     subject: str
     version: int
@@ -25,23 +25,23 @@ class Version(NamedTuple):
 
 
 class Levels(Protocol):
-    """What subjects promise about their versions. The level of None is that of subjects without one of their own."""
+    """Compatibility levels of subjects. The level of None is the default for subjects without a level of their own."""
 
     async def get(self, subject: str | None) -> Level:
         """Return the level in force for the subject."""
         ...
 
     async def put(self, subject: str | None, level: Level) -> None:
-        """Set the level; versions that are there already are not looked at."""
+        """Set the level; existing versions are not checked."""
         ...
 
 
 class Registry(Protocol):
     """Schemas by id, and by subject and version.
 
-    Promises: an id stands for one schema for ever; versions of a subject count from 1 without gaps and never change;
-    whoever asks after a registration returned sees it; of two registrations at once, one is checked against the other.
-    Does not promise: ids without gaps.
+    Promises: an id belongs to one schema forever; versions of a subject count from 1 without gaps and never change; a
+    call after a registration has returned sees it; of two simultaneous registrations, one is checked against the
+    other. Does not promise: ids without gaps.
     """
 
     @property
@@ -50,9 +50,9 @@ class Registry(Protocol):
         ...
 
     async def register(self, subject: str, schema: Schema) -> Version:
-        """Return the subject's version that holds the schema, made if there is none.
+        """Return the subject's version with this schema; add one if there is none.
 
-        Raises IncompatibleSchema when it breaks the subject's level; nothing is written then.
+        Raises IncompatibleSchema if it breaks the subject's level; nothing is written then.
         """
         ...
 
@@ -69,5 +69,5 @@ class Registry(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of everything. Raises nothing the second time."""
+        """Release all resources. A second call does nothing."""
         ...

@@ -1,4 +1,4 @@
-"""Between a schema's JSON and its shape. What the specification forbids is refused, with the place where it stands."""
+"""Conversion between a schema's JSON and its shape. Errors say where the JSON breaks the specification."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["LOGICAL_TYPES", "PRIMITIVES", "is_name", "json_of_shape", "shape_of_
 
 
 def json_of_shape(shape: Shape) -> Any:  # noqa: ANN401
-    """Return the schema as JSON values; a named type is written out where it comes first, then called by name."""
+    """Return the schema as JSON values. A named type is written in full the first time, then by name."""
     return _render(shape, "", set())
 
 
@@ -99,7 +99,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 
 def is_name(text: str) -> bool:
-    """Say whether Avro takes the text as a name, dots allowed."""
+    """Return True if the text is a name in Avro; dots are allowed."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -126,7 +126,7 @@ class _Parser:
         return self._object(raw, namespace, where)
 
     def check_defaults(self) -> None:
-        """When every name is known: a default must be a value of its field."""
+        """Raise BadSchema for a default that is no value of its field. All names must be known by then."""
         for where, field in self._with_default:
             try:
                 datum_of_default(field.shape, field.default)
@@ -155,7 +155,7 @@ class _Parser:
             return PrimitiveShape(name)
         full = _full(name, namespace)
         if full not in self._named:
-            raise BadSchema(where, f"nothing is called {full!r}")
+            raise BadSchema(where, f"there is no type {full!r}")
         return self._named[full]
 
     def _union(self, raw: list[Any], namespace: str, where: str) -> Shape:
@@ -222,14 +222,14 @@ class _Parser:
 
     def _declare(self, name: str, shape: Shape, where: str) -> Shape:
         if name in self._named:
-            raise BadSchema(where, f"two types are called {name!r}")
+            raise BadSchema(where, f"two types are named {name!r}")
         self._named[name] = shape
         return shape
 
 
 def _primitive(kind: str, raw: Mapping[str, Any]) -> PrimitiveShape:
     logical = raw.get("logicalType")
-    # The specification: a logical type that is unknown, or does not belong to its type, is as good as none.
+    # The specification says that an unknown logical type, or one of another type, is ignored.
     if LOGICAL_TYPES.get(str(logical)) != kind:
         return PrimitiveShape(kind)
     if logical != "decimal":

@@ -1,4 +1,4 @@
-"""Schemas as values: their text, their shape, their fingerprint."""
+"""Schemas as values, with their text, shape and fingerprint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.errors import BadSchema
 from headrace.serde.avro_library import prepared
-from headrace.serde.hints import AskedHint, infer
+from headrace.serde.hints import HintKey, infer
 from headrace.serde.schema_json import PRIMITIVES, json_of_shape, shape_of_json
 from headrace.serde.shapes import Shape, branch_name
 
@@ -20,7 +20,7 @@ _ORDER = ("type", "name", "namespace", "doc", "aliases", "fields", "symbols", "i
 
 
 class Schema:
-    """An Avro schema. Two are equal when they say the same, docs and defaults included, however they were spelt."""
+    """An Avro schema. Two are equal if their content is, including docs and defaults, however the JSON is written."""
 
     def __init__(self, source: str | Mapping[str, Any] | list[Any]) -> None:
         try:
@@ -28,13 +28,13 @@ class Schema:
             self.shape: Shape = shape_of_json(raw)
             self.text: str = json.dumps(_tidy(raw), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         except RecursionError as error:
-            raise BadSchema("the top", "it is nested too deep") from error
+            raise BadSchema("the top", "it is nested too deeply") from error
         except ValueError as error:
             raise BadSchema("the top", f"it can't be written as JSON: {error}") from error
 
     @property
     def name(self) -> str:
-        """The full name of a named type, or the type."""
+        """The full name of a named type, or the name of another type."""
         return branch_name(self.shape)
 
     @cached_property
@@ -44,7 +44,7 @@ class Schema:
 
     @cached_property
     def prepared(self) -> Any:  # noqa: ANN401
-        """The form that the Avro reader and writer want."""
+        """The schema in the form that the Avro reader and writer need."""
         return prepared(json.loads(self.text))
 
     def __eq__(self, other: object) -> bool:
@@ -61,12 +61,12 @@ class Schema:
 
 
 def schema_of(hint: Any) -> Schema:  # noqa: ANN401
-    """Return the schema of a class, or of any hint that is inferable. Raises NoSchemaFor."""
-    return _schema_of(AskedHint(hint))
+    """Return the schema of a class, or of any hint that a field may have. Raises NoSchemaFor."""
+    return _schema_of(HintKey(hint))
 
 
 @lru_cache(maxsize=4096)
-def _schema_of(asked: AskedHint) -> Schema:
+def _schema_of(asked: HintKey) -> Schema:
     return Schema(json_of_shape(infer(asked.hint)))
 
 
@@ -84,7 +84,7 @@ def _refuse_constant(constant: str) -> None:
 
 
 def _tidy(raw: Any) -> Any:  # noqa: ANN401
-    """One spelling: attributes in one order, no object around a bare name, no empty aliases."""
+    """Return the JSON in a canonical form: attributes in one order, no object around a name, no empty aliases."""
     if isinstance(raw, list):
         return [_tidy(each) for each in raw]
     if not isinstance(raw, Mapping):

@@ -1,4 +1,4 @@
-"""What an Avro schema says, as a tree that all else is compiled from; classes are bound to it where they are known."""
+"""Shapes: the tree of an Avro schema, from which codecs are compiled, with the Python classes bound to it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ NO_DEFAULT: Final = _NoDefault.NO_DEFAULT
 
 @dataclass(frozen=True, slots=True)
 class PrimitiveShape:
-    """A primitive type, with its logical type if it has one that is understood.
+    """A primitive type, with its logical type if that is known.
 
-    `choices`, where there are any, are the values that a `Literal` names; schemas can't tell them.
+    `choices` are the values of a `Literal`; the schema does not contain them.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class PrimitiveShape:
 
 @dataclass(eq=False, slots=True)
 class FixedShape:
-    """So many bytes, under a name."""
+    """A named type of a fixed number of bytes."""
 
     name: str
     size: int
@@ -60,7 +60,7 @@ class FixedShape:
 
 @dataclass(eq=False, slots=True)
 class EnumShape:
-    """One of some symbols; `default` is what a reader takes for a symbol it does not know."""
+    """An enum. `default` is the symbol that a reader uses for an unknown symbol."""
 
     name: str
     symbols: tuple[str, ...]
@@ -72,7 +72,7 @@ class EnumShape:
 
 @dataclass(eq=False, slots=True)
 class ArrayShape:
-    """A list; `make` turns one into the collection that the class wants."""
+    """An array. `make` converts a list to the collection of the class's field."""
 
     items: Shape
     make: Callable[[Iterable[Any]], Any] = list
@@ -80,21 +80,21 @@ class ArrayShape:
 
 @dataclass(eq=False, slots=True)
 class MapShape:
-    """Values by text."""
+    """A map from text to values."""
 
     values: Shape
 
 
 @dataclass(eq=False, slots=True)
 class UnionShape:
-    """One of several."""
+    """A union of several types."""
 
     branches: tuple[Shape, ...]
 
 
 @dataclass(eq=False, slots=True)
 class FieldShape:
-    """A field of a record. `default` is in the form that schemas use; `make_default` makes the class's own."""
+    """A field of a record. `default` is in the form of schemas; `make_default` makes the class's own default."""
 
     name: str
     shape: Shape
@@ -106,7 +106,7 @@ class FieldShape:
 
 @dataclass(eq=False, slots=True)
 class RecordShape:
-    """Named fields. It may hold itself, so `fields` are filled in after it was made."""
+    """A record. It may be recursive, so `fields` are filled in after it was made."""
 
     name: str
     fields: list[FieldShape] = field(default_factory=list, repr=False)
@@ -119,7 +119,7 @@ Shape: TypeAlias = PrimitiveShape | FixedShape | EnumShape | ArrayShape | MapSha
 
 
 def branch_name(shape: Shape) -> str:
-    """Return what a shape is called as a branch of a union: its name, or its type."""
+    """Return the name of a shape as a branch of a union: its own name, or its type."""
     match shape:
         case PrimitiveShape():
             return shape.kind
@@ -133,7 +133,7 @@ def branch_name(shape: Shape) -> str:
 
 
 def is_optional(shape: UnionShape) -> bool:
-    """Say whether null is the only other side of the union."""
+    """Return True if the union is of null and one other type."""
     return len(shape.branches) == 2 and any(branch_name(branch) == "null" for branch in shape.branches)
 
 
@@ -143,7 +143,7 @@ def short_name(name: str) -> str:
 
 
 def has_named_branches(shape: Shape, seen: set[int] | None = None) -> bool:
-    """Say whether any union in the shape has a branch that is known by its name; `seen` are shapes that have none."""
+    """Return True if a union in the shape has a branch of a named type; `seen` are shapes that were searched before."""
     seen = set() if seen is None else seen
     if id(shape) in seen:
         return False

@@ -1,8 +1,8 @@
-"""A first look over a body, for the few schemas whose data could be far larger in memory than it is in bytes.
+"""Checks of a body before it is decoded, for schemas whose data can be much larger in memory than in bytes.
 
-A record that holds itself can be nested as deep as its body is long, and the Avro reader, which is written in C, dies
-of that with its whole process; an array of items that take no bytes can have any number of them. Such bodies are
-refused, when they are read and when they are written.
+A recursive record can be nested as deeply as its body is long, and the Avro reader, which is written in C, then crashes
+the whole process. An array of items that take no bytes can have any number of them. Such bodies are refused when they
+are read and when they are written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.serde.shapes import (
 
 __all__ = ["MAX_DEPTH", "MAX_DEPTH_READ", "MAX_EMPTY_ITEMS", "skimmer_of"]
 
-MAX_DEPTH = 250  # what is written; the reader's own code takes a little more, depending on where it is called
+MAX_DEPTH = 250  # when writing; the reader allows a little more, depending on the depth of its caller's stack
 MAX_DEPTH_READ = 1000
 MAX_EMPTY_ITEMS = 100_000
 
@@ -35,10 +35,10 @@ _SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 
 
 def skimmer_of(shape: Shape, *, max_depth: int) -> Skim | None:
-    """Return the function that looks over a body from a place on; None if there is no need.
+    """Return the function that checks a body from an offset on; None if the schema needs no check.
 
-    It raises ValueError, or RecursionError where Python itself allows less. What it passes over, it has read as the
-    reader does: numbers that the reader would cut or take another way are refused.
+    It raises ValueError, or RecursionError if Python's own limit is lower. It reads bodies exactly as the reader does:
+    numbers that the reader would cut or interpret differently are refused.
     """
     if not _Risks().is_risky(shape):
         return None
@@ -48,13 +48,13 @@ def skimmer_of(shape: Shape, *, max_depth: int) -> Skim | None:
         try:
             skip(_Walk(data, max_depth), start)
         except IndexError:
-            return  # it ends too early, before anything that is too deep: the reader will say where
+            return  # the body is cut off before it is too deep; the reader reports where
 
     return skim
 
 
 class _Walk:
-    """One body on its way."""
+    """The state of one check of a body."""
 
     __slots__ = ("data", "depth_left", "empty_items")
 
@@ -64,7 +64,7 @@ class _Walk:
         self.empty_items = 0
 
     def number(self, at: int) -> tuple[int, int]:
-        """Return the number at a place, and the place behind it. Raises IndexError at the end."""
+        """Return the number at an offset, and the offset behind it. Raises IndexError at the end."""
         raw = 0
         for nr in range(_MOST_NUMBER_BYTES):
             byte = self.data[at + nr]
@@ -75,7 +75,7 @@ class _Walk:
 
 
 class _Skippers:
-    """One compilation. Records are remembered, because they may hold themselves."""
+    """One compilation. Records are remembered, because they may be recursive."""
 
     def __init__(self) -> None:
         self._records: dict[int, list[_Skip]] = {}
@@ -140,7 +140,7 @@ def _all_of(fields: list[_Skip]) -> _Skip:
     def skip(walk: _Walk, at: int) -> int:
         walk.depth_left -= 1
         if walk.depth_left < 0:
-            raise ValueError(f"records are nested too deep; at most {MAX_DEPTH} may stand in one another")
+            raise ValueError(f"records are nested too deeply; they may be nested at most {MAX_DEPTH} deep")
         for skip_field in fields:
             at = skip_field(walk, at)
         walk.depth_left += 1
@@ -174,7 +174,7 @@ def _count_empty(walk: _Walk) -> None:
 
 
 class _Risks:
-    """One look at a schema. Records are looked at once, however often they are used."""
+    """One check of a schema. Each record is checked once, however often it is used."""
 
     def __init__(self) -> None:
         self._around: set[int] = set()
@@ -182,7 +182,7 @@ class _Risks:
         self._may_be_empty: dict[int, bool] = {}
 
     def is_risky(self, shape: Shape) -> bool:
-        """Say whether a small body may be a large value."""
+        """Return True if a small body may decode to a large value."""
         match shape:
             case ArrayShape():
                 return self.may_be_empty(shape.items) or self.is_risky(shape.items)
@@ -196,7 +196,7 @@ class _Risks:
 
     def _is_risky_record(self, shape: RecordShape) -> bool:
         if id(shape) in self._around:
-            return True  # it holds itself
+            return True  # it is recursive
         self._around.add(id(shape))
         if any(self.is_risky(field.shape) for field in shape.fields):
             return True
@@ -205,7 +205,7 @@ class _Risks:
         return False
 
     def may_be_empty(self, shape: Shape) -> bool:
-        """Say whether a value may take no bytes at all."""
+        """Return True if a value may take no bytes at all."""
         match shape:
             case PrimitiveShape():
                 return shape.kind == "null"

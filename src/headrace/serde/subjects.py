@@ -1,4 +1,8 @@
-"""Subjects: under which names a topic's schemas are kept; a topic's bytes as people read them."""
+"""Subjects: the names of a topic's schemas in the registry; and the rendering of a topic's bytes as JSON.
+
+`<topic>-value` and `<topic>-key` are Confluent's default. A topic with records of many types, such as a journal's, has
+one subject for each type: `<topic>-<name of the record>` (Confluent's TopicRecordNameStrategy).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,15 @@ from headrace.serde.codecs import GenericCodec
 from headrace.serde.framing import HEADER_BYTES, is_framed, schema_id_of
 from headrace.serde.ports import Registry, Version
 
-__all__ = ["Part", "Shower", "latest_version", "record_subject_of", "subject_of", "topic_schemas", "topic_versions"]
+__all__ = [
+    "JsonRenderer",
+    "Part",
+    "latest_version",
+    "record_subject_of",
+    "subject_of",
+    "topic_schemas",
+    "topic_versions",
+]
 
 Part: TypeAlias = Literal["key", "value"]
 
@@ -36,7 +48,7 @@ async def latest_version(registry: Registry, subject: str) -> Version:
 async def topic_versions(registry: Registry, topic: str, part: Part = "value") -> Sequence[Version]:
     """Return every version that values (or keys) of the topic may have been written with, oldest ids first."""
     found: list[Version] = []
-    with contextlib.suppress(UnknownSubject):  # a topic of many types has none
+    with contextlib.suppress(UnknownSubject):  # a topic with many types has no subject of its own
         found.extend(await registry.versions(subject_of(topic, part)))
     if part == "value":
         found.extend(await _of_record_subjects(registry, topic))
@@ -44,7 +56,7 @@ async def topic_versions(registry: Registry, topic: str, part: Part = "value") -
 
 
 async def topic_schemas(registry: Registry, topic: str, part: Part = "value") -> Mapping[int, str]:
-    """Return the JSON of each schema of the topic by its id: what a reader outside Python needs, Spark for one."""
+    """Return the JSON of each schema of the topic by id, for readers outside of Python such as Spark."""
     return {version.schema_id: version.schema.text for version in await topic_versions(registry, topic, part)}
 
 
@@ -52,20 +64,20 @@ async def _of_record_subjects(registry: Registry, topic: str) -> list[Version]:
     found: list[Version] = []
     for subject in await registry.subjects():
         if subject.startswith(f"{topic}-") and subject not in (subject_of(topic), subject_of(topic, "key")):
-            # Another topic's subject may begin alike: `a-b-value` is none of topic `a`.
+            # A subject of another topic may have the same prefix: `a-b-value` does not belong to topic `a`.
             name = subject.removeprefix(f"{topic}-")
             found.extend(each for each in await registry.versions(subject) if each.schema.name == name)
     return found
 
 
-class Shower:
-    """Shows keys and values. What can't be decoded is shown as base64 with the reason, never left out."""
+class JsonRenderer:
+    """Renders keys and values as JSON. Bytes that can't be decoded are rendered as base64, with the reason."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._readers: dict[int, Callable[[bytes], Any]] = {}
 
-    async def show(self, data: bytes | None) -> Any:  # noqa: ANN401
+    async def render(self, data: bytes | None) -> Any:  # noqa: ANN401
         """Return the bytes as JSON values."""
         if data is None:
             return None

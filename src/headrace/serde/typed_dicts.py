@@ -1,7 +1,7 @@
 """TypedDicts: their instances are plain dicts, and a key that is not required may be absent.
 
-Avro has no absent fields. Such a key is a field that may be null: absent when it is written, null; null when it is
-read, absent. So it can't be None besides.
+Avro has no absent fields, so an absent key is written as null, and null is read as an absent key. Such a key can't be
+None at the same time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from headrace.errors import NoSchemaFor
 
 __all__ = ["absent_keys", "typed_dict_hints", "typed_dict_values", "without_absent"]
 
-# By name: those of typing and of typing_extensions are not the same objects in every version of Python.
+# Compared by name: those of typing and typing_extensions are different objects in some versions of Python.
 _QUALIFIERS = ("Required", "NotRequired", "ReadOnly")
 
 
 def absent_keys(cls: type[Any], hints: Mapping[str, Any]) -> frozenset[str]:
     """Return the keys that may be absent.
 
-    The class's own answer is wrong for hints that were text when it was made, as they are in many modules.
+    `__optional_keys__` of the class is wrong if its hints were text, as with `from __future__ import annotations`.
     """
     optional: frozenset[str] = getattr(cls, "__optional_keys__", frozenset())
     return frozenset(
@@ -30,7 +30,7 @@ def absent_keys(cls: type[Any], hints: Mapping[str, Any]) -> frozenset[str]:
 
 
 def typed_dict_hints(cls: type[Any], hints: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hints without their qualifiers, those of keys that may be absent with None. Raises NoSchemaFor."""
+    """Return the hints without qualifiers; keys that may be absent also accept None. Raises NoSchemaFor."""
     absent, found = absent_keys(cls, hints), {}
     for name, hint in hints.items():
         bare, extras = _unwrapped(hint)
@@ -43,7 +43,7 @@ def typed_dict_hints(cls: type[Any], hints: Mapping[str, Any]) -> dict[str, Any]
 
 
 def typed_dict_values(names: tuple[str, ...], absent: frozenset[str]) -> Callable[[Any], dict[str, Any]]:
-    """Return a function that gives a copy of a dict, whole: with None for what is absent."""
+    """Return a function that copies a dict, with None for absent keys. It raises TypeError for wrong keys."""
     required = [name for name in names if name not in absent]
     known = frozenset(names)
 
@@ -62,7 +62,7 @@ def typed_dict_values(names: tuple[str, ...], absent: frozenset[str]) -> Callabl
 
 
 def without_absent(absent: frozenset[str]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return a function that takes out of a dict what is None because it was absent."""
+    """Return a function that removes the keys from a dict that are None because they were absent."""
 
     def without(values: dict[str, Any]) -> dict[str, Any]:
         for name in absent:
@@ -87,7 +87,7 @@ def _qualifiers(hint: Any) -> set[str]:  # noqa: ANN401
 
 
 def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401
-    """Return what is inside of qualifiers and Annotated, and what Annotated adds."""
+    """Return the hint inside of qualifiers and Annotated, and the annotations."""
     extras: tuple[Any, ...] = ()
     while _qualifier(hint) or get_origin(hint) is Annotated:
         inner, *more = get_args(hint)

@@ -1,4 +1,4 @@
-"""`headrace demo`: see it work, on a folder that is thrown away."""
+"""`headrace demo`: all parts at work, in a temporary folder."""
 
 from headrace.cli.demo.scenes import demo
 

@@ -14,7 +14,7 @@ __all__ = ["show_journal"]
 
 
 async def show_journal(hr: Headrace, suffix: str) -> None:
-    """Walk through what a journal can do."""
+    """Append to, read, delete from and purge journals."""
     accounts = hr.journal(f"accounts{suffix}", partitions=4, origin="demo")
     say("Journals: three accounts are opened, and changed")
     await accounts.append("alice", [Event(1, {"opened": 100}, ("vip",)), Event(2, {"deposited": 20})])
@@ -43,7 +43,7 @@ async def _read(accounts: Journal) -> None:
 
 
 async def _check(accounts: Journal) -> None:
-    say("Two writers expect the same thing of Alice's account: one wins, the other is told")
+    say("Two writers expect the same seq_nr of Alice's account: one succeeds, the other is refused")
     await accounts.append("alice", [Event(3, {"withdrawn": 30})], expected=2)
     try:
         await accounts.append("alice", [Event(3, {"withdrawn": 100})], expected=2)
@@ -58,7 +58,7 @@ async def _delete(accounts: Journal) -> None:
 
 
 async def _purge(accounts: Journal) -> None:
-    say("Carol's journal is purged, and begins anew")
+    say("Carol's journal is purged, and starts again from 1")
     await accounts.purge("carol")
     tell(f"pointer {await accounts.pointer('carol')}")
     await accounts.append("carol", [Event(1, {"opened": 1})])

@@ -63,8 +63,8 @@ async def _transact(log: Log, accounts: str, suffix: str) -> None:
     producer = await log.transactional(f"demo{suffix}")
     async with transaction(producer) as opened:
         await opened.append(NewRecord(accounts, b"alice", b"- 30"), NewRecord(ledger, b"1", b"alice to bob: 30"))
-    places = " and ".join(f"{TopicPartition(p.topic, p.partition)} offset {p.offset}" for p in opened.positions)
-    console.print(f"  committed at {places}", markup=False)
+    positions = " and ".join(f"{TopicPartition(p.topic, p.partition)} offset {p.offset}" for p in opened.positions)
+    console.print(f"  committed at {positions}", markup=False)
     await producer.begin()
     await producer.append([NewRecord(ledger, b"2", b"bob to carol: 1000000")])
     await producer.abort()
@@ -101,7 +101,7 @@ async def _kill(log: Log, address: str, suffix: str) -> None:
     rest, _ = await child.communicate()
     acknowledged = int((rest.split(b"\n")[:-1] or [b"%d" % acknowledged])[-1])
     end = (await log.bounds(TopicPartition(topic, 0))).end
-    console.print(f"  it had been told that {acknowledged + 1} records are safe; the log holds {end}")
+    console.print(f"  {acknowledged + 1} of its records were acknowledged; the log holds {end}")
 
 
 def _show_positions(records: Sequence[NewRecord], positions: Sequence[Position]) -> None:

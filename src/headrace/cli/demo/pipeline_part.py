@@ -22,18 +22,18 @@ _QUERY = """SELECT key, count(*) AS events, max(seq_nr) AS last, sum(coalesce(
 
 def show_pipeline(address: str, store: str | None, suffix: str) -> None:
     """Replicate the accounts by Spark, and ask about them."""
-    topic, places = f"accounts{suffix}", Endpoints.of(address, store=store)
+    topic, endpoints = f"accounts{suffix}", Endpoints.of(address, store=store)
     before = asyncio.run(_answers(address, store, topic))
-    say("Spark carries the journals into the store")
+    say("Spark replicates the journals into the store")
     started = time.perf_counter()
     spark = spark_session(PipelineSettings(master="local[2]"), watcher=Terminal(console), is_brief=True)
     tell(f"Spark is up after {time.perf_counter() - started:.1f} s")
     try:
-        summary = Replication(spark, places, Selection((topic,)), watcher=LineDisplay(console)).run(once=True)
+        summary = Replication(spark, endpoints, Selection((topic,)), watcher=LineDisplay(console)).run(once=True)
         tell(f"{summary.records} records became {summary.rows} rows, and what was deleted is gone")
         after = asyncio.run(_answers(address, store, topic))
         tell("the same reads answer the same" if after == before else f"the answers differ: {before} and {after}")
-        _ask(spark, places, topic)
+        _ask(spark, endpoints, topic)
     finally:
         close_all()
         spark.stop()
@@ -45,9 +45,9 @@ async def _answers(address: str, store: str | None, topic: str) -> dict[str, Any
         return {name: [event async for event in accounts.read(name)] for name in _NAMES}
 
 
-def _ask(spark: Any, places: Endpoints, topic: str) -> None:  # noqa: ANN401
+def _ask(spark: Any, endpoints: Endpoints, topic: str) -> None:  # noqa: ANN401
     say("And all of it is one SQL query away")
-    journal_frame(spark, places, Selection((topic,))).createOrReplaceTempView("journal")
+    journal_frame(spark, endpoints, Selection((topic,))).createOrReplaceTempView("journal")
     found = spark.sql(_QUERY)
     tell(" ".join(f"{name:>8}" for name in found.columns))
     for row in found.collect():

@@ -1,4 +1,4 @@
-"""The demo's order of scenes."""
+"""`headrace demo`: the scenes in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["demo"]
 
 def demo(
     address: Annotated[
-        str | None, typer.Option("--log", help="Where to run; else a new folder, thrown away at the end.")
+        str | None, typer.Option("--log", help="The log to run on. Default: a temporary folder.")
     ] = None,
     store: Annotated[str | None, typer.Option("--store", help="The store of a log that is not embedded.")] = None,
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Show the pipeline too; it starts Spark.")] = True,
@@ -24,13 +24,13 @@ def demo(
 
     Example: headrace demo --no-spark
     """
-    # The scenes import every room, and other commands have no need to wait for that.
+    # The scenes import every room, which other commands should not wait for.
     from headrace.cli.demo.pipeline_part import show_pipeline
     from headrace.cli.demo.voice import console
 
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder:
-        # On somebody's own log the demo keeps to topics of its own.
+        # On an existing log the demo uses topics of its own.
         suffix = f"-demo-{os.getpid()}" if address else ""
         place = address or f"embedded:{folder}/log"
         asyncio.run(_run(place, store, suffix))

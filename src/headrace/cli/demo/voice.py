@@ -1,4 +1,4 @@
-"""How the demo speaks."""
+"""The demo's output."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ console = Console(highlight=False)
 
 
 def say(text: str) -> None:
-    """Announce the next scene."""
+    """Print the title of the next scene."""
     console.print(f"\n[bold cyan]{text}[/]", soft_wrap=True)
 
 
 def tell(text: str) -> None:
-    """Say what happened."""
+    """Print a line of a scene."""
     console.print(f"  {text}", markup=False, soft_wrap=True)

@@ -1,3 +1,3 @@
-"""Whether the store has what the log says: windows of the log, journals of the store, judgements, and repairs."""
+"""The parts of an audit: windows of the log, journals of the store, judgements, findings and repairs."""
 
 __all__: list[str] = []

@@ -1,11 +1,11 @@
-"""What a journal was before the records that the log still has: pure.
+"""The base of a judgement: the state of a journal before the records that the log still has. Pure.
 
-Where the log goes back to its beginning, nothing was. Where its start was cut off, the state before is unknown, and the
-store's own head is the only witness. So audit tries the states that could have led to what is there: the head itself,
-if it says that no record of the window counted; a journal at a seq_nr that its older rows, its head or the records of
-the window suggest; none at all. The one that leaves the fewest findings is taken. The true state is among them, or one
-that the records treat alike, so a store that is right gives no findings; what the head carries on from before the
-window (its creation, its incarnation, its segment size) is believed.
+If the log goes back to its beginning, there was no journal before. If its start was removed, the state before is
+unknown, and the stored head is the only evidence. So the audit tries the states that could have led to what is stored:
+the head itself, if no record of the window changed it; a journal at a seq_nr that its older rows, its head or the
+records of the window suggest; and no journal at all. It takes the state that leaves the fewest findings. The true state
+is among them, or one that the records treat in the same way, so a correct store gives no findings. What the head
+carries over from before the window (its creation, its incarnation, its segment size) is believed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.store import DEFAULT_SEGMENT_SIZE, JournalMeta, Place
 
 __all__ = ["judge"]
 
-_MOST = 64
+_MAX_BASES = 64
 _META = 3.0
 _WEIGHTS = {
     FindingKind.META_CHANGED: _META,
@@ -35,7 +35,7 @@ _UNKNOWN = UUID(int=0)
 
 
 def judge(case: JournalCase, stored: Stored) -> Judgement:
-    """Compare a journal with the store, whatever is known of the time before its window."""
+    """Compare a journal with the store, from the likeliest state before its window."""
     if case.window.is_whole:
         return compare(case, stored, None)
     best: Judgement | None = None
@@ -51,12 +51,12 @@ def judge(case: JournalCase, stored: Stored) -> Judgement:
 
 
 def _weight(verdict: Judgement) -> float:
-    """Return how unlikely it is that somebody did all this: a head is the better witness, and rows are lost first."""
+    """Return how unlikely these findings are together: heads are more reliable than rows, and rows are lost first."""
     return sum(_WEIGHTS.get(finding.kind, 1.0 if finding.offset is not None else 1.5) for finding in verdict.findings)
 
 
 def _compare_from(case: JournalCase, stored: Stored, base: JournalMeta | None) -> Judgement:
-    """Compare, and miss the row that the journal must have had before the window."""
+    """Compare, and add a finding if the row of the last event before the window is missing."""
     verdict = compare(case, stored, base)
     if base is None or base.is_purged or base.place == (stored.meta.place if stored.meta else None):
         return verdict
@@ -80,22 +80,22 @@ def _is_purged_within(case: JournalCase, stored: Stored) -> bool:
 
 
 def _bases(case: JournalCase, stored: Stored) -> Iterator[JournalMeta | None]:
-    """Yield the states that the journal may have been in, the likeliest first."""
+    """Yield the states that the journal may have had before the window, the likeliest first."""
     meta, window = stored.meta, case.window
     if meta is not None and window.is_before(meta.place):
         yield meta
     witness = meta if meta is not None else _guessed(case, stored)
     if witness is not None:
         for count, seq_nr in enumerate(_seq_nrs(case, stored)):
-            if count < _MOST:
+            if count < _MAX_BASES:
                 yield from _existing(case, witness, seq_nr)
     yield _absent(case, meta)
 
 
 def _existing(case: JournalCase, meta: JournalMeta, seq_nr: int) -> Iterator[JournalMeta]:
-    """Yield the journal at a seq_nr, as often as its last append and its incarnation make a difference.
+    """Yield the journal at a seq_nr, once for each possible last append and incarnation.
 
-    Purges depend on the one, deletes on the other.
+    Purges depend on the last append, deletes on the incarnation.
     """
     below = _below(case)
     for last_append, record_id in product(_last_appends(case, meta), _incarnations(case, meta)):
@@ -114,7 +114,7 @@ def _existing(case: JournalCase, meta: JournalMeta, seq_nr: int) -> Iterator[Jou
 
 
 def _incarnations(case: JournalCase, meta: JournalMeta) -> list[UUID]:
-    """Return which incarnation the journal may have been: the head's, or one before it that deletes are meant for."""
+    """Return the possible incarnations: the head's, or earlier ones that deletes of the window refer to."""
     if meta.record_id is not None and (meta.purged_at is None or case.window.is_before(meta.purged_at)):
         return [meta.record_id]
     deletes = [entry.action for entry in case.entries if isinstance(entry.action, Delete)]
@@ -123,7 +123,7 @@ def _incarnations(case: JournalCase, meta: JournalMeta) -> list[UUID]:
 
 
 def _last_appends(case: JournalCase, meta: JournalMeta) -> list[Place | None]:
-    """Return when the journal may have been appended to last: what the head says, if that was before the window."""
+    """Return the possible places of the last append: the head's, if it was before the window."""
     last = meta.last_append
     if not meta.is_purged and (last is None or case.window.is_before(last)):
         return [last]
@@ -133,7 +133,7 @@ def _last_appends(case: JournalCase, meta: JournalMeta) -> list[Place | None]:
 
 
 def _absent(case: JournalCase, meta: JournalMeta | None) -> JournalMeta | None:
-    """Return no journal, or the marker of one that was purged before the window."""
+    """Return None for no journal, or the marker of a journal that was purged before the window."""
     purged_at = _purged_before(case, meta) if meta is not None else None
     if meta is None or purged_at is None:
         return None
@@ -151,7 +151,7 @@ def _absent(case: JournalCase, meta: JournalMeta | None) -> JournalMeta | None:
 
 
 def _guessed(case: JournalCase, stored: Stored) -> JournalMeta | None:
-    """Return a head for rows that have none and that no record of the window began; it can't be written."""
+    """Return a guessed head for rows without a head; a repair does not write it."""
     if not stored.within:
         return None
     row = stored.within[0]
@@ -169,15 +169,15 @@ def _guessed(case: JournalCase, stored: Stored) -> JournalMeta | None:
 
 
 def _seq_nrs(case: JournalCase, stored: Stored) -> Iterator[int]:
-    """Yield the numbers that the journal may have been at: only these make a difference to what the records do."""
-    told = [stored.last_before]
+    """Yield the possible seq_nrs of the journal: only these change the effect of the records."""
+    candidates = [stored.last_before]
     if stored.meta is not None:
-        told += [stored.meta.delete_to, stored.meta.seq_nr]
+        candidates += [stored.meta.delete_to, stored.meta.seq_nr]
     appends = [entry.action for entry in case.entries if isinstance(entry.action, Append)]
-    told += [append.first - 1 for append in appends]
-    told += [max((append.last for append in appends), default=0)]
-    told += [n for a in appends if a.expected is not None for n in (a.expected, a.expected - 1, a.expected + 1)]
-    yield from dict.fromkeys(number for number in told if number >= max(stored.last_before, 1))
+    candidates += [append.first - 1 for append in appends]
+    candidates += [max((append.last for append in appends), default=0)]
+    candidates += [n for a in appends if a.expected is not None for n in (a.expected, a.expected - 1, a.expected + 1)]
+    yield from dict.fromkeys(number for number in candidates if number >= max(stored.last_before, 1))
 
 
 def _purged_before(case: JournalCase, meta: JournalMeta) -> Place | None:

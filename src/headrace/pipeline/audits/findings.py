@@ -1,4 +1,4 @@
-"""What an audit finds: rows, heads and rows of views that are missing, changed or added, by key and seq_nr."""
+"""Findings of an audit: rows, heads and rows of views that are missing, changed or added, by id and seq_nr."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 __all__ = ["CHECKED", "FINDING_COLUMNS", "Finding", "FindingKind", "checked_batch", "findings_batch"]
 
 FINDING_COLUMNS = (
-    "topic string, partition int, id string, kind string, seq_nr bigint, offset bigint, detail string, mended boolean, "
-    "tag string"
+    "topic string, partition int, id string, kind string, seq_nr bigint, offset bigint, detail string, "
+    "repaired boolean, tag string"
 )
-# The kind of the row that a task ends with; its detail is the task's report.
+# The kind of a task's last row; its detail is the task's report.
 CHECKED = "checked"
 
 
 class FindingKind(StrEnum):
-    """What is wrong."""
+    """The kind of a difference between the store and the log."""
 
     ROW_MISSING = "row missing"
     ROW_CHANGED = "row changed"
@@ -38,11 +38,11 @@ class FindingKind(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that the store has otherwise than the log says.
+    """One difference between the store and the log.
 
-    `id` is empty for a partition's replicated offset. `seq_nr` is None for a head; `offset` is that of the record that
-    tells what is right, or that the row claims. `mended` is None where no repair was asked for. `tag` is the one of a
-    row in a view by tag.
+    `id` is empty for a partition's replicated offset. `seq_nr` is None for a head. `offset` is that of the record that
+    says what is right, or the one that the row claims. `repaired` is None if no repair was requested. `tag` is set for
+    a row of a view by tag.
     """
 
     topic: str
@@ -52,7 +52,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     seq_nr: int | None = None
     offset: int | None = None
     detail: str = ""
-    mended: bool | None = None
+    repaired: bool | None = None
     tag: str | None = None
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ def findings_batch(findings: Sequence[Finding]) -> pa.RecordBatch:
 
 
 def checked_batch(topic: str, partition: int, report: bytes) -> pa.RecordBatch:
-    """Return the row that a task ends with."""
+    """Return the last row of a task, which holds its report."""
     return _batch([(topic, partition, None, CHECKED, None, None, report.decode(), None, None)])
 
 

@@ -1,4 +1,9 @@
-"""Journals of a partition for a comparison: their records from the log, their rows from the store, put together."""
+"""Comparison of one journal: its records from the log, and its head and rows from the store.
+
+Rows are read from a few segments below the deleted ones up to the segment behind the last one; no reader ever sees a
+row that was written by hand further away. Rows from before the window are not kept, so that a long journal takes no
+memory.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +23,15 @@ from headrace.store import DEFAULT_SEGMENT_SIZE, EventRow, JournalMeta, Place, S
 
 __all__ = ["KeyLook", "look", "look_at_key"]
 
-_SEGMENTS_BELOW = 50  # as many as one question to Cassandra asks for
+_SEGMENTS_BELOW = 50  # as many as one query to Cassandra reads
 
 
 async def look(
     reader: StoreReader, topic: str, id_: str, window: KeyWindow, segment_sizes: Iterable[int], last_seq_nr: int
 ) -> Stored | None:
-    """Return what the store has; None if replication changed it meanwhile.
+    """Return what the store has of a journal; None if replication changed it meanwhile.
 
-    The head is written before rows are removed, so rows that were read between two equal heads belong to it.
+    The head is written before rows are removed, so rows that were read between two equal heads belong to that head.
     `segment_sizes` and `last_seq_nr` say where the records of the log may have put rows.
     """
     meta = await reader.meta(topic, id_)
@@ -67,7 +72,7 @@ def _sort(stored: Stored, window: KeyWindow, row: EventRow, seen: set[tuple[int,
 
 
 def _is_wrong(meta: JournalMeta | None, window: KeyWindow, row: EventRow) -> bool:
-    """Say whether a row of before the window contradicts the journal's head, or can't be at all."""
+    """Return True if a row from before the window contradicts the journal's head, or can't exist at all."""
     if window.is_whole:
         return True
     if meta is None:
@@ -77,7 +82,7 @@ def _is_wrong(meta: JournalMeta | None, window: KeyWindow, row: EventRow) -> boo
 
 @dataclass(frozen=True, slots=True)
 class KeyLook:
-    """What one look at a journal showed. Without a verdict replication was at work there."""
+    """The result of one look at a journal. Without a verdict, replication was changing the journal."""
 
     id: str
     stored: Stored | None = None
@@ -86,27 +91,27 @@ class KeyLook:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong, in the views by tag too."""
+        """The findings, including those in views by tag."""
         of_journal = self.verdict.findings if self.verdict is not None else []
         return [*of_journal, *(self.tags.findings if self.tags is not None else [])]
 
     @property
     def has_tag_findings(self) -> bool:
-        """Whether something is wrong in the views by tag."""
+        """Whether there are findings in views by tag."""
         return self.tags is not None and bool(self.tags.findings)
 
     @property
     def is_clean(self) -> bool:
-        """Whether the store has what it should."""
+        """Whether the store agrees with the log."""
         return self.verdict is not None and not self.findings
 
 
 async def look_at_key(
     store: Store, window: AuditWindow, id_: str, entries: Sequence[Entry], *, marker_ttl_s: float
 ) -> KeyLook:
-    """Compare one journal. `entries` are its records, those that are not replicated yet included if they were read.
+    """Compare one journal. `entries` are its records, including those that are not replicated yet if they were read.
 
-    A head or rows above the window are replication's that goes on, as long as the log has their records.
+    A head or rows above the window come from running replication, if the log has their records.
     """
     key_window = window.of_key(id_)
     entries = sorted((entry for entry in entries if not key_window.is_before(entry.place)), key=lambda e: e.place)
@@ -135,14 +140,14 @@ def _case(
 
 
 def _is_ahead(meta: JournalMeta | None, window: KeyWindow, entries: Sequence[Entry]) -> bool:
-    """Say whether the head is of a record that replication has not passed yet."""
+    """Return True if the head comes from a record above the replicated offset."""
     if meta is None or not window.is_ahead(meta.place):
         return False
     return any(entry.place == meta.place for entry in entries)
 
 
 def _sized(window: AuditWindow, meta: JournalMeta | None, entries: Sequence[Entry]) -> Sequence[Entry]:
-    """Give the records a segment size where the log does not tell theirs any more: the head's, or the topic's."""
+    """Give records without a known segment size that of the head, or of the topic."""
     size = meta.segment_size if meta is not None else _size(window)
     return [entry if entry.segment_size else msgspec.structs.replace(entry, segment_size=size) for entry in entries]
 

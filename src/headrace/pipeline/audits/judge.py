@@ -1,4 +1,8 @@
-"""Whether the store has of one journal, and of a partition's replicated offset, what the log makes of it: pure."""
+"""Judgement of one journal, and of a partition's replicated offset: is the store what the log makes of it? Pure.
+
+Rows from before the window can't be compared with records that the log has removed. They are reported only if they
+contradict the journal's own head: rows that it says are deleted, that are above its seq_nr, or of another incarnation.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ __all__ = [
     "pointer_findings",
 ]
 
-# Above every wall clock and below every record: what is written there loses to all that the log caused.
+# A place above every wall clock and below every record: what is written there loses to everything from the log.
 BY_HAND = Place(0, -1)
 
 
@@ -43,7 +47,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class JournalCase:
-    """One journal to be judged: its window, its records in it, and those behind it that the log has already."""
+    """One journal to judge: its window, its records in it, and the places of its later records in the log."""
 
     at: TopicPartition
     id: str
@@ -57,7 +61,7 @@ class JournalCase:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What is wrong, and what would be right. `is_guess`: the head can't be known from what the log still has."""
+    """The findings, and the fold of what is right. `is_guess`: the log's remaining records don't determine the head."""
 
     fold: KeyFold
     findings: list[Finding]
@@ -65,7 +69,7 @@ class Judgement:
 
 
 def claimed_place(row: EventRow) -> Place:
-    """Return where a row says it comes from; a row that was typed in may say nothing."""
+    """Return the place that a row claims; a row that was written by hand may have none."""
     return BY_HAND if None in (row.generation, row.offset) else row.place
 
 
@@ -84,7 +88,7 @@ def compare(case: JournalCase, stored: Stored, base: JournalMeta | None) -> Judg
 
 def _meta_findings(case: JournalCase, stored: JournalMeta | None, right: JournalMeta | None) -> list[Finding]:
     if stored is not None and stored.is_purged and stored.place < Place(0, 0):
-        stored = None  # a repair's marker, where a head had been added
+        stored = None  # the marker of a repair that removed an added head
     if stored == right:
         return []
     if stored is None:
@@ -144,14 +148,14 @@ def _finding(
     return Finding(topic=topic, partition=partition, id=case.id, kind=kind, seq_nr=seq_nr, offset=offset, detail=detail)
 
 
-# Brokers refuse records stamped more than a minute ahead of their clock, and clocks of machines differ a little.
+# Brokers refuse records with times more than a minute ahead of their clock, and clocks differ a little.
 _AHEAD_MS = 120_000
 
 
 def pointer_findings(window: AuditWindow, now_ms: int) -> list[Finding]:
     """Return what is wrong with the replicated offset of the task's own partition.
 
-    A repair leaves it alone: whether the offset or the log is wrong, only an operator can know.
+    A repair does not change it: only an operator can know whether the offset or the log is wrong.
     """
     details = _details(window, window.home, now_ms)
     topic, partition = window.at
@@ -170,8 +174,8 @@ def _details(window: AuditWindow, stretch: WindowStretch, now_ms: int) -> Iterat
     # A boundary belongs to the generation before it; once replication has passed it, the next one has begun.
     right = {generation_at(layout, stretch.at, offset) for offset in (stored.offset, stored.offset + 1)}
     if stored.generation not in right and stretch.replicated is not None:
-        told = " or ".join(map(str, sorted(right)))
-        yield f"its generation is {stored.generation}, and records there are of generation {told}"
+        generations = " or ".join(map(str, sorted(right)))
+        yield f"its generation is {stored.generation}, and records there are of generation {generations}"
     if stored.generation > layout.generation or stored.generation < 0:
         yield f"its generation is {stored.generation}, and the topic's is {layout.generation}"
     if stored.log_time_ms > now_ms + _AHEAD_MS:

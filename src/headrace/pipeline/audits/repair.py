@@ -1,9 +1,8 @@
-"""Putting right what an audit found: what the log says is written again, and what it does not know is removed.
+"""Repair of a journal after an audit: what the log says is written again, and what it does not know is removed.
 
-Everything is written at its own place, as replication wrote it: that wins over whatever was typed in, which has a wall
-clock's time, and loses to all that the log says later. Rows with no place are removed at a place below every record.
-Where that is not enough, somebody has deleted or changed rows with a write time of our own kind: that stays in the way,
-and the audit says that it was not mended.
+Everything is written at its own place, as replication writes it. That wins over rows written by hand, which carry the
+time of a wall clock, and loses to later records of the log. Rows without a place are removed at a place below every
+record. This can't undo writes by hand that carry a place as write time; the audit reports them as not repaired.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from headrace.pipeline.audits.judge import BY_HAND, Judgement, Stored, expected_
 from headrace.pipeline.audits.windows import AuditWindow
 from headrace.store import EventRow, JournalMeta, RowDeletion, Store
 
-__all__ = ["mend"]
+__all__ = ["repair_journal"]
 
 _OF_META = (FindingKind.META_MISSING, FindingKind.META_CHANGED)
 
 
-async def mend(store: Store, window: AuditWindow, id_: str, stored: Stored, verdict: Judgement) -> None:
-    """Write what is right of a journal, in the order of replication: rows, the head, removals."""
+async def repair_journal(store: Store, window: AuditWindow, id_: str, stored: Stored, verdict: Judgement) -> None:
+    """Repair a journal, in the order in which replication writes: rows, the head, removals."""
     topic = window.at.topic
     wrong = {(finding.seq_nr, finding.offset) for finding in verdict.findings if finding.seq_nr is not None}
     rows = [row for row in expected_rows(verdict.fold) if (row.seq_nr, row.offset) in wrong]
@@ -30,13 +29,13 @@ async def mend(store: Store, window: AuditWindow, id_: str, stored: Stored, verd
     if kinds & set(_OF_META) and verdict.fold.meta is not None and not verdict.is_guess:
         await store.writer.write_meta(verdict.fold.meta)
     elif FindingKind.META_ADDED in kinds and not verdict.is_guess:
-        await store.writer.write_meta(_nothing(window, id_, stored))
+        await store.writer.write_meta(_purge_marker(window, id_, stored))
     if FindingKind.ROW_ADDED in kinds:
         await _remove(store, topic, id_, stored, verdict)
 
 
-def _nothing(window: AuditWindow, id_: str, stored: Stored) -> JournalMeta:
-    """Return a marker below every record, for a head that no record made; it goes by itself after a while."""
+def _purge_marker(window: AuditWindow, id_: str, stored: Stored) -> JournalMeta:
+    """Return a purge marker below every record, to replace a head that no record made. It expires automatically."""
     size = stored.meta.segment_size if stored.meta is not None else 1
     return JournalMeta(
         topic=window.at.topic,
@@ -52,7 +51,7 @@ def _nothing(window: AuditWindow, id_: str, stored: Stored) -> JournalMeta:
 
 
 async def _remove(store: Store, topic: str, id_: str, stored: Stored, verdict: Judgement) -> None:
-    """Remove what was typed in; and again what the journal's deletes and purges had removed."""
+    """Remove rows that were added by hand, and again those that the journal's deletes and purges had removed."""
     added = {f.seq_nr for f in verdict.findings if f.kind is FindingKind.ROW_ADDED}
     rows: list[EventRow] = [*stored.within, *stored.wrong_before, *stored.ahead]
     segments = sorted({row.segment for row in rows if row.seq_nr in added})

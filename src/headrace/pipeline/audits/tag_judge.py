@@ -1,12 +1,12 @@
-"""Whether the views by tag have what the log makes of one journal: pure.
+"""Judgement of one journal's rows in the views by tag: are they what the log makes of the journal? Pure.
 
-Each event that counts has one row under each of its tags, with the next number. Where the log's start was cut off, the
-numbers before are unknown, and the rows that are there tell what they go on from. Rows of before the window can't be
-judged, nor what a tag was given to afterwards: the log does not say. Rows that an operator removed, or that were
+Each event that counts has one row under each of its tags, with the next number. If the log's start was removed, the
+earlier numbers are unknown, and are derived from the rows that exist. Rows from before the window are not judged, nor
+rows of a tag that was given to events later: the log does not know them. Rows that an operator removed, or that were
 trimmed because of their age, are not missed.
 
-Where the numbers can't be known, or would be those of rows that stay, what is missing is named and nothing is put in
-its place: two events with one number are worse than a gap, which queries notice.
+If the numbers can't be known, or belong to rows that stay, missing rows are reported but not restored: two events with
+one number are worse than a gap, which queries notice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["TagCase", "TagVerdict", "judge_tags"]
 
 @dataclass(frozen=True, slots=True)
 class TagCase:
-    """One journal to be judged: what its records make, what the views have of it, and what is agreed about tags."""
+    """One journal to judge: the fold of its records, its rows and numbers in the views, and facts about its tags."""
 
     at: TopicPartition
     id: str
@@ -48,7 +48,7 @@ class TagCase:
 
 @dataclass(slots=True)
 class TagVerdict:
-    """What is wrong; rows and numbers that would be right in its place, and rows that should not be there."""
+    """The findings; `right` rows and `numbers` to write, and `wrong` rows to remove."""
 
     findings: list[Finding] = field(default_factory=list)
     right: list[TagRow] = field(default_factory=list)
@@ -61,7 +61,7 @@ def judge_tags(case: TagCase) -> TagVerdict:
     verdict = TagVerdict()
     found: dict[str, list[TagRow]] = {}
     for row in case.rows:
-        if not is_trimmed(case.trimmed, row):  # one that a late writer left there is never read
+        if not is_trimmed(case.trimmed, row):  # a row that a late writer left in a trimmed bucket is never read
             found.setdefault(row.tag, []).append(row)
     named = {tag for event in case.fold.tagged for tag in event.tags}
     for tag in sorted(named | set(found)):
@@ -78,14 +78,14 @@ class _TagJudge:
         self._case = case
         self._tag = tag
         self._fill = fill
-        self._rows = [row for row in rows if not self._is_out_of_sight(row)]
+        self._rows = [row for row in rows if not self._is_not_judged(row)]
         known = case.numbers.get(tag)
         self._first = known.first if known is not None else 1
-        self._staying = [row for row in rows if self._is_out_of_sight(row)]
+        self._staying = [row for row in rows if self._is_not_judged(row)]
         self._events = [event for event in case.fold.tagged if tag in event.tags and not self._is_filled(event)]
 
     def judge(self, verdict: TagVerdict) -> None:
-        """Add what is wrong, and what would be right if that can be known."""
+        """Add the findings, and what is right if that can be known."""
         before = self._number_before()
         expected = list(self._expected(before or 0))
         taken = {row.number for row in self._staying}.intersection(row.number for row in expected)
@@ -107,7 +107,7 @@ class _TagJudge:
             elif detail := self._difference(row, right):
                 right = self._as_redacted_as(row, right)
                 verdict.wrong.append(row)
-                verdict.right.append(_at_the_time_of(row, right) if self._is_time_possible(row, right) else right)
+                verdict.right.append(_with_time_of(row, right) if self._is_time_possible(row, right) else right)
                 verdict.findings.append(self._finding(FindingKind.TAG_ROW_CHANGED, right, detail))
         for right in missing.values():
             if right.number < self._first or is_trimmed(self._case.trimmed, right):
@@ -122,28 +122,28 @@ class _TagJudge:
         case = self._case
         for number, event in enumerate(self._events, before + 1):
             row = case.numbering.row(case.id, event, self._tag, number)
-            yield _without_words(row) if self._tag in case.redacted and self._is_removed(event) else row
+            yield _redacted(row) if self._tag in case.redacted and self._is_removed(event) else row
 
     def _number_before(self) -> int | None:
-        """Return the number before the window's first event; None if nothing tells it."""
+        """Return the number before the window's first event; None if it can't be known."""
         if self._case.window.is_whole and self._first == 1:
             return max((row.number for row in self._staying if self._is_filled(row)), default=0)
-        places = {(event.offset, event.generation, event.seq_nr): n for n, event in enumerate(self._events, 1)}
-        told = Counter(
-            row.number - places[key]
+        positions = {(event.offset, event.generation, event.seq_nr): n for n, event in enumerate(self._events, 1)}
+        bases = Counter(
+            row.number - positions[key]
             for row in self._rows
-            if (key := (row.offset, row.generation, row.seq_nr)) in places and row.number >= places[key]
+            if (key := (row.offset, row.generation, row.seq_nr)) in positions and row.number >= positions[key]
         )
-        if told:
-            return max(told, key=lambda before: (told[before], -before))
+        if bases:
+            return max(bases, key=lambda before: (bases[before], -before))
         known = self._case.numbers.get(self._tag)
         if known is None or self._case.window.is_ahead(known.place):
             return None if self._events else 0
         return max(0, known.number - sum(event.place <= known.place for event in self._events))
 
-    def _is_out_of_sight(self, row: TagRow) -> bool:
-        """Say whether nothing can be said of a row: of before the window, replicated since, or chosen by a fill."""
-        if None in (row.generation, row.offset):  # typed in
+    def _is_not_judged(self, row: TagRow) -> bool:
+        """Return True if a row can't be judged: it is from before the window, newer than it, or from a back-fill."""
+        if None in (row.generation, row.offset):  # written by hand
             return False
         window = self._case.window
         if window.is_before(row.place) and not (window.is_whole or row.place < Place(0, 0)):
@@ -151,7 +151,7 @@ class _TagJudge:
         return (window.is_ahead(row.place) and row.offset < self._case.log_end) or self._is_filled(row)
 
     def _is_filled(self, row: TagRow | EventRow) -> bool:
-        """Say whether the fill decided about a row: by its own partition's cut, also if its journal has moved since."""
+        """Return True if the back-fill decided about a row, by the cut of the partition that the row was written in."""
         at = TopicPartition(self._case.at.topic, row.partition)
         return self._fill is not None and self._fill.leaves_out(at, row.place)
 
@@ -161,21 +161,21 @@ class _TagJudge:
     def _difference(self, row: TagRow, right: TagRow) -> str:
         right = self._as_redacted_as(row, right)
         if self._is_time_possible(row, right):
-            right = _at_the_time_of(row, right)
+            right = _with_time_of(row, right)
         return "" if row == right else differing(row, right)
 
     def _as_redacted_as(self, row: TagRow, right: TagRow) -> TagRow:
-        """Return what is right of a row: one that says it was redacted stays so, whatever the log still has of it."""
-        return _without_words(right) if row.is_redacted else right
+        """Return the right row, redacted if the stored row is: a redacted row stays redacted."""
+        return _redacted(right) if row.is_redacted else right
 
     def _is_time_possible(self, row: TagRow, right: TagRow) -> bool:
-        """Say whether a row may have another log time than the window tells: before it there may have been a higher."""
-        time, told = tag_time_of(row.timestamp), tag_time_of(right.timestamp)
-        is_same_record = time[1:] == told[1:]
+        """Return True if the row's log time is possible: a record before the window may have raised it."""
+        time, computed = tag_time_of(row.timestamp), tag_time_of(right.timestamp)
+        is_same_record = time[1:] == computed[1:]
         return is_same_record and right.timestamp_ms <= time.log_time_ms <= self._case.highest_log_time_ms
 
     def _wrong_number(self, last: TagRow) -> str:
-        """Say what is wrong with the numbering; nothing if it is right, or has gone on behind the window."""
+        """Return what is wrong with the stored number; empty if it is right, or has advanced behind the window."""
         known, right = self._case.numbers.get(self._tag), f"the last number is {last.number}"
         if known is None:
             return right
@@ -193,9 +193,9 @@ class _TagJudge:
         )  # fmt: skip
 
 
-def _without_words(row: TagRow) -> TagRow:
+def _redacted(row: TagRow) -> TagRow:
     return msgspec.structs.replace(row, payload_type=None, payload=None, metadata=None, headers={}, is_redacted=True)
 
 
-def _at_the_time_of(row: TagRow, right: TagRow) -> TagRow:
+def _with_time_of(row: TagRow, right: TagRow) -> TagRow:
     return msgspec.structs.replace(right, timestamp=row.timestamp, bucket_ms=row.bucket_ms)

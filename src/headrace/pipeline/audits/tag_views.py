@@ -1,4 +1,4 @@
-"""Looking at the views by tag of some journals at once: the buckets of the window are walked through once for all."""
+"""Audit of views by tag: the rows of many journals are read in one pass over the buckets of the window."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _AT_ONCE = 32
 
 
 async def open_tag_looks(log: Log, store: Store, settings: TagSettings, topic: str) -> TagLooks | None:
-    """Return who looks at the views; None where the store has none. Raises TagViewsLost.
+    """Return the audit of a topic's views by tag; None if the store has none. Raises TagViewsLost.
 
-    A process whose tags are disabled follows the store.
+    The store decides, even if this process has disabled tags.
     """
     stored = await store.settings.get(REGISTRY_KEY)
     if stored is None or decode_registry(stored).use is not TagUse.ON:
@@ -53,7 +53,7 @@ async def open_tag_looks(log: Log, store: Store, settings: TagSettings, topic: s
 
 @dataclass(frozen=True, slots=True)
 class TagLooks:
-    """Looks at the views of one topic."""
+    """Audits the views by tag of one topic."""
 
     log: Log
     store: Store
@@ -65,7 +65,7 @@ class TagLooks:
     async def look(
         self, window: AuditWindow, looks: Sequence[KeyLook], by_id: Mapping[str, Sequence[Entry]]
     ) -> dict[str, TagVerdict]:
-        """Judge the views of journals that were judged themselves; by id."""
+        """Return verdicts on the views of journals, by id; only of journals that have a verdict themselves."""
         is_whole = _is_whole(window)
         judged = {look.id: look for look in looks if look.verdict is not None and (is_whole or by_id[look.id])}
         if not judged:
@@ -78,23 +78,23 @@ class TagLooks:
         numbers = await self._numbers([id_ for id_, look in judged.items() if _is_tagged(look)])
         return {id_: self._judge(window, look, rows[id_], numbers.get(id_, {}), end) for id_, look in judged.items()}
 
-    async def strangers(self, window: AuditWindow, is_known: Callable[[str], bool]) -> list[str]:
-        """Return whose rows the views have without any record in the window."""
+    async def ids_without_records(self, window: AuditWindow, is_known: Callable[[str], bool]) -> list[str]:
+        """Return the ids that have rows in the views but no record in the window."""
         if not _is_whole(window):
             return []
         return sorted({row.pid async for row in self._rows(window, 0, lambda id_: not is_known(id_))})
 
     async def mark(self, at: TopicPartition) -> Place:
-        """Return a place to put things right at, once replication is there: what is found after that is all it left."""
+        """Write a Mark, wait until replication has passed it, and return its place, which a repair writes at."""
         return await TagRepair(self.log, self.store, self.settings).mark(at)
 
-    async def mend(self, id_: str, verdict: TagVerdict, *, at: Place) -> None:
-        """Put right what is wrong of a journal."""
+    async def repair_journal(self, id_: str, verdict: TagVerdict, *, at: Place) -> None:
+        """Repair the rows and numbers of a journal."""
         repair = TagRepair(self.log, self.store, self.settings)
         await repair.repair_journal(self.numbering.topic, id_, verdict.right, verdict.wrong, verdict.numbers, at=at)
 
     async def unreadable(self, window: AuditWindow, tags: Mapping[str, Collection[str]]) -> set[tuple[str, str]]:
-        """Read tags as a query does, and return the (id, tag) of those, by id, whose events it would not all give."""
+        """Read tags as a query does, and return each (id, tag) whose events a query would not all return."""
         return {
             (id_, tag)
             for tag in sorted({tag for of_id in tags.values() for tag in of_id})
@@ -102,7 +102,7 @@ class TagLooks:
         }
 
     async def _out_of_sequence(self, window: AuditWindow, tag: str, ids: Collection[str]) -> set[str]:
-        """Return the journals whose rows are not numbered one by one, in order, up to where replication was."""
+        """Return the journals whose replicated rows are not numbered consecutively and in order."""
         is_trimmed_tag = tag in self.trimmed
         sequences, found = Sequences(from_start=not is_trimmed_tag), set()
         views, topic = self.store.tags.views, self.numbering.topic
@@ -126,7 +126,7 @@ class TagLooks:
         self, window: AuditWindow, look: KeyLook, rows: Sequence[TagRow], numbers: Mapping[str, TagNumber], end: int
     ) -> TagVerdict:
         if look.verdict is None:
-            raise AssertionError("it was judged")
+            raise AssertionError("only journals with a verdict are judged here")
         return judge_tags(
             TagCase(
                 at=window.at,
@@ -173,7 +173,7 @@ class TagLooks:
 
 
 def _is_whole(window: AuditWindow) -> bool:
-    """Say whether the log goes back to its beginning, so that every row can be judged."""
+    """Return True if the log goes back to its beginning, so that every row can be judged."""
     return all(stretch.start == 0 for stretch in window.stretches.values())
 
 

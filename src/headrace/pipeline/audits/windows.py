@@ -1,4 +1,13 @@
-"""What of the log can be compared with the store, walked through in slices of bounded size."""
+"""The window of an audit: the records that the log still has and that are replicated, read in bounded slices.
+
+A task judges the journals whose keys belong to its partition. A journal that moved when its topic grew has older
+records in another partition, below the boundary, and those are read too. If the log has removed records, a journal's
+window begins behind them, and the state before is unknown.
+
+The first pass reads headers only: it counts, and keeps a hash of each key. Then the log is read once for each slice
+of the keys. Slices hold about the same number of events, so memory does not grow with the log; only the records of
+one journal are always in one slice.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +54,8 @@ _decode_registry = msgspec.json.Decoder(TagFacts).decode
 class WindowStretch:
     """Records of one partition: from `start` up to `last` (inclusive), which is replicated; the log ends at `end`.
 
-    `stored` is the replicated offset as the store has it, `replicated` the same if it is of this partition's time.
+    `stored` is the replicated offset as the store has it; `replicated` is the same, or None if it is of an earlier
+    topic of the same name.
     """
 
     at: TopicPartition
@@ -59,24 +69,24 @@ class WindowStretch:
 
 @dataclass(frozen=True, slots=True)
 class KeyWindow:
-    """A journal's part of the window: places from `first` to `last`. `is_whole`: nothing was before."""
+    """A journal's part of the window: places from `first` to `last`. `is_whole`: the log holds nothing earlier."""
 
     first: Place
     last: Place
     is_whole: bool
 
     def is_before(self, place: Place) -> bool:
-        """Say whether a place lies below the window."""
+        """Return True if a place is below the window."""
         return place < self.first
 
     def is_ahead(self, place: Place) -> bool:
-        """Say whether a place lies above it: replication is there, or somebody wrote it by hand."""
+        """Return True if a place is above the window: replication wrote it since, or it was written by hand."""
         return place > self.last and place >= self.first
 
 
 @dataclass(frozen=True, slots=True)
 class AuditWindow:
-    """What a task reads. `log_times_ms` are the floors of log times, by generation, where views by tag set them."""
+    """The window of a task. `log_times_ms` are the lowest log times by generation, if views by tag set them."""
 
     layout: Layout
     at: TopicPartition
@@ -89,7 +99,7 @@ class AuditWindow:
         return self.stretches[self.at.partition]
 
     def has_home_of(self, id_: str) -> bool:
-        """Return True if a journal is judged in the task's partition; it is not any more where it moved away."""
+        """Return True if the task judges the journal; not if the journal has moved to another partition."""
         return self.layout.generation == 0 or self.layout.route(id_) == self.at
 
     @property
@@ -104,37 +114,37 @@ class AuditWindow:
         return max([*known, *self.log_times_ms.values(), 0])
 
     def of_key(self, id_: str) -> KeyWindow:
-        """Return a journal's window; while nothing of it is replicated it holds nothing."""
+        """Return a journal's window; it is empty while nothing of the journal is replicated."""
         if self.layout.generation == 0:
             home = self.home
             return KeyWindow(Place(home.generation, home.start), Place(home.generation, home.last), home.start == 0)
         return self._of_moved(id_)
 
     def _of_moved(self, id_: str) -> KeyWindow:
-        """Go through the partitions that a journal was in; what lies before the last loss is unknown."""
+        """Go through the partitions that held the journal; what was before the last removed start is unknown."""
         found: KeyWindow | None = None
         for stay in self.layout.stays(id_):
             stretch = self.stretches[stay.at.partition]
             start = max(stay.start, stretch.start)
             end = stretch.last if stay.end is None else min(stretch.last, stay.end - 1)
             last = Place(generation_at(self.layout, stay.at, end), end)
-            # At the boundary itself nothing of the stay is there, and offsets of two partitions don't compare.
+            # At the boundary itself the stay is empty, and offsets of two partitions can't be compared.
             if found is not None and (end < stay.start or last.generation <= found.last.generation):
                 break
             if found is None or start > stay.start:
-                is_whole = start == stay.start and not _was_made_anew(self.layout)
+                is_whole = start == stay.start and not _was_recreated(self.layout)
                 found = KeyWindow(Place(generation_at(self.layout, stay.at, start), start), last, is_whole)
             else:
                 found = KeyWindow(found.first, last, found.is_whole)
         if found is None:
-            raise AssertionError("every key is somewhere")
+            raise AssertionError("every key has a partition")
         return found
 
 
 class MovingWindow:
-    """A window that is read several times. Replication may remove its start meanwhile, which the store has.
+    """A window that is read several times. Replication may meanwhile remove records at its start from the log.
 
-    Then it is opened again, from where the log begins by then.
+    Then the window is opened again, from the log's new start.
     """
 
     def __init__(self, window: AuditWindow, reopen: Callable[[], Awaitable[AuditWindow]]) -> None:
@@ -142,7 +152,7 @@ class MovingWindow:
         self._reopen = reopen
 
     async def read(self, read: Callable[[AuditWindow], Awaitable[T]]) -> T:
-        """Return what a reading of the whole window gives. Raises OffsetOutOfRange if the log has lost its end."""
+        """Return the result of reading the whole window. Raises OffsetOutOfRange if the log has lost its end."""
         for _ in range(_REOPENED_AT_MOST):
             try:
                 return await read(self.window)
@@ -159,7 +169,7 @@ def generation_at(layout: Layout, at: TopicPartition, offset: int) -> int:
 
 
 async def open_window(log: Log, store: Store, layout: Layout, at: TopicPartition) -> AuditWindow:
-    """Look at the log's bounds and at how far replication has come, of all partitions that matter."""
+    """Open the window of a partition, from the log's bounds and the replicated offsets of all partitions involved."""
     floors = await _floors(store, at.topic)
     partitions = {at.partition}
     if layout.generation > 0:
@@ -171,7 +181,7 @@ async def open_window(log: Log, store: Store, layout: Layout, at: TopicPartition
 
 
 async def _stretch(log: Log, store: Store, layout: Layout, at: TopicPartition) -> WindowStretch:
-    # The replicated offset first: what lies at or below it is in the log's bounds read after it, or gone from there.
+    # The replicated offset is read first, so records up to it are within the bounds read later, or were removed.
     replicated = await store.reader.replicated(at)
     bounds = await log.bounds(at)
     is_begun = replicated is not None and replicated.generation >= layout.first_generation(at.partition)
@@ -194,22 +204,22 @@ async def read_entries(
     wanted: Callable[[bytes], bool],
     *,
     headers_only: bool = False,
-    is_beyond: bool = False,
+    with_unreplicated: bool = False,
 ) -> AsyncIterator[Entry]:
-    """Yield the entries of the task's journals whose keys are `wanted`, marks left out, partition by partition.
+    """Yield the entries of the task's journals whose keys are `wanted`, without Marks, partition by partition.
 
-    `is_beyond`: those that are not replicated yet, too. A segment size of 0 is one that the log does not tell any more.
+    `with_unreplicated` includes those that are not replicated yet. A segment size of 0 means that it is unknown.
     """
     for stretch in window.stretches.values():
-        end = _end(window, stretch, is_beyond=is_beyond)
+        end = _end(window, stretch, with_unreplicated=with_unreplicated)
         if end <= stretch.start:
             continue
         async for entry in _read(log, window, stretch, end, wanted, headers_only=headers_only):
             yield entry
 
 
-def _end(window: AuditWindow, stretch: WindowStretch, *, is_beyond: bool) -> int:
-    end = stretch.end if is_beyond else stretch.last + 1
+def _end(window: AuditWindow, stretch: WindowStretch, *, with_unreplicated: bool) -> int:
+    end = stretch.end if with_unreplicated else stretch.last + 1
     if stretch.at == window.at:
         return end
     boundary = window.layout.generations[-1].boundaries.get(stretch.at.partition)
@@ -243,13 +253,13 @@ async def _read(
 
 
 def _is_ours(layout: Layout, home: TopicPartition, at: TopicPartition, entry: Entry) -> bool:
-    """Say whether the record counts, and its journal lives in the task's partition now."""
+    """Return True if the record counts and its journal belongs to the task's partition now."""
     if layout.generation == 0:
         return True
     return layout.is_home(entry.id, entry.generation, at) and layout.route(entry.id) == home
 
 
-def _was_made_anew(layout: Layout) -> bool:
+def _was_recreated(layout: Layout) -> bool:
     return any(not generation.boundaries for generation in layout.generations[1:])
 
 
@@ -259,32 +269,32 @@ _EVENTS_OF_APPEND = 1000
 
 
 class KeySet:
-    """Which keys were seen, by a hash of each: eight bytes for a key."""
+    """A set of keys that keeps only an eight-byte hash of each."""
 
     def __init__(self) -> None:
         self._new: list[int] = []
         self._known = np.empty(0, np.uint64)
 
     def __contains__(self, id_: str) -> bool:
-        self._settle()
+        self._merge()
         wanted = np.uint64(_hash(id_))
         place = int(np.searchsorted(self._known, wanted))
         return place < len(self._known) and bool(self._known[place] == wanted)
 
     def add(self, id_: str) -> None:
-        """Remember a key."""
+        """Add a key."""
         self._new.append(_hash(id_))
         if len(self._new) >= _HASHES_KEPT:
-            self._settle()
+            self._merge()
 
-    def _settle(self) -> None:
+    def _merge(self) -> None:
         if self._new:
             self._known = np.union1d(self._known, np.array(self._new, np.uint64))
             self._new.clear()
 
 
 class Survey:
-    """How much there is in a window, and of which keys."""
+    """The size of a window, and the keys in it."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -302,7 +312,7 @@ class Survey:
 
 
 async def survey(log: Log, window: AuditWindow) -> Survey:
-    """Read the headers of a window."""
+    """Count the records, events and keys of a window, from headers only."""
     found = Survey()
     async for entry in read_entries(log, window, lambda _: True, headers_only=True):
         found.add(entry)
@@ -312,7 +322,7 @@ async def survey(log: Log, window: AuditWindow) -> Survey:
 async def slices(
     log: Log, moving: MovingWindow, found: Survey, *, events_at_once: int = EVENTS_AT_ONCE
 ) -> AsyncIterator[dict[str, list[Entry]]]:
-    """Yield the window's entries by id, a slice of the keys at a time; `moving` has the window that they are of."""
+    """Yield the window's entries by id, one slice of the keys at a time; `moving.window` is their window."""
     count = -(-found.events // max(1, events_at_once))
     for number in range(count):
 
@@ -323,14 +333,14 @@ async def slices(
 
 
 async def entries_of(log: Log, window: AuditWindow, ids: Collection[str]) -> dict[str, list[Entry]]:
-    """Return the entries of some journals, those that are not replicated yet included."""
+    """Return the entries of some journals, including those that are not replicated yet."""
     keys = {id_.encode(errors="surrogateescape") for id_ in ids}
-    found = await _gather(log, window, keys.__contains__, is_beyond=True)
+    found = await _gather(log, window, keys.__contains__, with_unreplicated=True)
     return {id_: found.get(id_, []) for id_ in ids}
 
 
 async def ids_in(log: Log, at: TopicPartition, ids: Collection[str]) -> set[str]:
-    """Return which of the journals have records in a partition, whoever wrote them there."""
+    """Return the journals that have records in a partition, even if they don't belong there."""
     keys = {id_.encode(errors="surrogateescape"): id_ for id_ in ids}
     start, found = 0, set[str]()
     while True:
@@ -345,22 +355,22 @@ async def ids_in(log: Log, at: TopicPartition, ids: Collection[str]) -> set[str]
         except OffsetOutOfRange as error:
             if error.offset >= error.start:
                 raise
-            start = error.start  # removed meanwhile, by replication that has carried it into the store
+            start = error.start  # replicated and removed meanwhile
         else:
             return found
 
 
 async def _gather(
-    log: Log, window: AuditWindow, wanted: Callable[[bytes], bool], *, is_beyond: bool = False
+    log: Log, window: AuditWindow, wanted: Callable[[bytes], bool], *, with_unreplicated: bool = False
 ) -> dict[str, list[Entry]]:
     by_id: dict[str, list[Entry]] = {}
-    async for entry in read_entries(log, window, wanted, is_beyond=is_beyond):
+    async for entry in read_entries(log, window, wanted, with_unreplicated=with_unreplicated):
         by_id.setdefault(entry.id, []).append(entry)
     return by_id
 
 
 def _most_events(append: Append) -> int:
-    """Return how many events an append may hold: its numbers may jump by millions, so they say little."""
+    """Return the most events that an append may hold. Its numbers may have gaps of millions, so the count is capped."""
     return min(append.last - append.first + 1, _EVENTS_OF_APPEND)
 
 

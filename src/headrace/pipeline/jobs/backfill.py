@@ -1,4 +1,8 @@
-"""What one task of a back-fill does: write again what a range of its partition's records left."""
+"""The back-fill: each task applies a range of its partition's records to the store again.
+
+Correct rows stay as they are, and lost rows are restored. Records before the range are read too, because they decide
+which records of the range count. Records that are not replicated yet are left to replication.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,8 @@ from headrace.pipeline.audits.windows import (
 )
 from headrace.pipeline.jobs.job_reports import BackfilledPartition, layout_of, partitions_now, report_batch, reports_of
 from headrace.pipeline.logs.plan import Selection
-from headrace.pipeline.spark.places import Endpoints
-from headrace.pipeline.spark.process import log_of, run, store_of, told
+from headrace.pipeline.spark.endpoints import Endpoints
+from headrace.pipeline.spark.process import log_of, one_line, run, store_of
 from headrace.protocol import Entry
 from headrace.store import EventRow, Place, Store
 
@@ -43,30 +47,30 @@ __all__ = ["BackfillSummary", "Range", "backfill", "backfill_partition"]
 _AT_ONCE = 32
 
 
-def backfill_partition(places: Endpoints, at: TopicPartition, arguments: Arguments) -> Iterator[pa.RecordBatch]:
-    """Back-fill one partition; in a worker."""
+def backfill_partition(endpoints: Endpoints, at: TopicPartition, arguments: Arguments) -> Iterator[pa.RecordBatch]:
+    """Back-fill one partition, in a worker."""
     started_s = time.perf_counter()
     report = BackfilledPartition(topic=at.topic, partition=at.partition)
     try:
-        report = run(_backfill(places, at, msgspec.convert(arguments, Range)))
+        report = run(_backfill(endpoints, at, msgspec.convert(arguments, Range)))
     except Exception as error:
-        report = msgspec.structs.replace(report, error=told(error))
+        report = msgspec.structs.replace(report, error=one_line(error))
     yield report_batch(msgspec.structs.replace(report, took_s=time.perf_counter() - started_s))
 
 
 class BackfillRanges(msgspec.Struct, frozen=True):
-    """First and last offset (inclusive) of what is to be applied, by partition: a journal that moved has several."""
+    """The first and last offset (inclusive) to apply, by partition. A journal that moved has records in several."""
 
     of: Mapping[int, tuple[int, int]]
 
     def has(self, partition: int, offset: int) -> bool:
-        """Return True if a record lies within."""
+        """Return True if the record lies within the range of its partition."""
         first, last = self.of.get(partition, (0, -1))
         return first <= offset <= last
 
 
-async def _backfill(places: Endpoints, at: TopicPartition, asked: Range) -> BackfilledPartition:
-    log, store = await log_of(places), await store_of(places)
+async def _backfill(endpoints: Endpoints, at: TopicPartition, asked: Range) -> BackfilledPartition:
+    log, store = await log_of(endpoints), await store_of(endpoints)
 
     async def open_now() -> AuditWindow:
         return await open_window(log, store, await layout_of(log, store, at.topic), at)
@@ -75,17 +79,17 @@ async def _backfill(places: Endpoints, at: TopicPartition, asked: Range) -> Back
     ranges = await ranges_of(log, moving.window, asked)
     first, last = ranges.of[at.partition]
     done = BackfilledPartition(topic=at.topic, partition=at.partition, first=first, last=last)
-    ttl_s = places.settings_of_store().marker_ttl_s
+    ttl_s = endpoints.settings_of_store().marker_ttl_s
     found = await moving.read(lambda window: survey(log, window))
     async for by_id in slices(log, moving, found, events_at_once=EVENTS_AT_ONCE):
         chosen = {id_: entries for id_, entries in by_id.items() if _touches(entries, ranges)}
         done = await _apply_all(store, moving.window, chosen, ranges, done, ttl_s)
-    # What was removed meanwhile is in the store, and was not applied again.
+    # Records that were removed meanwhile are in the store, and were not applied again.
     return msgspec.structs.replace(done, first=max(first, moving.window.home.start))
 
 
 async def ranges_of(log: Log, window: AuditWindow, asked: Range) -> BackfillRanges:
-    """Return the offsets that are asked for, the log has, and replication has passed, of each partition."""
+    """Return for each partition the requested offsets that the log still has and that are replicated."""
     return BackfillRanges({partition: await _offsets(log, each, asked) for partition, each in window.stretches.items()})
 
 
@@ -141,7 +145,10 @@ async def _apply_all(
 async def _apply(
     store: Store, window: AuditWindow, id_: str, verdict: Judgement, ranges: BackfillRanges
 ) -> list[EventRow]:
-    """Write what the records of the range left: rows, the head, deletions; at their own places, so none can harm."""
+    """Write the rows, the head and the deletions that come from records of the range.
+
+    Each write carries the place of its record, so it never replaces anything newer.
+    """
     topic, fold = window.at.topic, verdict.fold
     rows = [row for row in expected_rows(fold) if ranges.has(row.partition, row.offset)]
     if rows:
@@ -158,7 +165,7 @@ async def _apply(
 
 
 def _partition_at(window: AuditWindow, id_: str, place: Place) -> int:
-    """Return where a journal's records were in the generation of a place."""
+    """Return the partition that held the journal's records in the generation of a place."""
     layout = window.layout
     if layout.generation == 0:
         return window.at.partition
@@ -166,7 +173,7 @@ def _partition_at(window: AuditWindow, id_: str, place: Place) -> int:
 
 
 def _restored(verdict: Judgement, rows: Sequence[EventRow]) -> int:
-    """Count the rows that were written and had not been right before."""
+    """Count the written rows that had been missing or wrong before."""
     kinds = (FindingKind.ROW_MISSING, FindingKind.ROW_CHANGED)
     wrong = {(finding.seq_nr, finding.offset) for finding in verdict.findings if finding.kind in kinds}
     return sum((row.seq_nr, row.offset) in wrong for row in rows)
@@ -183,7 +190,7 @@ class Range(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class BackfillSummary:
-    """What a run did: records of the range, rows that they left, and how many of those were missing or wrong."""
+    """The result of a back-fill: records in the range, rows written, and how many of those were missing or wrong."""
 
     partitions: int
     records: int
@@ -195,7 +202,7 @@ class BackfillSummary:
 
 def backfill(
     spark: SparkSession,
-    places: Endpoints,
+    endpoints: Endpoints,
     selection: Selection | None = None,
     *,
     first: int | None = None,
@@ -203,21 +210,21 @@ def backfill(
     since_ms: int | None = None,
     until_ms: int | None = None,
 ) -> BackfillSummary:
-    """Apply the offsets from `first` to `last` (inclusive) of each partition again, or a time: its end is exclusive.
+    """Apply a range of each partition again: offsets `first` to `last` (inclusive), or times (`until_ms` is exclusive).
 
-    Without a range all that the log has. Journals that replication was at are counted as `busy` and left to it.
-    Raises BadArgument for an empty range, OperationFailed.
+    Without a range everything in the log is applied. Journals that replication was just changing are skipped and
+    counted as `busy`. Raises BadArgument for an empty range, OperationFailed.
     """
     from headrace.pipeline.jobs.job_sources import BackfillJob
     from headrace.pipeline.jobs.partition_jobs import job_frame
 
     _check(first, last, "last")
     _check(since_ms, until_ms, "until_ms")
-    partitions = partitions_now(places, selection or Selection())
+    partitions = partitions_now(endpoints, selection or Selection())
     if not partitions:
         return BackfillSummary(0, 0, 0, 0, 0, 0)
     asked = Range(first, last, since_ms, until_ms)
-    frame = job_frame(spark, BackfillJob, places, partitions, msgspec.to_builtins(asked))
+    frame = job_frame(spark, BackfillJob, endpoints, partitions, msgspec.to_builtins(asked))
     reports = reports_of(frame, BackfilledPartition, "back-filling")
     names = ("records", "journals", "rows", "restored", "busy")
     totals = {name: sum(getattr(report, name) for report in reports) for name in names}

@@ -1,4 +1,10 @@
-"""What one task of the expiry does: look through the heads of its partition and write the purges."""
+"""The expiry job: each task looks for expired journals of its partition and writes their purges.
+
+A task finds expired journals in the store, checks that the log has not changed them since, and writes a Purge that
+names the last append it saw. The fold ignores that Purge if an append came after it. So a client that appends at the
+same time wins, and so does one that starts the next incarnation before a second run. A run also purges the journals
+that expired while the job did not run.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +22,8 @@ from headrace.log import Log
 from headrace.model import NewRecord, Position, TopicPartition
 from headrace.pipeline.jobs.job_reports import ExpiryReport, partitions_ever, report_batch, reports_of
 from headrace.pipeline.logs.plan import Selection
-from headrace.pipeline.spark.places import Endpoints
-from headrace.pipeline.spark.process import log_of, run, store_of, told
+from headrace.pipeline.spark.endpoints import Endpoints
+from headrace.pipeline.spark.process import log_of, one_line, run, store_of
 from headrace.protocol import Effect, Purge, encode_action, entry_of, exists, step
 from headrace.store import JournalMeta, Store
 
@@ -34,7 +40,7 @@ _READ_TIMEOUT_S = 70.0
 
 
 def is_expired(meta: JournalMeta, now_ms: int) -> bool:
-    """Say whether a journal's time is up. One that is held is left to whoever releases it."""
+    """Return True if the journal has expired. A held journal does not expire until it is released."""
     return (
         exists(meta)
         and meta.held_from is None
@@ -44,23 +50,23 @@ def is_expired(meta: JournalMeta, now_ms: int) -> bool:
     )
 
 
-def purge_partition(places: Endpoints, at: TopicPartition, arguments: Arguments) -> Iterator[pa.RecordBatch]:
-    """Purge what is expired of one partition; in a worker."""
+def purge_partition(endpoints: Endpoints, at: TopicPartition, arguments: Arguments) -> Iterator[pa.RecordBatch]:
+    """Purge the expired journals of one partition, in a worker."""
     started_s = time.perf_counter()
     report = ExpiryReport(topic=at.topic, partition=at.partition)
     try:
-        report = run(_purge(places, at, arguments["now_ms"]))
+        report = run(_purge(endpoints, at, arguments["now_ms"]))
     except Exception as error:
-        report = msgspec.structs.replace(report, error=told(error))
+        report = msgspec.structs.replace(report, error=one_line(error))
     yield report_batch(msgspec.structs.replace(report, took_s=time.perf_counter() - started_s))
 
 
-async def _purge(places: Endpoints, at: TopicPartition, now_ms: int) -> ExpiryReport:
-    return await purge_expired_of(await log_of(places), await store_of(places), at, now_ms)
+async def _purge(endpoints: Endpoints, at: TopicPartition, now_ms: int) -> ExpiryReport:
+    return await purge_expired_of(await log_of(endpoints), await store_of(endpoints), at, now_ms)
 
 
 async def purge_expired_of(log: Log, store: Store, at: TopicPartition, now_ms: int) -> ExpiryReport:
-    """Purge what is expired of one partition, and count the purges that took effect."""
+    """Purge the expired journals of one partition, and count the purges that took effect."""
     topology = Topology(log, store.settings, at.topic)
     cache = HeadCache(log, store.reader)
     reader = JournalReader(
@@ -78,7 +84,7 @@ async def purge_expired_of(log: Log, store: Store, at: TopicPartition, now_ms: i
 
 
 async def _purge_all(log: Log, topology: Topology, reader: JournalReader, expired: Sequence[JournalMeta]) -> int:
-    """Write the purges of a page; those that fell behind the boundary of a growth are written again."""
+    """Write the purges of a page. A purge that landed behind the boundary of a growth is written again."""
     count = 0
     while expired:
         due = {meta.id: view for meta in expired if (view := await _due(reader, meta)) is not None}
@@ -95,7 +101,7 @@ async def _purge_all(log: Log, topology: Topology, reader: JournalReader, expire
 async def _due(reader: JournalReader, expired: JournalMeta) -> View | None:
     """Return the journal as the log has it; None if it was appended to, purged or held since it was replicated.
 
-    Only the store knows when a journal expires: what an append that it lacks says about that is in no header.
+    Only the store knows when a journal expires: headers of appends that are not replicated yet don't say it.
     """
     try:
         view = await reader.view(expired.id)
@@ -106,10 +112,10 @@ async def _due(reader: JournalReader, expired: JournalMeta) -> View | None:
 
 
 async def _count_effective(log: Log, due: Mapping[str, View], written: Mapping[str, Position]) -> int:
-    """Count the purges that changed something: an append or a purge may have come between a look and the purge."""
+    """Count the purges that changed something: an append or another purge may have been written just before."""
     effective = 0
     for at in {view.windows[-1].at for view in due.values()}:
-        # A journal that a growth moved in this very moment is left out: it is counted as one too few, never too many.
+        # A journal that a growth moved in this very moment is left out, so the count is never too high.
         here = {id_: p for id_, p in written.items() if due[id_].windows[-1].at == at and p.partition == at.partition}
         if not here:
             continue
@@ -137,7 +143,7 @@ def _record(meta: JournalMeta, at: TopicPartition) -> NewRecord:
 
 @dataclass(frozen=True, slots=True)
 class ExpirySummary:
-    """What a run did: journals looked at, and how many of them it purged. Purges without effect don't count."""
+    """The result of a run: how many journals it checked and purged. Purges without effect are not counted."""
 
     journals: int
     purged: int
@@ -145,21 +151,21 @@ class ExpirySummary:
 
 
 def purge_expired(
-    spark: SparkSession, places: Endpoints, selection: Selection | None = None, *, now: datetime | None = None
+    spark: SparkSession, endpoints: Endpoints, selection: Selection | None = None, *, now: datetime | None = None
 ) -> ExpirySummary:
-    """Write a Purge for each journal that was to go at `now` or before, as far as replication has seen.
+    """Write a Purge for each replicated journal that expires at `now` or before.
 
-    The purges take effect as any other record of the log: at once for readers, in the store with the next replication.
-    Raises OperationFailed; then some may have been written, and to run it again is harmless.
+    The purges take effect like any other record of the log: at once for readers, and in the store when they are
+    replicated. Raises OperationFailed; some purges may have been written then, and running the job again is safe.
     """
     from headrace.pipeline.jobs.job_sources import PurgeExpiredJob
     from headrace.pipeline.jobs.partition_jobs import job_frame
 
     now = now or datetime.now(UTC)
-    partitions = partitions_ever(places, selection or Selection())
+    partitions = partitions_ever(endpoints, selection or Selection())
     if not partitions:
         return ExpirySummary(0, 0, 0)
-    frame = job_frame(spark, PurgeExpiredJob, places, partitions, {"now_ms": int(now.timestamp() * 1000)})
+    frame = job_frame(spark, PurgeExpiredJob, endpoints, partitions, {"now_ms": int(now.timestamp() * 1000)})
     reports = reports_of(frame, ExpiryReport, "purging the expired journals of")
     return ExpirySummary(
         journals=sum(report.journals for report in reports),

@@ -1,4 +1,4 @@
-"""What the tasks of a job did, told to the driver: one small row each."""
+"""Reports of a job's tasks to the driver, one small row each, and the partitions that a job works on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.journal import Layout, Topology
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.pipeline.logs.plan import Selection, topics_of
-from headrace.pipeline.spark.places import Endpoints
+from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of
 from headrace.store import Store
 
@@ -41,7 +41,7 @@ R = TypeVar("R", bound="PartitionReport")
 
 
 class PartitionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task did. `error` says why it could not do all of it."""
+    """The report of one task. `error` says why the task could not finish."""
 
     topic: str
     partition: int
@@ -50,14 +50,14 @@ class PartitionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpiryReport(PartitionReport, frozen=True, kw_only=True):
-    """What expiry did in one partition."""
+    """The report of the expiry of one partition."""
 
     journals: int = 0
     purged: int = 0
 
 
 class AuditedPartition(PartitionReport, frozen=True, kw_only=True):
-    """What an audit saw of one partition: offsets from `first` to `last`. `busy`: journals that replication was at."""
+    """The report of the audit of one partition: offsets `first` to `last`. `busy` counts journals being replicated."""
 
     first: int = 0
     last: int = -1
@@ -66,11 +66,11 @@ class AuditedPartition(PartitionReport, frozen=True, kw_only=True):
     rows: int = 0
     busy: int = 0
     findings: int = 0
-    mended: int = 0
+    repaired: int = 0
 
 
 class BackfilledPartition(PartitionReport, frozen=True, kw_only=True):
-    """What was applied of one partition: offsets from `first` to `last`; `restored` rows were missing or wrong."""
+    """The report of the back-fill of one partition, offsets `first` to `last`. `restored` rows had been wrong."""
 
     first: int = 0
     last: int = -1
@@ -82,7 +82,7 @@ class BackfilledPartition(PartitionReport, frozen=True, kw_only=True):
 
 
 class FilledPartition(PartitionReport, frozen=True, kw_only=True):
-    """What was counted of one partition under a tag; its journals as of offset `seen` and before are all in."""
+    """The report of a tag's back-fill of one partition. It includes all journals up to offset `seen`."""
 
     generation: int = 0
     seen: int = -1
@@ -92,45 +92,48 @@ class FilledPartition(PartitionReport, frozen=True, kw_only=True):
 
 
 def report_batch(report: PartitionReport) -> pa.RecordBatch:
-    """Return a report as the one row of a task."""
+    """Return the report as a batch of one row."""
     import pyarrow as pa
 
     return pa.RecordBatch.from_arrays([pa.array([msgspec.json.encode(report)], pa.binary())], names=["report"])
 
 
 def reports_of(frame: DataFrame, kind: type[R], what: str) -> list[R]:
-    """Do the work and return the reports. Raises OperationFailed if a task could not do all of it."""
+    """Run the job and return the reports. Raises OperationFailed if a task could not finish."""
     reports = [msgspec.json.decode(bytes(row.report), type=kind) for row in frame.collect()]
     check(reports, what)
     return reports
 
 
 def check(reports: Sequence[PartitionReport], what: str) -> None:
-    """Raise OperationFailed if a task could not do all of its work."""
+    """Raise OperationFailed if a task could not finish."""
     for report in reports:
         if report.error is not None:
             at = TopicPartition(report.topic, report.partition)
             raise OperationFailed(f"{what} {at}", report.error, outcome_known=False)
 
 
-def partitions_now(places: Endpoints, selection: Selection) -> list[TopicPartition]:
+def partitions_now(endpoints: Endpoints, selection: Selection) -> list[TopicPartition]:
     """Return all partitions of the selected topics."""
-    layouts = run(_layouts(places, selection))
+    layouts = run(_layouts(endpoints, selection))
     return [TopicPartition(layout.topic, number) for layout in layouts for number in range(layout.partitions)]
 
 
-def partitions_ever(places: Endpoints, selection: Selection) -> list[TopicPartition]:
-    """Return them with those that a topic had before it was made anew: its journals may still be from there."""
-    layouts = run(_layouts(places, selection))
+def partitions_ever(endpoints: Endpoints, selection: Selection) -> list[TopicPartition]:
+    """Return all partitions of the selected topics, and those that a topic had before it was created again.
+
+    The store may still have journals of those partitions.
+    """
+    layouts = run(_layouts(endpoints, selection))
     most = {layout.topic: max(each.partitions for each in layout.generations) for layout in layouts}
     return [TopicPartition(topic, number) for topic, count in most.items() for number in range(count)]
 
 
-async def _layouts(places: Endpoints, selection: Selection) -> list[Layout]:
-    log, store = await log_of(places), await store_of(places)
+async def _layouts(endpoints: Endpoints, selection: Selection) -> list[Layout]:
+    log, store = await log_of(endpoints), await store_of(endpoints)
     return [await layout_of(log, store, topic) for topic in await topics_of(log, store, selection)]
 
 
 async def layout_of(log: Log, store: Store, topic: str) -> Layout:
-    """Return a topic's layout; nothing is written."""
+    """Return a topic's layout without writing anything."""
     return await Topology(log, store.settings, topic, is_reader=True).layout()

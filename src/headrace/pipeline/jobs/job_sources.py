@@ -1,4 +1,4 @@
-"""The jobs as Spark knows them; what they do is in the modules that they name."""
+"""Spark data sources of the jobs; the work of each is in its own module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["AuditJob", "BackfillJob", "PurgeExpiredJob", "TagBackfillJob"]
 
 
 class PurgeExpiredJob(PartitionJob):
-    """Purges the journals whose time is up."""
+    """Purges the expired journals."""
 
     @classmethod
     def name(cls) -> str:
@@ -26,7 +26,7 @@ class PurgeExpiredJob(PartitionJob):
         return REPORT_COLUMNS
 
     def work(self) -> Work:
-        """Return what a task does."""
+        """Return the function that a task runs."""
         return purge_partition
 
 
@@ -43,7 +43,7 @@ class AuditJob(PartitionJob):
         return FINDING_COLUMNS
 
     def work(self) -> Work:
-        """Return what a task does."""
+        """Return the function that a task runs."""
         return audit_partition
 
 
@@ -60,12 +60,12 @@ class BackfillJob(PartitionJob):
         return REPORT_COLUMNS
 
     def work(self) -> Work:
-        """Return what a task does."""
+        """Return the function that a task runs."""
         return backfill_partition
 
 
 class TagBackfillJob(PartitionJob):
-    """Gives a tag to history."""
+    """Gives a tag to events that were written without it."""
 
     @classmethod
     def name(cls) -> str:
@@ -77,5 +77,5 @@ class TagBackfillJob(PartitionJob):
         return REPORT_COLUMNS
 
     def work(self) -> Work:
-        """Return what a task does."""
+        """Return the function that a task runs."""
         return fill_partition

@@ -1,6 +1,6 @@
-"""Jobs of one task for each partition of a topic: a Spark data source whose tasks do the work and tell of it in rows.
+"""Jobs with one task for each partition of a topic: a Spark data source whose tasks work and report in rows.
 
-A task never fails: what went wrong is in the row that it ends with, so that one partition does not end the others'.
+A task never fails. An error is in the last row of its partition, so that the tasks of other partitions can finish.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from headrace.model import TopicPartition
-from headrace.pipeline.spark.places import PLACES_OPTION, Endpoints
+from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.session import register
 
 if TYPE_CHECKING:
@@ -36,21 +36,21 @@ class _Part(InputPartition):
 
 
 class PartitionJob(DataSource):
-    """A job. Options: where log and store are; `partitions` and `arguments`, as JSON."""
+    """A job. Its options are the endpoints, and `partitions` and `arguments` as JSON."""
 
     @abstractmethod
     def work(self) -> Work:
-        """Return what a task does; a function of a module, because it travels by name."""
+        """Return the function that a task runs. It is a module's function, because it is pickled by name."""
 
     def reader(self, schema: StructType) -> _Reader:
-        """Return what plans the tasks and is sent to them."""
+        """Return the reader, which plans the tasks and is sent to them."""
         return _Reader(self.work(), self.options)
 
 
 class _Reader(DataSourceReader):
     def __init__(self, work: Work, options: Mapping[str, str]) -> None:
         self._work = work
-        self._places = Endpoints.unpack(options[PLACES_OPTION])
+        self._endpoints = Endpoints.unpack(options[ENDPOINTS_OPTION])
         self._partitions = [TopicPartition(*at) for at in json.loads(options["partitions"])]
         self._arguments: Arguments = json.loads(options["arguments"])
 
@@ -59,23 +59,23 @@ class _Reader(DataSourceReader):
         return [_Part(at) for at in self._partitions]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Do the work; in a worker."""
+        """Run the job's function, in a worker."""
         if not isinstance(partition, _Part):
             raise TypeError(f"not a partition of a topic: {partition!r}")
-        return self._work(self._places, partition.at, self._arguments)
+        return self._work(self._endpoints, partition.at, self._arguments)
 
 
 def job_frame(
     spark: SparkSession,
     job: type[PartitionJob],
-    places: Endpoints,
+    endpoints: Endpoints,
     partitions: Sequence[TopicPartition],
     arguments: Arguments,
 ) -> DataFrame:
-    """Return the rows that the tasks give. The work is done each time that the frame is."""
+    """Return a frame of the tasks' rows. Every action on the frame runs the job."""
     register(spark, job)
     options = {
-        PLACES_OPTION: places.pack(),
+        ENDPOINTS_OPTION: endpoints.pack(),
         "partitions": json.dumps([list(at) for at in sorted(partitions)]),
         "arguments": json.dumps(dict(arguments)),
     }

@@ -1,4 +1,8 @@
-"""What one task of a tag's back-fill does: count the journals of its partition under the tag."""
+"""The back-fill of a tag: each task gives the tag to chosen events of its partition, while writers continue.
+
+Most events are counted while replication runs and leaves the tag alone. Then replication waits at a cut, the events
+that came meanwhile are counted, and behind the cut replication numbers the events that were written with the tag.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,8 @@ from headrace.model import TopicPartition
 from headrace.observe import get_logger
 from headrace.pipeline.jobs.job_reports import FilledPartition, report_batch, reports_of
 from headrace.pipeline.replication.replication import Replication
-from headrace.pipeline.spark.places import Endpoints
-from headrace.pipeline.spark.process import log_of, run, store_of, told
+from headrace.pipeline.spark.endpoints import Endpoints
+from headrace.pipeline.spark.process import log_of, one_line, run, store_of
 from headrace.store import Place
 from headrace.tags import CatchingUp, Chooser, HistoryCount, PlacesOfTopic, TagFill, TagFills, TagRegistry
 
@@ -30,20 +34,20 @@ if TYPE_CHECKING:
 __all__ = ["TagBackfillSummary", "backfill_tag", "fill_partition", "name_of"]
 
 
-def fill_partition(places: Endpoints, at: TopicPartition, arguments: Arguments) -> Iterator[pa.RecordBatch]:
-    """Count one partition; in a worker."""
+def fill_partition(endpoints: Endpoints, at: TopicPartition, arguments: Arguments) -> Iterator[pa.RecordBatch]:
+    """Fill one partition, in a worker."""
     started_s = time.perf_counter()
     report = FilledPartition(topic=at.topic, partition=at.partition)
     try:
         _check_first_attempt(arguments["tag"])
-        report = run(_fill(places, at, arguments))
+        report = run(_fill(endpoints, at, arguments))
     except Exception as error:
-        report = msgspec.structs.replace(report, error=told(error))
+        report = msgspec.structs.replace(report, error=one_line(error))
     yield report_batch(msgspec.structs.replace(report, took_s=time.perf_counter() - started_s))
 
 
 def _check_first_attempt(tag: str) -> None:
-    """Refuse to go on where a task has died: rows may be there whose numbers were not noted."""
+    """Raise OperationFailed if an earlier attempt died: it may have written rows without noting their numbers."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -51,11 +55,11 @@ def _check_first_attempt(tag: str) -> None:
         raise OperationFailed(f"back-filling tag {tag!r}", "a task has died; begin again, with --again")
 
 
-async def _fill(places: Endpoints, at: TopicPartition, arguments: Arguments) -> FilledPartition:
-    tag, settings = arguments["tag"], places.settings_of_tags()
-    store = await store_of(places)
-    await TagFills(await log_of(places), store, settings).current(tag, arguments["fill"])
-    # The registry is read before the journals: those that are at its places or above are left to a later pass.
+async def _fill(endpoints: Endpoints, at: TopicPartition, arguments: Arguments) -> FilledPartition:
+    tag, settings = arguments["tag"], endpoints.settings_of_tags()
+    store = await store_of(endpoints)
+    await TagFills(await log_of(endpoints), store, settings).current(tag, arguments["fill"])
+    # The registry is read before the journals: journals at its places or above are left to a later pass.
     registry = await TagRegistry(store, settings).open()
     replicated = await store.reader.replicated(at)
     history = HistoryCount(store, settings, registry, tag, at, _chooser(arguments["choose"]))
@@ -93,7 +97,7 @@ _PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TagBackfillSummary:
-    """What a run did: events looked at, and how many of them have the tag now. `is_new`: it was not done before."""
+    """The result of a run: events examined and tagged. `is_new` is False if the tag was filled before."""
 
     tag: str
     partitions: int
@@ -104,30 +108,37 @@ class TagBackfillSummary:
 
 
 def backfill_tag(
-    spark: SparkSession, places: Endpoints, tag: str, choose: Chooser, *, name: str | None = None, again: bool = False
+    spark: SparkSession,
+    endpoints: Endpoints,
+    tag: str,
+    choose: Chooser,
+    *,
+    name: str | None = None,
+    again: bool = False,
 ) -> TagBackfillSummary:
-    """Give a tag to all events that `choose` says True to, up to a cut; later ones must be written with it.
+    """Give a tag to all existing events for which `choose` returns True. Later events must be written with it.
 
-    So let writers give it to their events first. Queries of the tag fail with TagBuilding meanwhile; replication goes
-    on, and waits a moment at the end. `name` says what chooses, else the function's own. A tag that is filled by it
-    stays as it is; `again` fills it anew, also one whose back-fill died. Raises TagBuilding, OperationFailed.
+    So change the writers first. Queries of the tag raise TagBuilding meanwhile; replication continues, and waits
+    briefly at the end. `name` identifies the chooser (default: the function's name). A tag that this chooser has
+    filled is left alone unless `again` is set; `again` also restarts a back-fill that died. Raises TagBuilding,
+    OperationFailed.
     """
-    return _Backfill(spark, places, tag, choose, name or name_of(choose)).run(again=again)
+    return _Backfill(spark, endpoints, tag, choose, name or name_of(choose)).run(again=again)
 
 
 def name_of(choose: Chooser) -> str:
-    """Return a function's name, as in shop.tags:is_big."""
+    """Return a function's module and name, as in shop.tags:is_big."""
     if not callable(choose):
         raise BadArgument("choose", choose, "it must be a function of one event")
     return f"{getattr(choose, '__module__', '')}:{getattr(choose, '__qualname__', type(choose).__qualname__)}"
 
 
 class _Backfill:
-    """One run."""
+    """One run of a tag's back-fill."""
 
-    def __init__(self, spark: SparkSession, places: Endpoints, tag: str, choose: Chooser, name: str) -> None:
+    def __init__(self, spark: SparkSession, endpoints: Endpoints, tag: str, choose: Chooser, name: str) -> None:
         self._spark = spark
-        self._places = places
+        self._endpoints = endpoints
         self._tag = tag
         self._name = name
         self._choose = _packed(choose)
@@ -138,10 +149,10 @@ class _Backfill:
         if fill.is_ready:
             return TagBackfillSummary(self._tag, 0, 0, 0, 0, is_new=False)
         if run(self._missing(fill)) > _MANY_RECORDS:
-            Replication(self._spark, self._places).run(once=True)
+            Replication(self._spark, self._endpoints).run(once=True)
         run(self._pass(fill))
         seen = self._count(fill, fill.since, {})
-        if sum(report.took_s for report in self._reports) > _LONG_S:  # much has come meanwhile: let nobody wait for it
+        if sum(report.took_s for report in self._reports) > _LONG_S:  # count what came meanwhile before others wait
             seen = self._count(fill, fill.since, seen)
         self._complete(fill, seen)
         partitions = len({(report.topic, report.partition) for report in self._reports})
@@ -149,7 +160,7 @@ class _Backfill:
         return TagBackfillSummary(self._tag, partitions, totals["journals"], totals["events"], totals["rows"])
 
     def _complete(self, fill: TagFill, seen: Mapping[str, tuple[int, int]]) -> None:
-        """Count the rest up to a cut, and another one if replication got tired of waiting."""
+        """Count the rest up to a cut. If replication did not wait that long, try again with a later cut."""
         for _ in range(_ATTEMPTS):
             closing = run(self._close(fill))
             seen = {**seen, **self._count(closing, {**closing.since, **closing.cut}, seen)}
@@ -159,7 +170,9 @@ class _Backfill:
         raise OperationFailed(f"back-filling tag {self._tag!r}", "replication is faster than the count")
 
     async def _fills(self) -> TagFills:
-        return TagFills(await log_of(self._places), await store_of(self._places), self._places.settings_of_tags())
+        return TagFills(
+            await log_of(self._endpoints), await store_of(self._endpoints), self._endpoints.settings_of_tags()
+        )
 
     async def _begin(self, *, again: bool) -> TagFill:
         return await (await self._fills()).begin(self._tag, self._name, again=again)
@@ -176,7 +189,7 @@ class _Backfill:
         return await (await self._catching_up()).missing(_offsets(fill.since))
 
     async def _pass(self, fill: TagFill) -> None:
-        """Come to where all who replicate know of the fill. They come there themselves, if they are at work."""
+        """Replicate up to the start of the fill. If replication is running, it gets there first."""
         await (await self._catching_up()).wait(_offsets(fill.since), patience_s=_PATIENCE_S)
         await self._reach(fill.since)
 
@@ -184,12 +197,14 @@ class _Backfill:
         await (await self._catching_up()).reach(_offsets(places))
 
     async def _catching_up(self) -> CatchingUp:
-        return CatchingUp(await log_of(self._places), await store_of(self._places), self._places.settings_of_tags())
+        return CatchingUp(
+            await log_of(self._endpoints), await store_of(self._endpoints), self._endpoints.settings_of_tags()
+        )
 
     def _count(
         self, fill: TagFill, places: Mapping[str, PlacesOfTopic], seen: Mapping[str, tuple[int, int]]
     ) -> dict[str, tuple[int, int]]:
-        """Count what was changed after `seen`; returns up to where all is counted, by partition."""
+        """Count what was changed after `seen`; return, by partition, up to where everything is counted."""
         from headrace.pipeline.jobs.job_sources import TagBackfillJob
         from headrace.pipeline.jobs.partition_jobs import job_frame
 
@@ -198,14 +213,14 @@ class _Backfill:
             return {}
         is_last = bool(fill.cut)
         arguments = {"tag": self._tag, "fill": fill.id, "choose": self._choose, "after": seen, "is_last": is_last}
-        frame = job_frame(self._spark, TagBackfillJob, self._places, partitions, arguments)
+        frame = job_frame(self._spark, TagBackfillJob, self._endpoints, partitions, arguments)
         reports = reports_of(frame, FilledPartition, f"giving tag {self._tag!r} to")
         self._reports += reports
         return {str(TopicPartition(each.topic, each.partition)): (each.generation, each.seen) for each in reports}
 
 
 def _offsets(places: Mapping[str, PlacesOfTopic]) -> dict[TopicPartition, int]:
-    """Return what replication can be brought to."""
+    """Return the last offsets that replication must reach, by partition."""
     live = {topic: of.offsets for topic, of in places.items() if not of.is_gone}
     return {TopicPartition(topic, p): last for topic, of in live.items() for p, last in of.items() if last >= 0}
 

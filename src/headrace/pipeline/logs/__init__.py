@@ -1,4 +1,4 @@
-"""The log as Spark sees it: a source of records with real partitions, its columns and offsets, and where to begin."""
+"""The log as a source of Spark: records with their partitions, columns and offsets, and the plan of replication."""
 
-# What is public is in headrace.pipeline.
+# Public names are in headrace.pipeline.
 __all__: list[str] = []

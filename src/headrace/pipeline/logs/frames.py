@@ -1,4 +1,4 @@
-"""The log as Spark sees it: a stream or a table of records, the same columns whatever log it is."""
+"""Streams and tables of a log's records, with the same columns for every log."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from headrace.pipeline.logs.plan import Offsets, assigned, encode_offsets
 from headrace.pipeline.logs.records import LOG_COLUMNS
+from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.kafka_properties import java_properties
-from headrace.pipeline.spark.places import PLACES_OPTION, Endpoints
 from headrace.pipeline.spark.session import register
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["log_stream", "log_table"]
 
 
-def log_stream(spark: SparkSession, places: Endpoints, starts: Offsets, *, max_records: int) -> DataFrame:
-    """Return the records from `starts` on, committed ones only, as a stream of at most so many a batch."""
-    if _is_kafka(places):
+def log_stream(spark: SparkSession, endpoints: Endpoints, starts: Offsets, *, max_records: int) -> DataFrame:
+    """Return the committed records from `starts` on, as a stream of at most `max_records` a batch."""
+    if _is_kafka(endpoints):
         options = {
-            **_kafka_options(places),
+            **_kafka_options(endpoints),
             "assign": assigned(starts),
             "startingOffsets": encode_offsets(starts),
             "maxOffsetsPerTrigger": str(max_records),
@@ -30,37 +30,37 @@ def log_stream(spark: SparkSession, places: Endpoints, starts: Offsets, *, max_r
         return _columns(spark.readStream.format("kafka").options(**options).load())
     _register(spark)
     options = {
-        PLACES_OPTION: places.pack(),
+        ENDPOINTS_OPTION: endpoints.pack(),
         "starts": encode_offsets(starts),
         "maxrecords": str(max_records),
     }
     return spark.readStream.format("headrace_log").options(**options).load()
 
 
-def log_table(spark: SparkSession, places: Endpoints, starts: Offsets, ends: Offsets) -> DataFrame:
-    """Return the records from `starts` up to `ends` (exclusive), committed ones only."""
+def log_table(spark: SparkSession, endpoints: Endpoints, starts: Offsets, ends: Offsets) -> DataFrame:
+    """Return the committed records from `starts` up to `ends` (exclusive), as a table."""
     starts = {at: starts[at] for at in ends}
-    if _is_kafka(places):
+    if _is_kafka(endpoints):
         options = {
-            **_kafka_options(places),
+            **_kafka_options(endpoints),
             "assign": assigned(starts),
             "startingOffsets": encode_offsets(starts),
             "endingOffsets": encode_offsets(ends),
         }
         return _columns(spark.read.format("kafka").options(**options).load())
     _register(spark)
-    options = {PLACES_OPTION: places.pack(), "starts": encode_offsets(starts), "ends": encode_offsets(ends)}
+    options = {ENDPOINTS_OPTION: endpoints.pack(), "starts": encode_offsets(starts), "ends": encode_offsets(ends)}
     return spark.read.format("headrace_log").options(**options).load()
 
 
-def _is_kafka(places: Endpoints) -> bool:
-    return urlsplit(places.log).scheme == "kafka"
+def _is_kafka(endpoints: Endpoints) -> bool:
+    return urlsplit(endpoints.log).scheme == "kafka"
 
 
-def _kafka_options(places: Endpoints) -> Mapping[str, str]:
-    client = places.settings_of_log().kafka.client
+def _kafka_options(endpoints: Endpoints) -> Mapping[str, str]:
+    client = endpoints.settings_of_log().kafka.client
     return {
-        "kafka.bootstrap.servers": urlsplit(places.log).netloc,
+        "kafka.bootstrap.servers": urlsplit(endpoints.log).netloc,
         "kafka.isolation.level": "read_committed",
         "includeHeaders": "true",
         "failOnDataLoss": "true",

@@ -1,4 +1,7 @@
-"""Where replication begins: which topics and partitions, from which offsets, and how Spark writes these."""
+"""The plan of replication: its topics and partitions, their first offsets, and offsets in Spark's JSON.
+
+Only the stored offsets count: there is no checkpoint that could disagree with them.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def items(by_topic: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[TopicPart
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which journals: those named; those whose topic begins so; or all that the store knows of."""
+    """A selection of journals: of the named topics, of topics with a prefix, or of all topics that the store knows."""
 
     topics: tuple[str, ...] = ()
     prefix: str | None = None
@@ -74,7 +77,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The layouts of the topics, and what each partition still has to give: from `starts` up to `ends` (exclusive)."""
+    """The layouts of the topics, and the offsets to replicate by partition: `starts` up to `ends` (exclusive)."""
 
     layouts: Mapping[str, Layout]
     starts: Mapping[TopicPartition, int]
@@ -82,11 +85,11 @@ class Plan:
 
     @property
     def lag(self) -> int:
-        """How many offsets are to be replicated."""
+        """The number of offsets that are not replicated yet."""
         return sum(self.ends[at] - start for at, start in self.starts.items())
 
     def shape(self) -> dict[str, tuple[int, int, bool]]:
-        """Return what a running query depends on: when it changes, another query is needed."""
+        """Return what a running query depends on. If it changes, a new query is needed."""
         return {
             topic: (layout.generation, layout.partitions, layout.growing_to is not None)
             for topic, layout in self.layouts.items()
@@ -94,7 +97,7 @@ class Plan:
 
 
 async def topics_of(log: Log, store: Store, selection: Selection) -> Sequence[str]:
-    """Return the topics that are there and are selected. Raises UnknownTopic for a name that is not there."""
+    """Return the selected topics that exist. Raises UnknownTopic for a named topic that does not."""
     names = await log.admin.topics()
     if selection.topics:
         for topic in selection.topics:
@@ -108,7 +111,7 @@ async def topics_of(log: Log, store: Store, selection: Selection) -> Sequence[st
 
 
 async def plan_of(log: Log, store: Store, selection: Selection) -> Plan:
-    """Look at log and store. Raises RecordsLost, OffsetOutOfRange, WrongPartitionCount."""
+    """Return the plan for the present log and store. Raises RecordsLost, OffsetOutOfRange, WrongPartitionCount."""
     layouts = {}
     starts: dict[TopicPartition, int] = {}
     ends: dict[TopicPartition, int] = {}
@@ -133,7 +136,7 @@ async def _layout(log: Log, store: Store, topic: str) -> Layout:
 
 
 async def _newer_layout(log: Log, store: Store, at: TopicPartition, replicated: ReplicatedOffset) -> Layout:
-    """Return the layout of a topic that grew a moment ago. Raises LayoutLost if the store knows none so new."""
+    """Return the layout of a topic that grew a moment ago. Raises LayoutLost if the store's layout is older."""
     layout = await _layout(log, store, at.topic)
     if replicated.generation > layout.generation:
         known = f"{at} is replicated in generation {replicated.generation}, the layout knows {layout.generation}"

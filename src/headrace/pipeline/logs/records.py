@@ -1,4 +1,4 @@
-"""Records of a log as Arrow batches and back, and their columns: what crosses the border between Spark and Python."""
+"""Conversion between records of a log and Arrow batches, and the columns that Spark sees."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.model import Record
 
 __all__ = ["LOG_COLUMNS", "LOG_SCHEMA", "batch_of_records", "records_of_batch"]
 
-# Spark's own names of the columns and types; a source must return exactly these.
+# The columns and types in Spark's notation; a source must return exactly these.
 LOG_SCHEMA = (
     "topic string, partition int, offset bigint, timestamp_ms bigint, key binary, value binary, "
     "headers array<struct<key:string,value:binary>>"
@@ -80,7 +80,7 @@ def records_of_batch(batch: pa.RecordBatch) -> list[Record]:
 
 
 def _headers_of(column: pa.ListArray) -> Iterator[tuple[tuple[str, bytes | None], ...]]:
-    """Yield the headers of each row; the lists are cut out of flat columns, which is far cheaper than dicts."""
+    """Yield the headers of each row. Slicing flat columns is much cheaper than converting rows to dicts."""
     pairs = column.values
     flat = list(zip(pairs.field(0).to_pylist(), pairs.field(1).to_pylist(), strict=True))
     ends = column.offsets.to_pylist()

@@ -1,4 +1,7 @@
-"""A Spark data source over the log's port, for logs that Spark has no source of its own for."""
+"""The Spark data source over the Log port, for logs that Spark itself can't read.
+
+It has one task for each partition, Arrow batches, admission control and `availableNow`.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,21 @@ from headrace.errors import OffsetOutOfRange, RecordsLost
 from headrace.model import TopicPartition
 from headrace.pipeline.logs.plan import Offsets, decode_offsets, encode_offsets, items
 from headrace.pipeline.logs.records import LOG_SCHEMA, batch_of_records
-from headrace.pipeline.spark.places import PLACES_OPTION, Endpoints
+from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.process import log_of, run
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["HeadraceLogSource", "Slice", "admit"]
+__all__ = ["HeadraceLogSource", "Slice", "batch_ends"]
 
 
-def admit(starts: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, int]:
-    """Return where each partition's part ends so that all together hold at most `most` offsets.
+def batch_ends(starts: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, int]:
+    """Return where each partition's part of a batch ends, so that the batch holds at most `most` offsets.
 
-    Small backlogs are taken whole; what they leave of their share goes to the larger ones. A partition that has
-    anything gets at least one record, so that none starves.
+    Small backlogs are taken whole, and the rest of their share goes to larger ones. A partition with a backlog gets
+    at least one record, so that none starves.
     """
     waiting = {at: max(0, end - starts.get(at, 0)) for at, end in ends.items()}
     taken: dict[TopicPartition, int] = {}
@@ -54,7 +57,7 @@ class Slice(InputPartition):
 class HeadraceLogSource(DataSource):
     """`spark.read.format("headrace_log")`, and readStream.
 
-    Options: where the log is, `starts` (the first offset by partition) and, in batch reads, `ends`; `maxrecords`.
+    Options: the endpoints; `starts`, the first offset by partition; `ends` in batch reads; `maxrecords` in streams.
     """
 
     @classmethod
@@ -67,67 +70,67 @@ class HeadraceLogSource(DataSource):
         return LOG_SCHEMA
 
     def reader(self, schema: StructType) -> _Batch:
-        """Read once."""
+        """Return the reader of a batch."""
         return _Batch(self.options)
 
     def streamReader(self, schema: StructType) -> _Stream:  # noqa: N802 - Spark's name
-        """Read on."""
+        """Return the reader of a stream."""
         return _Stream(self.options)
 
 
 class _Batch(DataSourceReader):
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._places = Endpoints.unpack(options[PLACES_OPTION])
+        self._endpoints = Endpoints.unpack(options[ENDPOINTS_OPTION])
         self._starts = decode_offsets(options["starts"])
         self._ends = decode_offsets(options["ends"])
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one slice for each partition that has something."""
+        """Return one slice for each partition that has records."""
         return _slices(self._starts, self._ends)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a slice; in a worker."""
-        return _read(self._places, partition)
+        """Read a slice, in a worker."""
+        return _read(self._endpoints, partition)
 
 
 class _Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._places = Endpoints.unpack(options[PLACES_OPTION])
+        self._endpoints = Endpoints.unpack(options[ENDPOINTS_OPTION])
         self._starts = decode_offsets(options["starts"])
         self._max_records = int(options["maxrecords"])
         self._until: dict[TopicPartition, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Begin where the options say."""
+        """Return the first offsets, which the options name."""
         return _plain(self._starts)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Take so many records a batch."""
+        """Return the most records of a batch."""
         return ReadMaxRows(self._max_records)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """End where the log ends now."""
-        self._until = run(_ends(self._places, list(self._starts)))
+        """Take the log's present end as the end of the stream."""
+        self._until = run(_ends(self._endpoints, list(self._starts)))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return how far the next batch goes: an equal share of the limit for each partition that has more."""
+        """Return the ends of the next batch: each partition with a backlog gets an equal share of the limit."""
         begins = dict(items(start))
-        ends = self._until or run(_ends(self._places, list(begins)))
+        ends = self._until or run(_ends(self._endpoints, list(begins)))
         if isinstance(limit, ReadAllAvailable):
             return _plain(ends)
-        return _plain(admit(begins, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else self._max_records))
+        return _plain(batch_ends(begins, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else self._max_records))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return where the log ends."""
-        return _plain(run(_ends(self._places, list(self._starts))))
+        """Return the ends of the log."""
+        return _plain(run(_ends(self._endpoints, list(self._starts))))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return one slice for each partition that has something."""
+        """Return one slice for each partition that has records."""
         return _slices(dict(items(start)), dict(items(end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a slice; in a worker."""
-        return _read(self._places, partition)
+        """Read a slice, in a worker."""
+        return _read(self._endpoints, partition)
 
 
 def _plain(offsets: Offsets) -> dict[str, Any]:
@@ -141,16 +144,16 @@ def _slices(starts: Offsets, ends: Offsets) -> list[InputPartition]:
     return [Slice(at, starts.get(at, 0), end) for at, end in sorted(ends.items()) if end > starts.get(at, 0)]
 
 
-async def _ends(places: Endpoints, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-    log = await log_of(places)
+async def _ends(endpoints: Endpoints, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    log = await log_of(endpoints)
     return {at: (await log.bounds(at)).end for at in partitions}
 
 
-def _read(places: Endpoints, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Read batch by batch, each on the loop, so that Spark gets the first before the last is read."""
+def _read(endpoints: Endpoints, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Yield the records batch by batch, so that Spark gets the first batch before the last one is read."""
     if not isinstance(partition, Slice):
-        return  # what Spark plans for a source without any partition
-    batches = run(_open(places, partition))
+        return  # Spark plans an empty partition for a source that has none
+    batches = run(_open(endpoints, partition))
     try:
         while (batch := run(_next(batches))) is not None:
             if batch.records:
@@ -161,8 +164,8 @@ def _read(places: Endpoints, partition: InputPartition) -> Iterator[pa.RecordBat
         run(batches.aclose())
 
 
-async def _open(places: Endpoints, part: Slice) -> Any:  # noqa: ANN401 - an async generator
-    log = await log_of(places)
+async def _open(endpoints: Endpoints, part: Slice) -> Any:  # noqa: ANN401 - an async generator
+    log = await log_of(endpoints)
     return log.read(part.at, part.start, part.end, max_records=_RECORDS_AT_ONCE)
 
 

@@ -1,4 +1,4 @@
-"""Carrying journals from the log into the store: the query, its sink, its tasks, and what is told of them."""
+"""Replication of journals from the log into the store: the query, its sink, its tasks and their reports."""
 
-# What is public is in headrace.pipeline.
+# Public names are in headrace.pipeline.
 __all__: list[str] = []

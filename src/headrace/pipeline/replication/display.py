@@ -1,6 +1,6 @@
-"""A live picture of a running replication: what each topic lags, how fast it goes, and a plot of the last minutes.
+"""Displays of a running replication: the lag of each topic, the speed, and a plot of the last minutes.
 
-On a terminal it is redrawn in place; elsewhere one line is printed for each batch that moved something.
+On a terminal the display is redrawn in place; elsewhere it prints one line for each batch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LineDisplay:
         self._console.print(f"{text} ({speed}), lag {lag:,}", highlight=False, markup=False)
 
     def event(self, text: str) -> None:
-        """Print it."""
+        """Print the text."""
         self._console.print(text, highlight=False, markup=False)
 
 
@@ -76,7 +76,7 @@ class LiveDisplay:
         self._live.stop()
 
     def batch(self, report: BatchReport) -> None:
-        """Redraw with the batch."""
+        """Add the batch and redraw."""
         self._speeds.append((time.monotonic() - self._started, report.records_per_s))
         for outcome in report.outcomes:
             self._records[outcome.topic] += outcome.records
@@ -88,14 +88,14 @@ class LiveDisplay:
         self._draw(report)
 
     def event(self, text: str) -> None:
-        """Show it below."""
+        """Show the text below the plot."""
         self._events.append(text)
         self._live.refresh()
 
     def _draw(self, report: BatchReport) -> None:
         parts: list[RenderableType] = [self._table(), Text.from_ansi(plot(list(self._speeds)))]
         took = f"batch {report.batch}: {report.records:,} records in {report.took_s:.2f} s"
-        parts.append(Text(f"{took}, {report.records_per_s:,.0f}/s; Ctrl-C ends it after the batch"))
+        parts.append(Text(f"{took}, {report.records_per_s:,.0f}/s; Ctrl-C stops replication after the batch"))
         parts += [Text(text, style="yellow") for text in self._events]
         self._live.update(Group(*parts), refresh=True)
 

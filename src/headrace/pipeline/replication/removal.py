@@ -1,7 +1,7 @@
-"""Removing from the log what replication has carried into the store, once it is older than the topic's retention.
+"""Removal of replicated records from the log, once they are older than the topic's retention.
 
-Replication is the only one that knows what the store has, so the log is never left to delete journals by itself. Views
-by tag lose their oldest buckets on the same occasion, where the settings name a retention.
+Only replication knows what the store has, so the log itself never deletes records of journals. The oldest buckets of
+views by tag are removed at the same time, if the settings name a retention.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.journal import (
 from headrace.log import Log
 from headrace.observe import counter, gauge
 from headrace.pipeline.logs.plan import Plan
-from headrace.pipeline.spark.places import Endpoints
+from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, store_of, tag_trim_of
 from headrace.store import Store
 
@@ -40,12 +40,12 @@ TIME_LEFT = gauge(
 _WARN_BELOW = 0.25
 
 
-async def check_plan(places: Endpoints, plan: Plan, *, now_ms: int) -> None:
-    """Raise RetentionTooLong or ReplayTooOld where the store forgets deletions before the log forgets records.
+async def check_plan(endpoints: Endpoints, plan: Plan, *, now_ms: int) -> None:
+    """Raise RetentionTooLong or ReplayTooOld if the store forgets deletions before the log forgets records.
 
-    The topics are claimed for the store, so that no other one removes what this one lacks.
+    Also claim the topics for this store, so that no other store's replication removes records that this store lacks.
     """
-    log, store, settings = await log_of(places), await store_of(places), places.settings_of_store()
+    log, store, settings = await log_of(endpoints), await store_of(endpoints), endpoints.settings_of_store()
     kept = {"marker_ttl_s": settings.marker_ttl_s, "gc_grace_s": settings.gc_grace_s}
     for topic, layout in plan.layouts.items():
         terms = await read_terms(store.settings, topic)
@@ -55,23 +55,23 @@ async def check_plan(places: Endpoints, plan: Plan, *, now_ms: int) -> None:
         await claim_topic(log, store.settings, layout)
 
 
-async def remove_old(places: Endpoints, topics: Iterable[str], *, now_ms: int) -> list[str]:
-    """Remove what may go of some topics; returns what a person should know. A failure does not stop replication."""
-    log, store = await log_of(places), await store_of(places)
-    told: list[str] = []
+async def remove_old(endpoints: Endpoints, topics: Iterable[str], *, now_ms: int) -> list[str]:
+    """Remove old records of some topics; return notices for the operator. A failure does not stop replication."""
+    log, store = await log_of(endpoints), await store_of(endpoints)
+    notices: list[str] = []
     for topic in topics:
         try:
-            told += await _remove(log, store, topic, now_ms)
+            notices += await _remove(log, store, topic, now_ms)
         except HeadraceError as error:
             REMOVAL_FAILURES.labels(topic).inc()
-            told.append(f"old records of {topic} stay in the log: {error}")
-    return told + await _trim_tags(places, now_ms)
+            notices.append(f"old records of {topic} stay in the log: {error}")
+    return notices + await _trim_tags(endpoints, now_ms)
 
 
-async def _trim_tags(places: Endpoints, now_ms: int) -> list[str]:
-    """Remove what is older than the tags' retention; a failure is told, and tried again later."""
+async def _trim_tags(endpoints: Endpoints, now_ms: int) -> list[str]:
+    """Remove events older than the tags' retention. A failure becomes a notice, and is tried again later."""
     try:
-        trim = await tag_trim_of(places)
+        trim = await tag_trim_of(endpoints)
         if trim is not None:
             await trim.by_age(now_ms)
     except HeadraceError as error:
@@ -94,9 +94,9 @@ async def _remove(log: Log, store: Store, topic: str, now_ms: int) -> list[str]:
 
 async def _count_time_left(log: Log, store: Store, topic: str, now_ms: int) -> list[str]:
     described = await log.admin.describe(topic)
-    told = []
+    notices = []
     for at, left_s in await time_left(log, store, described, now_ms=now_ms):
         TIME_LEFT.labels(at.topic, str(at.partition)).set(left_s)
         if left_s < _WARN_BELOW * (described.config.retention_ms or 0) / 1000:
-            told.append(f"the log drops records of {at} that the store lacks in {left_s:.0f} s")
-    return told
+            notices.append(f"the log drops records of {at} that the store lacks in {left_s:.0f} s")
+    return notices

@@ -1,4 +1,8 @@
-"""The driver of replication: plan, run a query, watch it, begin again from the stored offsets after a change."""
+"""The driver of replication: it plans, runs a query, watches it, and starts again from the stored offsets.
+
+A new query is started when topics appear or grow, when a partition had to wait at the boundary of a growth, and when
+something failed. That takes about a second, and the stored offsets stay the only source of progress.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +37,8 @@ from headrace.pipeline.replication.reports import (
     read_outcomes,
     read_unfinished,
 )
-from headrace.pipeline.replication.sink import settle
-from headrace.pipeline.spark.places import PLACES_OPTION, Endpoints
+from headrace.pipeline.replication.sink import finish_batch
+from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of, tag_writer_of
 from headrace.pipeline.spark.session import register
 from headrace.runtime import Backoff
@@ -48,13 +52,13 @@ __all__ = ["Replication", "Summary", "accept_loss"]
 _logger = get_logger(__name__)
 
 
-async def accept_loss(places: Endpoints, topic: str, partition: int, last: int) -> None:
-    """Move the replicated offset to `last`. Raises BadArgument unless all up to there is gone from the log."""
-    log, store = await log_of(places), await store_of(places)
+async def accept_loss(endpoints: Endpoints, topic: str, partition: int, last: int) -> None:
+    """Move the replicated offset to `last`. Raises BadArgument unless the log begins just behind it."""
+    log, store = await log_of(endpoints), await store_of(endpoints)
     at = TopicPartition(topic, partition)
     bounds = await log.bounds(at)
     if last != bounds.start - 1:
-        rule = f"the log of {at} begins at {bounds.start}: what can be given up ends at {bounds.start - 1}"
+        rule = f"the log of {at} begins at {bounds.start}, so the last lost offset is {bounds.start - 1}; give that one"
         raise BadArgument("--accept-loss", last, rule)
     layout = await Topology(log, store.settings, topic).layout()
     before = await store.reader.replicated(at)
@@ -65,7 +69,7 @@ async def accept_loss(places: Endpoints, topic: str, partition: int, last: int) 
     base = before or ReplicatedOffset(
         at=at, generation=0, offset=-1, log_time_ms=0, created_ms=now_ms, updated_ms=now_ms
     )
-    # The boundary of a generation may be among what is lost: it was passed all the same.
+    # The boundary of a generation may be among the lost records; it counts as passed.
     generation = max(base.generation, layout.generation_at(partition, last + 1))
     moved = msgspec.structs.replace(base, generation=generation, offset=last, updated_ms=now_ms)
     await store.writer.move_replicated(moved)
@@ -80,7 +84,7 @@ _RETRY = Backoff(first_s=0.2, factor=2.0, limit_s=10.0, jitter=0.2)
 
 @dataclass(slots=True)
 class Summary:
-    """What a run did."""
+    """The result of a run of replication."""
 
     batches: int = 0
     records: int = 0
@@ -99,19 +103,19 @@ class Ended(Enum):
 
 
 class Replication:
-    """Carries journals into the store, once or for ever."""
+    """Replicates journals into the store, once or until it is stopped."""
 
     def __init__(
         self,
         spark: SparkSession,
-        places: Endpoints,
+        endpoints: Endpoints,
         selection: Selection | None = None,
         *,
         settings: PipelineSettings | None = None,
         watcher: ReplicationWatcher | None = None,
     ) -> None:
         self._spark = spark
-        self._places = places
+        self._endpoints = endpoints
         self._selection = selection or Selection()
         self._settings = settings or PipelineSettings()
         self._watcher = watcher or SilentWatcher()
@@ -121,15 +125,14 @@ class Replication:
         self._remove_at_s = 0.0
 
     def stop(self) -> None:
-        """Ask for the end; the running micro-batch comes to its own. From any thread, or a signal handler."""
+        """Stop after the running micro-batch. It may be called from any thread or signal handler."""
         self._stop.set()
 
     def run(self, *, once: bool = False) -> Summary:
-        """Replicate until `stop`, or with `once` until all that the log held when this began is in the store.
+        """Replicate until `stop`; with `once`, until everything that the log held at the start is in the store.
 
-        Raises what an operator must act on: RecordsLost, WrongPartitionCount, …; what goes by itself is waited for,
-        with `once` for `once_timeout_s` at a time.
-        Raises WorkerFailed when Spark ended the session.
+        Raises errors that an operator must act on: RecordsLost, WrongPartitionCount, …. Passing failures are waited
+        out; with `once` for at most `once_timeout_s` each. Raises WorkerFailed if Spark ended the session.
         """
         self._give_up_s = self._settings.once_timeout_s if once else None
         target = self._plan() if once else None
@@ -147,21 +150,21 @@ class Replication:
                 RESTARTS.labels(ended.value).inc()
             if ended is Ended.FAILED:
                 self._failed(error, failures)
-            elif ended is Ended.HELD:  # by others who are at work: no failure of its own
-                self._tell(f"begins anew: {error}")
+            elif ended is Ended.HELD:  # it waits for other partitions, which is no failure
+                self._notify(f"starts again: {error}")
                 self._pause(_RETRY.delay_s(min(failures, 3) + 1))
         if plan is not None and once:
             self._remove_old(plan)
         return self._summary
 
     def _plan(self, *, is_checked: bool = True) -> Plan | None:
-        """Look at log and store; wait for them while they are away. None when asked to stop meanwhile."""
+        """Plan from the log and the store, waiting while they are unavailable. None if `stop` was called meanwhile."""
 
         async def look() -> Plan:
-            plan = await plan_of(await log_of(self._places), await store_of(self._places), self._selection)
+            plan = await plan_of(await log_of(self._endpoints), await store_of(self._endpoints), self._selection)
             if is_checked:
-                await check_plan(self._places, plan, now_ms=_now_ms())
-            tags = await tag_writer_of(self._places, with_log=True)
+                await check_plan(self._endpoints, plan, now_ms=_now_ms())
+            tags = await tag_writer_of(self._endpoints, with_log=True)
             for layout in plan.layouts.values():
                 await tags.open_topic(layout)
             return plan
@@ -175,7 +178,7 @@ class Replication:
                     raise
                 attempt += 1
                 delay_s = _RETRY.delay_s(attempt)
-                self._tell(f"waiting: {error}")
+                self._notify(f"waiting: {error}")
                 self._pause(delay_s)
         return None
 
@@ -198,10 +201,10 @@ class Replication:
         from headrace.pipeline.replication.sink import HeadraceStoreSink
 
         register(self._spark, HeadraceStoreSink)
-        frame = log_stream(self._spark, self._places, plan.starts, max_records=self._settings.max_records)
+        frame = log_stream(self._spark, self._endpoints, plan.starts, max_records=self._settings.max_records)
         writer = (
             frame.writeStream.format("headrace_store")
-            .option(PLACES_OPTION, self._places.pack())
+            .option(ENDPOINTS_OPTION, self._endpoints.pack())
             .option("outcomes", str(outcomes))
             .option("checkpointLocation", (Path(folder) / "checkpoint").as_uri())
         )
@@ -209,12 +212,12 @@ class Replication:
         return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime=interval)).start()
 
     def _watch(self, query: Any, plan: Plan, outcomes: Path, *, once: bool) -> tuple[Ended, str]:  # noqa: ANN401
-        """Settle batches as they end, until the query does or another one is needed."""
+        """Finish batches as they end, until the query ends or another one is needed."""
         seen = ""
         look_at_s = time.monotonic() + self._settings.discover_every_s
         while True:
             is_active = query.isActive
-            seen = self._settle_new(query, plan, outcomes, seen)
+            seen = self._finish_batches(query, plan, outcomes, seen)
             if not is_active:
                 error = query.exception()
                 if error is None:
@@ -223,7 +226,7 @@ class Replication:
             if self._stop.is_set():
                 self._let_batch_end(query)
                 query.stop()
-                self._settle_new(query, plan, outcomes, seen)
+                self._finish_batches(query, plan, outcomes, seen)
                 return Ended.STOPPED, ""
             if not once and time.monotonic() > look_at_s:
                 look_at_s = time.monotonic() + self._settings.discover_every_s
@@ -234,14 +237,14 @@ class Replication:
                 self._remove_old(plan)
             self._stop.wait(_LOOK_EVERY_S)
 
-    def _settle_new(self, query: Any, plan: Plan, outcomes: Path, seen: str) -> str:  # noqa: ANN401
-        """Move the stored offsets to the end of what finished batches covered; returns the time of the last of them."""
+    def _finish_batches(self, query: Any, plan: Plan, outcomes: Path, seen: str) -> str:  # noqa: ANN401
+        """Move the stored offsets to the ends of finished batches; return the time of the last one."""
         for progress in _progress_after(query, seen):
             seen = progress["timestamp"]
             source = progress["sources"][0] if progress["sources"] else None
             if source is None or source["endOffset"] == source["startOffset"]:
-                continue  # said from time to time when there is nothing to do
-            report = run(settle(self._places, plan, progress, read_outcomes(outcomes, progress["batchId"])))
+                continue  # Spark also reports from time to time when there is nothing to do
+            report = run(finish_batch(self._endpoints, plan, progress, read_outcomes(outcomes, progress["batchId"])))
             self._summary.batches += 1
             self._summary.records += report.records
             self._summary.rows += report.rows
@@ -250,50 +253,50 @@ class Replication:
         return seen
 
     def _remove_old(self, plan: Plan) -> None:
-        """Remove from the log what is replicated and older than its topic's retention."""
+        """Remove replicated records that are older than their topic's retention from the log."""
         self._remove_at_s = time.monotonic() + self._settings.remove_every_s
-        for text in run(remove_old(self._places, plan.layouts, now_ms=_now_ms())):
-            self._tell(text)
+        for text in run(remove_old(self._endpoints, plan.layouts, now_ms=_now_ms())):
+            self._notify(text)
 
     def _report(self, report: BatchReport) -> None:
         for outcome in report.outcomes:
             for key in outcome.quarantined:
-                self._tell(
+                self._notify(
                     f"journal {key!r} is quarantined: a record can't be decoded; headrace pipeline quarantine list"
                 )
             for stray in outcome.strays:
-                self._tell(f"a record of a key that has moved is void: {stray} of {outcome.at}")
+                self._notify(f"a record of a key that has moved is void: {stray} of {outcome.at}")
         self._watcher.batch(report)
 
     def _has_changed(self, plan: Plan) -> bool:
-        """Say whether the topics are others by now. What an operator must act on is raised."""
+        """Return True if topics or layouts have changed. Raises errors that an operator must act on."""
         now = self._plan(is_checked=False)
         return now is not None and now.shape() != plan.shape()
 
     def _let_batch_end(self, query: Any) -> None:  # noqa: ANN401
-        """Wait for the running micro-batch; one that is cut short is replayed, so this is for good manners only."""
+        """Wait for the running micro-batch. This only saves work: a batch that is cut short is replayed."""
         deadline_s = time.monotonic() + _LET_BATCH_END_S
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline_s:
             time.sleep(_LOOK_EVERY_S)
 
     def _failed(self, error: str, failures: int) -> None:
-        """Wait before the next attempt; give up when nothing moves any more."""
+        """Wait before the next attempt. Raises OperationFailed after too many attempts without progress."""
         self._check_session()
         if failures >= self._settings.attempts:
             raise OperationFailed(f"replicating {self._selection}", error)
-        self._tell(f"begins anew: {error}")
+        self._notify(f"starts again: {error}")
         if failures:
             self._pause(_RETRY.delay_s(failures))
 
     def _check_session(self) -> None:
-        """Give up if Spark has ended the session: another one is for whoever started this one to make."""
+        """Raise WorkerFailed if Spark has ended the session. Only the caller can start another one."""
         if self._spark.sparkContext._jsc.sc().isStopped():  # noqa: SLF001 - there is no public way to ask
             reason = "Spark ended its session: executors died too often, or the cluster's master is gone"
             raise WorkerFailed(
-                f"replication of {self._selection}", f"{reason}; run it again, it goes on from the store"
+                f"replication of {self._selection}", f"{reason}; run it again, it continues from the stored offsets"
             )
 
-    def _tell(self, text: str) -> None:
+    def _notify(self, text: str) -> None:
         _logger.warning("replication", event_text=text)
         self._watcher.event(text)
 
@@ -302,9 +305,9 @@ class Replication:
 
 
 def _progress_after(query: Any, seen: str) -> list[dict[str, Any]]:  # noqa: ANN401
-    """Return what the query told after a time, oldest first.
+    """Return the query's progress reports after a time, oldest first.
 
-    Spark keeps a thousand reports. Only the new ones are looked at: reading all of them costs most of a second.
+    Spark keeps a thousand reports. Only the new ones are read: reading all of them takes most of a second.
     """
     kept = query._jsq.recentProgress()  # noqa: SLF001 - the public property reads all of them
     found: list[dict[str, Any]] = []
@@ -325,14 +328,14 @@ def _is_reached(plan: Plan, target: Plan) -> bool:
 
 
 def _reason(text: str, unfinished: Sequence[TaskOutcome]) -> tuple[Ended, str]:
-    """Tell why a batch failed: by what its tasks told, or else by what Spark says."""
+    """Return why a batch failed, from the reports of its tasks or else from Spark's message."""
     errors = [f"{outcome.at}: {outcome.error}" for outcome in unfinished if outcome.error is not None]
     if errors:
         return Ended.FAILED, errors[0]
     if unfinished:
-        return Ended.HELD, f"{unfinished[0].at} waits for others at the boundary of a growth, or for a tag's history"
+        return Ended.HELD, f"{unfinished[0].at} waits at the boundary of a growth, or for the back-fill of a tag"
     for line in reversed(text.splitlines()):
         _, found, said = line.partition("headrace.errors.")
         if found and ": " in said:
             return Ended.FAILED, said.partition(": ")[2]
-    return Ended.FAILED, text.strip().splitlines()[0] if text.strip() else "the query failed without a word"
+    return Ended.FAILED, text.strip().splitlines()[0] if text.strip() else "the query failed without a message"

@@ -1,4 +1,7 @@
-"""What tasks and batches of a running replication report: small messages, metrics, watchers."""
+"""Reports of replication: outcomes of tasks, reports of batches, metrics and watchers.
+
+The sink's commit runs in a process of its own beside the driver's, so outcomes are passed on through a folder.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ __all__ = [
 
 
 class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition's part of a micro-batch: `seen` is its last record, `applied` how far the store has come.
+    """The outcome of one partition's task: `seen` is its last record, `applied` the last one that the store has.
 
-    `is_held` says that the rest waits for other partitions to reach the boundary of a growth.
+    `is_held` means that the rest waits for other partitions to reach the boundary of a growth.
     """
 
     topic: str
@@ -54,35 +57,35 @@ class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that the task was given is in the store."""
+        """Whether all records of the task are in the store."""
         return self.error is None and not self.is_held
 
     def packed(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the outcome as plain values."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
     @classmethod
     def unpack(cls, plain: dict[str, Any]) -> TaskOutcome:
-        """Read what `packed` returned."""
+        """Return the outcome that `packed` returned as plain values."""
         return msgspec.convert(plain, cls)
 
 
 def write_outcomes(folder: Path, batch_id: int, outcomes: Sequence[TaskOutcome]) -> None:
-    """Leave the outcomes of a batch for the driver; they appear whole."""
+    """Write the outcomes of a batch to a file for the driver, atomically."""
     part = folder / f"{batch_id}.part"
     part.write_text(json.dumps([outcome.packed() for outcome in outcomes]))
     part.rename(folder / f"{batch_id}.json")
 
 
 def read_unfinished(folder: Path) -> list[TaskOutcome]:
-    """Return what the tasks of a failed batch could not finish; none if it failed for another reason."""
+    """Return the outcomes of a failed batch's unfinished tasks; none if it failed for another reason."""
     found = [TaskOutcome.unpack(plain) for path in folder.glob("*.json") for plain in json.loads(path.read_text())]
     return [outcome for outcome in found if not outcome.is_complete]
 
 
 def read_outcomes(folder: Path, batch_id: int) -> list[TaskOutcome]:
-    """Take the outcomes of a batch; none if it had no data."""
+    """Return the outcomes of a batch and remove their file; none if the batch had no data."""
     path = folder / f"{batch_id}.json"
     try:
         found = json.loads(path.read_text())
@@ -100,7 +103,7 @@ ROWS = counter("pipeline", "rows", "Rows that were written.", ["topic"])
 VOID = counter("pipeline", "void_actions", "Actions that changed nothing.", ["topic"])
 HELD = counter("pipeline", "quarantined", "Keys that were quarantined.", ["topic"])
 BATCH = histogram("pipeline", "batch", "Time of a micro-batch.", [])
-RESTARTS = counter("pipeline", "restarts", "Queries begun anew, by reason.", ["reason"])
+RESTARTS = counter("pipeline", "restarts", "Queries that were started again, by reason.", ["reason"])
 
 
 class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,34 +118,34 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def records_per_s(self) -> float:
-        """How fast it was."""
+        """The speed of the batch."""
         return self.records / self.took_s if self.took_s > 0 else 0.0
 
 
 class ReplicationWatcher(Protocol):
-    """Told what happens, on the driver."""
+    """Receives reports and notices, on the driver."""
 
     def batch(self, report: BatchReport) -> None:
-        """A micro-batch is done."""
+        """Receive the report of a finished micro-batch."""
         ...
 
     def event(self, text: str) -> None:
-        """Something happened that a person should know."""
+        """Receive a notice for the operator."""
         ...
 
 
 class SilentWatcher:
-    """Says nothing."""
+    """Ignores everything."""
 
     def batch(self, report: BatchReport) -> None:
-        """Say nothing."""
+        """Ignore it."""
 
     def event(self, text: str) -> None:
-        """Say nothing."""
+        """Ignore it."""
 
 
 def count(report: BatchReport) -> None:
-    """Put a batch into the metrics."""
+    """Add a batch to the metrics."""
     BATCH.observe(report.took_s)
     for at, lag in report.lag.items():
         LAG.labels(at.topic, str(at.partition)).set(lag)

@@ -1,4 +1,4 @@
-"""What one Spark task does: carry its partition's records into the store, in the order of the log."""
+"""The task of replication: it writes the records of one partition into the store, in the order of the log."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from headrace.journal import Layout, Replicated, layout_key, replicate_batch
 from headrace.model import Record, TopicPartition
 from headrace.pipeline.logs.records import records_of_batch
 from headrace.pipeline.replication.reports import TaskOutcome
-from headrace.pipeline.spark.places import Endpoints
-from headrace.pipeline.spark.process import run, store_of, tag_writer_of, told
+from headrace.pipeline.spark.endpoints import Endpoints
+from headrace.pipeline.spark.process import one_line, run, store_of, tag_writer_of
 from headrace.store import Store
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["chunks", "replicate_partition"]
 
-_NAMED = 20  # a message stays small; the store has them all
+_NAMED = 20  # the outcome stays small; the store has all names
 _CHUNK_RECORDS = 20_000
 _CHUNK_BYTES = 16_000_000
 
@@ -30,7 +30,7 @@ _decode_layout = msgspec.json.Decoder(Layout).decode
 
 
 class OnePartition:
-    """Asserts what replication stands on: a task has one partition, and its offsets rise."""
+    """Checks what replication relies on: a task has one partition, and its offsets rise."""
 
     def __init__(self) -> None:
         self.at: TopicPartition | None = None
@@ -38,7 +38,7 @@ class OnePartition:
         self.last = -1
 
     def check(self, records: list[Record]) -> TopicPartition:
-        """Look at the next records of the task."""
+        """Check the next records of the task and return their partition. Raises IntegrityBroken."""
         for record in records:
             at = TopicPartition(record.topic, record.partition)
             if self.at is None:
@@ -53,19 +53,19 @@ class OnePartition:
         return self.at
 
 
-def replicate_partition(places: Endpoints, batches: Iterator[pa.RecordBatch]) -> TaskOutcome | None:
-    """Replicate a task's records; None if it had none. What goes wrong is in the outcome."""
+def replicate_partition(endpoints: Endpoints, batches: Iterator[pa.RecordBatch]) -> TaskOutcome | None:
+    """Replicate a task's records and return the outcome, errors included; None if there were no records."""
     started = time.perf_counter()
     partition, totals = OnePartition(), Totals()
     for some in chunks(batches):
         if totals.is_stopped:
-            totals.records += sum(batch.num_rows for batch in some)  # drained: Spark's writer expects them to be taken
+            totals.records += sum(batch.num_rows for batch in some)  # Spark expects that all batches are consumed
             partition.last = max(partition.last, some[-1].column("offset")[-1].as_py())
             continue
         records = [record for batch in some for record in records_of_batch(batch)]
         try:
             at = partition.check(records)
-            totals.add(records, run(_replicate(places, at, records)))
+            totals.add(records, run(_replicate(endpoints, at, records)))
         except Exception as error:
             totals.stop(error)
     if partition.at is None:
@@ -76,9 +76,9 @@ def replicate_partition(places: Endpoints, batches: Iterator[pa.RecordBatch]) ->
 def chunks(
     batches: Iterable[pa.RecordBatch], *, max_records: int = _CHUNK_RECORDS, max_bytes: int = _CHUNK_BYTES
 ) -> Iterator[list[pa.RecordBatch]]:
-    """Put batches together: a key's state is read and written once for each chunk, and its rows go in larger batches.
+    """Combine batches into chunks: a key's state is read and written once a chunk, and rows go in larger batches.
 
-    A chunk ends behind the batch that brings it to a limit; empty batches are left out.
+    A chunk ends behind the batch that reaches a limit. Empty batches are left out.
     """
     some: list[pa.RecordBatch] = []
     for batch in batches:
@@ -102,7 +102,7 @@ class Totals:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether nothing may follow: something failed, or the rest must wait."""
+        """Whether no more may be replicated: something failed, or the rest must wait."""
         return self._is_held or self._error is not None
 
     def add(self, records: list[Record], done: Replicated) -> None:
@@ -112,11 +112,11 @@ class Totals:
         self._is_held = done.offset < records[-1].offset
 
     def stop(self, error: BaseException) -> None:
-        """Remember what went wrong."""
+        """Stop with an error, which the outcome reports."""
         self._error = error
 
     def outcome(self, partition: OnePartition, took_s: float) -> TaskOutcome:
-        """Return the task's message."""
+        """Return the outcome of the task."""
         if partition.at is None:
             raise AssertionError("a task without records has no outcome")
         return TaskOutcome(
@@ -133,17 +133,17 @@ class Totals:
             quarantined=tuple(key for done in self._done for key in done.quarantined)[:_NAMED],
             strays=tuple(stray for done in self._done for stray in done.strays)[:_NAMED],
             is_held=self._is_held,
-            error=told(self._error) if self._error is not None else None,
+            error=one_line(self._error) if self._error is not None else None,
             is_fault=self._error is not None and not isinstance(self._error, HeadraceError),
             took_s=took_s,
         )
 
 
-async def _replicate(places: Endpoints, at: TopicPartition, records: list[Record]) -> Replicated:
-    """Replicate one chunk. The layout is read after the records: one that they were written by is stored before."""
-    store = await store_of(places)
+async def _replicate(endpoints: Endpoints, at: TopicPartition, records: list[Record]) -> Replicated:
+    """Replicate one chunk. The layout is read after the records: it was stored before records were written by it."""
+    store = await store_of(endpoints)
     layout = await _layout(store, at.topic)
-    views = await tag_writer_of(places)
+    views = await tag_writer_of(endpoints)
     return await replicate_batch(store, layout, at, records, up_to=records[-1].offset, views=views)
 
 

@@ -1,4 +1,4 @@
-"""What every job of Spark here stands on: the session, where log and store are, and what a worker keeps open."""
+"""What all Spark jobs share: the session, the endpoints, and the connections of a worker."""
 
-# What is public is in headrace.pipeline.
+# Public names are in headrace.pipeline.
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Client properties as librdkafka names them, turned into those of Kafka's Java client, which Spark uses."""
+"""Translation of librdkafka's client properties to those of Kafka's Java client, which Spark uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.errors import BadArgument, MissingExtra
-from headrace.pipeline.spark.places import pem_of
+from headrace.pipeline.spark.endpoints import pem_of
 
 __all__ = ["java_key", "java_properties"]
 
@@ -14,7 +14,11 @@ _PLAIN = "-----BEGIN PRIVATE KEY-----"
 
 
 def java_key(pem: str, password: str | None) -> str:
-    """Return the key. Raises BadArgument if it is none, or the password does not open it."""
+    """Return a private key as PKCS#8 without a password, the only form that Kafka's Java client reads.
+
+    librdkafka takes many forms. Java 17 can't open keys that today's tools encrypt (PBES2), so a key is decrypted
+    here, on the driver, and passed on as a property that Spark and Kafka hide. Raises BadArgument if that fails.
+    """
     if _PLAIN in pem:
         return pem
     try:
@@ -23,7 +27,7 @@ def java_key(pem: str, password: str | None) -> str:
         raise MissingExtra("cryptography", "pipeline") from error
     try:
         key = serialization.load_pem_private_key(pem.encode(), password.encode() if password else None)
-    except (TypeError, ValueError) as error:  # their texts hold no part of the key
+    except (TypeError, ValueError) as error:  # the messages of these errors hold no part of the key
         rule = f"it must be a key in PEM format that ssl.key.password opens: {error}"
         raise BadArgument("log.kafka.client", "ssl.key", rule) from error
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
@@ -52,14 +56,14 @@ _KNOWN = (
     | {f"{name}.{form}" for name in _PEM for form in ("pem", "location")}
 )
 _NO_CHECK = "enable.ssl.certificate.verification"
-# Everything else is tuning of the other client, without a meaning here.
+# All other properties tune librdkafka, and mean nothing to the Java client.
 _SECURITY = ("sasl.", "ssl.", "security.", "oauth", _NO_CHECK)
 
 
 def java_properties(client: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties for the Java client. Raises BadArgument for a security property that has no like there.
+    """Return the Java client's properties. Raises BadArgument for a security property that has no equivalent.
 
-    Files are read here: Kafka's client runs on Spark's executors, whose machines may not have them.
+    Files are read here, because Kafka's client runs on Spark's executors, whose machines may not have the files.
     """
     _refuse_unknown(client)
     found = {name: client[name] for name in _SAME if name in client}
@@ -117,7 +121,7 @@ def _login(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def _quoted(text: str) -> str:
-    """Quote as JAAS does, which ends a text at the end of a line."""
+    """Quote a text for JAAS, where a text can't span lines."""
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
         text = text.replace(plain, escaped)
     return f'"{text}"'

@@ -1,4 +1,14 @@
-"""A folder with all that a cluster needs to run Headrace's jobs: modules, jars, and what spark-submit is told."""
+"""A folder with everything a cluster needs to run Headrace's jobs: modules, jars and options for spark-submit.
+
+    main.py              the headrace command, for spark-submit
+    spark.conf           the properties that refer to the other files
+    environment/         the modules, and an interpreter that finds them, for the driver
+    environment.tar.gz   the same, for the executors
+    jars/                the connectors that Spark needs
+    log4j2.properties    logging of Spark: errors only
+
+It holds no secrets: addresses and passwords come from the settings of the submitting process.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +21,13 @@ from importlib import metadata, resources
 from pathlib import Path
 
 from headrace.errors import BadArgument
-from headrace.pipeline.spark.places import SECRET_NAMES
+from headrace.pipeline.spark.endpoints import SECRET_NAMES
 from headrace.services import Quiet, Watcher, spark_jars
 
 __all__ = ["files_of", "needed", "package"]
 
 _OURS = "headrace"
-# What extras bring that a job, or the command that runs it, may import; those that are installed are taken.
+# Packages of extras that a job, or the command that runs it, may import; only the installed ones are copied.
 _DRIVERS = (
     "attrs",
     "authlib",
@@ -34,15 +44,15 @@ _DRIVERS = (
     "psutil",
     "pyarrow",
 )
-# A cluster has its own.
+# A cluster has its own copy of these.
 _OF_SPARK = frozenset({"pyspark", "py4j"})
-# A third of all bytes, and never imported by who uses a package.
+# These folders are a third of all bytes, and users of a package never import them.
 _NOT_RUN = frozenset({"tests", "include"})
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def needed(own: Iterable[str] = ()) -> list[metadata.Distribution]:
-    """Return Headrace, its drivers, the caller's `own` packages and all these require, as they are installed here."""
+    """Return the installed packages that a job needs: Headrace, its drivers, the `own` ones, and their requirements."""
     found: dict[str, metadata.Distribution] = {}
     for name in own:
         if _installed(name) is None:
@@ -59,10 +69,10 @@ def needed(own: Iterable[str] = ()) -> list[metadata.Distribution]:
 
 
 def files_of(distribution: metadata.Distribution) -> Iterator[tuple[Path, Path]]:
-    """Yield each file of a package: where it is, and its place among modules. Commands are left out."""
+    """Yield the files of a package, each with its path and its relative path among modules, without commands."""
     is_ours = _plain(distribution.name) == _OURS
     for each in distribution.files or ():
-        # Ours may be installed from a checkout, where the list of files does not lead to the modules.
+        # Headrace may be installed from a checkout, where the list of files does not name the modules.
         if (
             ".." in each.parts
             or not _NOT_RUN.isdisjoint(each.parts)
@@ -78,7 +88,7 @@ def files_of(distribution: metadata.Distribution) -> Iterator[tuple[Path, Path]]
 
 
 def _required(distribution: metadata.Distribution) -> Iterator[str]:
-    """Yield the names that a package always requires. Those for other systems are not installed, and so fall out."""
+    """Yield the names of required packages, without extras. Those for other systems are not installed here."""
     for line in distribution.requires or ():
         if "extra ==" not in line and (name := _NAME.match(line)) is not None:
             yield name[0]
@@ -102,7 +112,7 @@ from headrace.cli import main
 
 main()
 '''
-# By the version that the modules were installed for: some of them are compiled.
+# The interpreter must have the version that the modules were installed for: some of them are compiled.
 _PYTHON = """\
 #!/bin/sh
 # The modules beside this file, for the machine's own Python; HEADRACE_PYTHON names another one.
@@ -111,13 +121,13 @@ PYTHONPATH="$here/lib${{PYTHONPATH:+:$PYTHONPATH}}" exec "${{HEADRACE_PYTHON:-py
 """
 _ENVIRONMENT = "environment"
 _ARCHIVE = f"{_ENVIRONMENT}.tar.gz"
-# The same name for both: the driver plans Python sources with the interpreter that executors are told to use.
+# Driver and executors share one name: the driver plans Python sources with the executors' interpreter.
 _INTERPRETER = f"./{_ENVIRONMENT}/bin/python"
 _LOGGING = "log4j2.properties"
 
 
 def package(folder: Path, *, own: Iterable[str] = (), watcher: Watcher | None = None) -> None:
-    """Make the folder; `own` names packages of the application that its functions need. Raises BadArgument."""
+    """Make the folder. `own` names packages of the application. Raises BadArgument if the folder exists."""
     if folder.exists():
         raise BadArgument("folder", str(folder), "it is there already; remove it, or choose another one")
     watcher = watcher or Quiet()
@@ -145,7 +155,7 @@ def package(folder: Path, *, own: Iterable[str] = (), watcher: Watcher | None = 
 
 def _copy(path: Path, to: Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(path, to)  # with its time, by which compiled modules are found to be fresh
+    shutil.copy2(path, to)  # with its time, so that compiled modules count as up to date
 
 
 def _write_interpreter(path: Path) -> None:

@@ -1,4 +1,9 @@
-"""Logs and stores of this process, opened when first asked for and kept; rows and errors on their way to Spark."""
+"""Connections of this process: an event loop in a thread, and the logs and stores that are open on it.
+
+Spark's workers live between batches, so connections are kept; idle workers vanish, so nothing here is the only copy,
+and a missing connection is opened again. The loop has a thread of its own, because a worker's main thread belongs to
+Spark. The conversions of rows and errors for Spark are here too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from headrace.errors import BadArgument, HeadraceError
-from headrace.pipeline.spark.places import Endpoints
+from headrace.pipeline.spark.endpoints import Endpoints
 
 if TYPE_CHECKING:
     from headrace.log import Log
@@ -21,35 +26,35 @@ if TYPE_CHECKING:
 __all__ = [
     "TIME",
     "batch_of_rows",
+    "blocking_iterator",
     "close_all",
     "log_of",
     "micros",
-    "pulled",
+    "one_line",
     "run",
     "store_of",
     "tag_trim_of",
     "tag_writer_of",
-    "told",
 ]
 
-# What Spark's type `timestamp` is in Arrow.
+# The Arrow type of Spark's `timestamp`.
 TIME = pa.timestamp("us", tz="UTC")
 
 
 def batch_of_rows(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows, whose values stand in the order of the schema, as a batch."""
+    """Return a batch of rows; the values of each row are in the order of the schema."""
     columns = zip(*rows, strict=True) if rows else ([] for _ in schema)
     arrays = [pa.array(list(column), field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def micros(timestamp_ms: int | None) -> int | None:
-    """Return a time as Arrow keeps it."""
+    """Return a time in microseconds, as Arrow keeps it."""
     return None if timestamp_ms is None else timestamp_ms * 1000
 
 
-def told(error: BaseException) -> str:
-    """Return an error in one line."""
+def one_line(error: BaseException) -> str:
+    """Return an error's message in one line, with the class of a foreign error."""
     return str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
 
 
@@ -57,7 +62,7 @@ T = TypeVar("T")
 
 
 class _Process:
-    """The loop of this process and what is open on it."""
+    """The event loop of this process, and the connections that are open on it."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -76,7 +81,7 @@ _process: _Process | None = None
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on this process' loop and wait for it. Raises BadArgument in the loop's own thread."""
+    """Run a coroutine on the process's loop and wait for it. Raises BadArgument in the loop's own thread."""
     here = _here()
     try:
         _check_thread(here)
@@ -86,57 +91,57 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run_coroutine_threadsafe(work, here.loop).result()
 
 
-async def log_of(places: Endpoints) -> Log:
-    """Return the open log; to be called on the loop."""
+async def log_of(endpoints: Endpoints) -> Log:
+    """Return the log, opened on first use. It must be awaited on the process's loop."""
     from headrace.log import open_log
 
-    here, key = _here(), places.pack()
+    here, key = _here(), endpoints.pack()
     async with here.opening:
         if key not in here.logs:
-            here.logs[key] = await open_log(places.log, settings=places.settings_of_log())
+            here.logs[key] = await open_log(endpoints.log, settings=endpoints.settings_of_log())
         return here.logs[key]
 
 
-async def store_of(places: Endpoints) -> Store:
-    """Return the open store; to be called on the loop."""
+async def store_of(endpoints: Endpoints) -> Store:
+    """Return the store, opened on first use. It must be awaited on the process's loop."""
     from headrace.store import open_store
 
-    here, key = _here(), places.pack()
+    here, key = _here(), endpoints.pack()
     async with here.opening:
         if key not in here.stores:
-            here.stores[key] = await open_store(places.store, settings=places.settings_of_store())
+            here.stores[key] = await open_store(endpoints.store, settings=endpoints.settings_of_store())
         return here.stores[key]
 
 
-async def tag_trim_of(places: Endpoints) -> TagTrim | None:
-    """Return who removes old buckets of views by tag; None if all are kept. It remembers how far it is."""
+async def tag_trim_of(endpoints: Endpoints) -> TagTrim | None:
+    """Return the trimmer of old buckets of views by tag, which keeps its progress; None if all buckets are kept."""
     from headrace.tags import TagTrim
 
-    settings = places.settings_of_tags()
+    settings = endpoints.settings_of_tags()
     if not settings.enabled or not settings.retention_s:
         return None
-    here, key = _here(), places.pack()
+    here, key = _here(), endpoints.pack()
     if key not in here.tag_trims:
-        here.tag_trims[key] = TagTrim(await log_of(places), await store_of(places), settings)
+        here.tag_trims[key] = TagTrim(await log_of(endpoints), await store_of(endpoints), settings)
     return here.tag_trims[key]
 
 
-async def tag_writer_of(places: Endpoints, *, with_log: bool = False) -> TagWriter | UntaggedViews:
-    """Return who writes the views by tag, or sees that none are due. `with_log` it can open topics; to be called so."""
+async def tag_writer_of(endpoints: Endpoints, *, with_log: bool = False) -> TagWriter | UntaggedViews:
+    """Return the writer of views by tag, or the check that none are expected. It opens topics only `with_log`."""
     from headrace.tags import TagWriter, UntaggedViews
 
-    settings = places.settings_of_tags()
+    settings = endpoints.settings_of_tags()
     if not settings.enabled:
-        return UntaggedViews(await store_of(places), settings)
-    here, key = _here(), f"{with_log} {places.pack()}"
+        return UntaggedViews(await store_of(endpoints), settings)
+    here, key = _here(), f"{with_log} {endpoints.pack()}"
     if key not in here.tag_writers:
-        log = await log_of(places) if with_log else None
-        here.tag_writers[key] = TagWriter(await store_of(places), settings, log=log)
+        log = await log_of(endpoints) if with_log else None
+        here.tag_writers[key] = TagWriter(await store_of(endpoints), settings, log=log)
     return here.tag_writers[key]
 
 
 def close_all() -> None:
-    """Close everything that is open in this process; what is asked for later is opened again."""
+    """Close all connections of this process. They are opened again when they are used again."""
     global _process
     with _lock:
         if _process is not None:
@@ -151,7 +156,7 @@ def close_all() -> None:
 
 
 def _check_thread(here: _Process) -> None:
-    """Refuse a blocking call in the thread whose loop would have to serve it."""
+    """Raise BadArgument for a blocking call in the loop's own thread, which would wait for itself."""
     if threading.current_thread() is here.thread:
         rule = "it would wait for itself; await the asynchronous call instead"
         raise BadArgument("calling thread", here.thread.name, rule)
@@ -165,7 +170,7 @@ async def _close(here: _Process) -> None:
 
 
 def _here() -> _Process:
-    """Return this process' loop; a forked worker has inherited its parent's, whose thread is not there."""
+    """Return this process's loop. A forked worker makes its own: the thread of its parent's loop does not run in it."""
     global _process  # noqa: PLW0603 - one loop a process is the point
     with _lock:
         if _process is None or _process.pid != os.getpid():
@@ -173,8 +178,8 @@ def _here() -> _Process:
         return _process
 
 
-def pulled(items: AsyncIterator[T]) -> Iterator[T]:
-    """Yield the items, each waited for when it is asked for."""
+def blocking_iterator(items: AsyncIterator[T]) -> Iterator[T]:
+    """Yield the items of an asynchronous iterator, waiting for each on the process's loop."""
 
     async def one() -> tuple[T] | None:
         try:

@@ -1,4 +1,4 @@
-"""The one place that builds a Spark session, gives it a home, and makes data sources known to it."""
+"""Spark sessions: starting one, ending it, and registering data sources with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import PipelineSettings
 from headrace.errors import FetchFailed, MissingExtra
 from headrace.observe import get_logger
-from headrace.pipeline.spark.places import SECRET_NAMES, Endpoints, is_secret
+from headrace.pipeline.spark.endpoints import SECRET_NAMES, Endpoints, is_secret
 from headrace.services import Quiet, Watcher, cache_folder, find_java, spark_jars
 
 if TYPE_CHECKING:
@@ -34,9 +34,12 @@ _LINKED = ("bin", "sbin", "jars", "conf", "licenses")
 
 @contextlib.contextmanager
 def compiled_home() -> Iterator[None]:
-    """Let Spark start from such a home; one that somebody chose by SPARK_HOME stays.
+    """Start Spark from a home in which workers find the installed pyspark, unless SPARK_HOME names another home.
 
-    Where none can be made, as in a cache that may only be read, Spark starts from its own: slower, and as well.
+    Spark puts `python/lib/pyspark.zip` of its home first in the path, and Python compiles modules of a zip on every
+    import: 0.6 s for each of the seven processes of a session's first query, and for one of each further query. In a
+    home without that file they use the installed, compiled package. If the home can't be made, as in a read-only
+    cache, Spark starts from its own, which is slower.
     """
     home = None if "SPARK_HOME" in os.environ else _home(cache_folder() / "spark-home")
     if home is None:
@@ -50,7 +53,7 @@ def compiled_home() -> Iterator[None]:
 
 
 def _home(folder: Path) -> Path | None:
-    """Return the home for the pyspark of this interpreter, made of links; None where there can be none."""
+    """Return the home for this interpreter's pyspark, made of links; None if it can't be made."""
     import pyspark
 
     package = Path(pyspark.__file__).parent.resolve()
@@ -60,7 +63,7 @@ def _home(folder: Path) -> Path | None:
         home.mkdir(parents=True, exist_ok=True)
         for name in _LINKED:
             if (package / name).exists():
-                with contextlib.suppress(FileExistsError):  # others may do the same
+                with contextlib.suppress(FileExistsError):  # another process may make the same link
                     (home / name).symlink_to(package / name)
     except OSError as error:
         _logger.info("Spark starts from its own home", reason=str(error))
@@ -70,16 +73,16 @@ def _home(folder: Path) -> Path | None:
 
 _lock = threading.Lock()
 
-# Without it Spark refuses a source that takes filters, and it is off unless somebody turns it on.
+# Spark refuses a source that takes filters unless this is on, and it is off by default.
 _PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession, source: type[DataSource]) -> None:
-    """Register a Python data source, unless the session knows it, and set what it needs of the session.
+    """Register a Python data source with the session, if it is not registered yet, and enable filter push-down.
 
-    Spark keeps sources for each session, so the session itself remembers, in a property, which ones it knows.
-    The JVM looks for a source in the session that is active in the calling thread, which Spark sets only in the thread
-    that made the session; there is no public way to say so.
+    Sources belong to a session, so a property of the session notes which ones are registered. The JVM looks for a
+    source in the session that is active in the calling thread. Spark sets that only in the thread that made the
+    session, and has no public way to set it elsewhere.
     """
     spark._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)  # noqa: SLF001
     known = f"headrace.source.{source.name()}"
@@ -93,7 +96,7 @@ def register(spark: SparkSession, source: type[DataSource]) -> None:
 _LOOPBACK = "127.0.0.1"
 _started: list[subprocess.Popen[bytes]] = []  # the JVM of this process, if we started it
 
-# What the jobs stand on: it holds whatever was submitted.
+# The jobs depend on these: they win over submitted properties.
 _REQUIRED = {
     "spark.sql.session.timeZone": "UTC",
     "spark.speculation": "false",  # two attempts of a task would write at the same time
@@ -104,7 +107,7 @@ _REQUIRED = {
     "spark.redaction.regex": SECRET_NAMES,
     "spark.sql.redaction.options.regex": SECRET_NAMES,
 }
-# What suits them; whoever submits a job knows their cluster better.
+# Defaults for the jobs; submitted properties win over them.
 _PREFERRED = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.shuffle.partitions": "8",
@@ -125,13 +128,13 @@ def spark_session(
     name: str = "headrace",
     watcher: Watcher | None = None,
     is_brief: bool = False,
-    places: Endpoints | None = None,
+    endpoints: Endpoints | None = None,
 ) -> SparkSession:
-    """Return the session of this process, started if there is none. `is_brief` is for little work, as in tests.
+    """Return the session of this process, started if there is none. `is_brief` is for short work, as in tests.
 
-    Inside spark-submit all properties stay as they were submitted but for those that the jobs stand on (time zone, no
-    speculation, Arrow, …), and `pipeline.spark` wins over both. Jars are fetched once, checked by SHA-256, and kept;
-    with `places` on the embedded tier a machine without a network does without them.
+    Inside spark-submit the submitted properties are kept, except those that the jobs depend on (time zone, no
+    speculation, Arrow, …); `pipeline.spark` wins over both. Jars are fetched once, checked by SHA-256 and cached.
+    If `endpoints` are on the embedded tier and the jars can't be fetched, the session starts without them.
     """
     try:
         from pyspark.sql import SparkSession
@@ -140,13 +143,13 @@ def spark_session(
     settings = settings or PipelineSettings()
     if (active := SparkSession.getActiveSession()) is not None:
         return active
-    # It logs every call with its arguments, and some of those are secret.
+    # py4j logs every call with its arguments, and some of those are secret.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     is_submitted = any(name in os.environ for name in _SUBMITTED)
     if is_submitted:
         base = {**_not_submitted(_PREFERRED), **_REQUIRED}
     else:
-        base = {**_PREFERRED, **_REQUIRED, **_local(settings, _jars(places, watcher), is_brief=is_brief)}
+        base = {**_PREFERRED, **_REQUIRED, **_local(settings, _jars(endpoints, watcher), is_brief=is_brief)}
     config = {**base, **settings.spark}
     with _jvm_ends_with_failure():
         if not is_submitted:
@@ -162,7 +165,7 @@ def spark_session(
 
 
 def end_session(spark: SparkSession) -> None:
-    """Stop a session and the JVM that `spark_session` started for it; another one can be started afterwards."""
+    """Stop a session and the JVM that `spark_session` started for it. Another session can be started afterwards."""
     from pyspark import SparkContext
 
     spark.stop()
@@ -176,7 +179,7 @@ def end_session(spark: SparkSession) -> None:
 
 @contextmanager
 def _jvm_ends_with_failure() -> Iterator[None]:
-    """Kill the JVM if its start fails or is interrupted: pyspark forgets it, and it would stay for good."""
+    """Kill the JVM if its start fails or is interrupted: pyspark forgets it, and it would run forever."""
     from pyspark import java_gateway
 
     def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401 - as Popen takes them
@@ -201,7 +204,7 @@ def _kill_started() -> None:
 
 
 def _launch(config: Mapping[str, str]) -> None:
-    """Start the JVM. Properties go on its command line, for all to see; so those that are secret come later."""
+    """Start the JVM without secret properties, because everyone can see its command line; they are set later."""
     from pyspark import SparkConf, SparkContext
 
     public = [(key, value) for key, value in config.items() if not is_secret(key)]
@@ -209,28 +212,28 @@ def _launch(config: Mapping[str, str]) -> None:
 
 
 def _not_submitted(preferred: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what the command line or the defaults of the cluster set."""
+    """Return the properties that neither the command line nor the cluster's defaults set."""
     from pyspark import SparkConf, SparkContext
 
-    SparkContext._ensure_initialized()  # noqa: SLF001 - without the JVM, which is there, nobody knows them
+    SparkContext._ensure_initialized()  # noqa: SLF001 - only the JVM, which runs already, knows what was submitted
     submitted = SparkConf()
     return {key: value for key, value in preferred.items() if not submitted.contains(key)}
 
 
-def _jars(places: Endpoints | None, watcher: Watcher | None) -> list[Path]:
-    """Return Kafka's connector and Avro's reader. The embedded tier needs them only for typed columns."""
+def _jars(endpoints: Endpoints | None, watcher: Watcher | None) -> list[Path]:
+    """Return the jars of Kafka's connector and Avro's reader. The embedded tier needs them only for typed columns."""
     try:
         return spark_jars(watcher or Quiet())
     except FetchFailed as error:
-        if places is None or not places.log.startswith("embedded:"):
+        if endpoints is None or not endpoints.log.startswith("embedded:"):
             raise
         _logger.warning("spark starts without its jars for Kafka and Avro", reason=str(error))
         return []
 
 
 def _local(settings: PipelineSettings, jars: Sequence[Path], *, is_brief: bool) -> dict[str, str]:
-    """Return what a session that we start ourselves needs; a submitted one has it from its command line."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the property alone is not heard when sources are planned
+    """Return the properties of a session that is not started by spark-submit."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark ignores the property when it plans sources
     config = {
         "spark.master": settings.master,
         "spark.jars": ",".join(str(jar) for jar in jars),
@@ -247,9 +250,6 @@ def _local(settings: PipelineSettings, jars: Sequence[Path], *, is_brief: bool) 
 
 
 def _java_options(*, is_brief: bool) -> str:
-    """Return options that keep the JVM quiet: people came to see their data.
-
-    Its second compiler costs more in the first minute than it brings.
-    """
+    """Return options of the JVM: little logging, and for brief work no second compiler, which would cost more time."""
     quiet = resources.files(__package__).joinpath("log4j2.properties")
     return f"-Dlog4j2.configurationFile={quiet} -XX:+UseParallelGC -XX:TieredStopAtLevel={1 if is_brief else 4}"

@@ -1,8 +1,8 @@
-"""Spark's daemon of Python workers, with all that they import in it before it forks them.
+"""Spark's daemon of Python workers, which imports what workers need before it forks them.
 
-Spark's own daemon forks first and lets each worker import for itself, because libraries may start threads, which a fork
-leaves behind. Every query begins with workers of its own, so that would be a second and more each time. What is
-imported here has only threads that outlive a fork by themselves (jemalloc's); drivers come after the fork as before.
+Spark's own daemon forks first and lets each worker import, because libraries may start threads, which a fork does not
+copy. Every query starts new workers, so the imports would cost more than a second each time. The modules imported here
+have only threads that survive a fork (jemalloc's). Drivers are still imported after the fork.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 __all__: list[str] = []
 
-# What plans sources, and what tasks run: neither opens anything when it is imported.
+# Modules that plan sources and run tasks. None of them opens anything when it is imported.
 _MODULES = (
     "pyarrow",
     "pandas",
@@ -26,7 +26,7 @@ _MODULES = (
 
 
 def _preload(worker: str) -> None:
-    # It would start a thread for each further core as soon as it is imported; Spark's tasks have a core each.
+    # OpenBLAS would start a thread for each further core when it is imported; each Spark task has one core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
     for module in (worker, *_MODULES):
         importlib.import_module(module)

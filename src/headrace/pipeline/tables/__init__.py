@@ -1,4 +1,4 @@
-"""Journals, their heads and the replicated offsets as tables, states folded from them, and SQL over all of it."""
+"""Tables of journals, of their heads and of replicated offsets; states folded from events; and SQL over all of them."""
 
-# What is public is in headrace.pipeline.
+# Public names are in headrace.pipeline.
 __all__: list[str] = []

@@ -1,4 +1,8 @@
-"""Journals, their heads and the replicated offsets as DataFrames; payloads typed by the registry's schemas."""
+"""DataFrames of journals, of their heads and of replicated offsets, with payloads typed by the registry's schemas.
+
+Log and store are read when the first action on a frame runs. Spark keeps that plan for further actions with the same
+filters: make the frame again to see later records.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,10 @@ import msgspec
 
 from headrace.errors import UnknownSubject
 from headrace.pipeline.logs.plan import Selection, topics_of
-from headrace.pipeline.spark.places import PLACES_OPTION, Endpoints
+from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of
 from headrace.pipeline.spark.session import register
-from headrace.pipeline.tables.scans import Manners
+from headrace.pipeline.tables.scans import ReadOptions
 from headrace.pipeline.topics.avro_read import decoded, is_framed_column, type_name
 from headrace.pipeline.topics.avro_schemas import SchemaReading, reading_of_topics
 from headrace.serde import BlockingRegistry, subject_of
@@ -26,26 +30,29 @@ if TYPE_CHECKING:
 __all__ = ["journal_frame", "meta_frame", "pointer_frame", "reading_of_selection", "with_events", "with_reading"]
 
 
-def with_events(frame: DataFrame, places: Endpoints, selection: Selection, registry: BlockingRegistry) -> DataFrame:
+def with_events(frame: DataFrame, endpoints: Endpoints, selection: Selection, registry: BlockingRegistry) -> DataFrame:
     """Return a journal's frame with the columns `event_type` and `event`. Raises UnknownSubject.
 
-    Events of a journal are of many types: `event` is a struct with a member for each, called by its short name, all
-    null but the one that `event_type` gives the full name of; a type that Spark can't hold, such as a record that
-    holds itself, stays bytes. Payloads that are no framed Avro have neither. The types are those that are registered
-    now for the selected topics; a later id fails the query, naming it.
+    Events of a journal have many types: `event` is a struct with a member for each type, named by its short name.
+    Only the member of the event's own type is not null; `event_type` has that type's full name. A type that Spark
+    can't represent, such as a recursive record, stays bytes. Both columns are null for payloads that are not framed
+    Avro. The types are those registered now for the selected topics; the query fails on a later schema id, and
+    names it.
     """
-    reading = reading_of_selection(places, selection, registry)
+    reading = reading_of_selection(endpoints, selection, registry)
     if reading is None:
         topic = selection.topics[0] if selection.topics else "<topic>"
         raise UnknownSubject(f"{subject_of(topic)}, or of a type of {topic}'s records,", "the registry")
     return with_reading(frame, reading)
 
 
-def reading_of_selection(places: Endpoints, selection: Selection, registry: BlockingRegistry) -> SchemaReading | None:
-    """Return how the events of the selected journals are read; None when there is no schema for any."""
+def reading_of_selection(
+    endpoints: Endpoints, selection: Selection, registry: BlockingRegistry
+) -> SchemaReading | None:
+    """Return the schemas to read the events of the selected journals with; None if there are none."""
 
     async def topics() -> tuple[str, ...]:
-        return tuple(await topics_of(await log_of(places), await store_of(places), selection))
+        return tuple(await topics_of(await log_of(endpoints), await store_of(endpoints), selection))
 
     return reading_of_topics(registry, run(topics()))
 
@@ -68,7 +75,7 @@ _AN_HOUR = timedelta(hours=1)
 
 def journal_frame(
     spark: SparkSession,
-    places: Endpoints,
+    endpoints: Endpoints,
     selection: Selection = _ALL,
     *,
     held: Literal["raise", "skip"] = "raise",
@@ -76,58 +83,58 @@ def journal_frame(
     counts: Path | None = None,
     registry: BlockingRegistry | None = None,
 ) -> DataFrame:
-    """Return the living events of whole journals: what the store has and what only the log has, each once.
+    """Return all events of journals that are not deleted, from the store and from the log's head, each once.
 
-    Also while replication runs: each journal is given as it was at a place of the log at or after the query was
-    planned. Filters on key, topic, partition, seq_nr, offset and timestamp decide what is read at all; those on time
-    skip journals whose first and last record lie further than `clock_skew` (None: look at all) from it. A quarantined
-    journal fails the query, or is left out with `held="skip"`. `counts` is a folder where every task tells what it
-    read; workers must reach it. With a `registry` payloads that are framed Avro are there as `event` too, see
-    `with_events`.
+    Replication may run meanwhile: each journal appears as it was at one place of the log, at or after the planning
+    of the query. Filters on key, topic, partition, seq_nr, offset and timestamp limit what is read. Filters on
+    timestamp skip journals whose first and last record are further than `clock_skew` from the filtered time (None:
+    skip no journal). A held journal fails the query, or is left out with `held="skip"`. Each task writes what it
+    read to the folder `counts`, which workers must be able to reach. With a `registry`, payloads that are framed
+    Avro appear as `event` too, see `with_events`.
     """
     from headrace.pipeline.tables.journal_source import HeadraceJournalSource
 
     skew_ms = None if clock_skew is None else clock_skew // timedelta(milliseconds=1)
-    options = {"manners": msgspec.json.encode(Manners(held, skew_ms)).decode()}
+    options = {"read_options": msgspec.json.encode(ReadOptions(held, skew_ms)).decode()}
     if counts is not None:
         options["counts"] = str(counts)
-    frame = _load(spark, HeadraceJournalSource, places, selection, options)
+    frame = _load(spark, HeadraceJournalSource, endpoints, selection, options)
     text = "CASE WHEN payload_type IN ('text', 'json') THEN CAST(payload AS STRING) END AS payload_text"
     columns = list(frame.columns)
     after = columns.index("payload") + 1
     frame = frame.selectExpr(*columns[:after], text, *columns[after:])
-    return frame if registry is None else with_events(frame, places, selection, registry)
+    return frame if registry is None else with_events(frame, endpoints, selection, registry)
 
 
 def meta_frame(
-    spark: SparkSession, places: Endpoints, selection: Selection = _ALL, *, counts: Path | None = None
+    spark: SparkSession, endpoints: Endpoints, selection: Selection = _ALL, *, counts: Path | None = None
 ) -> DataFrame:
-    """Return the heads of journals as the store has them, markers of purged ones included.
+    """Return the heads of journals as the store has them, including the markers of purged journals.
 
-    What replication has not reached is not in it. Filters on key, topic and partition decide what is read.
+    Records that are not replicated yet are not in it. Filters on key, topic and partition limit what is read.
     """
     from headrace.pipeline.tables.store_sources import HeadraceMetaSource
 
     options = {} if counts is None else {"counts": str(counts)}
-    return _load(spark, HeadraceMetaSource, places, selection, options)
+    return _load(spark, HeadraceMetaSource, endpoints, selection, options)
 
 
-def pointer_frame(spark: SparkSession, places: Endpoints, selection: Selection = _ALL) -> DataFrame:
-    """Return how far each partition is replicated, what its log holds, and how far replication is behind."""
+def pointer_frame(spark: SparkSession, endpoints: Endpoints, selection: Selection = _ALL) -> DataFrame:
+    """Return for each partition its replicated offset, the bounds of its log, and its lag."""
     from headrace.pipeline.tables.store_sources import HeadracePointerSource
 
-    return _load(spark, HeadracePointerSource, places, selection, {})
+    return _load(spark, HeadracePointerSource, endpoints, selection, {})
 
 
 def _load(
     spark: SparkSession,
     source: type[DataSource],
-    places: Endpoints,
+    endpoints: Endpoints,
     selection: Selection,
     options: dict[str, str],
 ) -> DataFrame:
     register(spark, source)
-    where = {PLACES_OPTION: places.pack(), "selection": msgspec.json.encode(selection).decode()}
+    where = {ENDPOINTS_OPTION: endpoints.pack(), "selection": msgspec.json.encode(selection).decode()}
     frame = spark.read.format(source.name()).options(frame=uuid4().hex, **where, **options).load()
-    # Spark asks a source for its filters only where there is one; a scan that wants everything must be heard as well.
+    # Spark pushes filters only if there is one, and the source must also see scans that read everything.
     return frame.where("topic IS NOT NULL")

@@ -1,4 +1,4 @@
-"""A Spark data source over whole journals: rows of the store and the head of the log, folded, living events only."""
+"""The Spark data source of whole journals: the events of the store and of the log's head that are not deleted."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 from pyspark.sql.datasource import DataSource, InputPartition
 
-from headrace.pipeline.spark.process import log_of, pulled, store_of
+from headrace.pipeline.spark.process import blocking_iterator, log_of, store_of
 from headrace.pipeline.tables.journal_tasks import JOURNAL_SCHEMA, JournalsReader
 from headrace.pipeline.tables.parts import JournalPart, SelectedReader
-from headrace.pipeline.tables.scans import Counts, Manners
+from headrace.pipeline.tables.scans import Counts, ReadOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +23,7 @@ __all__ = ["HeadraceJournalSource"]
 class HeadraceJournalSource(DataSource):
     """`spark.read.format("headrace_journal")`.
 
-    Options: where log and store are; `selection`; `manners`; `counts`, a folder for what the tasks read.
+    Options: the endpoints; `selection`; `read_options`; `counts`, a folder for the counts of the tasks.
     """
 
     @classmethod
@@ -36,29 +36,29 @@ class HeadraceJournalSource(DataSource):
         return JOURNAL_SCHEMA
 
     def reader(self, schema: StructType) -> _Reader:
-        """Read."""
+        """Return the reader."""
         return _Reader(self.options)
 
 
 class _Reader(SelectedReader):
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
-        self._manners = msgspec.json.decode(options["manners"], type=Manners)
+        self._read_options = msgspec.json.decode(options["read_options"], type=ReadOptions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part; in a worker."""
+        """Read a part, in a worker."""
         if not isinstance(partition, JournalPart):
-            return  # Spark makes up a part where there is none
+            return  # Spark plans an empty part if there is none
         layout = partition.layout
         counts = Counts(layout.topic, partition.partition)
 
         async def batches() -> AsyncIterator[pa.RecordBatch]:
-            log, store = await log_of(self._places), await store_of(self._places)
-            reader = JournalsReader(log, store, partition, self._wanted, self._manners, counts)
+            log, store = await log_of(self._endpoints), await store_of(self._endpoints)
+            reader = JournalsReader(log, store, partition, self._predicates, self._read_options, counts)
             async for batch in reader.batches():
                 yield batch
 
         try:
-            yield from pulled(batches())
+            yield from blocking_iterator(batches())
         finally:
             counts.write(self._counts)

@@ -1,4 +1,9 @@
-"""What one task reads for the journal as a table: the events that stay of all journals of a partition, as columns."""
+"""The task of the journal table: it reads the events of all journals of a partition as Arrow columns, each once.
+
+The head of the log is read first, without values. Then the heads of the store are read a page at a time, with each
+journal's rows; the log's actions are folded into them, as in a journal's own read. The values of appends that are not
+deleted are read at the end, in one pass.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +20,8 @@ from headrace.log import Log
 from headrace.observe import get_logger
 from headrace.pipeline.spark.process import TIME, micros
 from headrace.pipeline.tables.parts import JournalPart
-from headrace.pipeline.tables.predicates import Wanted
-from headrace.pipeline.tables.scans import Counts, Manners
+from headrace.pipeline.tables.predicates import Predicates
+from headrace.pipeline.tables.scans import Counts, ReadOptions
 from headrace.pipeline.tables.stored_journals import FoundEvents, HeadValues, JournalHead, StoredJournals, read_head
 from headrace.store import EventRow, JournalMeta, Store
 
@@ -52,7 +57,7 @@ _BYTES_AT_MOST = 4 * 1024 * 1024
 
 
 class EventBatch:
-    """Events of one topic, gathered until they are worth a batch."""
+    """Events of one topic, collected until a batch is full."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -61,7 +66,7 @@ class EventBatch:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to take the batch."""
+        """Whether the batch should be taken now."""
         return len(self._rows) >= _ROWS_AT_MOST or self._size_bytes >= _BYTES_AT_MOST
 
     def __len__(self) -> int:
@@ -73,7 +78,7 @@ class EventBatch:
         self._size_bytes += len(row.payload or b"")
 
     def take(self) -> pa.RecordBatch:
-        """Return what was gathered, and begin anew."""
+        """Return the collected events, and start an empty batch."""
         keys = [id_ for id_, _ in self._rows]
         rows = [row for _, row in self._rows]
         self._rows, self._size_bytes = [], 0
@@ -108,17 +113,23 @@ _METAS_PAGE = 500
 
 
 class JournalsReader:
-    """Reads one part."""
+    """Reads the journals of one part."""
 
     def __init__(
-        self, log: Log, store: Store, part: JournalPart, wanted: Wanted, manners: Manners, counts: Counts
+        self,
+        log: Log,
+        store: Store,
+        part: JournalPart,
+        predicates: Predicates,
+        read_options: ReadOptions,
+        counts: Counts,
     ) -> None:
         self._log = log
         self._store = store
         self._layout = part.layout
         self._part = part
-        self._wanted = wanted
-        self._manners = manners
+        self._predicates = predicates
+        self._read_options = read_options
         self._counts = counts
         self._batch = EventBatch(self._layout.topic)
 
@@ -130,11 +141,11 @@ class JournalsReader:
             self._layout,
             self._part.partition,
             ends=self._part.ends,
-            keys=self._wanted.keys,
+            keys=self._predicates.keys,
             counts=self._counts,
         )
-        stored = StoredJournals(self._store.reader, self._layout, head, self._wanted, self._manners.skew_ms)
-        values = HeadValues(self._log, self._layout, self._wanted)
+        stored = StoredJournals(self._store.reader, self._layout, head, self._predicates, self._read_options.skew_ms)
+        values = HeadValues(self._log, self._layout, self._predicates)
         async for found in self._journals(stored, head):
             async for batch in self._of_journal(found, stored, values):
                 yield batch
@@ -168,12 +179,12 @@ class JournalsReader:
                 self._held(record.key, record.partition, record.offset, record.reason)
 
     def _add(self, id_: str, row: EventRow) -> None:
-        if self._wanted.has(seq_nr=row.seq_nr, offset=row.offset, timestamp_ms=row.timestamp_ms):
+        if self._predicates.has(seq_nr=row.seq_nr, offset=row.offset, timestamp_ms=row.timestamp_ms):
             self._batch.add(id_, row)
             self._counts.given += 1
 
     def _held(self, id_: str, partition: int, offset: int, reason: str) -> None:
-        if self._manners.held == "raise":
+        if self._read_options.held == "raise":
             raise JournalHeld(id_, self._layout.topic, partition, offset, reason)
         _logger.error(
             "a held journal is left out", key=id_, topic=self._layout.topic, partition=partition, offset=offset
@@ -191,10 +202,10 @@ class JournalsReader:
             yield await stored.find(id_, None)
 
     async def _metas(self, stored: StoredJournals, head: JournalHead) -> AsyncIterator[Sequence[JournalMeta]]:
-        if self._wanted.keys is not None:
+        if self._predicates.keys is not None:
             home = self._part.partition
-            asked = [key for key in sorted(self._wanted.keys) if self._layout.route(key).partition == home]
-        elif stored.is_out:
+            asked = [key for key in sorted(self._predicates.keys) if self._layout.route(key).partition == home]
+        elif stored.has_no_rows:
             asked = sorted(head.entries)
         else:
             async for page in self._all_metas():
@@ -212,7 +223,7 @@ class JournalsReader:
         return [meta for meta in found if meta is not None]
 
     async def _all_metas(self) -> AsyncIterator[Sequence[JournalMeta]]:
-        """Yield the heads of all journals of the partition. What never moved is where its last record is."""
+        """Yield the heads of all journals of the partition. In a topic that never grew, the store can list these."""
         layout, home = self._layout, self._part.partition
         if len(layout.generations) == 1:
             async for page in self._store.reader.metas(layout.topic, partition=home, page_size=_METAS_PAGE):

@@ -1,4 +1,8 @@
-"""How a table of journals is cut into tasks, and what the readers of the store's tables share."""
+"""Parts of a table of journals, one for each task, and the base of the readers of the store's tables.
+
+All parts of a topic share one layout and the ends of the log at the time of planning: everything that was acknowledged
+before that is below these ends.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ from headrace.journal import Layout, Topology
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.pipeline.logs.plan import Selection, start_of, topics_of
-from headrace.pipeline.spark.places import PLACES_OPTION, Endpoints
+from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of
-from headrace.pipeline.tables.predicates import EVERYTHING, Wanted, wanted_of
-from headrace.pipeline.tables.scans import asked_by_all_scans
+from headrace.pipeline.tables.predicates import EVERYTHING, Predicates, predicates_of
+from headrace.pipeline.tables.scans import predicates_of_all_scans
 from headrace.store import Store
 
 if TYPE_CHECKING:
@@ -28,7 +32,7 @@ _ATTEMPTS = 5
 
 
 class JournalPart(InputPartition):
-    """The journals of one partition. `ends` has the log's end (exclusive) of every partition of the topic."""
+    """The journals of one partition. `ends` holds the log's end (exclusive) of every partition of the topic."""
 
     def __init__(self, layout: Layout, partition: int, ends: Mapping[int, int]) -> None:
         super().__init__((layout.topic, partition))
@@ -42,28 +46,31 @@ class JournalPart(InputPartition):
         return msgspec.json.decode(self.packed, type=Layout)
 
 
-async def journal_parts(log: Log, store: Store, selection: Selection, wanted: Wanted) -> list[JournalPart]:
-    """Look at the topics. Raises UnknownTopic, RecordsLost, OffsetOutOfRange, WrongPartitionCount."""
+async def journal_parts(log: Log, store: Store, selection: Selection, predicates: Predicates) -> list[JournalPart]:
+    """Return the parts of the topics. Raises UnknownTopic, RecordsLost, OffsetOutOfRange, WrongPartitionCount."""
     parts = []
     for topic in await topics_of(log, store, selection):
-        if wanted.topics is None or topic in wanted.topics:
+        if predicates.topics is None or topic in predicates.topics:
             layout, ends = await stable_layout(log, store, topic)
-            parts += [JournalPart(layout, partition, ends) for partition in _partitions(layout, wanted)]
+            parts += [JournalPart(layout, partition, ends) for partition in _partitions(layout, predicates)]
     return parts
 
 
-def _partitions(layout: Layout, wanted: Wanted) -> list[int]:
-    """Return the partitions that can hold what is wanted. A moved key's events say where it was, not where it is."""
+def _partitions(layout: Layout, predicates: Predicates) -> list[int]:
+    """Return the partitions that can hold matching events.
+
+    In a topic that grew, the partition of an event is where its key was then, so it can't be used to skip parts.
+    """
     found = set(range(layout.partitions))
-    if wanted.keys is not None:
-        found &= {layout.route(key).partition for key in wanted.keys}
-    if wanted.partitions is not None and len(layout.generations) == 1:
-        found &= wanted.partitions
+    if predicates.keys is not None:
+        found &= {layout.route(key).partition for key in predicates.keys}
+    if predicates.partitions is not None and len(layout.generations) == 1:
+        found &= predicates.partitions
     return sorted(found)
 
 
 async def stable_layout(log: Log, store: Store, topic: str) -> tuple[Layout, dict[int, int]]:
-    """Return a layout and the ends of its partitions; the layout still held when the ends were read."""
+    """Return the layout and the ends of its partitions. The layout was still the same after the ends were read."""
     topology = Topology(log, store.settings, topic, is_reader=True)
     layout = await topology.refresh()
     for _ in range(_ATTEMPTS):
@@ -76,10 +83,10 @@ async def stable_layout(log: Log, store: Store, topic: str) -> tuple[Layout, dic
 
 
 async def _end(log: Log, store: Store, layout: Layout, partition: int) -> int:
-    """Return the end, open transactions included: what was acknowledged behind one must be seen as well."""
+    """Return the end behind open transactions: acknowledged records may lie behind one."""
     at = TopicPartition(layout.topic, partition)
     bounds = await log.bounds(at)
-    start_of(layout, at, bounds, await store.reader.replicated(at))  # raises for what log and store can't give
+    start_of(layout, at, bounds, await store.reader.replicated(at))  # raises if log and store lack records
     return bounds.high_watermark
 
 
@@ -90,25 +97,25 @@ async def _check_partitions(log: Log, layout: Layout) -> None:
 
 
 class SelectedReader(DataSourceReader):
-    """Reads what a selection of journals holds, one task for each partition of their topics."""
+    """Reads a selection of journals, with one task for each partition of their topics."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._places = Endpoints.unpack(options[PLACES_OPTION])
+        self._endpoints = Endpoints.unpack(options[ENDPOINTS_OPTION])
         self._selection = msgspec.json.decode(options["selection"], type=Selection)
         self._counts = options.get("counts")
         self._frame = options["frame"]
-        self._wanted = EVERYTHING
+        self._predicates = EVERYTHING
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take note of what is wanted. All filters go back: Spark looks at each row again."""
-        self._wanted = asked_by_all_scans(self._frame, wanted_of(filters))
+        """Keep the predicates of the filters. All filters are returned, so Spark checks every row again."""
+        self._predicates = predicates_of_all_scans(self._frame, predicates_of(filters))
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return a part for each partition that can hold what is wanted."""
+        """Return a part for each partition that can hold matching events."""
 
         async def look() -> list[JournalPart]:
-            log, store = await log_of(self._places), await store_of(self._places)
-            return await journal_parts(log, store, self._selection, self._wanted)
+            log, store = await log_of(self._endpoints), await store_of(self._endpoints)
+            return await journal_parts(log, store, self._selection, self._predicates)
 
         return run(look())

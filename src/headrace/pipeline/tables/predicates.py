@@ -1,6 +1,6 @@
-"""What a query wants of a table, told from the filters that Spark hands down. Pure.
+"""Predicates of a query on a table, derived from the filters that Spark pushes down. Pure.
 
-It only ever leaves out what the query can't want; Spark looks at every row again.
+They may match more than the query needs, never less; Spark checks every row again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
-__all__ = ["EVERYTHING", "Span", "Wanted", "wanted_of"]
+__all__ = ["EVERYTHING", "Predicates", "Span", "predicates_of"]
 
 T = TypeVar("T")
 
@@ -32,13 +32,13 @@ class Span(NamedTuple):
         )
 
     def narrowed(self, low: int | None, high: int | None) -> Span:
-        """Return what lies in both."""
+        """Return the intersection with another span."""
         lows = [bound for bound in (self.low, low) if bound is not None]
         highs = [bound for bound in (self.high, high) if bound is not None]
         return Span(max(lows, default=None), min(highs, default=None))
 
     def widened(self, other: Span) -> Span:
-        """Return the least span that holds both."""
+        """Return the smallest span that contains both."""
         low = None if self.low is None or other.low is None else min(self.low, other.low)
         high = None if self.high is None or other.high is None else max(self.high, other.high)
         return Span(low, high)
@@ -48,8 +48,8 @@ _ANY = Span()
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Names are None for all. `time_ms` is of the records' timestamps."""
+class Predicates:
+    """What a query may match. None matches every name. `time_ms` refers to the timestamps of records."""
 
     topics: frozenset[str] | None = None
     keys: frozenset[str] | None = None
@@ -59,12 +59,12 @@ class Wanted:
     time_ms: Span = _ANY
 
     def has(self, *, seq_nr: int, offset: int, timestamp_ms: int) -> bool:
-        """Say whether an event may be wanted."""
+        """Return True if the event may match."""
         return seq_nr in self.seq_nr and offset in self.offset and timestamp_ms in self.time_ms
 
-    def or_(self, other: Wanted) -> Wanted:
-        """Return what holds all that either wants."""
-        return Wanted(
+    def or_(self, other: Predicates) -> Predicates:
+        """Return predicates that match whatever either of the two matches."""
+        return Predicates(
             _either(self.topics, other.topics),
             _either(self.keys, other.keys),
             _either(self.partitions, other.partitions),
@@ -74,7 +74,7 @@ class Wanted:
         )
 
 
-EVERYTHING = Wanted()
+EVERYTHING = Predicates()
 
 
 def _either(names: frozenset[T] | None, others: frozenset[T] | None) -> frozenset[T] | None:
@@ -83,24 +83,24 @@ def _either(names: frozenset[T] | None, others: frozenset[T] | None) -> frozense
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# By column: the field of Wanted, and how its values are told.
+# By column: the field of Predicates, and the type of its values.
 _NAMES = {"topic": ("topics", str), "key": ("keys", str), "partition": ("partitions", int)}
 _SPANS = {"seq_nr": "seq_nr", "offset": "offset", "timestamp": "time_ms"}
 
 
-def wanted_of(filters: Iterable[Filter]) -> Wanted:
-    """Return what all these filters together leave."""
-    wanted = EVERYTHING
+def predicates_of(filters: Iterable[Filter]) -> Predicates:
+    """Return the predicates that all these filters imply together."""
+    predicates = EVERYTHING
     for each in filters:
         path: tuple[str, ...] = getattr(each, "attribute", ())
         if len(path) == 1 and path[0] in _NAMES:
-            wanted = _named(wanted, path[0], each)
+            predicates = _named(predicates, path[0], each)
         elif len(path) == 1 and path[0] in _SPANS:
-            wanted = _spanned(wanted, path[0], each)
-    return wanted
+            predicates = _spanned(predicates, path[0], each)
+    return predicates
 
 
-def _named(wanted: Wanted, column: str, each: Filter) -> Wanted:
+def _named(predicates: Predicates, column: str, each: Filter) -> Predicates:
     field, kind = _NAMES[column]
     match type(each).__name__, getattr(each, "value", None):
         case (("EqualTo" | "EqualNullSafe"), value) if isinstance(value, kind):
@@ -108,24 +108,24 @@ def _named(wanted: Wanted, column: str, each: Filter) -> Wanted:
         case "In", (tuple() | list()) as listed:
             values = frozenset(value for value in listed if isinstance(value, kind))
         case _:
-            return wanted
-    known: frozenset[Any] | None = getattr(wanted, field)
+            return predicates
+    known: frozenset[Any] | None = getattr(predicates, field)
     changed: dict[str, Any] = {field: values if known is None else known & values}
-    return replace(wanted, **changed)
+    return replace(predicates, **changed)
 
 
-def _spanned(wanted: Wanted, column: str, each: Filter) -> Wanted:
+def _spanned(predicates: Predicates, column: str, each: Filter) -> Predicates:
     bounds = _bounds(type(each).__name__, getattr(each, "value", None))
     if bounds is None:
-        return wanted
+        return predicates
     field = _SPANS[column]
-    span: Span = getattr(wanted, field)
+    span: Span = getattr(predicates, field)
     changed: dict[str, Any] = {field: span.narrowed(*bounds)}
-    return replace(wanted, **changed)
+    return replace(predicates, **changed)
 
 
 def _bounds(kind: str, value: Any) -> tuple[int | None, int | None] | None:  # noqa: ANN401 - any literal
-    """Return the bounds that a filter sets on whole numbers."""
+    """Return the bounds that a filter sets on whole numbers; None if it sets none."""
     low, high = _down(value), _up(value)
     match kind:
         case "In" if isinstance(value, tuple | list):
@@ -148,7 +148,7 @@ def _bounds(kind: str, value: Any) -> tuple[int | None, int | None] | None:  # n
 
 
 def _down(value: object) -> int | None:
-    """Return the greatest whole number that is not above a literal; times count in milliseconds."""
+    """Return the greatest whole number that is not above a literal; times are in milliseconds."""
     if isinstance(value, datetime):
         return _micros(value) // 1000
     return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -160,6 +160,6 @@ def _up(value: object) -> int | None:
 
 
 def _micros(time: datetime) -> int:
-    """Return a time as Spark keeps it; without a zone it is the session's, which is UTC."""
+    """Return a time in microseconds. A time without a zone is in the session's zone, which is UTC."""
     aware = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
     return (aware - _EPOCH) // timedelta(microseconds=1)

@@ -1,4 +1,4 @@
-"""Journals, heads, offsets and topics under names that SQL can use. A view is made only if the statement names it."""
+"""SQL views of journals, heads, offsets and topics. A view is made only if the statement names it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from headrace.errors import BadArgument, HeadraceError, OperationFailed
 from headrace.pipeline.logs.plan import Selection
-from headrace.pipeline.spark.places import Endpoints
+from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run
 from headrace.pipeline.tables.frames import journal_frame, meta_frame, pointer_frame, reading_of_selection, with_reading
 from headrace.pipeline.topics.avro_read import decoded
@@ -19,7 +19,7 @@ from headrace.serde import BlockingRegistry, Part
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["query", "told_by_spark", "topic_view", "view_name"]
+__all__ = ["query", "query_error", "topic_view", "view_name"]
 
 _COLUMNS = (
     "partition",
@@ -35,16 +35,16 @@ _COLUMNS = (
 
 def topic_view(
     spark: SparkSession,
-    places: Endpoints,
+    endpoints: Endpoints,
     topic: str,
     kind: Literal["topic", "compact"],
     registry: BlockingRegistry | None,
 ) -> DataFrame:
-    """Return a topic's records, or the newest of each key; the bytes stand beside keys and values.
+    """Return a topic's records, or the newest of each key, with the original bytes in columns of their own.
 
-    Keys are decoded before the newest of each is looked for, values after; what Spark can't hold stays bytes.
+    Keys are decoded before the newest record of each is found, values after. Types that Spark lacks stay bytes.
     """
-    frame = topic_frame(spark, places, topic).selectExpr("*", "key AS key_bytes")
+    frame = topic_frame(spark, endpoints, topic).selectExpr("*", "key AS key_bytes")
     frame = _decoded(frame, topic, "key", registry)
     if kind == "compact":
         frame = compact(frame)
@@ -68,35 +68,35 @@ _OURS = re.compile(r"headrace\.errors\.\w+: (.*)|\[USER_RAISED_EXCEPTION\] (.*?)
 
 def query(
     spark: SparkSession,
-    places: Endpoints,
+    endpoints: Endpoints,
     statement: str,
     selection: Selection | None = None,
     *,
     held: Literal["raise", "skip"] = "raise",
     registry: BlockingRegistry | None = None,
 ) -> DataFrame:
-    """Return the answer to a statement, not run yet.
+    """Return the frame of an SQL statement; nothing is run yet.
 
     Views: `journal`, `meta` and `pointers` of the selected journals; `topic_NAME` and `compact_NAME` of any topic,
-    where characters that SQL names can't have are underscores. What a `registry` has schemas for is typed: keys and
-    values of topics, and `event` beside the payloads of journals. The statement can name the caller's own views, too;
-    they stay as they are, because ours are made in a copy of the session. Raises BadArgument for what can't be
-    understood.
+    where characters that SQL names can't have are underscores. With a `registry`, keys and values of topics are
+    typed where it has schemas, and journals have the column `event`. The statement can also name the caller's own
+    views; these never change, because the views here are made in a copy of the session. Raises BadArgument for a
+    statement with a mistake.
     """
     chosen = selection or Selection()
     spark = _copy_of(spark)
     words = {word.lower() for word in _WORD.findall(_TEXT.sub(" ", statement))}
     makers: dict[str, Callable[[], DataFrame]] = {
-        "journal": lambda: _journal(journal_frame(spark, places, chosen, held=held), places, chosen, registry),
-        "meta": lambda: meta_frame(spark, places, chosen),
-        "pointers": lambda: pointer_frame(spark, places, chosen),
+        "journal": lambda: _journal(journal_frame(spark, endpoints, chosen, held=held), endpoints, chosen, registry),
+        "meta": lambda: meta_frame(spark, endpoints, chosen),
+        "pointers": lambda: pointer_frame(spark, endpoints, chosen),
     }
     for name in words & makers.keys():
         makers[name]().createOrReplaceTempView(name)
     asked = sorted(word for word in words if word.startswith(_OF_TOPICS))
-    topics: Sequence[str] = run(_topics(places)) if asked else ()
+    topics: Sequence[str] = run(_topics(endpoints)) if asked else ()
     for name in asked:
-        _make_topic_view(spark, places, name, topics, registry)
+        _make_topic_view(spark, endpoints, name, topics, registry)
     try:
         return spark.sql(statement)
     except Exception as error:
@@ -108,8 +108,8 @@ def view_name(kind: Literal["topic", "compact"], topic: str) -> str:
     return f"{kind}_{re.sub(r'[^A-Za-z0-9_]', '_', topic)}".lower()
 
 
-def told_by_spark(error: Exception) -> HeadraceError:
-    """Return what an error of a running query says, in one line: Spark hands over text only."""
+def query_error(error: Exception) -> HeadraceError:
+    """Return the error of a running query with a message of one line, taken from Spark's text."""
     text = str(error)
     found = _OURS.search(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
@@ -118,10 +118,10 @@ def told_by_spark(error: Exception) -> HeadraceError:
 
 
 def _copy_of(spark: SparkSession) -> SparkSession:
-    """Return a session that begins with all that this one has, and shares nothing that is made later.
+    """Return a session that starts with everything of this one, and shares nothing that is made later.
 
-    It takes statements as they are written. Spark would put the value of a setting for each `${name}`, also inside of
-    text, and nothing where there is no such setting: a journal with such an id would not be found.
+    It takes statements literally. Spark would replace each `${name}` by the value of a setting, even inside quotes,
+    and by nothing if there is no such setting: a journal with such an id would not be found.
     """
     from pyspark.sql import SparkSession
 
@@ -130,30 +130,32 @@ def _copy_of(spark: SparkSession) -> SparkSession:
     return copied
 
 
-async def _topics(places: Endpoints) -> Sequence[str]:
-    return await (await log_of(places)).admin.topics()
+async def _topics(endpoints: Endpoints) -> Sequence[str]:
+    return await (await log_of(endpoints)).admin.topics()
 
 
-def _journal(frame: DataFrame, places: Endpoints, selection: Selection, registry: BlockingRegistry | None) -> DataFrame:
-    reading = None if registry is None else reading_of_selection(places, selection, registry)
+def _journal(
+    frame: DataFrame, endpoints: Endpoints, selection: Selection, registry: BlockingRegistry | None
+) -> DataFrame:
+    reading = None if registry is None else reading_of_selection(endpoints, selection, registry)
     return frame if reading is None else with_reading(frame, reading)
 
 
 def _make_topic_view(
-    spark: SparkSession, places: Endpoints, name: str, topics: Sequence[str], registry: BlockingRegistry | None
+    spark: SparkSession, endpoints: Endpoints, name: str, topics: Sequence[str], registry: BlockingRegistry | None
 ) -> None:
-    """Make the view if there is such a topic."""
+    """Make the view if there is a topic for it."""
     kind: Literal["topic", "compact"] = "topic" if name.startswith("topic_") else "compact"
     fitting = [topic for topic in topics if view_name(kind, topic) == name]
     if not fitting:
         return
     if len(fitting) > 1:
         raise BadArgument("the statement", name, f"it could be any of the topics {', '.join(fitting)}")
-    topic_view(spark, places, fitting[0], kind, registry).createOrReplaceTempView(name)
+    topic_view(spark, endpoints, fitting[0], kind, registry).createOrReplaceTempView(name)
 
 
 def _explained(statement: str, error: Exception, topics: Sequence[str]) -> HeadraceError:
-    """Return what is wrong with a statement, with what would be right."""
+    """Return an error that says what is wrong with a statement, and what names there are."""
     condition = str(getattr(error, "getCondition", lambda: "")() or "")
     names: dict[str, str] = getattr(error, "getMessageParameters", dict)() or {}
     if condition.startswith("UNRESOLVED_COLUMN"):

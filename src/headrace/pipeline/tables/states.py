@@ -1,4 +1,4 @@
-"""The state of aggregates as of a place or a time: their events, folded by a function of the user's."""
+"""States of journals as of an offset or a time: their events, folded by a function of the caller."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 from headrace.errors import BadArgument, OperationFailed
 from headrace.model import StoredEvent
 from headrace.pipeline.logs.plan import Selection
-from headrace.pipeline.spark.places import Endpoints
-from headrace.pipeline.spark.process import told
+from headrace.pipeline.spark.endpoints import Endpoints
+from headrace.pipeline.spark.process import one_line
 from headrace.pipeline.tables.frames import journal_frame
 from headrace.protocol import event_of_row
 from headrace.store import EventRow
@@ -32,7 +32,7 @@ _STATES_AT_ONCE = 1000
 
 def state_as_of(
     spark: SparkSession,
-    places: Endpoints,
+    endpoints: Endpoints,
     selection: Selection,
     fold: Fold,
     initial: object,
@@ -42,20 +42,20 @@ def state_as_of(
     key: str | None = None,
     schema: str | None = None,
 ) -> DataFrame:
-    """Return the state of each journal, or of one, as of an offset (inclusive; or one by partition) or a time.
+    """Return the state of each journal, or of one, as of an offset (inclusive; one for all or by partition) or a time.
 
-    `fold(state, event)` returns the next state, from a copy of `initial` on; events come in the order of their
-    numbers, and a journal of any length takes constant memory. States are JSON text, or columns of `schema` if given.
-    Only events that are kept can count: `is_complete` says whether those from number 1 on were there.
+    `fold(state, event)` returns the next state; it starts from a copy of `initial`. Events come in the order of their
+    numbers, and memory does not grow with a journal's length. States are JSON text, or columns of `schema` if given.
+    Deleted events are missing from a state: `is_complete` is True if its first event has number 1.
     """
     from pyspark.sql import functions as f
 
-    frame = journal_frame(spark, places, selection)
+    frame = journal_frame(spark, endpoints, selection)
     if key is not None:
         frame = frame.where(f.col("key") == key)
     events = frame.where(_before(offset, at))
     events = events.repartition("topic", "key").sortWithinPartitions("topic", "key", "seq_nr")
-    states = events.drop("payload_text").mapInArrow(Folding(fold, initial), _SCHEMA)
+    states = events.drop("payload_text").mapInArrow(StateFold(fold, initial), _SCHEMA)
     return states if schema is None else states.withColumn("state", f.from_json("state", schema))
 
 
@@ -73,8 +73,8 @@ def _before(offset: int | Mapping[int, int] | None, at: datetime | None) -> str:
     return f"offset <= {max(offset.values())} AND partition IN ({', '.join(map(str, offset))}) AND ({each})"
 
 
-class Folding:
-    """What a task does with its events, which are sorted by journal."""
+class StateFold:
+    """Folds a task's events, which are sorted by journal, into states."""
 
     def __init__(self, fold: Fold, initial: object) -> None:
         self._fold = fold
@@ -111,7 +111,7 @@ class Folding:
         try:
             return self._fold(state, event)
         except Exception as error:
-            raise OperationFailed(f"folding event {event.seq_nr} of {key!r}", told(error)) from error
+            raise OperationFailed(f"folding event {event.seq_nr} of {key!r}", one_line(error)) from error
 
 
 def _text(key: str, state: object) -> str:

@@ -1,4 +1,4 @@
-"""Spark data sources over the heads of journals and over the replicated offsets."""
+"""Spark data sources of the heads of journals and of replicated offsets."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pyspark.sql.datasource import DataSource, InputPartition
 from headrace.journal import Topology
 from headrace.model import TopicPartition
 from headrace.pipeline.logs.plan import topics_of
-from headrace.pipeline.spark.places import Endpoints
-from headrace.pipeline.spark.process import TIME, batch_of_rows, log_of, micros, pulled, run, store_of
+from headrace.pipeline.spark.endpoints import Endpoints
+from headrace.pipeline.spark.process import TIME, batch_of_rows, blocking_iterator, log_of, micros, run, store_of
 from headrace.pipeline.tables.parts import JournalPart, SelectedReader
-from headrace.pipeline.tables.predicates import Wanted
+from headrace.pipeline.tables.predicates import Predicates
 from headrace.pipeline.tables.scans import Counts
 from headrace.store import JournalMeta, StoreReader
 
@@ -54,7 +54,7 @@ _PAGE = 500
 
 
 class HeadraceMetaSource(DataSource):
-    """`spark.read.format("headrace_meta")`. Options: where log and store are; `selection`; `counts`."""
+    """`spark.read.format("headrace_meta")`. Options: the endpoints; `selection`; `counts`."""
 
     @classmethod
     def name(cls) -> str:
@@ -66,33 +66,35 @@ class HeadraceMetaSource(DataSource):
         return META_SCHEMA
 
     def reader(self, schema: StructType) -> _HeadReader:
-        """Read."""
+        """Return the reader."""
         return _HeadReader(self.options)
 
 
 class _HeadReader(SelectedReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part; in a worker."""
+        """Read a part, in a worker."""
         if not isinstance(partition, JournalPart):
-            return  # Spark makes up a part where there is none
+            return  # Spark plans an empty part if there is none
         counts = Counts(partition.layout.topic, partition.partition)
 
         async def batches() -> AsyncIterator[pa.RecordBatch]:
-            reader = (await store_of(self._places)).reader
-            async for page in _metas(reader, partition, self._wanted):
+            reader = (await store_of(self._endpoints)).reader
+            async for page in _metas(reader, partition, self._predicates):
                 counts.metas += len(page)
                 yield batch_of_rows([_values(meta) for meta in page], _HEAD_COLUMNS)
 
         try:
-            yield from pulled(batches())
+            yield from blocking_iterator(batches())
         finally:
             counts.write(self._counts)
 
 
-async def _metas(reader: StoreReader, part: JournalPart, wanted: Wanted) -> AsyncIterator[Sequence[JournalMeta]]:
+async def _metas(
+    reader: StoreReader, part: JournalPart, predicates: Predicates
+) -> AsyncIterator[Sequence[JournalMeta]]:
     layout, home = part.layout, part.partition
-    if wanted.keys is not None:
-        asked = [key for key in sorted(wanted.keys) if layout.route(key).partition == home]
+    if predicates.keys is not None:
+        asked = [key for key in sorted(predicates.keys) if layout.route(key).partition == home]
         found = [await reader.meta(layout.topic, key) for key in asked]
         yield [meta for meta in found if meta is not None]
     elif len(layout.generations) == 1:
@@ -147,7 +149,7 @@ _OFFSET_COLUMNS = pa.schema(
 
 
 class HeadracePointerSource(DataSource):
-    """`spark.read.format("headrace_pointers")`. Options: where log and store are; `selection`."""
+    """`spark.read.format("headrace_pointers")`. Options: the endpoints; `selection`."""
 
     @classmethod
     def name(cls) -> str:
@@ -159,7 +161,7 @@ class HeadracePointerSource(DataSource):
         return POINTER_SCHEMA
 
     def reader(self, schema: StructType) -> _OffsetReader:
-        """Read."""
+        """Return the reader."""
         return _OffsetReader(self.options)
 
 
@@ -168,19 +170,19 @@ class _OffsetReader(SelectedReader):
         """Return a part for each topic."""
 
         async def look() -> Sequence[str]:
-            return await topics_of(await log_of(self._places), await store_of(self._places), self._selection)
+            return await topics_of(await log_of(self._endpoints), await store_of(self._endpoints), self._selection)
 
-        wanted = self._wanted.topics
-        return [InputPartition(topic) for topic in run(look()) if wanted is None or topic in wanted]
+        predicates = self._predicates.topics
+        return [InputPartition(topic) for topic in run(look()) if predicates is None or topic in predicates]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a topic's offsets; in a worker."""
-        if partition.value is not None:  # Spark makes up a part where there is none
-            yield batch_of_rows(run(_pointers(self._places, partition.value)), _OFFSET_COLUMNS)
+        """Read a topic's offsets, in a worker."""
+        if partition.value is not None:  # Spark plans an empty part if there is none
+            yield batch_of_rows(run(_pointers(self._endpoints, partition.value)), _OFFSET_COLUMNS)
 
 
-async def _pointers(places: Endpoints, topic: str) -> list[tuple[Any, ...]]:
-    log, store = await log_of(places), await store_of(places)
+async def _pointers(endpoints: Endpoints, topic: str) -> list[tuple[Any, ...]]:
+    log, store = await log_of(endpoints), await store_of(endpoints)
     layout = await Topology(log, store.settings, topic, is_reader=True).layout()
     rows = []
     for partition in range(layout.partitions):

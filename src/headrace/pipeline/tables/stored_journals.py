@@ -1,4 +1,8 @@
-"""Journals of one partition as the store has them, with what the log adds above the replicated offset, folded."""
+"""Journals of one partition for the journal table: rows of the store, and appends of the log that it lacks.
+
+The log's actions above the replicated offset are read without values and kept until their journals are read, 300
+bytes each.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from headrace.errors import IntegrityBroken, OffsetOutOfRange, ReadAgain, Record
 from headrace.journal import Layout, fold
 from headrace.log import Log
 from headrace.model import Record, TopicPartition
-from headrace.pipeline.tables.predicates import Wanted
+from headrace.pipeline.tables.predicates import Predicates
 from headrace.pipeline.tables.scans import Counts
 from headrace.protocol import BOUNDARY_KEY, Append, Entry, Mark, decode_append, entry_of, exists, rows_of
 from headrace.store import EventRow, JournalMeta, Place, ReplicatedOffset, StoreReader
@@ -35,7 +39,7 @@ _RECORDS_AT_ONCE = 5000
 
 @dataclass(frozen=True, slots=True)
 class HeadStretch:
-    """Offsets of a partition, from `start` up to `end` (exclusive), of one generation."""
+    """Offsets of one partition and one generation, from `start` up to `end` (exclusive)."""
 
     at: TopicPartition
     generation: int
@@ -45,24 +49,24 @@ class HeadStretch:
 
 @dataclass(slots=True)
 class JournalHead:
-    """The actions of each key, in order; and how far the partition was replicated before."""
+    """The un-replicated actions of each key, in order, and the replicated offset below them."""
 
     replicated: ReplicatedOffset | None
     entries: dict[str, list[Entry]] = field(default_factory=dict)
 
     @property
     def place(self) -> Place:
-        """The last place that was replicated."""
+        """The last replicated place."""
         return Place(-1, -1) if self.replicated is None else Place(self.replicated.generation, self.replicated.offset)
 
 
 def stretches(
     layout: Layout, partition: int, replicated: Mapping[int, ReplicatedOffset | None], ends: Mapping[int, int]
 ) -> list[HeadStretch]:
-    """Return where the log may hold what the store lacks of the partition's keys, in the order of the keys' records.
+    """Return where the log may hold un-replicated records of the partition's keys, in the order of those records.
 
-    A key that moved here has its earlier records in other partitions; they count until replication has passed the
-    boundary there.
+    A key that moved here has its earlier records in other partitions; they are included until replication has passed
+    the boundary there.
     """
     found = []
     last = layout.generation
@@ -78,7 +82,7 @@ def stretches(
 
 
 async def replicated_of(store: StoreReader, layout: Layout, partition: int) -> ReplicatedOffset | None:
-    """Return how far a partition of the topic, as it is, was replicated."""
+    """Return the replicated offset of a partition; None if it is of an earlier topic of the same name."""
     found = await store.replicated(TopicPartition(layout.topic, partition))
     return found if found is not None and found.generation >= layout.first_generation(partition) else None
 
@@ -93,7 +97,7 @@ async def read_head(
     keys: frozenset[str] | None,
     counts: Counts,
 ) -> JournalHead:
-    """Read the actions, of `keys` only if given. Raises RecordsLost."""
+    """Read the un-replicated actions, only of `keys` if given. Raises RecordsLost."""
     of = range(layout.partitions) if layout.generation > layout.first_generation(0) else [partition]
     replicated = {each: await replicated_of(store, layout, each) for each in of}
     for _ in range(_ATTEMPTS):
@@ -105,7 +109,7 @@ async def read_head(
         except OffsetOutOfRange as error:
             before = replicated
             replicated = {each: await replicated_of(store, layout, each) for each in of}
-            if replicated == before:  # else what left the log reached the store first
+            if replicated == before:  # otherwise the records were replicated before they left the log
                 raise RecordsLost(error.topic, error.partition, error.offset, error.start - 1) from error
     raise ReadAgain(layout.topic, "its records kept moving from the log to the store")
 
@@ -137,7 +141,7 @@ class _Scan:
                     return
 
     def _take(self, record: Record, stretch: HeadStretch, log_time_ms: int) -> bool:
-        """Add a record; False at the boundary of a growth that is not published: nobody has written behind it."""
+        """Add a record. Return False at the boundary of an unpublished growth, behind which no record counts yet."""
         entry = entry_of(record, stretch.generation, log_time_ms=log_time_ms)
         if entry is None:
             return True
@@ -153,15 +157,16 @@ class _Scan:
         )
 
 
-_HELD_BACK = 1000
+_ROWS_GATHERED = 1000
 _PAGE = 500
 
 
 @dataclass(slots=True)
 class FoundEvents:
-    """A journal. `first` to `last` are the numbers of its rows that are wanted; `rows` those that were read.
+    """A journal with its events. `first` to `last` are the numbers of its matching rows; `rows` are the first of them.
 
-    `rest` is set where there are more: a long journal is not gathered. `appends` are the log's, those that live.
+    `rest` yields further rows of a long journal, which is not kept in memory. `appends` are those of the log that
+    are not deleted.
     """
 
     id: str
@@ -175,31 +180,31 @@ class FoundEvents:
 
 
 class StoredJournals:
-    """Finds journals and reads their rows."""
+    """Finds the journals of a partition and reads their rows."""
 
     def __init__(
-        self, reader: StoreReader, layout: Layout, head: JournalHead, wanted: Wanted, skew_ms: int | None
+        self, reader: StoreReader, layout: Layout, head: JournalHead, predicates: Predicates, skew_ms: int | None
     ) -> None:
         self._reader = reader
         self._topic = layout.topic
         self._head = head
-        self._wanted = wanted
+        self._predicates = predicates
         self._skew_ms = skew_ms
         # Where a topic grew, the rows of a key have offsets of several partitions.
         self._is_one_order = len(layout.generations) == 1
 
     @property
-    def is_out(self) -> bool:
-        """Whether no row that had been replicated when the head was read can be wanted."""
+    def has_no_rows(self) -> bool:
+        """Whether no row that was replicated when the head was read can match."""
         replicated = self._head.replicated
         return self._is_one_order and (
             replicated is None or self._is_above(replicated.offset) or self._is_later(replicated.log_time_ms)
         )
 
     async def find(self, id_: str, stored: JournalMeta | None) -> FoundEvents:
-        """Fold what the log adds on the state, and read the first rows; forgets what the log adds.
+        """Fold the log's actions into the stored state, and read the first rows. The actions are dropped afterwards.
 
-        Rows that vanish while they are read were deleted by what is newer than the state: then all is done again.
+        If rows vanish while they are read, something newer than the state deleted them: then the state is read again.
         """
         entries = self._head.entries.pop(id_, [])
         for _ in range(_ATTEMPTS):
@@ -210,7 +215,7 @@ class StoredJournals:
         raise ReadAgain(id_, "events were deleted faster than they could be read")
 
     async def rows(self, found: FoundEvents) -> AsyncIterator[Sequence[EventRow]]:
-        """Yield the journal's rows, some at a time. Raises ReadAgain if a long journal was cut short meanwhile."""
+        """Yield the journal's rows in pages. Raises ReadAgain if events of a long journal were deleted meanwhile."""
         yield found.rows
         if found.rest is None:
             return
@@ -228,13 +233,13 @@ class StoredJournals:
         found = FoundEvents(id_, stored, meta, appends if exists(meta) else ())
         if meta is None or stored is None or not self._has_rows(stored, meta):
             return found
-        low, high = self._wanted.seq_nr
+        low, high = self._predicates.seq_nr
         found.first = max(meta.delete_to + 1, low or 1)
         found.last = stored.seq_nr if high is None else min(stored.seq_nr, high)
         return found
 
     def _has_rows(self, stored: JournalMeta, meta: JournalMeta) -> bool:
-        """Say whether rows of the store are alive and may be wanted."""
+        """Return True if rows of the store may match and are not deleted."""
         is_alive = exists(stored) and exists(meta) and stored.record_id == meta.record_id
         if not is_alive or meta.held_from is not None:
             return False
@@ -245,16 +250,16 @@ class StoredJournals:
         return self._is_of_the_time(stored)
 
     def _is_above(self, offset: int) -> bool:
-        low = self._wanted.offset.low
+        low = self._predicates.offset.low
         return low is not None and offset < low
 
     def _is_later(self, log_time_ms: int) -> bool:
-        """No record up to a place has a timestamp above the log time there: that is what log time is."""
-        low = self._wanted.time_ms.low
+        """Return True if all records up to this log time are too old: the log time is their highest timestamp."""
+        low = self._predicates.time_ms.low
         return low is not None and log_time_ms < low
 
     def _is_of_the_time(self, stored: JournalMeta) -> bool:
-        low, high = self._wanted.time_ms
+        low, high = self._predicates.time_ms
         if self._skew_ms is None:
             return True
         if low is not None and stored.updated_ms is not None and stored.updated_ms + self._skew_ms < low:
@@ -262,7 +267,7 @@ class StoredJournals:
         return high is None or stored.created_ms is None or stored.created_ms - self._skew_ms <= high
 
     async def _gather(self, found: FoundEvents) -> bool:
-        """Read the rows of a journal that is not long; False if they are not those of its state any more."""
+        """Read all rows, or the first of a long journal. Return False if they don't belong to the state any more."""
         stored = found.stored
         if stored is None:
             return True
@@ -273,13 +278,13 @@ class StoredJournals:
         found.rows = []
         async for page in pages:
             found.rows += _own(found, page, found.rows[-1].seq_nr if found.rows else 0)
-            if len(found.rows) >= _HELD_BACK:
+            if len(found.rows) >= _ROWS_GATHERED:
                 found.rest = pages
                 return True
         return await self._is_whole(found, len(found.rows))
 
     async def _is_whole(self, found: FoundEvents, count: int) -> bool:
-        """Say whether so many rows are all there are: there is no gap, or nothing was deleted while they were read."""
+        """Return True if `count` rows are complete: there is no gap, or nothing was deleted while they were read."""
         if count == found.last - found.first + 1:
             return True
         now = await self._reader.meta(self._topic, found.id)
@@ -288,7 +293,7 @@ class StoredJournals:
 
 
 def _own(found: FoundEvents, page: Sequence[EventRow], above: int) -> list[EventRow]:
-    """Return the rows of the journal's own incarnation; their numbers rise."""
+    """Return the rows of the journal's own incarnation. Raises IntegrityBroken if their numbers don't rise."""
     rows = []
     for row in page:
         if found.stored is None or row.record_id != found.stored.record_id:
@@ -312,7 +317,7 @@ class Undecodable(NamedTuple):
     reason: str
 
 
-class _Living(NamedTuple):
+class _LivingAppend(NamedTuple):
     entry: Entry
     append: Append
     meta: JournalMeta
@@ -322,33 +327,35 @@ Events = list[tuple[str, EventRow]]
 
 
 class HeadValues:
-    """Gathers the appends that live, then reads them."""
+    """Collects appends of the log's head that are not deleted, then reads their values."""
 
-    def __init__(self, log: Log, layout: Layout, wanted: Wanted) -> None:
+    def __init__(self, log: Log, layout: Layout, predicates: Predicates) -> None:
         self._log = log
         self._topic = layout.topic
-        self._wanted = wanted
-        self._living: dict[int, dict[int, _Living]] = {}
+        self._predicates = predicates
+        self._appends: dict[int, dict[int, _LivingAppend]] = {}
         self._broken: set[str] = set()
 
     def want(self, found: FoundEvents) -> None:
-        """Take note of a journal's appends, as far as they may be wanted."""
+        """Note a journal's appends that may match."""
         meta = found.meta
         if meta is None:
             return
         for entry in found.appends:
             append = entry.action
-            if isinstance(append, Append) and self._is_wanted(entry, append):
-                self._living.setdefault(entry.partition, {})[entry.offset] = _Living(entry, append, meta)
+            if isinstance(append, Append) and self._may_match(entry, append):
+                self._appends.setdefault(entry.partition, {})[entry.offset] = _LivingAppend(entry, append, meta)
 
-    def _is_wanted(self, entry: Entry, append: Append) -> bool:
-        low, high = self._wanted.seq_nr
+    def _may_match(self, entry: Entry, append: Append) -> bool:
+        low, high = self._predicates.seq_nr
         is_of_numbers = (low is None or append.last >= low) and (high is None or append.first <= high)
-        return is_of_numbers and entry.offset in self._wanted.offset and entry.timestamp_ms in self._wanted.time_ms
+        return (
+            is_of_numbers and entry.offset in self._predicates.offset and entry.timestamp_ms in self._predicates.time_ms
+        )
 
     async def read(self) -> AsyncIterator[tuple[Undecodable | None, Events]]:
-        """Yield, for each record that was read, its living events, or why it has none."""
-        for partition, living in sorted(self._living.items()):
+        """Yield for each record its events that are not deleted, or why it can't be decoded."""
+        for partition, living in sorted(self._appends.items()):
             at = TopicPartition(self._topic, partition)
             batches = self._log.read(at, min(living), max(living) + 1, max_records=_VALUES_AT_ONCE)
             try:
@@ -360,7 +367,7 @@ class HeadValues:
             if living:
                 raise ReadAgain(self._topic, f"offset {min(living)} of {at} is gone")
 
-    def _events(self, record: Record, living: _Living | None) -> tuple[Undecodable | None, Events]:
+    def _events(self, record: Record, living: _LivingAppend | None) -> tuple[Undecodable | None, Events]:
         if living is None or living.entry.id in self._broken:
             return None, []
         id_ = living.entry.id
@@ -371,7 +378,7 @@ class HeadValues:
             return Undecodable(id_, record.partition, record.offset, str(error)), []
 
 
-def _rows(record: Record, living: _Living) -> list[EventRow]:
-    """Return the rows that replication will write for an append, without those that are deleted."""
+def _rows(record: Record, living: _LivingAppend) -> list[EventRow]:
+    """Return the rows that replication will write for an append, without deleted ones."""
     rows = rows_of(living.entry, record, living.meta, decode_append(living.append, record.value))
     return [row for row in rows if row.seq_nr > living.meta.delete_to]

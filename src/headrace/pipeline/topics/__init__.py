@@ -1,4 +1,4 @@
-"""Any topic as a DataFrame, its newest record of each key, and DataFrames appended to one."""
+"""Topics as DataFrames: their records, the newest record of each key, typed columns, and appends from a DataFrame."""
 
-# What is public is in headrace.pipeline.
+# Public names are in headrace.pipeline.
 __all__: list[str] = []

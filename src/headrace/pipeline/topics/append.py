@@ -1,4 +1,4 @@
-"""A DataFrame appended to a topic, by the log's own port in Spark's tasks."""
+"""Appends of a DataFrame to a topic, through the Log port in Spark's tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import BadArgument
 from headrace.log import Log
 from headrace.model import NewRecord
-from headrace.pipeline.spark.places import Endpoints
+from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run
 from headrace.pipeline.topics.avro_write import ColumnEncoding, encoded
 from headrace.serde import BlockingRegistry, framed_key_partition
@@ -27,7 +27,7 @@ _HEADERS = "array<struct<key:string,value:binary>>"
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """How many records were written, in all and by partition."""
+    """The number of records that were written, in total and by partition."""
 
     records: int
     by_partition: Mapping[int, int]
@@ -35,7 +35,7 @@ class Appended:
 
 def append_frame(
     frame: DataFrame,
-    places: Endpoints,
+    endpoints: Endpoints,
     topic: str,
     *,
     registry: BlockingRegistry | None = None,
@@ -44,18 +44,18 @@ def append_frame(
 ) -> Appended:
     """Append a frame to a topic, each row to the partition of its key. Raises UnknownTopic, BadArgument.
 
-    Columns: `key` and `value`, text or binary, and, if there, `headers` (a map of texts, or as topics have them) and
-    `timestamp`; others are refused. At least once: a task that Spark runs again appends its rows again. Rows of one
-    task keep their order, so rows that are sorted within partitions by key arrive so.
+    Columns: `key` and `value`, text or binary; optionally `headers` (a map of texts, or as `topic_frame` has them)
+    and `timestamp`. Other columns are refused. Delivery is at least once: a task that Spark runs again appends its
+    rows again. The rows of one task keep their order, so rows sorted by key within partitions arrive sorted.
 
-    With a `registry` values are written as framed Avro: as `schema` (a class or a Schema), else as the newest version
-    of `<topic>-value`, else as a schema made of the columns. What breaks the subject's level raises
-    IncompatibleSchema before anything is written. Keys that are text or binary stay so; `key` is the type of keys as
-    `KeyCodec` writes them; other keys are framed Avro too, and their body decides their partition.
+    With a `registry`, values are written as framed Avro: by `schema` (a class or a Schema), else by the newest version
+    of `<topic>-value`, else by a schema inferred from the columns. A schema that breaks the subject's compatibility
+    level raises IncompatibleSchema before anything is written. Text and binary keys are written unchanged; `key` is
+    the type of keys that `KeyCodec` writes; other keys are framed Avro too, and their body decides their partition.
     """
 
     async def partitions() -> int:
-        return (await (await log_of(places)).admin.describe(topic)).partitions
+        return (await (await log_of(endpoints)).admin.describe(topic)).partitions
 
     count, is_framed = run(partitions()), False
     _check_names(frame)
@@ -63,7 +63,7 @@ def append_frame(
         frame, is_framed = encoded(frame, topic, ColumnEncoding(registry, schema, key))
     elif schema is not None or key is not None:
         raise BadArgument("registry", None, "schema and key are for Avro; give a registry with them")
-    writer = TopicWriter(places.pack(), topic, count if is_framed else None)
+    writer = TopicWriter(endpoints.pack(), topic, count if is_framed else None)
     written = frame.selectExpr(*_columns(frame)).mapInArrow(writer, "partition int, n bigint")
     by_partition: Counter[int] = Counter()
     for row in written.groupBy("partition").sum("n").collect():
@@ -80,7 +80,7 @@ def _check_names(frame: DataFrame) -> None:
 
 
 def _columns(frame: DataFrame) -> list[str]:
-    """Return what makes a log's columns of the frame's."""
+    """Return the expressions that convert the frame's columns to the log's."""
     types = dict(frame.dtypes)
     for name in ("key", "value"):
         if types.get(name) not in ("string", "binary"):
@@ -96,26 +96,26 @@ def _columns(frame: DataFrame) -> list[str]:
 
 
 class TopicWriter:
-    """What a task does with its rows; by name, so that it is not shipped by value.
+    """Appends a task's rows. It is a class of this module, so that it is pickled by name.
 
-    Where keys are framed it is told the number of partitions: the body of a key decides, never its schema's id.
+    `framed_over` is the number of partitions if keys are framed: the body of a key decides, never its schema's id.
     """
 
-    def __init__(self, places: str, topic: str, framed_over: int | None) -> None:
-        self._places = places
+    def __init__(self, endpoints: str, topic: str, framed_over: int | None) -> None:
+        self._endpoints = endpoints
         self._topic = topic
         self._framed_over = framed_over
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Append the rows and tell how many went where."""
+        """Append the rows, and yield how many went to each partition."""
         import pyarrow as pa
 
-        places = Endpoints.unpack(self._places)
+        endpoints = Endpoints.unpack(self._endpoints)
         counts: Counter[int] = Counter()
         for batch in batches:
             for start in range(0, batch.num_rows, _RECORDS_AT_ONCE):
                 records = _records(self._topic, batch.slice(start, _RECORDS_AT_ONCE), self._framed_over)
-                counts.update(run(_append(places, records)))
+                counts.update(run(_append(endpoints, records)))
         partitions = pa.array(list(counts), pa.int32())
         yield pa.RecordBatch.from_arrays([partitions, pa.array(list(counts.values()), pa.int64())], ["partition", "n"])
 
@@ -136,6 +136,6 @@ def _headers(pairs: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | Non
     return tuple((pair["key"], pair["value"]) for pair in pairs or ())
 
 
-async def _append(places: Endpoints, records: list[NewRecord]) -> list[int]:
-    log: Log = await log_of(places)
+async def _append(endpoints: Endpoints, records: list[NewRecord]) -> list[int]:
+    log: Log = await log_of(endpoints)
     return [position.partition for position in await log.append(records)]

@@ -1,4 +1,4 @@
-"""Framed Avro as typed columns, decoded in the JVM: each record by the schema it was written with."""
+"""Typed columns from framed Avro: each record is decoded in the JVM, with the schema it was written with."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _WRAPPED = "headrace_wrapped"
 
 
 def decoded(data: Column, reading: SchemaReading, place: Column) -> Column:
-    """Return framed bytes as what they hold; null stays null. `place` is a text that says where a record is.
+    """Return framed bytes as typed values; null stays null. `place` is a text that says where a record is.
 
-    Bytes that are not framed, and ids that were not there when this was planned, fail the query and are named. A type
-    that Spark can't hold stays bytes.
+    The query fails on bytes that are not framed, and on schema ids that were not registered when it was planned; the
+    error names the record. A type that Spark can't represent stays bytes.
     """
     from pyspark.sql import functions as f
 
@@ -40,7 +40,7 @@ def decoded(data: Column, reading: SchemaReading, place: Column) -> Column:
 
 
 def type_name(data: Column, reading: SchemaReading) -> Column:
-    """Return the full name of the type that framed bytes were written as; null for others."""
+    """Return the full name of the type that framed bytes were written with; null for other bytes."""
     from pyspark.sql import functions as f
 
     names = {schema_id: schema.name for member in reading.members for schema_id, schema in member.writers.items()}
@@ -48,7 +48,10 @@ def type_name(data: Column, reading: SchemaReading) -> Column:
 
 
 def unframed(body: Column, writer: Schema, reader: Schema) -> Column:
-    """Return the value of bytes without a header. Spark wants a record at the top; one around it is the same bytes."""
+    """Return the value of bytes without a header.
+
+    Spark accepts only records at the top, so other types are wrapped in a record, which has the same encoding.
+    """
     from pyspark.sql.avro.functions import from_avro
 
     writer, reader = resolved(writer, reader)
@@ -59,21 +62,21 @@ def unframed(body: Column, writer: Schema, reader: Schema) -> Column:
 
 
 def body_column(data: Column) -> Column:
-    """Return what follows the header."""
+    """Return the bytes behind the header."""
     from pyspark.sql import functions as f
 
     return f.substring(data, HEADER_BYTES + 1, _TO_THE_END)
 
 
 def is_framed_column(data: Column) -> Column:
-    """Say whether bytes begin as framed ones do."""
+    """Return a column that is true if bytes begin with the header of framed ones."""
     from pyspark.sql import functions as f
 
     return (f.length(data) >= HEADER_BYTES) & (f.substring(data, 1, 1) == f.lit(b"\x00"))
 
 
 def _member(data: Column, member: SchemaMember, reading: SchemaReading, place: Column) -> Column:
-    """Return what is of one type. Bytes that nobody can read fail it, so that no query is blind to them."""
+    """Return the values of one type. Unreadable bytes fail every member, so that no query overlooks them."""
     from pyspark.sql import functions as f
 
     is_readable = _header(data).isin([f.lit(frame_header(each)) for each in reading.ids])
@@ -107,11 +110,11 @@ def _wrapped(schema: Schema) -> str:
 
 
 def _wrong(data: Column, reading: SchemaReading, place: Column) -> Column:
-    """Return what is to be said of bytes that can't be read, in place of bytes."""
+    """Return a column that raises the error of unreadable bytes."""
     from pyspark.sql import functions as f
 
     schema_id = f.conv(f.hex(f.substring(data, 2, HEADER_BYTES - 1)), 16, 10)
-    late = f" was not known for {reading.what} when this was planned; make the frame anew, or name the subject; at "
+    late = f" was not known for {reading.what} when this was planned; make the frame again, or name the subject; at "
     is_framed = is_framed_column(data)
     return f.when(is_framed, _failing("schema id ", schema_id, late, place)).otherwise(
         _failing(f"{reading.what} are not all framed Avro: not the record at ", place)
@@ -119,7 +122,7 @@ def _wrong(data: Column, reading: SchemaReading, place: Column) -> Column:
 
 
 def _failing(*parts: str | Column) -> Column:
-    """Return bytes that fail whoever asks for them. Bytes, because not every type can be cast to."""
+    """Return a column that raises an error when it is evaluated. Its type is binary, because casts are limited."""
     from pyspark.sql import functions as f
 
     text = f.concat(*(f.lit(part) if isinstance(part, str) else part for part in parts))

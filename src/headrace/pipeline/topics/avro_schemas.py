@@ -1,4 +1,4 @@
-"""Which schemas framed bytes were written with, which one each is read as, and what a Spark column can hold."""
+"""Schemas for reading framed Avro: those it was written with, the one each type is read as, and Spark's limits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _limits(shape: Shape, where: str, around: frozenset[str]) -> Iterator[tuple[
         case MapShape():
             yield from _limits(shape.values, f"{where}{{}}", around)
         case UnionShape():
-            alike = _twice(short_name(branch_name(branch)) for branch in shape.branches)
+            alike = _duplicate(short_name(branch_name(branch)) for branch in shape.branches)
             if alike:
                 yield where, f"two types of a union are called {alike!r}"
             for branch in shape.branches:
@@ -75,30 +75,36 @@ def _record_limits(shape: RecordShape, where: str, around: frozenset[str]) -> It
     if shape.name in around:
         yield where, f"the record {shape.name!r} holds itself"
         return
-    alike = _twice(field.name for field in shape.fields)
+    alike = _duplicate(field.name for field in shape.fields)
     if alike:
         yield where, f"two fields are called {alike!r} but for upper and lower case"
     for field in shape.fields:
         yield from _limits(field.shape, f"{where}.{field.name}", around | {shape.name})
 
 
-def _twice(names: Iterable[str]) -> str | None:
-    """Return a name that is there twice, for somebody who can't tell upper from lower case."""
+def _duplicate(names: Iterable[str]) -> str | None:
+    """Return a name that occurs twice, ignoring case; None if there is none."""
     counted = Counter(name.lower() for name in names)
     return next((name for name, count in counted.items() if count > 1), None)
 
 
 def resolved(writer: Schema, reader: Schema) -> tuple[Schema, Schema]:
-    """Return both, without aliases. Raises BadSchema where two types of the writer go into one of the reader."""
+    """Return both schemas with the reader's names and without aliases, so that the JVM resolves them as Headrace does.
+
+    Avro's Java library prefers an alias to a field of the same name: a value moves to another field, or the query
+    fails. Encoded bytes hold no names, so the writer's types and fields can have the reader's names. Raises BadSchema
+    if two types of the writer become one type of the reader.
+    """
     renamed = _Renaming(has_defaults=False).of(writer.shape, reader.shape)
     plain = _Renaming(has_defaults=True).of(reader.shape, reader.shape)
     return Schema(json_of_shape(renamed)), Schema(json_of_shape(plain))
 
 
 class _Renaming:
-    """One walk. Records are remembered, because they may hold themselves; names, because each must be one type's.
+    """One walk over a writer's schema that gives it the reader's names.
 
-    A writer's defaults are of no use, and would call fields by their old names.
+    Records are remembered, because they may be recursive; names, because each must belong to one type. A writer's
+    defaults are left out: they are not used, and refer to fields by their old names.
     """
 
     def __init__(self, *, has_defaults: bool) -> None:
@@ -107,7 +113,7 @@ class _Renaming:
         self._owners: dict[str, Shape] = {}
 
     def of(self, writer: Shape, reader: Shape | None) -> Shape:
-        """Return the writer's shape in the reader's names; without a reader, for what is skipped, in its own."""
+        """Return the writer's shape with the reader's names; skipped parts, without a reader, keep their own."""
         if isinstance(reader, UnionShape) and not isinstance(writer, UnionShape):
             reader = matching_branch(writer, reader)
         match writer:
@@ -149,7 +155,7 @@ class _Renaming:
 
 
 def _takers(writer: RecordShape, reader: RecordShape) -> dict[str, FieldShape]:
-    """Return the reader's fields by the name of the writer's that they take."""
+    """Return the reader's fields by the name of the writer's field that each reads."""
     found: dict[str, FieldShape] = {}
     for field in reader.fields:
         source = source_of(field, writer, reader)
@@ -160,7 +166,7 @@ def _takers(writer: RecordShape, reader: RecordShape) -> dict[str, FieldShape]:
 
 @dataclass(frozen=True, slots=True)
 class SchemaMember:
-    """One type: its newest schema, and all that were written under it, by id."""
+    """One type: its newest schema, which reads it, and the schemas that wrote it, by id."""
 
     name: str
     reader: Schema
@@ -168,11 +174,11 @@ class SchemaMember:
 
     @property
     def limit(self) -> str | None:
-        """Why Spark has no type for it, if that is so."""
+        """The reason why Spark has no type for it; None if it has one."""
         return spark_limit(self.reader)
 
     def problem_of(self, schema_id: int) -> str | None:
-        """Return why the newest schema can't read what that one wrote; only levels below BACKWARD allow that."""
+        """Return why the newest schema can't read what that id wrote; only levels below BACKWARD allow that."""
         found = problems_of_reading(self.writers[schema_id].shape, self.reader.shape)
         if found:
             return f"field {found[0].field!r}: {found[0].rule}: {found[0].detail}"
@@ -185,7 +191,7 @@ class SchemaMember:
 
 @dataclass(frozen=True, slots=True)
 class SchemaReading:
-    """The types that bytes may be of. `what` is what errors call the bytes; `is_single` where they have one subject."""
+    """The types that bytes may have. Errors name the bytes by `what`. `is_single`: they have one subject."""
 
     what: str
     members: Sequence[SchemaMember]
@@ -200,14 +206,14 @@ class SchemaReading:
 def reading_of_topic(
     registry: BlockingRegistry, topic: str, part: Part = "value", *, subject: str | None = None
 ) -> SchemaReading | None:
-    """Return how a topic's values (or keys) are read, by its subjects or by the one that is named; None without any."""
+    """Return the schemas of a topic's values (or keys), of all its subjects or of `subject`; None if there are none."""
     what = f"the {part}s of topic {topic!r}"
     versions = registry.run(_versions(registry.registry, topic, part, subject))
     return reading_of_versions(what, versions, alone=subject or subject_of(topic, part)) if versions else None
 
 
 def reading_of_topics(registry: BlockingRegistry, topics: Sequence[str]) -> SchemaReading | None:
-    """Return how the events of these journals are read; None when no schema is there."""
+    """Return the schemas of the events of these journals; None if there are none."""
     found = {topic: registry.run(_versions(registry.registry, topic, "value", None)) for topic in topics}
     versions = [version for each in found.values() for version in each]
     named = ", ".join(repr(topic) for topic, each in found.items() if each)
@@ -215,7 +221,7 @@ def reading_of_topics(registry: BlockingRegistry, topics: Sequence[str]) -> Sche
 
 
 def reading_of_versions(what: str, versions: Sequence[Version], *, alone: str | None = None) -> SchemaReading:
-    """Return how bytes of these versions are read: those of a subject as its last one. `alone` can have one type."""
+    """Return how bytes of these versions are read: each subject by its last version. `alone` may be the only one."""
     by_subject: dict[str, list[Version]] = {}
     for version in sorted(versions, key=lambda each: (each.subject, each.version)):
         by_subject.setdefault(version.subject, []).append(version)
@@ -238,12 +244,12 @@ async def _versions(registry: Registry, topic: str, part: Part, subject: str | N
 
 
 def _newest(groups: Sequence[Sequence[Version]]) -> Schema:
-    """Return what one type is read as; of several subjects, the last version that came in last."""
+    """Return the schema that one type is read as: of several subjects, the last version with the highest id."""
     return max((group[-1] for group in groups), key=lambda version: version.schema_id).schema
 
 
 def _writers(grouped: Mapping[str, Sequence[Sequence[Version]]]) -> dict[str, dict[int, Schema]]:
-    """Return each type's schemas by id. One that is in two types' subjects belongs to the type of its name."""
+    """Return each type's schemas by id. A schema in the subjects of two types belongs to the type of its own name."""
     owners: dict[int, tuple[str, Schema]] = {}
     for name, groups in grouped.items():
         for version in (each for group in groups for each in group):
@@ -256,7 +262,7 @@ def _writers(grouped: Mapping[str, Sequence[Sequence[Version]]]) -> dict[str, di
 
 
 def _names(grouped: Mapping[str, object]) -> dict[str, str]:
-    """Return what the types are called as columns: short names, or whole ones where two would be called alike."""
+    """Return the column names of types: short names, or full names where two short names are equal."""
     short = [short_name(name).lower() for name in grouped]
     return {
         name: short_name(name) if short.count(short_name(name).lower()) == 1 else name.replace(".", "_")

@@ -1,4 +1,4 @@
-"""Columns as framed Avro: a schema is inferred or found and registered, columns are made to fit, the JVM encodes."""
+"""Framed Avro from columns: a schema is found or inferred and registered, and the JVM encodes fitted columns."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _PRIMITIVES: dict[str, Any] = {
 
 
 def inferred_schema(kind: DataType, topic: str, part: str) -> Schema:
-    """Return a schema for a column; records are called after the topic. Raises BadArgument, BadSchema."""
+    """Return a schema for a column; records are named after the topic. Raises BadArgument, BadSchema."""
     words = re.findall(r"[A-Za-z0-9]+", f"{topic} {part}" if part == "key" else topic)
     name = "".join(word[0].upper() + word[1:] for word in words) or "Record"
     return Schema(_json(kind, name if name[0].isalpha() else f"T{name}", part))
@@ -88,7 +88,7 @@ def _nullable(kind: Any, is_nullable: bool, name: str, where: str) -> Any:  # no
     return ["null", inner] if is_nullable else inner
 
 
-# What Spark's types may become, by the type's name; each is exact.
+# By target type, the Spark types that can be cast to it without loss.
 _WIDER = {
     "int": ("tinyint", "smallint", "int"),
     "bigint": ("tinyint", "smallint", "int", "bigint"),
@@ -118,9 +118,9 @@ _MILLIS = ("timestamp-millis", "local-timestamp-millis")
 
 
 def fitted(column: Column, kind: DataType, shape: Shape, where: str) -> Column:
-    """Return the column as Spark's writer wants it for the schema. Raises BadArgument, naming the field.
+    """Return the column in the form that Spark's Avro writer needs for the schema. Raises BadArgument for a field.
 
-    Fields that the frame lacks take their defaults; those that the schema lacks are refused.
+    Fields that the frame lacks get their defaults; fields that the schema lacks are refused.
     """
     match shape:
         case RecordShape():
@@ -163,12 +163,12 @@ def _field(column: Column, kind: StructType, field: FieldShape, where: str) -> C
 
 
 def _defaults(shape: RecordShape, missing: list[FieldShape], where: str) -> Column:
-    """Return the defaults of fields as a struct, as Avro itself makes them: by reading a record that has none."""
+    """Return the defaults of fields as a struct, made by Avro itself: it reads a record without fields."""
     from pyspark.sql import functions as f
 
     for field in missing:
         if field.default is NO_DEFAULT:
-            _refuse(f"{where}.{field.name}", None, f"{shape.name} wants that field, and it has no default")
+            _refuse(f"{where}.{field.name}", None, f"{shape.name} needs that field, and it has no default")
     written = Schema({"type": "record", "name": shape.name, "fields": []})
     return unframed(f.lit(b""), written, Schema(json_of_shape(RecordShape(shape.name, missing))))
 
@@ -193,7 +193,7 @@ def _only_branch(shape: UnionShape, where: str) -> Shape:
     branches = [branch for branch in shape.branches if branch_name(branch) != "null"]
     if len(branches) != 1:
         names = ", ".join(branch_name(branch) for branch in shape.branches)
-        _refuse(where, names, "Spark writes no unions but those of null and one other type")
+        _refuse(where, names, "Spark writes only unions of null and one other type")
     return branches[0]
 
 
@@ -241,7 +241,7 @@ _AS_THEY_ARE = ("string", "binary")
 
 @dataclass(frozen=True, slots=True)
 class ColumnEncoding:
-    """How a frame becomes bytes. `schema` is a class or a schema, `key` the type of keys as `KeyCodec` has them."""
+    """How a frame is encoded. `schema` is a class or a schema, `key` the type of keys that `KeyCodec` writes."""
 
     registry: BlockingRegistry
     schema: Any = None
@@ -249,9 +249,9 @@ class ColumnEncoding:
 
 
 def encoded(frame: DataFrame, topic: str, encoding: ColumnEncoding) -> tuple[DataFrame, bool]:
-    """Return the frame with keys and values as bytes, and whether the keys are framed.
+    """Return the frame with keys and values as bytes, and True if the keys are framed.
 
-    All schemas are found, and checked against the columns, before the first is registered. Raises BadArgument,
+    All schemas are found and checked against the columns before the first one is registered. Raises BadArgument,
     IncompatibleSchema.
     """
     key, value = _kind_of(frame, "key"), _kind_of(frame, "value")
@@ -275,7 +275,7 @@ def _kind_of(frame: DataFrame, part: Part) -> DataType:
 
 
 def _schema_for(kind: DataType, topic: str, part: Part, registry: BlockingRegistry, given: Any) -> Schema:  # noqa: ANN401
-    """Return what is written: the schema given, or the newest of the subject, or one that is made of the columns."""
+    """Return the schema to write with: the given one, else the subject's newest, else one inferred from the columns."""
     if given is not None:
         return given if isinstance(given, Schema) else schema_of(given)
     try:

@@ -1,4 +1,4 @@
-"""Any topic as a DataFrame, between two places or times; its newest record of each key; typed columns."""
+"""Topics as DataFrames: records between two offsets or times, the newest record of each key, and typed columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.log import Log
 from headrace.model import Bounds, TopicPartition
 from headrace.pipeline.logs.frames import log_table
 from headrace.pipeline.logs.records import LOG_SCHEMA
-from headrace.pipeline.spark.places import Endpoints
+from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run
 from headrace.pipeline.topics.avro_read import decoded, unframed
 from headrace.pipeline.topics.avro_schemas import SchemaReading, reading_of_topic, spark_limit
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Edge", "compact", "place", "topic_frame", "typed"]
 
-# An offset in every partition, one for each, or a time.
+# One offset for all partitions, an offset for each, or a time.
 Edge: TypeAlias = int | Mapping[TopicPartition, int] | datetime
 
 _AN_HOUR = timedelta(hours=1)
@@ -31,7 +31,7 @@ _AN_HOUR = timedelta(hours=1)
 
 def topic_frame(
     spark: SparkSession,
-    places: Endpoints,
+    endpoints: Endpoints,
     topics: Sequence[str] | str,
     *,
     start: Edge | None = None,
@@ -41,22 +41,23 @@ def topic_frame(
 ) -> DataFrame:
     """Return the committed records of topics from `start` (inclusive) to `end` (exclusive), as far as the log has them.
 
-    Columns: topic, partition, offset, timestamp, key, value, headers. The table ends where the log ends now. Where
-    `end` is a time, what lies further behind it than `clock_skew`, how far clocks of producers may be apart, is not
-    read. With a `registry` key and value of one topic are typed, as `typed` does it; whatever schema a record of the
-    table was written with is known, because the registry is asked after the log. Raises UnknownTopic, UnknownSubject.
+    Columns: topic, partition, offset, timestamp, key, value, headers. The table ends where the log ends now. If
+    `end` is a time, records that were written more than `clock_skew` after it are not read: that is the greatest
+    difference between the clocks of producers. With a `registry`, key and value of one topic are typed, as `typed`
+    does it; the registry is read after the log, so it has the schema of every record. Raises UnknownTopic,
+    UnknownSubject.
     """
     names = [topics] if isinstance(topics, str) else list(topics)
     if not names or (registry is not None and len(names) > 1):
         raise BadArgument("topics", topics, "name at least one" if not names else "one topic has one type; name one")
 
     async def look() -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        log = await log_of(places)
+        log = await log_of(endpoints)
         return await _ranges(log, names, start, end, clock_skew)
 
     starts, ends = run(look())
     has_any = any(ends[at] > starts[at] for at in ends)
-    records = log_table(spark, places, starts, ends) if has_any else spark.createDataFrame([], LOG_SCHEMA)
+    records = log_table(spark, endpoints, starts, ends) if has_any else spark.createDataFrame([], LOG_SCHEMA)
     frame = records.selectExpr(
         "topic", "partition", "offset", "timestamp_millis(timestamp_ms) AS timestamp", "key", "value", "headers"
     )
@@ -71,13 +72,12 @@ def compact(
     start: int | datetime | None = None,
     end: int | datetime | None = None,
 ) -> DataFrame:
-    """Return the newest record of each key of a topic's frame; keys whose newest has no value are dropped.
+    """Return the newest record of each key of a topic's frame, without keys whose newest record has no value.
 
-    Newest by offset, or by time, ties to the higher offset. `start` (inclusive) and `end` (exclusive) limit what is
-    looked at, to offsets or to times. A record without a key has no newer one and is left out. Of a topic whose keys
-    changed partition, ask by time: offsets of two partitions can't be compared. Typed keys are compared as what they
-    say, whatever version of their schema they were written with; `typed(compact(frame), …, parts=["value"])` decodes
-    no more values than are left.
+    The newest is by offset, or by time and then by offset. `start` (inclusive) and `end` (exclusive) limit the
+    records, by offset or by time. Records without a key are left out. If keys of the topic changed partition, use
+    time: offsets of two partitions can't be compared. Typed keys are compared by value, so the version of their
+    schema does not matter. `typed(compact(frame), …, parts=["value"])` decodes only the remaining values.
     """
     from pyspark.sql import functions as f
 
@@ -115,7 +115,7 @@ def _time(edge: Edge | None) -> datetime | None:
 
 
 def _millis(time: datetime) -> int:
-    """Return a time in milliseconds, rounded up: records have no finer ones; without a zone it is UTC."""
+    """Return a time in milliseconds, rounded up, because records have no finer times. Without a zone it is UTC."""
     aware = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
     return -((datetime.fromtimestamp(0, UTC) - aware) // timedelta(milliseconds=1))
 
@@ -155,15 +155,16 @@ def typed(
     key: Any = None,  # noqa: ANN401
     subject: str | None = None,
 ) -> DataFrame:
-    """Return the frame, or stream, of a topic with keys and values as their Avro types say.
+    """Return the frame, or stream, of a topic with keys and values of their Avro types.
 
     Each record is decoded in the JVM with the schema it was written with, and read as the newest version of its
-    subject. A topic with one subject, `<topic>-value` or the `subject` named, has values of that type; one with a
-    subject for each type of record has a struct with a member for each, all null but one. Keys are typed where
+    subject. A topic with one subject, `<topic>-value` or the given `subject`, has values of that type. A topic with a
+    subject for each type of record has a struct with a member for each type, all null but one. Keys are typed if
     `<topic>-key` is registered; `key` is the type of keys that are not framed, as `KeyCodec` writes them.
 
-    The schemas are those that are registered now: a later id fails the query, naming it. Raises UnknownSubject, and
-    BadArgument for a type that Spark can't hold, such as a record that holds itself; among several it stays bytes.
+    The schemas are those registered now: the query fails on a later schema id, and names it. Raises UnknownSubject,
+    and BadArgument for a type that Spark can't represent, such as a recursive record; among several types it stays
+    bytes.
     """
     columns = {}
     if "value" in parts:
@@ -220,7 +221,7 @@ def _canonical(data: Column, topic: str, kind: Any) -> Column:  # noqa: ANN401
 
 
 def place() -> Column:
-    """Return the text that says where in a topic a record is."""
+    """Return a text column that says where a record is in its topic."""
     from pyspark.sql import functions as f
 
     return f.concat(f.lit("partition "), f.col("partition"), f.lit(", offset "), f.col("offset"))

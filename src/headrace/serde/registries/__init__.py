@@ -1,6 +1,6 @@
-"""The registries: in memory, in a folder, in the log itself, and any that speaks Confluent's protocol.
+"""Backends of the registry: in memory, in a folder, in the log, and on a server with Confluent's protocol.
 
-Promises: one port (`headrace.serde.Registry`), the same behaviour from each; `open_registry` finds them by address.
+Promises: all implement `headrace.serde.Registry` with the same behaviour; `open_registry` opens them by address.
 """
 
 from headrace.serde.registries.backends import open_registry

@@ -1,4 +1,4 @@
-"""Finding the registry that an address names."""
+"""Opening a registry by its address."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ Open: TypeAlias = Callable[[str, RegistrySettings, Log | None], Awaitable[Regist
 async def open_registry(
     address: str | None = None, *, log: Log | None = None, settings: RegistrySettings | None = None
 ) -> Registry:
-    """Open the registry at `address`, or where the settings say.
+    """Open the registry at `address`; the default is that of the settings.
 
-    `log:TOPIC` is a topic of `log`; `folder:PATH`; `memory:`; `http://…` and `https://…` speak Confluent's protocol.
+    `log:TOPIC` is a topic of `log`, `folder:PATH` a folder, `memory:` is in memory, and `http://…` and `https://…` are
+    servers with Confluent's protocol.
     A registry of another package is an entry point of the group `headrace.registry`, named by its scheme: an async
     function of the address, the settings and the log.
     """

@@ -1,4 +1,4 @@
-"""Any registry that speaks Confluent's protocol, through confluent-kafka's own client."""
+"""The registry on a server with Confluent's protocol, through confluent-kafka's client."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from headrace.serde.ports import Version
 from headrace.serde.registries.entries import check_subject
 from headrace.serde.schemas import Schema
 
-__all__ = ["ConfluentRegistry", "is_missing", "new_client", "raised_as_ours"]
+__all__ = ["ConfluentRegistry", "is_missing", "new_client", "translated_errors"]
 
 
 class _Missing(Exception):
-    """The server says 404; `is_missing` says what that means."""
+    """The server answered 404; `is_missing` raises the error that this means."""
 
 
 def new_client(url: str, settings: HttpRegistrySettings) -> Any:  # noqa: ANN401
@@ -44,8 +44,8 @@ def new_client(url: str, settings: HttpRegistrySettings) -> Any:  # noqa: ANN401
 
 
 @contextlib.contextmanager
-def raised_as_ours(operation: str, url: str, timeout_s: float) -> Iterator[None]:
-    """Turn what the client raises into errors of ours."""
+def translated_errors(operation: str, url: str, timeout_s: float) -> Iterator[None]:
+    """Translate the client's exceptions to Headrace's errors."""
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
     try:
@@ -60,7 +60,7 @@ def raised_as_ours(operation: str, url: str, timeout_s: float) -> Iterator[None]
 
 @contextlib.contextmanager
 def is_missing(meaning: HeadraceError) -> Iterator[None]:
-    """Raise `meaning` where the server says that there is no such thing."""
+    """Raise `meaning` if the server answers 404."""
     try:
         yield
     except _Missing as error:
@@ -97,7 +97,7 @@ def _properties(settings: HttpRegistrySettings) -> dict[str, Any]:
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
-    """The client uses httpx2 where it is installed, else httpx."""
+    """Return the transport errors of httpx2 and httpx; the client uses httpx2 if it is installed."""
     found = []
     for name in ("httpx2", "httpx"):
         with contextlib.suppress(ImportError):
@@ -113,10 +113,10 @@ _log = get_logger(__name__)
 
 
 class ConfluentRegistry:
-    """Checks with our own rules before it registers, so that errors name field, version and rule.
+    """A registry on a server. It checks compatibility itself first, so that errors name field, version and rule.
 
-    A subject's own level on the server counts; without one it is ours, whatever the server's default is. A subject that
-    is made here gets our level on the server too, so that the server holds back clients that don't ask us.
+    A subject's own level on the server counts; without one, this client's default level does, not the server's. A
+    subject that is made here gets that level on the server too, so that the server also refuses other clients.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class ConfluentRegistry:
         self.levels = ConfluentLevels(self, level)
 
     async def register(self, subject: str, schema: Schema) -> Version:
-        """Find the schema's version, or check it and have the server add it."""
+        """Find the schema's version, or check the schema and add it on the server."""
         check_subject(subject)
         known = self._registered.get((subject, schema))
         if known is None:
@@ -146,20 +146,20 @@ class ConfluentRegistry:
         return known
 
     async def schema(self, schema_id: int) -> Schema:
-        """Ask, once."""
+        """Return the schema, asking the server once."""
         if schema_id not in self._schemas:
             self._schemas[schema_id] = await self._fetch(schema_id)
         return self._schemas[schema_id]
 
     async def versions(self, subject: str) -> Sequence[Version]:
-        """Ask for the list, and for each version once."""
+        """Return the versions, asking the server for the list and for each version once."""
         found = await self._versions(subject)
         if not found:
             raise UnknownSubject(subject, self._url)
         return found
 
     async def subjects(self) -> Sequence[str]:
-        """Ask."""
+        """Ask the server for all subjects."""
         return sorted(await self.ask("list subjects", self._client.get_subjects))
 
     async def close(self) -> None:
@@ -167,18 +167,20 @@ class ConfluentRegistry:
         await asyncio.to_thread(self._client.close)
 
     async def ask(self, operation: str, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401
-        """Call the client in a thread; what it raises is raised as one of our errors."""
-        with raised_as_ours(operation, self._url, self._settings.timeout_s):
+        """Call the client in a thread, and translate its exceptions."""
+        with translated_errors(operation, self._url, self._settings.timeout_s):
             return await asyncio.to_thread(call, *arguments)
 
     @property
     def client(self) -> Any:  # noqa: ANN401
-        """Confluent's client."""
+        """The client of confluent-kafka."""
         return self._client
 
     async def _fetch(self, schema_id: int) -> Schema:
         with is_missing(UnknownSchema(schema_id, self._url)):
-            return _ours(await self.ask("get a schema", self._client.get_schema, schema_id), f"schema {schema_id}")
+            return _avro_schema(
+                await self.ask("get a schema", self._client.get_schema, schema_id), f"schema {schema_id}"
+            )
 
     async def _versions(self, subject: str) -> list[Version]:
         try:
@@ -189,9 +191,9 @@ class ConfluentRegistry:
         return [await self._version(subject, number) for number in sorted(numbers)]
 
     async def _version(self, subject: str, number: int) -> Version:
-        # The client remembers versions it has seen: they never change.
+        # The client caches versions, which never change.
         found = await self.ask("get a version", self._client.get_version, subject, number)
-        schema = _ours(found.schema, f"version {number} of {subject}")
+        schema = _avro_schema(found.schema, f"version {number} of {subject}")
         return Version(subject, number, found.schema_id, schema)
 
     async def _add(self, subject: str, schema: Schema) -> Version:
@@ -202,7 +204,7 @@ class ConfluentRegistry:
         try:
             schema_id = await self.ask(operation, self._client.register_schema, subject, theirs)
         except IncompatibleSchema:
-            # Somebody was faster. Our own check of what is there now names field and version; the server's may not.
+            # Another client was faster. A check against the versions now names field and version; the server may not.
             check_compatible(schema, await self._versions(subject), await self.levels.get(subject), subject=subject)
             raise
         found = await self.ask(operation, self._client.lookup_schema, subject, theirs)
@@ -213,23 +215,23 @@ class ConfluentRegistry:
         try:
             await self.levels.put(subject, await self.levels.get(None))
         except Forbidden:
-            _log.warning("the registry does not let us set a level", subject=subject, exc_info=True)
+            _log.warning("the registry does not permit setting a level", subject=subject, exc_info=True)
 
 
 class ConfluentLevels:
-    """Levels of subjects as the server has them. The default is this client's; `put(None, …)` sets the server's too."""
+    """Levels of subjects on the server. The default is this client's; `put(None, …)` also sets the server's default."""
 
     def __init__(self, registry: ConfluentRegistry, default: Level) -> None:
         self._registry = registry
         self._default = default
 
     async def get(self, subject: str | None) -> Level:
-        """Ask for the subject's own level."""
+        """Return the subject's own level on the server, or the default."""
         own = None if subject is None else await self.own(subject)
         return own or self._default
 
     async def own(self, subject: str) -> Level | None:
-        """Return the level that the server has for this very subject. Some say NONE where none was set."""
+        """Return the level that the server has for this subject; None if none is set. Some servers say NONE then."""
         try:
             with is_missing(UnknownSubject(subject, "the registry's levels")):
                 return Level(await self._registry.ask("get a level", self._own_level, subject))
@@ -237,12 +239,12 @@ class ConfluentLevels:
             return None
 
     async def put(self, subject: str | None, level: Level) -> None:
-        """Have the server keep it."""
+        """Set the level on the server."""
         for _ in range(ATTEMPTS):
             try:
                 await self._registry.ask("set a level", self._registry.client.set_compatibility, subject, str(level))
             except IncompatibleSchema as error:
-                # Its 409 means here that somebody set a level at the same moment.
+                # Status 409 means here that another client set a level at the same moment.
                 conflict = error
             else:
                 self._default = level if subject is None else self._default
@@ -254,7 +256,7 @@ class ConfluentLevels:
         return str(config.compatibility_level or config.compatibility)
 
 
-def _ours(theirs: Any, where: str) -> Schema:  # noqa: ANN401
+def _avro_schema(theirs: Any, where: str) -> Schema:  # noqa: ANN401
     if (theirs.schema_type or "AVRO") != "AVRO":
         raise BadSchema(where, f"it is {theirs.schema_type}, not Avro")
     return Schema(theirs.schema_str)

@@ -1,4 +1,13 @@
-"""What a registry holds, as a plain value; entries of the registry in the log, and their fold."""
+"""The contents of a registry, the entries of the registry in the log, and their fold into the contents.
+
+An entry says what it adds, and its number `nr`: one more than that of the last entry its writer had seen. The first
+entry with a number counts, in the order of the log; later ones with the same number are void, and their writers try
+again. So nodes that register at the same time agree on every id without a lock. The fold only counts numbers, so nodes
+with different versions of the compatibility rules agree too.
+
+Every entry has a key of its own, so compaction never removes one that counts and never reorders entries. Void entries
+are removed by a tombstone.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +27,7 @@ __all__ = ["Entries", "RegistryContents", "RegistryEntry", "check_subject", "ent
 
 
 class RegistryContents:
-    """Schemas by id, versions by subject, levels. `registry` is what errors call it."""
+    """Schemas by id, versions by subject, and levels. Errors name the registry by `registry`."""
 
     def __init__(self, registry: str, level: Level) -> None:
         self._registry = registry
@@ -28,11 +37,11 @@ class RegistryContents:
         self._levels: dict[str | None, Level] = {None: level}
 
     def find(self, subject: str, schema: Schema) -> Version | None:
-        """Return the subject's version with that very schema."""
+        """Return the subject's version with this schema; None if there is none."""
         return next((each for each in self._versions.get(subject, ()) if each.schema == schema), None)
 
     def next_version(self, subject: str, schema: Schema) -> Version:
-        """Return what registering the schema would add. Raises IncompatibleSchema."""
+        """Return the version that registering the schema would add. Raises IncompatibleSchema."""
         check_subject(subject)
         earlier = self._versions.get(subject, [])
         check_compatible(schema, earlier, self.level(subject), subject=subject)
@@ -40,7 +49,7 @@ class RegistryContents:
         return Version(subject, len(earlier) + 1, schema_id, schema)
 
     def add(self, version: Version) -> None:
-        """Take a version in."""
+        """Add a version."""
         self._schemas[version.schema_id] = version.schema
         self._ids.setdefault(version.schema, version.schema_id)
         self._versions.setdefault(version.subject, []).append(version)
@@ -54,7 +63,7 @@ class RegistryContents:
         return self._levels.get(subject, self._levels[None])
 
     def holds(self, schema_id: int) -> bool:
-        """Say whether the id is known."""
+        """Return True if the id is known."""
         return schema_id in self._schemas
 
     def schema(self, schema_id: int) -> Schema:
@@ -75,7 +84,7 @@ class RegistryContents:
 
 
 def check_subject(subject: str) -> None:
-    """Raise BadArgument unless it can be a subject's name."""
+    """Raise BadArgument unless the text can be a subject's name."""
     if not subject or len(subject.encode()) > 255 or not subject.isprintable():
         raise BadArgument("subject", subject, "a subject is 1 to 255 bytes of printable text")
 
@@ -85,7 +94,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class RegistryEntry:
-    """What goes into the log."""
+    """An entry as a record of the log."""
 
     key: bytes
     value: bytes
@@ -103,10 +112,10 @@ def entry_of_level(nr: int, subject: str | None, level: Level) -> RegistryEntry:
 
 
 class Entries:
-    """The fold: entries in the order of the log, into a catalogue."""
+    """Folds entries, in the order of the log, into the contents."""
 
-    def __init__(self, catalogue: RegistryContents) -> None:
-        self._catalogue = catalogue
+    def __init__(self, contents: RegistryContents) -> None:
+        self._contents = contents
         self._last_nr = 0
         self._counted: set[bytes | None] = set()
 
@@ -116,25 +125,25 @@ class Entries:
         return self._last_nr + 1
 
     def counts(self, key: bytes) -> bool:
-        """Say whether the entry with that key was taken in."""
+        """Return True if the entry with this key counts."""
         return key in self._counted
 
     def apply(self, record: Record) -> None:
-        """Take a record in, if it counts."""
+        """Apply the entry of a record, if it counts. Raises IncompatibleData."""
         if record.value is None:
             return
         content = _content(record)
         if content["nr"] < self.next_nr:
             return
         if content["nr"] > self.next_nr:
-            # Its writer had seen the one before, so that was in the log.
+            # The writer had seen the entry before it, so that entry was in the log.
             found = f"entry {content['nr']} without entry {self.next_nr}"
-            raise IncompatibleData(_where(record), found, "topics that nobody truncated")
+            raise IncompatibleData(_where(record), found, "topics that were never truncated")
         if "level" in content:
-            self._catalogue.set_level(content["subject"], Level(content["level"]))
+            self._contents.set_level(content["subject"], Level(content["level"]))
         else:
             schema = Schema(content["schema"])
-            self._catalogue.add(Version(content["subject"], content["version"], content["id"], schema))
+            self._contents.add(Version(content["subject"], content["version"], content["id"], schema))
         self._last_nr = content["nr"]
         self._counted.add(record.key)
 

@@ -1,11 +1,11 @@
-"""A registry in a folder: one file for each schema, which people can read, diff and keep under version control.
+"""The registry in a folder: one file for each schema, which people can read, diff and keep under version control.
 
     schemas/1.avsc                  the schema with id 1
     subjects/orders-value/1.json    version 1 of the subject: {"id": 1}
-    levels/orders-value.json        its level, if it has one; levels/.json is the default's
+    levels/orders-value.json        its level, if it has one; levels/.json is the default level
 
-Any number of processes of one machine may register at once: a file that is there is never replaced, and the next
-number belongs to whoever makes its file first. Whoever comes second looks again, at one schema more.
+Any number of processes of one machine may register at once: an existing file is never replaced, and the process that
+makes the file of the next number first gets that number. The others read the new file and try again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FolderRegistry:
         return await asyncio.to_thread(self._register, subject, schema)
 
     async def schema(self, schema_id: int) -> Schema:
-        """Read its file, once."""
+        """Return the schema, reading its file once."""
         found = self._schemas.get(schema_id) or await asyncio.to_thread(self._read_schema, schema_id)
         if found is None:
             raise UnknownSchema(schema_id, str(self._folder))
@@ -60,7 +60,7 @@ class FolderRegistry:
         return await asyncio.to_thread(self._subjects)
 
     async def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no file stays open."""
 
     def _register(self, subject: str, schema: Schema) -> Version:
         while True:
@@ -75,7 +75,10 @@ class FolderRegistry:
                 return version
 
     def _id_of(self, schema: Schema) -> int:
-        """Ids have no gaps, so whoever makes file n has seen all below it, or fails and looks again."""
+        """Return the schema's id, with a new file if it has none.
+
+        Ids have no gaps, so the process that makes file n has read all files below it; otherwise it tries again.
+        """
         while True:
             schema_id = 1
             while (known := self._read_schema(schema_id)) is not None:
@@ -125,7 +128,7 @@ class FolderLevels:
         return await asyncio.to_thread(self.read, subject)
 
     async def put(self, subject: str | None, level: Level) -> None:
-        """Write the file anew."""
+        """Replace the file of the level."""
         await asyncio.to_thread(_replace, self._file(subject), json.dumps({"level": level}))
 
     def read(self, subject: str | None) -> Level:
@@ -149,7 +152,7 @@ def _read(place: Path) -> Any:  # noqa: ANN401
 
 
 def _create(place: Path, text: str) -> bool:
-    """Make the file, whole or not at all; False if somebody else made it first."""
+    """Make the file atomically. Return False if another process made it first."""
     draft = _draft(place, text)
     try:
         os.link(draft, place)

@@ -1,4 +1,4 @@
-"""The registry in the log itself: a compacted topic of one partition that every node reads, and no further server."""
+"""The registry in the log: a compacted topic of one partition that every node reads, without another server."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _log = get_logger(__name__)
 
 
 class LogRegistry:
-    """What this node has read of the topic so far; it reads on whenever it is asked for something it lacks."""
+    """A registry in a topic. It keeps what it has read, and reads further when it is asked for something unknown."""
 
     def __init__(self, log: Log, topic: str, *, level: Level = Level.FULL_TRANSITIVE, timeout_s: float = 30.0) -> None:
         self._log = log
         self._at = TopicPartition(topic, 0)
         self._timeout_s = timeout_s
-        self._catalogue = RegistryContents(f"topic {topic!r}", level)
-        self._entries = Entries(self._catalogue)
+        self._contents = RegistryContents(f"topic {topic!r}", level)
+        self._entries = Entries(self._contents)
         self._position = 0
         self._reading = asyncio.Lock()
         self._writing = asyncio.Lock()
@@ -38,45 +38,45 @@ class LogRegistry:
         self.levels = LogLevels(self)
 
     async def register(self, subject: str, schema: Schema) -> Version:
-        """Find the schema's version, or write it."""
-        known = self._catalogue.find(subject, schema)
+        """Find the schema's version, or write a new one."""
+        known = self._contents.find(subject, schema)
         if known is not None:
             return known
 
         def decide() -> RegistryEntry | None:
-            if self._catalogue.find(subject, schema) is not None:
+            if self._contents.find(subject, schema) is not None:
                 return None
-            return entry_of_version(self._entries.next_nr, self._catalogue.next_version(subject, schema))
+            return entry_of_version(self._entries.next_nr, self._contents.next_version(subject, schema))
 
         await self.write(decide)
-        found = self._catalogue.find(subject, schema)
+        found = self._contents.find(subject, schema)
         if found is None:
             raise OperationFailed(f"registering under {subject!r}", "the topic lost what was just written")
         return found
 
     async def schema(self, schema_id: int) -> Schema:
-        """Look it up; read on if it is not known yet."""
-        if not self._catalogue.holds(schema_id):
+        """Return the schema, reading further if it is not known yet."""
+        if not self._contents.holds(schema_id):
             await self.read_on()
-        return self._catalogue.schema(schema_id)
+        return self._contents.schema(schema_id)
 
     async def versions(self, subject: str) -> Sequence[Version]:
-        """Look them up, after reading on."""
+        """Read to the end of the topic, and return the versions."""
         await self.read_on()
-        return self._catalogue.versions(subject)
+        return self._contents.versions(subject)
 
     async def subjects(self) -> Sequence[str]:
-        """List them, after reading on."""
+        """Read to the end of the topic, and return the subjects."""
         await self.read_on()
-        return self._catalogue.subjects()
+        return self._contents.subjects()
 
     async def close(self) -> None:
-        """The log belongs to whoever opened it."""
+        """Do nothing: the log is closed by its owner."""
 
     async def level(self, subject: str | None) -> Level:
-        """Look the level up, after reading on."""
+        """Read to the end of the topic, and return the level."""
         await self.read_on()
-        return self._catalogue.level(subject)
+        return self._contents.level(subject)
 
     async def set_level(self, subject: str | None, level: Level) -> None:
         """Write the level."""
@@ -87,7 +87,7 @@ class LogRegistry:
         await self.write(decide)
 
     async def write(self, decide: Callable[[], RegistryEntry | None]) -> None:
-        """Decide on what the log holds, write, and see whether it counts; if somebody was faster, decide again."""
+        """Read, decide, write the entry, and check that it counts; if another writer was faster, try again."""
         async with self._writing:
             await self._make_topic()
             for _ in range(ATTEMPTS):
@@ -104,7 +104,7 @@ class LogRegistry:
         except Unavailable as error:
             if error.outcome_known:
                 raise
-            # It may be there. Reading on tells; a second entry of the same number would be void, never harmful.
+            # The entry may be in the log, which reading will show. A second entry with the same number would be void.
             return False
         await self.read_on(past=position.offset)
         if self._entries.counts(entry.key):
@@ -113,14 +113,14 @@ class LogRegistry:
         return False
 
     async def _give_back(self, key: bytes) -> None:
-        """Let compaction remove what is void; if this fails, it just stays."""
+        """Write a tombstone, so that compaction removes a void entry. If that fails, the entry stays, without harm."""
         try:
             await self._log.append([NewRecord(self._at.topic, key, None, partition=0)])
         except Unavailable:
             _log.warning("a void registry entry stays in the topic", topic=self._at.topic, exc_info=True)
 
     async def read_on(self, *, past: int = -1) -> None:
-        """Take in what was written since, up to the end as it is now. Where nobody wrote yet there is no topic."""
+        """Read and apply new entries up to the present end of the topic, if the topic exists."""
         async with self._reading:
             if not await self._has_topic():
                 return
@@ -146,7 +146,7 @@ class LogRegistry:
 
 
 class LogLevels:
-    """Levels as entries of the same topic."""
+    """Levels of subjects, as entries of the same topic."""
 
     def __init__(self, registry: LogRegistry) -> None:
         self._registry = registry

@@ -1,4 +1,4 @@
-"""A registry in memory: for tests, and for programs whose data does not outlive them."""
+"""The registry in memory, for tests and for programs whose data ends with them."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ __all__ = ["MemoryRegistry"]
 
 
 class MemoryRegistry:
-    """All of it in this process."""
+    """A registry in the memory of this process."""
 
     def __init__(self, *, level: Level = Level.FULL_TRANSITIVE) -> None:
-        self._catalogue = RegistryContents("the registry in memory", level)
-        self.levels = MemoryLevels(self._catalogue)
+        self._contents = RegistryContents("the registry in memory", level)
+        self.levels = MemoryLevels(self._contents)
 
     async def register(self, subject: str, schema: Schema) -> Version:
         """Find the schema's version, or add it."""
-        found = self._catalogue.find(subject, schema)
+        found = self._contents.find(subject, schema)
         if found is None:
-            found = self._catalogue.next_version(subject, schema)
-            self._catalogue.add(found)
+            found = self._contents.next_version(subject, schema)
+            self._contents.add(found)
         return found
 
     async def schema(self, schema_id: int) -> Schema:
         """Look it up."""
-        return self._catalogue.schema(schema_id)
+        return self._contents.schema(schema_id)
 
     async def versions(self, subject: str) -> Sequence[Version]:
         """Look them up."""
-        return self._catalogue.versions(subject)
+        return self._contents.versions(subject)
 
     async def subjects(self) -> Sequence[str]:
         """List them."""
-        return self._catalogue.subjects()
+        return self._contents.subjects()
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class MemoryLevels:
     """Levels in memory."""
 
-    def __init__(self, catalogue: RegistryContents) -> None:
-        self._catalogue = catalogue
+    def __init__(self, contents: RegistryContents) -> None:
+        self._contents = contents
 
     async def get(self, subject: str | None) -> Level:
         """Look it up."""
-        return self._catalogue.level(subject)
+        return self._contents.level(subject)
 
     async def put(self, subject: str | None, level: Level) -> None:
         """Keep it."""
-        self._catalogue.set_level(subject, level)
+        self._contents.set_level(subject, level)

@@ -1,4 +1,4 @@
-"""Which benches there are."""
+"""The catalog of benches."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def names(package: str = "benchmarks") -> list[str]:
 
 
 def unknown(asked: Sequence[str], package: str = "benchmarks") -> list[str]:
-    """Return those of `asked` that are no bench."""
+    """Return the names in `asked` that are no bench."""
     known = set(names(package))
     return [name for name in asked if name not in known]
 
 
 def load(name: str, package: str = "benchmarks") -> Bench:
-    """Import a bench. Raises BenchFailed if its module does not hold what it should."""
+    """Import a bench. Raises BenchFailed if its module has no BENCH."""
     module = f"{package}.{name.replace('-', '_')}"
     bench = getattr(importlib.import_module(module), "BENCH", None)
     if not isinstance(bench, Bench) or bench.name != name:

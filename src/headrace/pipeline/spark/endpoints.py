@@ -1,4 +1,8 @@
-"""Where a job's log and store are, in a form that travels to Spark's workers: files by content, secrets not shown."""
+"""Endpoints: the addresses and settings of a job's log and store, serializable for Spark's workers.
+
+Files are carried by content, and secrets are never shown. Settings are imported where they are used: the import takes
+a third of a second, and most workers only pass endpoints on.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +20,22 @@ if TYPE_CHECKING:
     from headrace.config import HeadraceSettings, LogSettings, StoreSettings, TagSettings
 
 __all__ = [
-    "PLACES_OPTION",
+    "ENDPOINTS_OPTION",
     "SECRET_NAMES",
     "Endpoints",
-    "carried_to_cassandra",
-    "carried_to_kafka",
     "is_secret",
     "pem_of",
+    "with_cassandra_pem_contents",
+    "with_kafka_pem_contents",
 ]
 
-# What a person should not find in a log, a plan or a web page: passwords, SASL lines, and places, which may hold them.
+# Names of properties whose values must not appear in a log, a plan or a web page. Endpoints may hold passwords too.
 # Spark's own list lacks the last four.
 SECRET_NAMES = "(?i)secret|password|token|access[.]?key|credential|jaas|sasl|ssl"  # noqa: S105 - names
 
 
 def is_secret(name: str) -> bool:
-    """Say whether a property of that name may hold a secret."""
+    """Return True if a property of this name may hold a secret."""
     return re.search(SECRET_NAMES, name) is not None
 
 
@@ -43,14 +47,14 @@ _BY_CONTENT = {
 _BEGIN_CERTIFICATE = "-----BEGIN CERTIFICATE-----"
 
 
-def carried_to_kafka(client: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties with what their files hold, as far as librdkafka takes it so."""
+def with_kafka_pem_contents(client: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties with PEM files replaced by their contents, where librdkafka accepts that."""
     carried = dict(client)
     for location, content in _BY_CONTENT.items():
         if location not in client or not Path(client[location]).is_file():
-            continue  # a folder, or librdkafka's word "probe"; what is wrong it says itself
+            continue  # a folder, or librdkafka's word "probe"; librdkafka reports what is wrong
         pem = pem_of(client, location)
-        # Of a chain given by content librdkafka would take the first certificate only.
+        # librdkafka would use only the first certificate of a chain that is given by content.
         if location == "ssl.certificate.location" and pem.count(_BEGIN_CERTIFICATE) > 1:
             continue
         carried[content] = pem
@@ -58,8 +62,8 @@ def carried_to_kafka(client: Mapping[str, str]) -> dict[str, str]:
     return carried
 
 
-def carried_to_cassandra(settings: CassandraStoreSettings) -> CassandraStoreSettings:
-    """Return the settings with the certificates to trust in them."""
+def with_cassandra_pem_contents(settings: CassandraStoreSettings) -> CassandraStoreSettings:
+    """Return the settings with the content of the file of trusted certificates."""
     if not settings.tls or settings.ca_location is None or settings.ca_pem is not None:
         return settings
     pem = _read("store.cassandra.ca_location", settings.ca_location)
@@ -67,7 +71,7 @@ def carried_to_cassandra(settings: CassandraStoreSettings) -> CassandraStoreSett
 
 
 def pem_of(client: Mapping[str, str], location: str) -> str:
-    """Return what the file that the property names holds. Raises BadArgument if it can't be read."""
+    """Return the content of the file that a property names. Raises BadArgument if it can't be read."""
     return _read(f"log.kafka.client {location}", client[location])
 
 
@@ -80,11 +84,11 @@ def _read(name: str, path: str) -> str:
 
 
 # Spark shows the options of a source unless their name says that they are secret.
-PLACES_OPTION = "headracesecretplaces"
+ENDPOINTS_OPTION = "headracesecretendpoints"
 
 
 class Endpoints(msgspec.Struct, frozen=True):
-    """The addresses of a log and a store, with the settings that open them. Secrets included: never to be shown."""
+    """The addresses of a log and a store, and the settings to open them. It holds secrets and must not be shown."""
 
     log: str
     store: str
@@ -99,7 +103,7 @@ class Endpoints(msgspec.Struct, frozen=True):
     def of(
         cls, address: str | None = None, *, store: str | None = None, settings: HeadraceSettings | None = None
     ) -> Endpoints:
-        """Return the places that `headrace.connect` with the same arguments would open."""
+        """Return the endpoints that `headrace.connect` would open with the same arguments."""
         from headrace.config import HeadraceSettings, StoreSettings
 
         settings = settings or HeadraceSettings.load()
@@ -109,18 +113,18 @@ class Endpoints(msgspec.Struct, frozen=True):
         if not log.startswith("embedded:") and store == StoreSettings().address:
             raise BadArgument("store", None, "a log on Kafka needs a store; name one, as cassandra://host/keyspace")
         log_settings = _revealed(settings.log)
-        log_settings["kafka"]["client"] = carried_to_kafka(settings.log.kafka.client)
+        log_settings["kafka"]["client"] = with_kafka_pem_contents(settings.log.kafka.client)
         store_settings = _revealed(settings.store)
-        store_settings["cassandra"] = _revealed(carried_to_cassandra(settings.store.cassandra))
+        store_settings["cassandra"] = _revealed(with_cassandra_pem_contents(settings.store.cassandra))
         return cls(log, store, log_settings, store_settings, _revealed(settings.tags))
 
     @classmethod
     def unpack(cls, text: str) -> Endpoints:
-        """Read what `pack` wrote."""
+        """Return the endpoints that `pack` serialized."""
         return msgspec.json.decode(text, type=cls)
 
     def pack(self) -> str:
-        """Return it as text, for an option of a data source."""
+        """Serialize the endpoints as text, for an option of a data source."""
         return msgspec.json.encode(self).decode()
 
     def settings_of_log(self) -> LogSettings:
