@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from headrace.cluster.client import Peer
 from headrace.cluster.lanes import Lanes
-from headrace.cluster.members import ClusterView, GroupSpec, MemberFacts, Owner, Placement
+from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, MemberFacts, Placement
 from headrace.cluster.retries import Attempts, Trail, Verdict, judge
 from headrace.cluster.routing import ROUTED, PartitionRequest, Router
 from headrace.cluster.routing_table import RoutingTable
@@ -108,7 +108,10 @@ class World:
         self.epoch += 1
         if takes_over:
             self.give(owners)
-        known = {**self.view.owners.get("accounts", {}), **{n: Owner(each, self.epoch) for n, each in owners.items()}}
+        known = {
+            **self.view.owners.get("accounts", {}),
+            **{n: AnnouncedOwner(each, self.epoch) for n, each in owners.items()},
+        }
         self.view = msgspec.structs.replace(self.view, owners={"accounts": known}, revision=self.epoch)
         for site in self.sites.values():
             site.table.update(self.view)
@@ -223,7 +226,7 @@ async def test_an_announcement_of_a_lower_epoch_changes_nothing(world: World) ->
     """C6: a deposed owner that came back to the view still shows what it owned."""
     world.announce({0: "node-2"})
     table = world["client"].table
-    old = msgspec.structs.replace(world.view, owners={"accounts": {0: Owner("node-1", 1)}})
+    old = msgspec.structs.replace(world.view, owners={"accounts": {0: AnnouncedOwner("node-1", 1)}})
     table.update(old)
     assert table.owner("accounts", 0) == "node-2"
 

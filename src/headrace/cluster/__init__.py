@@ -6,11 +6,12 @@ nodes; nothing moves without need.
 
 from headrace.cluster.coordinator import CoordinationStore, Coordinator
 from headrace.cluster.coordinators import open_coordinator
-from headrace.cluster.members import ClusterView, GroupSpec, Holding, MemberFacts, Owner, Placement
+from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, Holding, MemberFacts, Placement
 from headrace.cluster.node import Node
 from headrace.cluster.routing import Gathered, PartitionHandler, PartitionRequest, Router
 
 __all__ = [
+    "AnnouncedOwner",
     "ClusterView",
     "CoordinationStore",
     "Coordinator",
@@ -19,7 +20,6 @@ __all__ = [
     "Holding",
     "MemberFacts",
     "Node",
-    "Owner",
     "PartitionHandler",
     "PartitionRequest",
     "Placement",
