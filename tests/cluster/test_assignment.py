@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headrace.cluster.assignment import Candidate, assign
-from headrace.cluster.members import GroupSpec, Holding, PartitionOwner, Placement, Placements
+from headrace.cluster.members import AnnouncedOwner, GroupSpec, Holding, Placement, Placements
 from headrace.testing.plugin import Size
 
 NAMES = [f"node-{nr:02d}" for nr in range(50)]
@@ -28,7 +28,7 @@ class Cluster:
         self.members = {name: Candidate(id=name, weight=weights.get(name.replace("-", "_"), 1.0)) for name in members}
         self.placements: Placements = ()
         self.before: Placements = ()
-        self.owners: dict[int, PartitionOwner] = {}
+        self.owners: dict[int, AnnouncedOwner] = {}
         self.moves: dict[int, str] = {}
         self.awaited: frozenset[str] = frozenset()
         self.gone: dict[str, Candidate] = {}
@@ -53,7 +53,7 @@ class Cluster:
             held = self.members[first].holdings.get(partition)
             known = self.owners.get(partition)
             if held is not None and held.is_online and (known is None or known.member != first):
-                self.owners[partition] = PartitionOwner(first, (known.epoch if known else 0) + 1)
+                self.owners[partition] = AnnouncedOwner(first, (known.epoch if known else 0) + 1)
         self.wipe()
 
     def wipe(self) -> None:
@@ -272,7 +272,7 @@ def test_a_move_waits_until_the_new_replica_has_caught_up() -> None:
     assert cluster.placements[moving].replicas == ("node-01", "node-00"), "proposed, and the old one still there"
     cluster.decide()
     assert cluster.placements[moving].leaving == "node-00", "not announced yet"
-    cluster.owners[moving] = PartitionOwner("node-01", 2)
+    cluster.owners[moving] = AnnouncedOwner("node-01", 2)
     cluster.decide()
     assert cluster.placements[moving].replicas == ("node-01",)
 
@@ -333,7 +333,7 @@ def test_a_standby_that_took_over_is_taken_as_the_owner() -> None:
     cluster = Cluster(group(6, 2), NAMES[:3])
     cluster.settle()
     first, standby = cluster.placements[2].replicas
-    cluster.owners[2] = PartitionOwner(standby, 7)
+    cluster.owners[2] = AnnouncedOwner(standby, 7)
     cluster.decide()
     assert cluster.placements[2].replicas == (standby, first)
     assert cluster.placements[2].epoch == 7

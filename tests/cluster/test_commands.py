@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -14,9 +15,23 @@ from tests.cluster.test_node import Owning, until
 from typer.testing import CliRunner
 
 from headrace.cli.clusters import app
+from headrace.cluster import ClusterView
 from headrace.errors import BadArgument, TimedOut, UnknownBackend
 
 Command = Callable[..., Awaitable[Result]]
+
+
+def is_at_rest(view: ClusterView) -> bool:
+    """Return True if all replicas are online, owners are where they shall be, and so even that nothing moves."""
+    placed, owners = view.placements.get("accounts", ()), view.owners.get("accounts", {})
+    owned = Counter(each.member for each in owners.values())
+    held = [each for facts in view.members.values() for each in facts.holdings if each.is_online]
+    return (
+        len(placed) == len(owners) == 6
+        and len(held) == 12
+        and all(each.replicas[0] == owners[n].member and each.leaving is None for n, each in enumerate(placed))
+        and min(owned["node-1"], owned["node-2"]) >= 2
+    )
 
 
 @pytest_asyncio.fixture
@@ -25,7 +40,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[list[Owning]]:
     opened = [Owning(name, tmp_path) for name in ("node-1", "node-2")]
     for each in opened:
         await each.start()
-    await until(opened[0].node, lambda view: len(view.owners.get("accounts", {})) == 6)
+    await until(opened[0].node, is_at_rest)
     yield opened
     for each in opened:
         await each.close()

@@ -23,11 +23,11 @@ from headrace.cluster.epochs import (
     ownership_records,
     with_batch,
 )
-from headrace.cluster.lease import Lease, LeaseTerms
+from headrace.cluster.lease import LeaseTerms, NodeLease
 from headrace.cluster.owner import _first
 from headrace.cluster.ownership import (
-    Claim,
     Outcome,
+    OwnershipClaim,
     PartitionView,
     ReadToEnd,
     Serve,
@@ -104,7 +104,7 @@ def test_nobody_waits_for_who_released_or_was_never_there(
 def test_an_attempt_takes_the_lease_before_it_writes_its_epoch() -> None:
     """C15: the id, all that was written, the lease of the last owner, the Epoch, and all up to it, in this order."""
     before = Epoch(4, OTHER, "old")
-    claim = Claim(expected=before, wait_until_s=0.0)
+    claim = OwnershipClaim(expected=before, wait_until_s=0.0)
     assert next_step(claim, ME, lease_id="mine") == TakeId()
     claim.taken_s = 1.0
     assert next_step(claim, ME, lease_id="mine") == ReadToEnd()
@@ -122,14 +122,14 @@ def test_an_attempt_takes_the_lease_before_it_writes_its_epoch() -> None:
 @pytest.mark.parametrize("before", [None, Release(4, OTHER, "old"), Epoch(4, ME, "mine-before")])
 def test_no_lease_is_taken_where_nobody_else_can_be_reading(before: OwnershipRecord | None) -> None:
     """After a Release, in a new partition, and where the last Epoch is of this very process."""
-    claim = Claim(expected=before, wait_until_s=0.0, taken_s=1.0, is_read=True, before=before)
+    claim = OwnershipClaim(expected=before, wait_until_s=0.0, taken_s=1.0, is_read=True, before=before)
     last = before.epoch if before is not None else 0
     assert next_step(claim, ME, lease_id="mine") == WriteEpoch(Epoch(last + 1, ME, "mine"))
 
 
 def test_an_attempt_ends_when_another_node_became_the_owner_meanwhile() -> None:
     """C15: an Epoch that is newer than the one that was suspected is of a live owner."""
-    claim = Claim(expected=Epoch(4, OTHER, "old"), wait_until_s=0.0, taken_s=1.0, is_read=True)
+    claim = OwnershipClaim(expected=Epoch(4, OTHER, "old"), wait_until_s=0.0, taken_s=1.0, is_read=True)
     claim.before = Epoch(5, Identity("c", "third", "p3"), "new")
     assert next_step(claim, ME, lease_id="mine") == StandBy()
 
@@ -148,15 +148,15 @@ def test_nothing_leaves_before_the_last_lease_is_over(
     before: OwnershipRecord | None, record_s: float | None, renewal_s: float | None, until_s: float
 ) -> None:
     """C15: it counts from the last renewal or record that arrived; taken again by one process, the old wait runs on."""
-    claim = Claim(expected=before, wait_until_s=33.0, before=before, renewal_s=renewal_s)
+    claim = OwnershipClaim(expected=before, wait_until_s=33.0, before=before, renewal_s=renewal_s)
     assert wait_until_s(claim, ME, TERMS, record_s=record_s) == until_s
 
 
 def test_an_attempt_is_repeated_only_while_nobody_else_came() -> None:
     """The last Epoch is ours, or is still the one that the attempt was made to follow."""
     old, mine, foreign = Epoch(4, OTHER, "l"), Epoch(5, ME, "m"), Epoch(5, Identity("c", "third", "p3"), "n")
-    tried = Claim(expected=old, wait_until_s=0.0, is_read=True, before=old)
-    early = Claim(expected=old, wait_until_s=0.0)
+    tried = OwnershipClaim(expected=old, wait_until_s=0.0, is_read=True, before=old)
+    early = OwnershipClaim(expected=old, wait_until_s=0.0)
     assert after_failure(tried, old, ME) == TakeId()
     assert after_failure(tried, mine, ME) == TakeId()
     assert after_failure(None, mine, ME) == TakeId()
@@ -243,7 +243,7 @@ def test_a_record_that_can_not_be_read_is_an_error_with_its_place(record: Record
 
 def test_a_lease_counts_from_the_begin_of_its_renewal() -> None:
     """C14: however late the answer came; once lost it is never valid again."""
-    lease = Lease("l", TERMS)
+    lease = NodeLease("l", TERMS)
     assert not lease.is_valid(0.0)
     lease.renewed(begun_s=10.0)
     assert lease.is_valid(10.0 + TERMS.lease_s - 0.001)

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from headrace.cluster.client import Peer
 from headrace.cluster.lanes import RequestLanes
-from headrace.cluster.members import ClusterView, GroupSpec, MemberFacts, PartitionOwner, Placement
+from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, MemberFacts, Placement
 from headrace.cluster.retries import Attempts, RetryVerdict, Trail, judge
 from headrace.cluster.routing import ROUTED, PartitionRequest, Router
 from headrace.cluster.routing_table import RoutingTable
@@ -110,7 +110,7 @@ class World:
             self.give(owners)
         known = {
             **self.view.owners.get("accounts", {}),
-            **{n: PartitionOwner(each, self.epoch) for n, each in owners.items()},
+            **{n: AnnouncedOwner(each, self.epoch) for n, each in owners.items()},
         }
         self.view = msgspec.structs.replace(self.view, owners={"accounts": known}, revision=self.epoch)
         for site in self.sites.values():
@@ -226,7 +226,7 @@ async def test_an_announcement_of_a_lower_epoch_changes_nothing(world: World) ->
     """C6: a deposed owner that came back to the view still shows what it owned."""
     world.announce({0: "node-2"})
     table = world["client"].table
-    old = msgspec.structs.replace(world.view, owners={"accounts": {0: PartitionOwner("node-1", 1)}})
+    old = msgspec.structs.replace(world.view, owners={"accounts": {0: AnnouncedOwner("node-1", 1)}})
     table.update(old)
     assert table.owner("accounts", 0) == "node-2"
 

@@ -21,7 +21,7 @@ from headrace.errors import (
 )
 from headrace.log import open_log
 from headrace.model import Batch, Bounds, Cleanup, NewRecord, TopicConfig, TopicPartition
-from headrace.runtime import CRASH_AT_VARIABLE, BootTime, Moment, moment_of
+from headrace.runtime import CRASH_AT_VARIABLE, BootMoment, BootTime, moment_of
 from headrace.state import StatePartition, StateSpec
 from headrace.state.checkpoints import Checkpoint, decode_checkpoint, encode_checkpoint
 from headrace.state.metrics import APPLIED
@@ -340,8 +340,8 @@ async def test_a_standby_read_is_within_its_bound_or_refused(tier: Any) -> None:
     assert await state.get("a", at_least=written, max_staleness_s=20) == "2"
 
 
-def moment(ms: int, boot: str = "boot", wall_ms: int = 0) -> Moment:
-    return Moment(BootTime(boot, ms), wall_ms)
+def moment(ms: int, boot: str = "boot", wall_ms: int = 0) -> BootMoment:
+    return BootMoment(BootTime(boot, ms), wall_ms)
 
 
 def test_the_complete_offset_stands_still_where_compaction_may_have_hidden_something() -> None:

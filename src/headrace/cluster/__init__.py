@@ -12,12 +12,13 @@ from headrace.cluster.coordinator import CoordinationStore, Coordinator
 from headrace.cluster.coordinators import open_coordinator
 from headrace.cluster.epochs import BatchName, Identity, batch_of, is_reserved
 from headrace.cluster.lease import LeaseKeeper, LeaseTerms, ensure_lease_topic, lease_topic, new_process
-from headrace.cluster.members import ClusterView, GroupSpec, Holding, MemberFacts, PartitionOwner, Placement
+from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, Holding, MemberFacts, Placement
 from headrace.cluster.node import Node
 from headrace.cluster.owner import Committed, Owner, OwnerListener
 from headrace.cluster.routing import Gathered, PartitionHandler, PartitionRequest, Router
 
 __all__ = [
+    "AnnouncedOwner",
     "BatchName",
     "ClusterView",
     "Committed",
@@ -35,7 +36,6 @@ __all__ = [
     "Owner",
     "OwnerListener",
     "PartitionHandler",
-    "PartitionOwner",
     "PartitionRequest",
     "Placement",
     "Router",

@@ -14,7 +14,7 @@ from zlib import crc32
 
 import msgspec
 
-from headrace.cluster.members import GroupSpec, Holding, PartitionOwner, Placement, Placements
+from headrace.cluster.members import AnnouncedOwner, GroupSpec, Holding, Placement, Placements
 
 __all__ = ["Candidate", "assign"]
 
@@ -35,7 +35,7 @@ def assign(
     members: Iterable[Candidate],
     last: Placements = (),
     *,
-    owners: Mapping[int, PartitionOwner] | None = None,
+    owners: Mapping[int, AnnouncedOwner] | None = None,
     moves: Mapping[int, str] | None = None,
     awaited: frozenset[str] = frozenset(),
     threshold: float = 0.2,
@@ -62,7 +62,7 @@ class _Plan:
         self,
         group: GroupSpec,
         members: Iterable[Candidate],
-        owners: Mapping[int, PartitionOwner],
+        owners: Mapping[int, AnnouncedOwner],
         moves: Mapping[int, str],
     ) -> None:
         self.group = group

@@ -12,7 +12,7 @@ from prometheus_client import Counter
 from headrace.cluster.epochs import BatchName, Epoch, OwnershipRecord, ownership_records
 from headrace.cluster.lease import LeaseKeeper
 from headrace.cluster.ownership import (
-    Claim,
+    OwnershipClaim,
     PartitionView,
     ReadToEnd,
     Serve,
@@ -124,7 +124,7 @@ class Claimant:
         """Take the partition, again and again while nobody else does. Returns None if another node has it."""
         failures = 0
         while True:
-            claim = Claim(expected=self.view.last, wait_until_s=self._wait_until_s)
+            claim = OwnershipClaim(expected=self.view.last, wait_until_s=self._wait_until_s)
             try:
                 return await self._attempt(claim)
             except FAILED as error:
@@ -147,7 +147,7 @@ class Claimant:
             return False
         return True
 
-    async def is_worth_another(self, claim: Claim | None, failures: int) -> bool:
+    async def is_worth_another(self, claim: OwnershipClaim | None, failures: int) -> bool:
         """Leave the producer, back off, read what is there; return True if the id may be taken again."""
         await self.leave_producer()
         while True:
@@ -203,7 +203,7 @@ class Claimant:
     async def _read_committed(self) -> None:
         await together(*(tail.read_committed(timeout_s=self._read_timeout_s) for tail in self._tails))
 
-    async def _attempt(self, claim: Claim) -> Serve | None:
+    async def _attempt(self, claim: OwnershipClaim) -> Serve | None:
         lease = await self._keeper.held()
         while True:
             match next_step(claim, self._keeper.me, lease_id=lease.id):
@@ -220,7 +220,7 @@ class Claimant:
                 case Serve() as done:
                     return done
 
-    async def _take_id(self, claim: Claim) -> None:
+    async def _take_id(self, claim: OwnershipClaim) -> None:
         await self.leave_producer()
         self.takings += 1
         TAKINGS.inc()
@@ -228,14 +228,14 @@ class Claimant:
         claim.taken_s = seconds(self._clock)
         crash_point("cluster.after-taking")
 
-    async def _read(self, claim: Claim) -> None:
+    async def _read(self, claim: OwnershipClaim) -> None:
         await together(*(tail.read_to_end(timeout_s=self._read_timeout_s) for tail in self._tails))
         claim.is_complete = claim.is_written
         if not claim.is_read:
             check_record(self.view.last, self.partition.at, self._keeper.me)
             claim.is_read, claim.before = True, self.view.last
 
-    async def _take_lease(self, claim: Claim, lease_id: str, node: str) -> None:
+    async def _take_lease(self, claim: OwnershipClaim, lease_id: str, node: str) -> None:
         """End the last owner's lease, and find out when its last renewal arrived.
 
         If renewals may be hidden, or none was seen, the end of the lease itself is the latest that it can have been.
@@ -246,7 +246,7 @@ class Claimant:
         if await self._watch.look(node, timeout_s=self._read_timeout_s):
             claim.renewal_s = self._watch.arrived_s(lease_id) or claim.lease_s
 
-    async def _write_epoch(self, claim: Claim, epoch: Epoch) -> None:
+    async def _write_epoch(self, claim: OwnershipClaim, epoch: Epoch) -> None:
         claim.epoch = epoch
         claim.wait_until_s = wait_until_s(claim, self._keeper.me, self._keeper.terms, record_s=self.view.record_s)
         # Kept here too: if the answer to this write is lost, the next attempt finds the Epoch to be its own.

@@ -28,10 +28,10 @@ from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock
 
 __all__ = [
     "LEASE_PARTITIONS",
-    "Lease",
     "LeaseKeeper",
     "LeaseTerms",
     "LeaseWatch",
+    "NodeLease",
     "Renewal",
     "ensure_lease_topic",
     "lease_topic",
@@ -107,7 +107,7 @@ def new_process() -> str:
     return uuid.uuid4().hex[:16]
 
 
-class Lease:
+class NodeLease:
     """One lease id, from its first renewal until it is lost. Pure: times are handed in."""
 
     def __init__(self, lease_id: str, terms: LeaseTerms) -> None:
@@ -231,14 +231,14 @@ class LeaseKeeper:
         self._log = log
         self._prefix = prefix
         self._clock = clock
-        self._lease: Lease | None = None
+        self._lease: NodeLease | None = None
         self._incarnations = 0
         self._partition = 0
         self._has_lease = asyncio.Event()
         self._leaving: set[asyncio.Task[None]] = set()
 
     @property
-    def lease(self) -> Lease | None:
+    def lease(self) -> NodeLease | None:
         """The present lease; None before the first one, and from the loss of one to the next."""
         return self._lease
 
@@ -246,7 +246,7 @@ class LeaseKeeper:
         """Return True if this is the present lease, and reads may be answered under it at this moment."""
         return self._lease is not None and self._lease.id == lease_id and self._lease.is_valid(seconds(self._clock))
 
-    async def held(self) -> Lease:
+    async def held(self) -> NodeLease:
         """Return the present lease, when there is one."""
         while self._lease is None:
             await self._has_lease.wait()
@@ -293,7 +293,7 @@ class LeaseKeeper:
         failures = 0
         while True:
             self._incarnations += 1
-            lease = Lease(f"{self._prefix}-lease-{self.me.process}.{self._incarnations}", self.terms)
+            lease = NodeLease(f"{self._prefix}-lease-{self.me.process}.{self._incarnations}", self.terms)
             try:
                 await self._keep(lease)
             except (Unavailable, Fenced) as error:
@@ -303,7 +303,7 @@ class LeaseKeeper:
                 _logger.warning("lease lost", node=self.me.node, error=str(error), retry_in_s=delay_s)
                 await asyncio.sleep(delay_s)
 
-    async def _keep(self, lease: Lease) -> None:
+    async def _keep(self, lease: NodeLease) -> None:
         """Take the lease's id and renew under it until that fails."""
         producer = await self._log.transactional(lease.id)
         try:
@@ -331,7 +331,7 @@ class LeaseKeeper:
         except TimeoutError as error:
             raise TimedOut(f"renew lease {renewal.lease_id!r}", self.terms.lease_s, outcome_known=False) from error
 
-    def _begin(self, lease: Lease) -> None:
+    def _begin(self, lease: NodeLease) -> None:
         self._lease = lease
         self._has_lease.set()
         for call in self.on_new_lease:

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.errors import BadArgument
 
-__all__ = ["ClusterView", "GroupSpec", "Holding", "MemberFacts", "PartitionOwner", "Placement", "Placements"]
+__all__ = ["AnnouncedOwner", "ClusterView", "GroupSpec", "Holding", "MemberFacts", "Placement", "Placements"]
 
 
 # They become parts of paths and keys at the coordinators.
@@ -64,7 +64,7 @@ class MemberFacts(msgspec.Struct, frozen=True, kw_only=True):
             raise BadArgument("weight", self.weight, "a member's weight is above 0")
 
 
-class PartitionOwner(msgspec.Struct, frozen=True):
+class AnnouncedOwner(msgspec.Struct, frozen=True):
     """Who serves a partition, as announced after it took over; a higher epoch replaces a lower one."""
 
     member: str
@@ -99,7 +99,7 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     members: Mapping[str, MemberFacts] = {}
     groups: Mapping[str, GroupSpec] = {}
     placements: Mapping[str, Placements] = {}
-    owners: Mapping[str, Mapping[int, PartitionOwner]] = {}
+    owners: Mapping[str, Mapping[int, AnnouncedOwner]] = {}
     draining: frozenset[str] = frozenset()
     moves: Mapping[str, Mapping[int, str]] = {}
     leader: str | None = None

@@ -29,8 +29,8 @@ from headrace.errors import ForeignCluster, PartitionClosed
 from headrace.model import Position, Record, TopicPartition
 
 __all__ = [
-    "Claim",
     "Outcome",
+    "OwnershipClaim",
     "PartitionView",
     "ReadToEnd",
     "Serve",
@@ -183,7 +183,7 @@ class StandBy(NamedTuple):
 Step: TypeAlias = TakeId | ReadToEnd | TakeLease | WriteEpoch | Serve | StandBy
 
 
-class Claim(msgspec.Struct):
+class OwnershipClaim(msgspec.Struct):
     """How far one attempt to become the owner has come. Times are those of the answers.
 
     `expected` is the last ownership record when the attempt was decided on, `before` the last one that was read after
@@ -203,7 +203,7 @@ class Claim(msgspec.Struct):
     is_complete: bool = False
 
 
-def next_step(claim: Claim, me: Identity, *, lease_id: str) -> Step:
+def next_step(claim: OwnershipClaim, me: Identity, *, lease_id: str) -> Step:
     """Return what comes next in an attempt; `lease_id` is this node's own lease."""
     if claim.taken_s is None:
         return TakeId()
@@ -221,7 +221,7 @@ def next_step(claim: Claim, me: Identity, *, lease_id: str) -> Step:
     return Serve(claim.epoch, claim.wait_until_s)
 
 
-def _is_overtaken(claim: Claim, me: Identity) -> bool:
+def _is_overtaken(claim: OwnershipClaim, me: Identity) -> bool:
     """Return True if another node became the owner after the attempt was decided on: it is alive."""
     before = claim.before
     return isinstance(before, Epoch) and before.by != me and before != claim.expected
@@ -232,7 +232,7 @@ def _has_lease_to_end(before: OwnershipRecord | None, me: Identity) -> TypeGuard
     return isinstance(before, Epoch) and before.by != me
 
 
-def wait_until_s(claim: Claim, me: Identity, terms: LeaseTerms, *, record_s: float | None) -> float:
+def wait_until_s(claim: OwnershipClaim, me: Identity, terms: LeaseTerms, *, record_s: float | None) -> float:
     """Return until when nothing may leave, by what is known when the last owner's lease has been taken.
 
     The last owner may answer reads for as long as its lease lasts, counted from the begin of its last renewal, which
@@ -246,7 +246,7 @@ def wait_until_s(claim: Claim, me: Identity, terms: LeaseTerms, *, record_s: flo
     return max(known_s) + terms.patience_s
 
 
-def after_failure(claim: Claim | None, last: OwnershipRecord | None, me: Identity) -> TakeId | StandBy:
+def after_failure(claim: OwnershipClaim | None, last: OwnershipRecord | None, me: Identity) -> TakeId | StandBy:
     """Return whether to take the id again after an attempt, or a commit, failed: `last` was read after that.
 
     It is worth another attempt while the last record is an Epoch of this process, or is still the one that the attempt

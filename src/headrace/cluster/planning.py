@@ -8,7 +8,7 @@ from functools import lru_cache
 import msgspec
 
 from headrace.cluster.assignment import Candidate, assign
-from headrace.cluster.members import ClusterView, GroupSpec, MemberFacts, PartitionOwner, Placements
+from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, MemberFacts, Placements
 from headrace.errors import IncompatibleData
 from headrace.observe import get_logger
 
@@ -165,13 +165,13 @@ def _is_move_over(view: ClusterView, what: str, to: str) -> bool:
     return owner is not None and owner.member == to and placement.replicas[:1] == (to,) and placement.leaving is None
 
 
-def _owners(members: Mapping[str, MemberFacts]) -> dict[str, dict[int, PartitionOwner]]:
-    owners: dict[str, dict[int, PartitionOwner]] = {}
+def _owners(members: Mapping[str, MemberFacts]) -> dict[str, dict[int, AnnouncedOwner]]:
+    owners: dict[str, dict[int, AnnouncedOwner]] = {}
     for name, facts in members.items():
         for held in facts.holdings:
             known = owners.setdefault(held.group, {}).get(held.partition)
             if held.epoch > (known.epoch if known else 0):
-                owners[held.group][held.partition] = PartitionOwner(name, held.epoch)
+                owners[held.group][held.partition] = AnnouncedOwner(name, held.epoch)
     return owners
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
-from headrace.cluster.members import ClusterView, PartitionOwner
+from headrace.cluster.members import AnnouncedOwner, ClusterView
 
 __all__ = ["RoutingTable"]
 
@@ -23,7 +23,7 @@ class RoutingTable:
     def __init__(self) -> None:
         self.view = ClusterView()
         self.addresses: dict[str, str] = {}
-        self._announced: dict[_Partition, PartitionOwner] = {}
+        self._announced: dict[_Partition, AnnouncedOwner] = {}
         self._learnt: dict[_Partition, str] = {}
         self._changed = asyncio.Event()
         self._on_move: list[Callable[[str, int, str], None]] = []
@@ -80,7 +80,7 @@ class RoutingTable:
         except TimeoutError:
             return
 
-    def _take(self, group: str, partition: int, owner: PartitionOwner) -> None:
+    def _take(self, group: str, partition: int, owner: AnnouncedOwner) -> None:
         before = self._announced.get((group, partition))
         # The highest epoch counts, also when the member that announced it has vanished from the view.
         if before is not None and owner.epoch <= before.epoch:

@@ -6,7 +6,7 @@ almost nothing.
 """
 
 from headrace.runtime.backoff import Backoff
-from headrace.runtime.clock import SYSTEM_CLOCK, BootTime, Clock, Moment, SystemClock, elapsed_ms, moment_of
+from headrace.runtime.clock import SYSTEM_CLOCK, BootMoment, BootTime, Clock, SystemClock, elapsed_ms, moment_of
 from headrace.runtime.crash_points import CRASH_AT_VARIABLE, CRASH_FILE_VARIABLE, crash_point, watching
 from headrace.runtime.plugins import load_backend
 from headrace.runtime.signals import shutdown_on_signals
@@ -18,9 +18,9 @@ __all__ = [
     "CRASH_FILE_VARIABLE",
     "SYSTEM_CLOCK",
     "Backoff",
+    "BootMoment",
     "BootTime",
     "Clock",
-    "Moment",
     "Supervisor",
     "SystemClock",
     "Worker",

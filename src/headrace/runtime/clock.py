@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.errors import UnsupportedPlatform
 
-__all__ = ["SYSTEM_CLOCK", "BootTime", "Clock", "Moment", "SystemClock", "elapsed_ms", "moment_of"]
+__all__ = ["SYSTEM_CLOCK", "BootMoment", "BootTime", "Clock", "SystemClock", "elapsed_ms", "moment_of"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Only Linux has it by this name; the monotonic clock of macOS includes the time asleep.
@@ -27,7 +27,7 @@ class BootTime(NamedTuple):
     ms: int
 
 
-class Moment(NamedTuple):
+class BootMoment(NamedTuple):
     """A time that can be stored: since the boot for as long as the machine runs, by the wall clock after that."""
 
     boot: BootTime
@@ -70,12 +70,12 @@ class SystemClock:
         return BootTime(_boot_id(), time.clock_gettime_ns(_CLOCK_BOOTTIME) // 1_000_000)
 
 
-def moment_of(clock: Clock) -> Moment:
+def moment_of(clock: Clock) -> BootMoment:
     """Return the present."""
-    return Moment(clock.boot_time(), clock.now_ms())
+    return BootMoment(clock.boot_time(), clock.now_ms())
 
 
-def elapsed_ms(then: Moment, now: Moment) -> int | None:
+def elapsed_ms(then: BootMoment, now: BootMoment) -> int | None:
     """Return how long ago `then` was; None if nobody can tell, because the wall clock went back since another boot."""
     if then.boot.boot_id == now.boot.boot_id:
         return now.boot.ms - then.boot.ms

@@ -7,7 +7,7 @@ import zlib
 import msgspec
 
 from headrace.errors import NotReadable
-from headrace.runtime import Moment
+from headrace.runtime import BootMoment
 
 __all__ = ["Checkpoint", "decode_checkpoint", "encode_checkpoint"]
 
@@ -28,7 +28,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     layout: str
     next_offset: int
     complete_offset: int | None
-    since: Moment
+    since: BootMoment
     is_whole: bool
     keys: int = 0
     timestamp_ms: int = 0

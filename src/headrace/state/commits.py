@@ -24,7 +24,7 @@ from headrace.errors import (
 )
 from headrace.log import TransactionalProducer, transaction
 from headrace.model import NewRecord, Position, size_of
-from headrace.runtime import Clock, Moment, crash_point, moment_of
+from headrace.runtime import BootMoment, Clock, crash_point, moment_of
 from headrace.state import metrics
 from headrace.state.changelog import StateWrite, new_record
 from headrace.state.keys import after_prefix
@@ -256,7 +256,7 @@ class CommitQueue:
         return error
 
     def _apply(
-        self, records: Sequence[tuple[StateReplica, NewRecord]], positions: Sequence[Position], began: Moment
+        self, records: Sequence[tuple[StateReplica, NewRecord]], positions: Sequence[Position], began: BootMoment
     ) -> BaseException | None:
         """Apply to all states in one step, so that no read sees one without the other."""
         landed: dict[StateReplica, list[tuple[NewRecord, Position]]] = {}

@@ -12,7 +12,7 @@ from headrace.errors import BadArgument, HeadraceError
 from headrace.log import Log
 from headrace.model import Record
 from headrace.observe import get_logger
-from headrace.runtime import SYSTEM_CLOCK, Backoff, Clock, Moment
+from headrace.runtime import SYSTEM_CLOCK, Backoff, BootMoment, Clock
 from headrace.serde import Registry
 from headrace.state.changelog import ensure_changelog
 from headrace.state.commits import CommitQueue, KeyLocks
@@ -187,7 +187,7 @@ class StatePartition:
         self._queue.own(writer)
         self._follow(self._external)
 
-    def confirm(self, moment: Moment) -> None:
+    def confirm(self, moment: BootMoment) -> None:
         """Take note that this process was the owner still at that moment: its copies are whole and as young."""
         for replica in self._replicas.values():
             if replica.is_owned:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.model import Bounds, Topic
-from headrace.runtime import Moment, elapsed_ms
+from headrace.runtime import BootMoment, elapsed_ms
 from headrace.state.checkpoints import Checkpoint
 
 __all__ = ["ChangelogProgress", "CompactionLimits", "Opening", "decide_opening", "limits_of"]
@@ -26,11 +26,11 @@ class CompactionLimits(NamedTuple):
     tombstones_ms: int | None
     replaced_ms: int | None
 
-    def is_too_old(self, since: Moment, now: Moment) -> bool:
+    def is_too_old(self, since: BootMoment, now: BootMoment) -> bool:
         """Return True if tombstones may be gone that were written since then."""
         return not _is_within(since, now, self.tombstones_ms)
 
-    def is_young(self, since: Moment, now: Moment) -> bool:
+    def is_young(self, since: BootMoment, now: BootMoment) -> bool:
         """Return True if every record that was written since then is still there."""
         return _is_within(since, now, self.replaced_ms)
 
@@ -42,7 +42,7 @@ def limits_of(topic: Topic) -> CompactionLimits:
     return CompactionLimits(topic.config.tombstone_retention_ms * 3 // 4, topic.config.min_compaction_lag_ms * 3 // 4)
 
 
-def _is_within(since: Moment, now: Moment, limit_ms: int | None) -> bool:
+def _is_within(since: BootMoment, now: BootMoment, limit_ms: int | None) -> bool:
     if limit_ms is None:
         return True
     age_ms = elapsed_ms(since, now)
@@ -61,7 +61,9 @@ class Opening(Enum):
     AHEAD = "the checkpoint is beyond the log's end"
 
 
-def decide_opening(checkpoint: Checkpoint | None, *, topic: Topic, layout: str, bounds: Bounds, now: Moment) -> Opening:
+def decide_opening(
+    checkpoint: Checkpoint | None, *, topic: Topic, layout: str, bounds: Bounds, now: BootMoment
+) -> Opening:
     """Decide whether a store can go on from its checkpoint. All but RESUME and AHEAD mean: wipe it and start over."""
     if checkpoint is None:
         return Opening.EMPTY
@@ -78,11 +80,11 @@ def decide_opening(checkpoint: Checkpoint | None, *, topic: Topic, layout: str, 
     return Opening.RESUME
 
 
-class Target(NamedTuple):
+class ReadTarget(NamedTuple):
     """A high watermark on the way to, and when it was asked for."""
 
     offset: int
-    asked: Moment
+    asked: BootMoment
 
 
 class ChangelogProgress(msgspec.Struct, frozen=True):
@@ -95,13 +97,13 @@ class ChangelogProgress(msgspec.Struct, frozen=True):
     limits: CompactionLimits
     position: int
     complete: int | None
-    since: Moment
+    since: BootMoment
     is_whole: bool
-    target: Target | None = None
+    target: ReadTarget | None = None
     has_caught_up: bool = False
 
     @classmethod
-    def begin(cls, start: int, *, limits: CompactionLimits, now: Moment) -> ChangelogProgress:
+    def begin(cls, start: int, *, limits: CompactionLimits, now: BootMoment) -> ChangelogProgress:
         """Return the place of an empty copy that reads from the log's start: whole at no offset yet."""
         return cls(limits, start, None, now, is_whole=False)
 
@@ -111,25 +113,25 @@ class ChangelogProgress(msgspec.Struct, frozen=True):
         whole = checkpoint.is_whole
         return cls(limits, checkpoint.next_offset, checkpoint.complete_offset, checkpoint.since, is_whole=whole)
 
-    def is_too_old(self, now: Moment) -> bool:
+    def is_too_old(self, now: BootMoment) -> bool:
         """Return True if the copy must be wiped: a key that was deleted meanwhile could stay in it forever."""
         return self.limits.is_too_old(self.since, now)
 
-    def is_seamless(self, now: Moment) -> bool:
+    def is_seamless(self, now: BootMoment) -> bool:
         """Return True if nothing can be missing between this place and what is read from it now."""
         return self.is_whole and self.complete == self.position and self.limits.is_young(self.since, now)
 
-    def asked(self, high_watermark: int, asked: Moment, now: Moment) -> ChangelogProgress:
+    def asked(self, high_watermark: int, asked: BootMoment, now: BootMoment) -> ChangelogProgress:
         """Take note of a high watermark. The first one counts until it is reached: a later one may never be."""
         if self.target is not None:
             return self
-        return _settled(msgspec.structs.replace(self, target=Target(high_watermark, asked)), now)
+        return _settled(msgspec.structs.replace(self, target=ReadTarget(high_watermark, asked)), now)
 
-    def advanced(self, position: int, now: Moment) -> ChangelogProgress:
+    def advanced(self, position: int, now: BootMoment) -> ChangelogProgress:
         """Move on to a position that was read."""
         return _settled(msgspec.structs.replace(self, position=position), now)
 
-    def committed(self, position: int, began: Moment) -> ChangelogProgress:
+    def committed(self, position: int, began: BootMoment) -> ChangelogProgress:
         """Move on behind the owner's own commit, or confirm that it is the owner still.
 
         Nobody else had written when the commit began, so the copy was whole then, and is whole now.
@@ -139,7 +141,7 @@ class ChangelogProgress(msgspec.Struct, frozen=True):
         )
 
 
-def _settled(place: ChangelogProgress, now: Moment) -> ChangelogProgress:
+def _settled(place: ChangelogProgress, now: BootMoment) -> ChangelogProgress:
     """Take a watermark that was reached, and let the complete offset follow while nothing can have been hidden."""
     if place.target is not None and place.position >= place.target.offset:
         asked = place.target.asked

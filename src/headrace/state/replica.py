@@ -16,7 +16,7 @@ from headrace.errors import NotReadable, Refused, StateAhead, StateOffline, Stat
 from headrace.log import Log
 from headrace.model import Batch, Bounds, NewRecord, Position, Record, Topic, TopicPartition
 from headrace.observe import get_logger
-from headrace.runtime import SYSTEM_CLOCK, Clock, Moment, crash_point, elapsed_ms, moment_of
+from headrace.runtime import SYSTEM_CLOCK, BootMoment, Clock, crash_point, elapsed_ms, moment_of
 from headrace.state import metrics
 from headrace.state.changelog import ChangelogRecord, batch_of, is_reserved, parse_record
 from headrace.state.checkpoints import Checkpoint, decode_checkpoint, encode_checkpoint
@@ -87,7 +87,7 @@ class StateReplica:
         self._topic: Topic | None = None
         self._keys = 0
         self._timestamp_ms = 0
-        self._stored_since: Moment | None = None
+        self._stored_since: BootMoment | None = None
         self.last_batch: tuple[int, int] | None = None
         self.is_owned = False
         self._moved = asyncio.Event()
@@ -255,7 +255,7 @@ class StateReplica:
         if self.spec.indexes and record.value is not None:
             await self._prepare_value(record.value)
 
-    def apply_committed(self, landed: Sequence[tuple[NewRecord, Position]], *, began: Moment) -> None:
+    def apply_committed(self, landed: Sequence[tuple[NewRecord, Position]], *, began: BootMoment) -> None:
         """Apply what the owner committed, in a commit that began then; nothing waits."""
         before = self.progress
         records = [
@@ -267,7 +267,7 @@ class StateReplica:
             progress = before.committed(records[-1].offset + 1, began)
             self._apply(self._parse(records), progress, is_seamless=before.complete == before.position)
 
-    def confirm(self, moment: Moment) -> None:
+    def confirm(self, moment: BootMoment) -> None:
         """Take note that this process was the owner still at a moment, and so that no other process has written."""
         self._move(self.progress.committed(self.progress.position, moment), (), is_seamless=True)
         self._keep_checkpoint_young(moment)
@@ -300,7 +300,7 @@ class StateReplica:
         now = moment_of(self._clock)
         self._progress = ChangelogProgress.begin(bounds.start, limits=limits_of(self.topic), now=now)
 
-    def _check_age(self, now: Moment) -> None:
+    def _check_age(self, now: BootMoment) -> None:
         if self.progress.is_too_old(now):
             raise StartOver(Opening.TOO_OLD)
 
@@ -351,7 +351,7 @@ class StateReplica:
         metrics.APPLIED.labels(self.spec.topic).inc(len(changes))
         self._move(progress, folded.changes, is_seamless=is_seamless)
 
-    def _keep_checkpoint_young(self, now: Moment) -> None:
+    def _keep_checkpoint_young(self, now: BootMoment) -> None:
         """Store the checkpoint now and then while nothing changes, or a quiet state would be rebuilt at a restart."""
         stored = self._stored_since
         age_ms = None if stored is None else elapsed_ms(stored, now)

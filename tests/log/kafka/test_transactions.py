@@ -18,7 +18,7 @@ from headrace.errors import (
 )
 from headrace.log import TransactionalProducer
 from headrace.log.kafka.log import KafkaLog
-from headrace.log.kafka.open_transaction import State
+from headrace.log.kafka.open_transaction import TransactionStage
 from headrace.log.metrics import TRANSACTIONS
 from headrace.model import NewRecord, TopicConfig
 from headrace.services import RunningService
@@ -51,7 +51,7 @@ async def test_an_expired_transaction_was_not_committed_and_the_producer_lives(l
     await producer.begin()
     await producer.append(numbered(topic, 1))
     deadline = time.monotonic() + 10
-    while producer._standing.state is not State.EXPIRED:
+    while producer._standing.state is not TransactionStage.EXPIRED:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
     with pytest.raises(TransactionMisused):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace.model import TopicConfig
-from headrace.runtime import BootTime, Moment, elapsed_ms
+from headrace.runtime import BootMoment, BootTime, elapsed_ms
 
 __all__ = ["Cleaning", "Visit", "decide_cleaning", "note_cleaning"]
 
@@ -25,7 +25,7 @@ class Visit(NamedTuple):
     number: int
     reached: int
     cleaned: int
-    at: Moment
+    at: BootMoment
 
 
 class Cleaning(NamedTuple):
@@ -35,7 +35,7 @@ class Cleaning(NamedTuple):
     tombstones_below: int
 
 
-def decide_cleaning(visits: Sequence[Visit], end: int, config: TopicConfig, now: Moment) -> Cleaning:
+def decide_cleaning(visits: Sequence[Visit], end: int, config: TopicConfig, now: BootMoment) -> Cleaning:
     """Return what may be compacted, given the earlier visits and where the partition ends."""
     cleaned = _reached(visits, config.min_compaction_lag_ms, now) if config.min_compaction_lag_ms else end
     if not config.tombstone_retention_ms:
@@ -44,11 +44,13 @@ def decide_cleaning(visits: Sequence[Visit], end: int, config: TopicConfig, now:
     return Cleaning(cleaned, max(old, default=0))
 
 
-def _reached(visits: Sequence[Visit], lag_ms: int, now: Moment) -> int:
+def _reached(visits: Sequence[Visit], lag_ms: int, now: BootMoment) -> int:
     return max((v.reached for v in visits if _age_ms(v.at, now) > lag_ms), default=0)
 
 
-def note_cleaning(db: sqlite3.Connection, partition_id: int, end: int, config: TopicConfig, now: Moment) -> Cleaning:
+def note_cleaning(
+    db: sqlite3.Connection, partition_id: int, end: int, config: TopicConfig, now: BootMoment
+) -> Cleaning:
     """Remember this visit, forget those that no question needs any more, and return what may be compacted."""
     visits = _load(db, partition_id)
     cleaning = decide_cleaning(visits, end, config, now)
@@ -80,10 +82,11 @@ def _load(db: sqlite3.Connection, partition_id: int) -> list[Visit]:
         (partition_id,),
     )
     return [
-        Visit(number, reached, cleaned, Moment(BootTime(*boot), wall)) for number, reached, cleaned, *boot, wall in rows
+        Visit(number, reached, cleaned, BootMoment(BootTime(*boot), wall))
+        for number, reached, cleaned, *boot, wall in rows
     ]
 
 
-def _age_ms(then: Moment, now: Moment) -> int:
+def _age_ms(then: BootMoment, now: BootMoment) -> int:
     """Return how old a visit is; a wall clock that went back makes it young, so that records stay for longer."""
     return elapsed_ms(then, now) or 0

@@ -22,7 +22,7 @@ from headrace.model import NewRecord, Position, Topic, size_of
 
 __all__ = [
     "Attempt",
-    "State",
+    "TransactionStage",
     "TransactionState",
     "abort_before_close",
     "commit_until",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-class State(Enum):
+class TransactionStage(Enum):
     """The state of a producer between two calls."""
 
     READY = auto()
@@ -52,7 +52,7 @@ class TransactionState:
     """The state of one producer, and the errors for calls that don't fit it."""
 
     def __init__(self, transactional_id: str, timeout_s: float) -> None:
-        self.state = State.READY
+        self.state = TransactionStage.READY
         self._transactional_id = transactional_id
         self._timeout_s = timeout_s
         self._reason = ""
@@ -62,25 +62,25 @@ class TransactionState:
     @property
     def is_spent(self) -> bool:
         """True if the producer must not be used again."""
-        return self.state is State.SPENT
+        return self.state is TransactionStage.SPENT
 
-    def expect(self, call: str, *states: State) -> None:
+    def expect(self, call: str, *states: TransactionStage) -> None:
         """Raise the error for `call` unless the producer is in one of the states."""
         if self.state in states:
             return
-        if self.state is State.CLOSED:
+        if self.state is TransactionStage.CLOSED:
             raise Closed(f"transactional producer {self._transactional_id!r}")
-        if self.state is State.SPENT:
+        if self.state is TransactionStage.SPENT:
             raise self.spent(outcome_known=self._commit_is_known or call != "commit")
-        if self.state is State.EXPIRED and call != "begin":
+        if self.state is TransactionStage.EXPIRED and call != "begin":
             raise self.expired()
         raise TransactionMisused(self._transactional_id, f"{call} {_PROBLEMS[self.state]}")
 
     def spend(self, reason: str, *, fenced: bool = False, commit_is_known: bool = True) -> None:
         """Note that the producer must not be used again, and why; the first reason counts."""
-        if self.state is State.SPENT:
+        if self.state is TransactionStage.SPENT:
             return
-        self.state = State.SPENT
+        self.state = TransactionStage.SPENT
         self._reason, self._was_fenced, self._commit_is_known = reason, fenced, commit_is_known
 
     def spent(self, *, outcome_known: bool) -> HeadraceError:
@@ -96,9 +96,9 @@ class TransactionState:
 
 
 _PROBLEMS = {
-    State.READY: "without a transaction; begin one first",
-    State.OPEN: "while a transaction is open; commit or abort it first",
-    State.EXPIRED: "while a transaction is open; commit or abort it first",
+    TransactionStage.READY: "without a transaction; begin one first",
+    TransactionStage.OPEN: "while a transaction is open; commit or abort it first",
+    TransactionStage.EXPIRED: "while a transaction is open; commit or abort it first",
 }
 
 

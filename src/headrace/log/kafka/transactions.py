@@ -26,7 +26,7 @@ from headrace.log.kafka.init_transactions import init_until
 from headrace.log.kafka.metadata import Cluster, TopicCache
 from headrace.log.kafka.open_transaction import (
     Attempt,
-    State,
+    TransactionStage,
     TransactionState,
     abort_before_close,
     commit_until,
@@ -133,13 +133,13 @@ class KafkaTransactional:
         await self._calls.run(self._close)
 
     async def _begin(self) -> None:
-        self._standing.expect("begin", State.READY)
+        self._standing.expect("begin", TransactionStage.READY)
         await self._blocking("begin", self._producer.begin_transaction)
-        self._standing.state, self._attempt = State.OPEN, Attempt()
+        self._standing.state, self._attempt = TransactionStage.OPEN, Attempt()
         self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire, self._attempt)
 
     async def _append(self, records: Sequence[NewRecord]) -> None:
-        self._standing.expect("append", State.OPEN)
+        self._standing.expect("append", TransactionStage.OPEN)
         topics, placed = await self._placing.place(records)
         self._attempt.know(topics)
         for each in placed:
@@ -154,7 +154,7 @@ class KafkaTransactional:
             raise failed from failed.__cause__ or failure
 
     async def _commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
-        self._standing.expect("commit_offsets", State.OPEN)
+        self._standing.expect("commit_offsets", TransactionStage.OPEN)
         if not isinstance(member, KafkaMember):
             raise BadArgument("member", member, "it must be a member of a group of this log")
         positions = member.positions_of(offsets)
@@ -168,10 +168,10 @@ class KafkaTransactional:
         await self._blocking(f"commit offsets of group {member.group!r}", send, group=member.group)
 
     async def _commit(self) -> list[Position]:
-        if self._standing.state is State.EXPIRED:
-            self._standing.state = State.READY
+        if self._standing.state is TransactionStage.EXPIRED:
+            self._standing.state = TransactionStage.READY
             raise self._standing.expired()
-        self._standing.expect("commit", State.OPEN)
+        self._standing.expect("commit", TransactionStage.OPEN)
         self._stop_timer()
         deadline = time.monotonic() + self._cluster.request_timeout_s
         await self._deliver(deadline)
@@ -226,10 +226,10 @@ class KafkaTransactional:
         count_outcome("committed")
 
     async def _abort(self) -> None:
-        if self._standing.state is State.EXPIRED:
-            self._standing.state = State.READY
+        if self._standing.state is TransactionStage.EXPIRED:
+            self._standing.state = TransactionStage.READY
             return
-        self._standing.expect("abort", State.OPEN)
+        self._standing.expect("abort", TransactionStage.OPEN)
         self._stop_timer()
         await self._abort_now()
         count_outcome("aborted")
@@ -251,7 +251,7 @@ class KafkaTransactional:
         When a connection broke meanwhile, that request may have been sent twice. The second one could arrive during the
         next transaction and end it half-way, because both have one epoch: so there is no next one.
         """
-        self._standing.state = State.READY
+        self._standing.state = TransactionStage.READY
         if self._breaks.since(self._attempt.offsets_sent_s or began_s):
             self._standing.spend("a connection broke while its last transaction ended")
 
@@ -259,19 +259,19 @@ class KafkaTransactional:
         self._calls.start(self._abort_expired, attempt)
 
     async def _abort_expired(self, attempt: Attempt) -> None:
-        if self._standing.state is not State.OPEN or attempt is not self._attempt:
+        if self._standing.state is not TransactionStage.OPEN or attempt is not self._attempt:
             return
         await self._abort_now()
         if not self._standing.is_spent:
-            self._standing.state = State.EXPIRED
+            self._standing.state = TransactionStage.EXPIRED
         count_outcome("failed")
 
     async def _close(self) -> None:
-        if self._standing.state is State.CLOSED:
+        if self._standing.state is TransactionStage.CLOSED:
             return
         self._stop_timer()
-        is_open = self._standing.state is State.OPEN
-        self._standing.state = State.CLOSED
+        is_open = self._standing.state is TransactionStage.OPEN
+        self._standing.state = TransactionStage.CLOSED
         await self._threads.run(self._shut, is_open=is_open)
         await self._threads.join()
         self.on_close(self)
@@ -301,7 +301,7 @@ class KafkaTransactional:
         if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
             self._die("failed", f"{operation}: {error.str()}")
             return self._standing.spent(outcome_known=True)
-        if self._standing.state is State.READY:
+        if self._standing.state is TransactionStage.READY:
             what = f"{operation} transactional id {self.transactional_id!r}"
             return self._cluster.faults.of(error, what, timeout_s=self._cluster.request_timeout_s)
         failed = TransactionFailed(self.transactional_id, f"{operation}: {error.str()}")
@@ -312,7 +312,7 @@ class KafkaTransactional:
 
     def _die(self, outcome: str, reason: str, *, fenced: bool = False) -> None:
         self._stop_timer()
-        if self._standing.state is not State.SPENT:
+        if self._standing.state is not TransactionStage.SPENT:
             count_outcome(outcome)
         self._standing.spend(reason, fenced=fenced)
 
