@@ -92,7 +92,7 @@ class KafkaTransactional:
         self._breaks = ConnectionBreaks()
         self._producer = Producer(config, logger=self._breaks)
         self._calls = SerialCalls()
-        self._standing = TransactionState(transactional_id, timeout_s)
+        self._state = TransactionState(transactional_id, timeout_s)
         self._attempt = Attempt()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -133,13 +133,13 @@ class KafkaTransactional:
         await self._calls.run(self._close)
 
     async def _begin(self) -> None:
-        self._standing.expect("begin", TransactionStage.READY)
+        self._state.expect("begin", TransactionStage.READY)
         await self._blocking("begin", self._producer.begin_transaction)
-        self._standing.state, self._attempt = TransactionStage.OPEN, Attempt()
+        self._state.state, self._attempt = TransactionStage.OPEN, Attempt()
         self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire, self._attempt)
 
     async def _append(self, records: Sequence[NewRecord]) -> None:
-        self._standing.expect("append", TransactionStage.OPEN)
+        self._state.expect("append", TransactionStage.OPEN)
         topics, placed = await self._placing.place(records)
         self._attempt.know(topics)
         for each in placed:
@@ -154,7 +154,7 @@ class KafkaTransactional:
             raise failed from failed.__cause__ or failure
 
     async def _commit_offsets(self, member: Member, offsets: Mapping[TopicPartition, int]) -> None:
-        self._standing.expect("commit_offsets", TransactionStage.OPEN)
+        self._state.expect("commit_offsets", TransactionStage.OPEN)
         if not isinstance(member, KafkaMember):
             raise BadArgument("member", member, "it must be a member of a group of this log")
         positions = member.positions_of(offsets)
@@ -168,10 +168,10 @@ class KafkaTransactional:
         await self._blocking(f"commit offsets of group {member.group!r}", send, group=member.group)
 
     async def _commit(self) -> list[Position]:
-        if self._standing.state is TransactionStage.EXPIRED:
-            self._standing.state = TransactionStage.READY
-            raise self._standing.expired()
-        self._standing.expect("commit", TransactionStage.OPEN)
+        if self._state.state is TransactionStage.EXPIRED:
+            self._state.state = TransactionStage.READY
+            raise self._state.expired()
+        self._state.expect("commit", TransactionStage.OPEN)
         self._stop_timer()
         deadline = time.monotonic() + self._cluster.request_timeout_s
         await self._deliver(deadline)
@@ -219,17 +219,17 @@ class KafkaTransactional:
             error = error_in(failure)
             is_fenced = error.code() in FENCED
             reason = f"the commit was sent and not acknowledged: {error.str()}"
-            self._standing.spend(reason, fenced=is_fenced, commit_is_known=False)
+            self._state.spend(reason, fenced=is_fenced, commit_is_known=False)
             count_outcome("fenced" if is_fenced else "unknown")
-            raise self._standing.spent(outcome_known=False) from failure
+            raise self._state.spent(outcome_known=False) from failure
         self._ended(began_s)
         count_outcome("committed")
 
     async def _abort(self) -> None:
-        if self._standing.state is TransactionStage.EXPIRED:
-            self._standing.state = TransactionStage.READY
+        if self._state.state is TransactionStage.EXPIRED:
+            self._state.state = TransactionStage.READY
             return
-        self._standing.expect("abort", TransactionStage.OPEN)
+        self._state.expect("abort", TransactionStage.OPEN)
         self._stop_timer()
         await self._abort_now()
         count_outcome("aborted")
@@ -240,7 +240,7 @@ class KafkaTransactional:
         try:
             await self._blocking("abort", abort)
         except HeadraceError:
-            self._standing.spend("its last abort was not acknowledged")
+            self._state.spend("its last abort was not acknowledged")
             raise
         self._ended(began_s)
         self._recent_ends.ended(self._attempt.landed)
@@ -251,27 +251,27 @@ class KafkaTransactional:
         When a connection broke meanwhile, that request may have been sent twice. The second one could arrive during the
         next transaction and end it half-way, because both have one epoch: so there is no next one.
         """
-        self._standing.state = TransactionStage.READY
+        self._state.state = TransactionStage.READY
         if self._breaks.since(self._attempt.offsets_sent_s or began_s):
-            self._standing.spend("a connection broke while its last transaction ended")
+            self._state.spend("a connection broke while its last transaction ended")
 
     def _expire(self, attempt: Attempt) -> None:
         self._calls.start(self._abort_expired, attempt)
 
     async def _abort_expired(self, attempt: Attempt) -> None:
-        if self._standing.state is not TransactionStage.OPEN or attempt is not self._attempt:
+        if self._state.state is not TransactionStage.OPEN or attempt is not self._attempt:
             return
         await self._abort_now()
-        if not self._standing.is_spent:
-            self._standing.state = TransactionStage.EXPIRED
+        if not self._state.is_spent:
+            self._state.state = TransactionStage.EXPIRED
         count_outcome("failed")
 
     async def _close(self) -> None:
-        if self._standing.state is TransactionStage.CLOSED:
+        if self._state.state is TransactionStage.CLOSED:
             return
         self._stop_timer()
-        is_open = self._standing.state is TransactionStage.OPEN
-        self._standing.state = TransactionStage.CLOSED
+        is_open = self._state.state is TransactionStage.OPEN
+        self._state.state = TransactionStage.CLOSED
         await self._threads.run(self._shut, is_open=is_open)
         await self._threads.join()
         self.on_close(self)
@@ -297,11 +297,11 @@ class KafkaTransactional:
         """Return the error for a failed call other than the commit; in all of these nothing was committed."""
         if error.code() in FENCED:
             self._die("fenced", "", fenced=True)
-            return self._standing.spent(outcome_known=True)
+            return self._state.spent(outcome_known=True)
         if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
             self._die("failed", f"{operation}: {error.str()}")
-            return self._standing.spent(outcome_known=True)
-        if self._standing.state is TransactionStage.READY:
+            return self._state.spent(outcome_known=True)
+        if self._state.state is TransactionStage.READY:
             what = f"{operation} transactional id {self.transactional_id!r}"
             return self._cluster.faults.of(error, what, timeout_s=self._cluster.request_timeout_s)
         failed = TransactionFailed(self.transactional_id, f"{operation}: {error.str()}")
@@ -312,9 +312,9 @@ class KafkaTransactional:
 
     def _die(self, outcome: str, reason: str, *, fenced: bool = False) -> None:
         self._stop_timer()
-        if self._standing.state is not TransactionStage.SPENT:
+        if self._state.state is not TransactionStage.SPENT:
             count_outcome(outcome)
-        self._standing.spend(reason, fenced=fenced)
+        self._state.spend(reason, fenced=fenced)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
