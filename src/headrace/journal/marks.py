@@ -1,4 +1,9 @@
-"""Marks: the barrier of a read, and a topic's layout as the marks in the log state it."""
+"""Marks: the barrier of a read, and a topic's layout as the marks in the log state it.
+
+Growing a topic writes its steps into the log: the layout that it starts from, then a mark at each boundary, which
+carries that layout too. Replication writes the layout again before it removes such a mark. So a store that is empty, or
+older than the last growth, gets the exact layout back from the marks. Where they are gone, LayoutLost is raised.
+"""
 
 from __future__ import annotations
 

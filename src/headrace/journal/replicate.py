@@ -1,6 +1,10 @@
 """Replication of one batch of a partition into the store, and the port of the views that are written with it.
 
 The pipeline calls this inside its tasks; nothing here loops.
+
+The order of the writes makes a crash at any step harmless. Views of the events come first. Then, for each key: new
+rows, its state, its deletions, and everything up to a purge before anything after it. The partition's replicated offset
+comes last.
 """
 
 from __future__ import annotations

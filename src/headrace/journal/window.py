@@ -1,4 +1,8 @@
-"""The window of a key, which is its actions that are not replicated, and the view of a journal that includes it."""
+"""The window of a key, which is its actions that are not replicated, and the view of a journal that includes it.
+
+It comes from the head cache where that knows it, else from one pass over the log. That pass keeps the records of the
+key, so that the events need no second one.
+"""
 
 from __future__ import annotations
 

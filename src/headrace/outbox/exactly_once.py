@@ -1,4 +1,8 @@
-"""Sending a batch exactly once: one transaction of the log holds the batch and a note of what is in it."""
+"""Sending a batch exactly once: one transaction of the log holds the batch and a note of what is in it.
+
+A note holds ids with event ids, so it stays true whatever happens to the database: these messages are in the log. Ids
+may start again when a database is created again, restored or failed over, but no other message has the event id.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Workers of a projection: the pause, the list of workers, and the share of each."""
+"""Workers of a projection: the pause, the list of workers, and the share of each.
+
+A claim counts as long as its number keeps rising. A process that waits watches it by its own clock, so that clocks of
+different machines are never compared.
+"""
 
 from __future__ import annotations
 

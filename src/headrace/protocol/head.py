@@ -3,6 +3,10 @@
 The index keeps 16 bytes for each evicted action: a hash of its key, and its offset. If a key is not in the index, none
 of its actions was evicted. If it is, a reader fetches a few records from the log instead of all. Two keys with the same
 64-bit hash get each other's offsets too, which costs a reader some more records.
+
+Knowledge is exact or reported as missing. `start` is the first offset that a head knows about. A key that was evicted,
+or that is absent after an eviction, is unknown up to the offset of that eviction, unless the index has it. The newest
+records of appends are kept too, as far as their bytes are allowed; the others are read from the log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The pinned files a server is made of, in one folder of the user, checked by SHA-256 whenever they are used."""
+"""The pinned files a server is made of, in one folder of the user, checked by SHA-256 whenever they are used.
+
+Several processes may share the folder: a file is fetched under a lock of its own and appears by a rename, so it is
+there whole or not at all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The values that the eventual store holds: heads, rows, snapshots, and rows of the views by tag with their order."""
+"""The values that the eventual store holds: heads, rows, snapshots, and rows of the views by tag with their order.
+
+The `timestamp` of a row of a view is a timeuuid made of (log time, topic number, partition, offset). Cassandra's own
+order of timeuuids is then the order of the events.
+"""
 
 from __future__ import annotations
 

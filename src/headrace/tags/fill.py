@@ -1,4 +1,9 @@
-"""Back-fill of a tag: its steps, as all processes see them, and the numbering of history in one partition."""
+"""Back-fill of a tag: its steps, as all processes see them, and the numbering of history in one partition.
+
+A fill starts, counts what is replicated, closes, counts the rest and finishes; replication continues up to the cut.
+Rows are written as of `since`, so that they win over rows under the tag from before the fill, or of an attempt that
+died. For this reason a fill never continues where another one died; it starts again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""The registry of events by tag: facts that all processes share, about topics, buckets, back-fills and tables."""
+"""The registry of events by tag: facts that all processes share, about topics, buckets, back-fills and tables.
+
+A tag that is being filled is left out by replication, and queries of it wait. In each partition a fill has two places.
+Events up to `since` may have been written under the tag before any process knew of the fill, and are replaced. Up to
+`cut` the fill decides which events have the tag; above it events carry the tag themselves, and replication continues
+the numbering. Both are places of Marks, written after the facts: a process that has read so far in the log finds the
+facts. A place counts in its own partition only.
+
+What one process is told to redact, all redact: a process that was not told must not bring back what another removed.
+Whether there are views at all is a fact too: the first process that replicates decides it, and an operator changes it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Repair of views by tag: writing them again from the journals, after replicating up to a place."""
+"""Repair of views by tag: writing them again from the journals, after replicating up to a place.
+
+A repair has a place in the order, as every write has: that of a Mark written for it, so that it wins over what was
+there. Replication is brought there first, because what it wrote later of records below the Mark would lose. Events that
+were deleted from their journals can't be restored under their tags. Numbers are never given twice and never go back,
+because readers remember them: a removal leaves the numbering as it is, and the store notes where the rows begin.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Writing of views by tag for a batch: rows first, then the numbers, so that a replay repairs a crash in between."""
+"""Writing of views by tag for a batch: rows first, then the numbers, so that a replay repairs a crash in between.
+
+Replication calls the writer as its `Views`. A process keeps the numbers of the journals it saw as long as its batches
+follow one another; if the replicated offset is not where it left it, or a journal is further than that, it forgets
+them. Redacted events keep their rows, so that numbers have no gaps. Whether a store keeps views is a fact of the store:
+a process with other settings would leave events out of the views for good, and nothing would show it.
+"""
 
 from __future__ import annotations
 

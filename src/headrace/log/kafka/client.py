@@ -1,6 +1,11 @@
 """Kafka clients: addresses, librdkafka's settings, the first connection, the driver's log lines, threads for its calls.
 
 Every setting that is not a default says why.
+
+A broker that is away makes every client report every attempt: hundreds of lines a minute that say less than the error
+which follows. Those lines are logged at DEBUG; when the outage lasts, one warning reports it. A request to brokers that
+refuse a login waits for its whole time-out and then looks like a network fault: the reason comes from librdkafka's
+callback, with the error of each connection.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The tables of a keyspace and their migration: under a lock, by one process at a time, each step once."""
+"""The tables of a keyspace and their migration: under a lock, by one process at a time, each step once.
+
+A step must be repeatable: a process may die after it and before its number is stored.
+"""
 
 from __future__ import annotations
 

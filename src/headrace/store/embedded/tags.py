@@ -1,4 +1,8 @@
-"""Views by tag in the embedded store: their tables and columns, reads and writes."""
+"""Views by tag in the embedded store: their tables and columns, reads and writes.
+
+`place_in_order` is a row's TagTime as 16 bytes that sort as it does. A deleted row stays as a mark with the place of
+its deletion, so that a late writer loses.
+"""
 
 from __future__ import annotations
 
