@@ -44,12 +44,12 @@ def _replies_in_the_wait() -> Iterator[None]:
 
 @contextmanager
 def _lease_counted_from_the_answer() -> Iterator[None]:
-    renewed = lease.Lease.renewed
+    renewed = lease.NodeLease.renewed
 
-    def late(self: lease.Lease, *, begun_s: float) -> None:
+    def late(self: lease.NodeLease, *, begun_s: float) -> None:
         renewed(self, begun_s=seconds(node_of_task()))
 
-    with patch.object(lease.Lease, "renewed", late):
+    with patch.object(lease.NodeLease, "renewed", late):
         yield
 
 

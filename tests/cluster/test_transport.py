@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -455,3 +458,15 @@ async def test_half_of_tls_is_a_mistake(tmp_path: Path) -> None:
         server = NodeServer("node-1", {}, SETTINGS.model_copy(update={"tls": broken}))
         with pytest.raises(InvalidSettings, match=message):
             await server.start()
+
+
+def test_grpc_leaves_programs_alone_that_are_started_later() -> None:
+    """Its handlers of forks ended Spark's Java process before it began; a user's own setting counts."""
+    program = "import os; from headrace.cluster.transport import grpc_library as g; g(); print(os.environ['{}'])"
+    name = "GRPC_ENABLE_FORK_SUPPORT"
+    for given, expected in (({}, "0"), ({name: "1"}, "1")):
+        environ = {key: value for key, value in os.environ.items() if key != name} | given
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(name)], env=environ, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == expected

@@ -32,7 +32,7 @@ from headrace.services import nodes
 def tell(node, timeout_s=None):
     print(node.pid, node.plan.folder.parent, flush=True)
     time.sleep(600)
-nodes.Node.await_ready = tell
+nodes.ServerNode.await_ready = tell
 from headrace.services import start
 start(sys.argv[1])
 """

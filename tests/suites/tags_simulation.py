@@ -191,8 +191,8 @@ class _World:
             if len(part) < self.dice.choice((1, 1, 10)):
                 continue
             which = self.dice.choice((0, 1, 1)) if self.timeouts else 1  # a slow server gets few turns
-            crash = crash_at(self.dice.choice(CRASHES), self.dice.choice((1, 1, 2)))
-            with crash if self.dice.random() < 0.4 else contextlib.nullcontext():
+            crash = crash_at(self.dice.choice(CRASHES), self.dice.choice((1, 1, 2)) if self.crashes else 1)
+            with crash if not self.crashes or self.dice.random() < 0.4 else contextlib.nullcontext():
                 try:
                     last = part[-1].offset
                     await replicate_batch(stores[which], layout, at, part, up_to=last, views=writers[which])

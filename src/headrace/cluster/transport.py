@@ -43,6 +43,9 @@ def grpc_library() -> Any:  # noqa: ANN401 - a module
     """Return grpc, with its asynchronous half. Raises MissingExtra."""
     # It prints lines about connections that end as they should; read once, when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # A fork here is one that starts another program. grpc's handlers would end that child before it begins, for example
+    # the Java process of Spark.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         import grpc
         import grpc.aio

@@ -51,7 +51,7 @@ async def test_an_expired_transaction_was_not_committed_and_the_producer_lives(l
     await producer.begin()
     await producer.append(numbered(topic, 1))
     deadline = time.monotonic() + 10
-    while producer._standing.state is not TransactionStage.EXPIRED:
+    while producer._state.state is not TransactionStage.EXPIRED:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
     with pytest.raises(TransactionMisused):
