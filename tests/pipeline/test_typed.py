@@ -71,7 +71,7 @@ class Everything:
     small: Annotated[int, AvroField(type="int")]
     is_new: bool
     home: Place | None
-    endpoints: list[Place]
+    places: list[Place]
     by_name: dict[str, Place | None]
     note: str | None = None
 

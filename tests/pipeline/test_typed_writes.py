@@ -44,8 +44,8 @@ def create(tier: Tier, topic: str, partitions: int = 1) -> str:
 
 def records_of(tier: Tier, topic: str) -> list[Record]:
     async def read(log: Any, _: Any) -> list[Record]:
-        endpoints = [TopicPartition(topic, n) for n in range((await log.admin.describe(topic)).partitions)]
-        ends = [(at, (await log.bounds(at)).end) for at in endpoints]
+        partitions = [TopicPartition(topic, n) for n in range((await log.admin.describe(topic)).partitions)]
+        ends = [(at, (await log.bounds(at)).end) for at in partitions]
         return [each for at, end in ends if end async for batch in log.read(at, 0, end) for each in batch.records]
 
     return tier.on(read)
@@ -58,7 +58,7 @@ def values_of(tier: Tier, topic: str, registry: BlockingRegistry, kind: Any) -> 
 
 def test_a_frame_is_written_as_python_writes_it(tier: Tier, topic: str, registry: BlockingRegistry) -> None:
     """K6, K7, V2: what Spark wrote are the bytes that Python writes for the same objects, of every type."""
-    objects = [everything(), everything(home=None, note="n", endpoints=[], by_name={})]
+    objects = [everything(), everything(home=None, note="n", places=[], by_name={})]
     data = [framed(registry, f"{topic}-value", each) for each in objects]
     put(tier, topic, *((str(nr).encode(), each) for nr, each in enumerate(data)), (b"gone", None))
     copy = create(tier, f"{topic}-copy")
@@ -79,14 +79,14 @@ def test_keys_go_where_python_puts_them(tier: Tier, topic: str, registry: Blocki
     append_frame(frame.selectExpr("value - 20 AS key", "value"), tier.endpoints, topic, registry=registry, key=int)
     codec, numbers = KeyCodec(KeyV2), KeyCodec(int)
     bodies = {codec.encode(KeyV2(f"k{n}", "eu")): n for n in range(40)}
-    endpoints = {numbers.encode(n - 20): numbers.partition(n - 20, 7) for n in range(40)}
+    expected = {numbers.encode(n - 20): numbers.partition(n - 20, 7) for n in range(40)}
     found = records_of(tier, topic)
     plain = [record for record in found if record.key in bodies]
-    of_numbers = [record for record in found if record.key in endpoints]
+    of_numbers = [record for record in found if record.key in expected]
     with_frame = [record for record in found if record not in plain and record not in of_numbers]
     assert {record.key for record in plain} == bodies.keys()
     assert all(record.partition == partition_of(record.key, 7) for record in plain)
-    assert all(record.partition == endpoints[record.key] for record in of_numbers if record.key)
+    assert all(record.partition == expected[record.key] for record in of_numbers if record.key)
     assert len(of_numbers) == 40
     keys = [record.key for record in with_frame if record.key is not None]
     assert {body_of(key)[-3:] for key in keys} == {b"\x04eu"}
@@ -151,7 +151,7 @@ def test_what_would_break_or_lose_is_refused_before_anything_is_written(
     assert "it must be string" in refused("named_struct('id', 1)")
     assert "fit into decimal(10,2)" in refused("named_struct('id', 'a', 'price', CAST(1 AS DECIMAL(10,3)))")
     assert "from a struct" in refused("'text'")
-    assert "no unions" in refused("1", Schema(["int", "string"]))
+    assert "only unions of null" in refused("1", Schema(["int", "string"]))
     frame = tier.spark.sql("SELECT 'k' AS key, 'v' AS value")
     with pytest.raises(BadArgument, match="give a registry"):
         append_frame(frame, tier.endpoints, topic, schema=OrderV2)

@@ -146,7 +146,7 @@ class _Connection:
             metadata.append((EXPECTED, expected))
         self._stream = self._channel.stream_stream(METHOD)(metadata=metadata)
         try:
-            answered = dict(await self._stream.initial_metadata())
+            answered = dict(await self._stream.initial_metadata() or await self._stream.trailing_metadata())
         except self._grpc.aio.AioRpcError as error:
             raise Unreachable(self._address, error.details() or str(error.code())) from error
         if answered.get(CLUSTER) != self._cluster or answered.get(NODE) != (expected or answered.get(NODE)):

@@ -86,7 +86,9 @@ class NodeServer:
     async def _serve(self, requests: object, context: Any) -> None:  # noqa: ANN401 - grpc's
         metadata = dict(context.invocation_metadata())
         peer = str(metadata.get(NODE, context.peer()))
-        await context.send_initial_metadata(((NODE, self.node), (CLUSTER, self._settings.name)))
+        own = ((NODE, self.node), (CLUSTER, self._settings.name))
+        context.set_trailing_metadata(own)  # a stream that ends at once may lose its initial metadata at the caller's
+        await context.send_initial_metadata(own)
         if metadata.get(CLUSTER) != self._settings.name or metadata.get(EXPECTED, self.node) != self.node:
             return  # the caller sees in our metadata whom it has reached, and leaves
         stream = _ServedStream(peer, self.node, self._handlers, context, self._settings)
