@@ -23,12 +23,13 @@ def lazy_names(package: str, homes: Mapping[str, str], *, extras: Mapping[str, s
         try:
             module = import_module(home_of[name])
         except ModuleNotFoundError as missing:
-            extra = (extras or {}).get(missing.name or "")
+            package_name = (missing.name or "").partition(".")[0]
+            extra = (extras or {}).get(package_name)
             if extra is None:
                 raise
             from headrace.errors import MissingExtra  # here: `headrace --help` imports this module, and needs no errors
 
-            raise MissingExtra(str(missing.name), extra) from missing
+            raise MissingExtra(package_name, extra) from missing
         return getattr(module, name)
 
     names = sorted(home_of)

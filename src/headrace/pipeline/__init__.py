@@ -75,4 +75,5 @@ __getattr__, __dir__, __all__ = lazy_names(
         "headrace.pipeline.topics.append": "Appended append_frame",
         "headrace.pipeline.topics.frames": "compact topic_frame typed",
     },
+    extras={"pyspark": "pipeline", "pyarrow": "pipeline"},
 )
