@@ -12,14 +12,12 @@ import pytest
 import pytest_asyncio
 
 from headrace.cluster import (
-    BatchName,
     Identity,
     LeaseKeeper,
     OwnedPartition,
     Owner,
     batch_of,
     ensure_lease_topic,
-    is_reserved,
     lease_topic,
     new_process,
 )
@@ -33,6 +31,7 @@ from headrace.errors import (
 )
 from headrace.log import Log, TransactionalProducer
 from headrace.model import Batch, NewRecord, Position, Record, TopicPartition
+from headrace.state import BatchName, is_reserved
 from headrace.testing.conformance.log_setting import LogSetting, OpenAnother, eventually, new_topic, values
 from headrace.testing.plugin import Size
 from headrace.testing.processes import ChildProcess, running_function

@@ -18,9 +18,10 @@ from unittest.mock import patch
 from tests.cluster.scripted_log import Brokers, ScriptedLog, Weather
 from tests.cluster.virtual_time import SimulatedNode, run_virtually
 
-from headrace.cluster import Identity, LeaseKeeper, LeaseTerms, OwnedPartition, Owner, is_reserved, owner
+from headrace.cluster import Identity, LeaseKeeper, LeaseTerms, OwnedPartition, Owner, owner
 from headrace.cluster.ownership import PartitionView, due_s
 from headrace.model import NewRecord, TopicPartition
+from headrace.state import is_reserved
 
 PREFIX = "sim"
 AT = TopicPartition("state", 0)

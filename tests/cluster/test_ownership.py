@@ -10,14 +10,12 @@ from tests.cluster.virtual_time import SimulatedNode, run_virtually
 from headrace.cluster.epochs import (
     BATCH_HEADER,
     OWNERSHIP_KEY,
-    BatchName,
     Closure,
     Epoch,
     Identity,
     OwnershipRecord,
     Release,
     batch_of,
-    is_reserved,
     note_record,
     ownership_in,
     ownership_records,
@@ -45,6 +43,7 @@ from headrace.cluster.ownership import (
 from headrace.cluster.tail import seconds, sleep_until
 from headrace.errors import ForeignCluster, PartitionClosed, UnreadableRecord
 from headrace.model import NewRecord, Record, TopicPartition
+from headrace.state import BatchName, is_reserved
 
 AT = TopicPartition("state", 3)
 ME = Identity("c", "me", "p1")

@@ -10,7 +10,7 @@ Does not promise: that a coordinator's proposal is followed at once; a live owne
 from headrace.cluster.claimant import OwnedPartition
 from headrace.cluster.coordinator import CoordinationStore, Coordinator
 from headrace.cluster.coordinators import open_coordinator
-from headrace.cluster.epochs import BatchName, Identity, batch_of, is_reserved
+from headrace.cluster.epochs import Identity, batch_of
 from headrace.cluster.lease import LeaseKeeper, LeaseTerms, ensure_lease_topic, lease_topic, new_process
 from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, Holding, MemberFacts, Placement
 from headrace.cluster.node import Node
@@ -19,7 +19,6 @@ from headrace.cluster.routing import Gathered, PartitionHandler, PartitionReques
 
 __all__ = [
     "AnnouncedOwner",
-    "BatchName",
     "ClusterView",
     "Committed",
     "CoordinationStore",
@@ -41,7 +40,6 @@ __all__ = [
     "Router",
     "batch_of",
     "ensure_lease_topic",
-    "is_reserved",
     "lease_topic",
     "new_process",
     "open_coordinator",

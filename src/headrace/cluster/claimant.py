@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from prometheus_client import Counter
 
-from headrace.cluster.epochs import BatchName, Epoch, OwnershipRecord, ownership_records
+from headrace.cluster.epochs import Epoch, OwnershipRecord, ownership_records
 from headrace.cluster.lease import LeaseKeeper
 from headrace.cluster.ownership import (
     OwnershipClaim,
@@ -32,6 +32,7 @@ from headrace.log import Log, TransactionalProducer
 from headrace.model import NewRecord, Position, Record, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import Backoff, Clock, crash_point
+from headrace.state import BatchName
 
 __all__ = ["FAILED", "Claimant", "OwnedPartition"]
 

@@ -1,30 +1,28 @@
 """The records that say who owns a partition, and the names of batches.
 
 They lie in the partition's own changelogs, so that the log which orders the writes also orders the owners. Their keys
-are reserved: no state takes such a key, and whoever reads a changelog as data skips them (`is_reserved`).
+are reserved: no state takes such a key, and readers of a changelog skip them (`headrace.state.is_reserved`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from headrace.errors import UnreadableRecord
 from headrace.model import NewRecord, Record, TopicPartition
+from headrace.state import BATCH_HEADER, RESERVED_PREFIX, BatchName, batch_header_of, parse_batch
 
 __all__ = [
-    "BATCH_HEADER",
     "OWNERSHIP_KEY",
-    "BatchName",
     "Closure",
     "Epoch",
     "Identity",
     "OwnershipRecord",
     "Release",
     "batch_of",
-    "is_reserved",
     "is_same_tenure",
     "note_record",
     "ownership_in",
@@ -33,20 +31,8 @@ __all__ = [
     "with_batch",
 ]
 
-RESERVED_PREFIX = b"\x00hr"
 OWNERSHIP_KEY = RESERVED_PREFIX + b".owner"
 NOTE_KEY = RESERVED_PREFIX + b".batch"
-BATCH_HEADER = "headrace.batch"
-
-
-class BatchName(NamedTuple):
-    """What one transaction of an owner is called: its epoch, and a number that grows within it."""
-
-    epoch: int
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.epoch}:{self.number}"
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -85,11 +71,6 @@ OwnershipRecord: TypeAlias = Epoch | Release | Closure
 
 _encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[OwnershipRecord] = msgspec.json.Decoder(OwnershipRecord)
-
-
-def is_reserved(key: bytes | None) -> bool:
-    """Return True if a record of this key is ours and holds no value of the application."""
-    return key is not None and key.startswith(RESERVED_PREFIX)
 
 
 def rank_of(record: OwnershipRecord) -> tuple[int, bool]:
@@ -134,17 +115,10 @@ def note_record(at: TopicPartition, name: BatchName) -> NewRecord:
 
 
 def batch_of(record: Record) -> BatchName | None:
-    """Return the name of the record's batch; None for records that were not written by an owner."""
-    for header, value in record.headers:
-        if header == BATCH_HEADER and value is not None:
-            return _parse(record, value)
-    return None
-
-
-def _parse(record: Record, value: bytes) -> BatchName:
-    try:
-        epoch, _, number = value.decode().partition(":")
-        return BatchName(int(epoch), int(number))
-    except ValueError as error:
-        reason = f"header {BATCH_HEADER} is {value!r}, not epoch:number"
-        raise UnreadableRecord(record.topic, record.partition, record.offset, reason) from error
+    """Return the name of the record's batch; None if it was not written by an owner. Raises UnreadableRecord."""
+    header = batch_header_of(record.headers)
+    name = parse_batch(header)
+    if name is None and header is not None:
+        reason = f"header {BATCH_HEADER} is {header!r}, not epoch:number"
+        raise UnreadableRecord(record.topic, record.partition, record.offset, reason)
+    return name

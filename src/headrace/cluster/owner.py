@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from prometheus_client import Counter
 
 from headrace.cluster.claimant import FAILED, Claimant, OwnedPartition
-from headrace.cluster.epochs import BatchName, Epoch, Release, is_same_tenure, note_record, with_batch
+from headrace.cluster.epochs import Epoch, Release, is_same_tenure, note_record, with_batch
 from headrace.cluster.lease import LeaseKeeper
 from headrace.cluster.ownership import Outcome, Serve, due_s, outcome_of
 from headrace.cluster.tail import CLOCK_STEP_S, seconds, sleep_until
@@ -19,6 +19,7 @@ from headrace.errors import BadArgument, NotPartitionOwner, TimedOut, Transactio
 from headrace.log import Log
 from headrace.model import NewRecord, Position, TopicPartition
 from headrace.runtime import SYSTEM_CLOCK, Clock
+from headrace.state import BatchName
 
 __all__ = ["Committed", "OwnedPartition", "Owner", "OwnerListener"]
 

@@ -14,7 +14,6 @@ from typing import NamedTuple, TypeAlias, TypeGuard
 import msgspec
 
 from headrace.cluster.epochs import (
-    BatchName,
     Closure,
     Epoch,
     Identity,
@@ -27,6 +26,7 @@ from headrace.cluster.epochs import (
 from headrace.cluster.lease import LeaseTerms
 from headrace.errors import ForeignCluster, PartitionClosed
 from headrace.model import Position, Record, TopicPartition
+from headrace.state import BatchName
 
 __all__ = [
     "Outcome",

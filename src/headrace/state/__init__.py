@@ -6,7 +6,15 @@ is missing. Stores are found by the scheme of their address (`headrace.testing.c
 the exam). Who owns a partition is decided elsewhere: an owner brings a `ChangelogWriter`.
 """
 
-from headrace.state.changelog import changelog_config, ensure_changelog
+from headrace.state.changelog import (
+    BATCH_HEADER,
+    BatchName,
+    batch_header_of,
+    changelog_config,
+    ensure_changelog,
+    is_reserved,
+    parse_batch,
+)
 from headrace.state.commits import ProducerWriter
 from headrace.state.declaration import StateSpec
 from headrace.state.keys import RESERVED_PREFIX, OrderedKeys
@@ -18,8 +26,10 @@ from headrace.state.unit_of_work import UnitOfWork
 from headrace.state.values import AvroValues, BytesValues, IntValues, JsonValues, TextValues, ValueCodec
 
 __all__ = [
+    "BATCH_HEADER",
     "RESERVED_PREFIX",
     "AvroValues",
+    "BatchName",
     "BytesValues",
     "ChangelogWriter",
     "IntValues",
@@ -38,7 +48,10 @@ __all__ = [
     "TextValues",
     "UnitOfWork",
     "ValueCodec",
+    "batch_header_of",
     "changelog_config",
     "ensure_changelog",
+    "is_reserved",
     "open_state_store",
+    "parse_batch",
 ]

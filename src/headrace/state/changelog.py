@@ -18,13 +18,15 @@ from headrace.state.keys import RESERVED_PREFIX
 
 __all__ = [
     "BATCH_HEADER",
+    "BatchName",
     "ChangelogRecord",
     "StateWrite",
-    "batch_of",
+    "batch_header_of",
     "changelog_config",
     "ensure_changelog",
     "is_reserved",
     "new_record",
+    "parse_batch",
     "parse_record",
 ]
 
@@ -89,19 +91,30 @@ def parse_record(record: Record) -> ChangelogRecord | None:
     return ChangelogRecord(record.key, record.offset, record.timestamp_ms, write)
 
 
-def is_reserved(key: bytes) -> bool:
-    """Return True if the key belongs to the machinery of ownership."""
-    return key.startswith(RESERVED_PREFIX)
+class BatchName(NamedTuple):
+    """The name of one transaction of an owner: its epoch, and a number that grows within it."""
+
+    epoch: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}:{self.number}"
 
 
-def batch_of(headers: Headers) -> tuple[int, int] | None:
-    """Return the name of the batch that a record was written in, (epoch, number); None if it has none."""
-    for name, value in headers:
-        if name == BATCH_HEADER and value is not None:
-            epoch, _, number = value.partition(b":")
-            if epoch.isdigit() and number.isdigit():
-                return int(epoch), int(number)
-    return None
+def is_reserved(key: bytes | None) -> bool:
+    """Return True if a record with this key is about ownership, and holds no value of the application."""
+    return key is not None and key.startswith(RESERVED_PREFIX)
+
+
+def batch_header_of(headers: Headers) -> bytes | None:
+    """Return the header that names a record's batch; None if the record was not written by an owner."""
+    return next((value for name, value in headers if name == BATCH_HEADER), None)
+
+
+def parse_batch(header: bytes | None) -> BatchName | None:
+    """Return the name in the header; None if there is none, or if it is not `epoch:number`."""
+    epoch, _, number = (header or b"").partition(b":")
+    return BatchName(int(epoch), int(number)) if epoch.isdigit() and number.isdigit() else None
 
 
 def _number(value: bytes | None) -> int | None:

@@ -18,7 +18,13 @@ from headrace.model import Batch, Bounds, NewRecord, Position, Record, Topic, To
 from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, BootMoment, Clock, crash_point, elapsed_ms, moment_of
 from headrace.state import metrics
-from headrace.state.changelog import ChangelogRecord, batch_of, is_reserved, parse_record
+from headrace.state.changelog import (
+    ChangelogRecord,
+    batch_header_of,
+    is_reserved,
+    parse_batch,
+    parse_record,
+)
 from headrace.state.checkpoints import Checkpoint, decode_checkpoint, encode_checkpoint
 from headrace.state.declaration import StateSpec
 from headrace.state.expiry import is_due
@@ -308,11 +314,11 @@ class StateReplica:
         changes = []
         for record in records:
             self._timestamp_ms = max(self._timestamp_ms, record.timestamp_ms)
-            self.last_batch = batch_of(record.headers) or self.last_batch
+            self.last_batch = parse_batch(batch_header_of(record.headers)) or self.last_batch
             change = parse_record(record)
             if change is not None:
                 changes.append(change)
-            elif self._on_reserved is not None and record.key is not None and is_reserved(record.key):
+            elif self._on_reserved is not None and is_reserved(record.key):
                 self._on_reserved(record)
         return changes
 
