@@ -6,6 +6,7 @@ is missing. Stores are found by the scheme of their address (`headrace.testing.c
 the exam). Who owns a partition is decided elsewhere: an owner brings a `ChangelogWriter`.
 """
 
+from headrace.state.backends import open_state_store
 from headrace.state.changelog import (
     BATCH_HEADER,
     BatchName,
@@ -18,7 +19,6 @@ from headrace.state.changelog import (
 from headrace.state.commits import ProducerWriter
 from headrace.state.declaration import StateSpec
 from headrace.state.keys import RESERVED_PREFIX, OrderedKeys
-from headrace.state.opening import open_state_store
 from headrace.state.partition import StatePartition
 from headrace.state.ports import ChangelogWriter, KeyValueStore, StoredPair, StoreWrite
 from headrace.state.state import State, StateChange, StatePage, StateRead

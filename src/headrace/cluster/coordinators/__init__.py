@@ -3,6 +3,6 @@
 Promises: one port (`CoordinationStore`), the same behaviour from each; `open_coordinator` finds them by address.
 """
 
-from headrace.cluster.coordinators.opening import open_coordinator, open_store
+from headrace.cluster.coordinators.backends import open_coordinator, open_store
 
 __all__ = ["open_coordinator", "open_store"]
