@@ -16,8 +16,8 @@ import headrace.sync
 from headrace.errors import BadArgument, Closed, IncompatibleSchema, WrongSeqNr
 from headrace.journal import JOURNAL_TOPIC
 from headrace.model import Event, NewRecord, TopicConfig, TopicPartition
+from headrace.runtime import LoopThread
 from headrace.serde import schema_of
-from headrace.sync import LoopThread
 
 
 def test_a_script_can_use_a_journal(tmp_path: Path) -> None:

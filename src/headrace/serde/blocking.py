@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from headrace.config import LogSettings, RegistrySettings
-from headrace.errors import BadArgument, Closed
+from headrace.errors import BadArgument
 from headrace.log import Log, open_log
+from headrace.runtime import LoopThread
 from headrace.serde.framed import Decoder, Encoder, Serde
 from headrace.serde.ports import Registry
 from headrace.serde.registries import open_registry
@@ -36,10 +36,9 @@ class BlockingRegistry:
         settings: RegistrySettings | None = None,
         log_settings: LogSettings | None = None,
     ) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-registry", daemon=True)
-        self._thread.start()
+        self._loop = LoopThread("headrace-registry", what="this registry")
         self._log: Log | None = None
+        self._is_closed = False
         try:
             if log_address is not None:
                 self._log = self.run(open_log(log_address, settings=log_settings))
@@ -50,35 +49,23 @@ class BlockingRegistry:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of the registry and wait for it. Raises Closed; BadArgument in the registry's own thread."""
-        if self._loop.is_closed():
-            coroutine.close()
-            raise Closed("this registry")
-        try:
-            self._check_thread()
-        except BadArgument:
-            coroutine.close()
-            raise
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        return self._loop.run(coroutine)
 
     def close(self) -> None:
         """Close registry and log, and end the thread. Raises BadArgument in that thread."""
-        if self._loop.is_closed():
+        if self._is_closed:
             return
-        self._check_thread()
-        if hasattr(self, "registry"):
-            self.run(self.registry.close())
-        if self._log is not None:
-            self.run(self._log.close())
-        self.run(self._loop.shutdown_default_executor())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._loop.check_thread()
+        self._is_closed = True
+        self.run(self._close())
         self._loop.close()
 
-    def _check_thread(self) -> None:
-        """Raise BadArgument for a blocking call in the loop's own thread, which would wait for itself."""
-        if threading.current_thread() is self._thread:
-            rule = "it would wait for itself; await the asynchronous call instead"
-            raise BadArgument("calling thread", self._thread.name, rule)
+    async def _close(self) -> None:
+        if hasattr(self, "registry"):
+            await self.registry.close()
+        if self._log is not None:
+            await self._log.close()
+        await asyncio.get_running_loop().shutdown_default_executor()
 
     def __enter__(self) -> BlockingRegistry:
         return self

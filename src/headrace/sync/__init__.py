@@ -8,7 +8,6 @@
 Promises: the behaviour of the asynchronous calls, on an event loop in a thread of its own; safe from several threads.
 """
 
-from headrace.sync.bridge import LoopThread
 from headrace.sync.facade import (
     SyncHeadrace,
     SyncJournal,
@@ -20,7 +19,6 @@ from headrace.sync.facade import (
 )
 
 __all__ = [
-    "LoopThread",
     "SyncHeadrace",
     "SyncJournal",
     "SyncLog",

@@ -24,8 +24,8 @@ from headrace.model import (
     TopicPartition,
 )
 from headrace.projection import Projection
+from headrace.runtime import LoopThread
 from headrace.serde import Registry, Schema, Version
-from headrace.sync.bridge import LoopThread
 from headrace.tags import After, TaggedEvent
 
 __all__ = ["SyncHeadrace", "SyncJournal", "SyncLog", "SyncProjection", "SyncRegistry", "SyncSnapshots", "connect"]

@@ -8,6 +8,7 @@ Spark. The conversions of rows and errors for Spark are here too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from headrace.errors import BadArgument, HeadraceError
+from headrace.errors import HeadraceError
 from headrace.pipeline.spark.endpoints import Endpoints
+from headrace.runtime import LoopThread
 
 if TYPE_CHECKING:
     from headrace.log import Log
@@ -66,14 +68,12 @@ class _Process:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.loop = asyncio.new_event_loop()
+        self.loop = LoopThread("headrace-pipeline", what="the pipeline of this process")
         self.opening = asyncio.Lock()
         self.logs: dict[str, Log] = {}
         self.stores: dict[str, Store] = {}
         self.tag_writers: dict[str, TagWriter] = {}
         self.tag_trims: dict[str, TagTrim] = {}
-        self.thread = threading.Thread(target=self.loop.run_forever, name="headrace-pipeline", daemon=True)
-        self.thread.start()
 
 
 _lock = threading.Lock()
@@ -82,13 +82,7 @@ _process: _Process | None = None
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the process's loop and wait for it. Raises BadArgument in the loop's own thread."""
-    here = _here()
-    try:
-        _check_thread(here)
-    except BadArgument:
-        work.close()
-        raise
-    return asyncio.run_coroutine_threadsafe(work, here.loop).result()
+    return _here().loop.run(work)
 
 
 async def log_of(endpoints: Endpoints) -> Log:
@@ -145,21 +139,12 @@ def close_all() -> None:
     global _process
     with _lock:
         if _process is not None:
-            _check_thread(_process)
+            _process.loop.check_thread()
         here, _process = _process, None
     if here is None or here.pid != os.getpid():
         return
-    asyncio.run_coroutine_threadsafe(_close(here), here.loop).result()
-    here.loop.call_soon_threadsafe(here.loop.stop)
-    here.thread.join()
+    here.loop.run(_close(here))
     here.loop.close()
-
-
-def _check_thread(here: _Process) -> None:
-    """Raise BadArgument for a blocking call in the loop's own thread, which would wait for itself."""
-    if threading.current_thread() is here.thread:
-        rule = "it would wait for itself; await the asynchronous call instead"
-        raise BadArgument("calling thread", here.thread.name, rule)
 
 
 async def _close(here: _Process) -> None:
@@ -179,22 +164,6 @@ def _here() -> _Process:
 
 
 def blocking_iterator(items: AsyncIterator[T]) -> Iterator[T]:
-    """Yield the items of an asynchronous iterator, waiting for each on the process's loop."""
-
-    async def one() -> tuple[T] | None:
-        try:
-            return (await anext(items),)
-        except StopAsyncIteration:
-            return None
-
-    try:
-        while (found := run(one())) is not None:
-            yield found[0]
-    finally:
-        run(_close_iterator(items))
-
-
-async def _close_iterator(items: AsyncIterator[T]) -> None:
-    close = getattr(items, "aclose", None)
-    if close is not None:
-        await close()
+    """Yield the items of an asynchronous iterator, waiting for each on the process's loop; closes it at the end."""
+    with contextlib.closing(_here().loop.iterate(items)) as blocking:
+        yield from blocking

@@ -16,23 +16,28 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for threads that have no event loop."""
+    """Runs coroutines for threads that have no event loop; `what` is the thing that a call after `close` names."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "headrace-sync", *, what: str = "this connection") -> None:
+        self._what = what
         self._loop = asyncio.new_event_loop()
         self._endings: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-sync", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine and return its result; an interrupt cancels it."""
-        if threading.current_thread() is self._thread:
+        """Run a coroutine and return its result; an interrupt cancels it.
+
+        Raises Closed after `close`, and BadArgument in the loop's own thread.
+        """
+        try:
+            self.check_thread()
+        except BadArgument:
             coroutine.close()
-            rule = "it would wait for itself; await the asynchronous call instead"
-            raise BadArgument("calling thread", self._thread.name, rule)
+            raise
         if not self._thread.is_alive():
             coroutine.close()
-            raise Closed("this connection")
+            raise Closed(self._what)
         outcome: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
         try:
@@ -42,6 +47,12 @@ class LoopThread:
             # Not through a handle that the call above returns: an interrupt may come before it is assigned.
             self._loop.call_soon_threadsafe(_cancel, tasks)
             raise
+
+    def check_thread(self) -> None:
+        """Raise BadArgument in the loop's own thread: a blocking call there would wait for itself."""
+        if threading.current_thread() is self._thread:
+            rule = "it would wait for itself; await the asynchronous call instead"
+            raise BadArgument("calling thread", self._thread.name, rule)
 
     def iterate(self, items: AsyncIterator[T]) -> BlockingIterator[T]:
         """Return a blocking iterator over an asynchronous one, which is closed when the caller stops."""
