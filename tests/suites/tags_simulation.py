@@ -60,7 +60,6 @@ class TagSimulation(TagSetting):
         """T34, X4, X7: what was delivered is what the log says, in the order of the views, numbered without gaps."""
         world = _World(scene, random.Random(seed), writes=writes)
         seen = await world.run(restarts=restarts)
-        await world.replicate_all()
         assert await scene.read() == seen
         assert world.crowd == {"": seen, "other": await scene.read("other")}
         expected = await expected_of(scene)
@@ -88,14 +87,18 @@ class _World:
         self.crowd: dict[str, list[TaggedEvent]] = {}
 
     async def run(self, *, restarts: int) -> list[TaggedEvent]:
-        """Let it go on until all is written and read, and the query was resumed often enough."""
+        """Let it go on until all is written and the query was resumed often enough; then end the log, and read it."""
         replication = asyncio.ensure_future(self._replicate_on())
         reading = asyncio.ensure_future(self._read_on(restarts))
         crowd = [asyncio.ensure_future(each) for each in self._read_together()]
         try:
             await self._write_on()
-            async with asyncio.timeout(100):
+            async with asyncio.timeout(200):
                 await reading
+                replication.cancel()
+                await asyncio.wait([replication])
+                await self.replicate_all()
+                await self._read_to_the_end()
                 await self._caught_up(crowd)
         finally:
             for task in (replication, reading, *crowd):
@@ -209,27 +212,22 @@ class _World:
         return store
 
     async def _read_on(self, restarts: int) -> None:
-        """Take some events, stop, resume from the stored text of the last one; until all is read and more is not."""
-        after: str | None = None
-        while True:
-            before = len(self._seen)
-            is_last = self._is_written and self.restarts >= restarts
-            events = self.scene.again().queries.events(self.scene.tag, after=after, live=not is_last)
-            try:
-                await self._take(events, 10_000 if is_last else self.dice.randint(1, 6))
-            finally:
-                await events.aclose()
-            if len(self._seen) > before:
-                after = str(self._seen[-1].tag_offset)
+        """Take some events, stop, resume from the stored text of the last one, until that happened often enough."""
+        while not self._is_written or self.restarts < restarts:
+            events = self.scene.again().queries.events(self.scene.tag, after=self._after(), live=True)
+            async with contextlib.aclosing(events):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.3):
+                        for _ in range(self.dice.randint(1, 6)):
+                            self._seen.append(await anext(events))
             self.restarts += 1
-            if is_last and len(self._seen) == before:
-                return
 
-    async def _take(self, events: object, many: int) -> None:
-        with contextlib.suppress(TimeoutError, StopAsyncIteration):
-            async with asyncio.timeout(60 if many == 10_000 else 0.3):
-                for _ in range(many):
-                    self._seen.append(await anext(events))  # type: ignore[call-overload]
+    async def _read_to_the_end(self) -> None:
+        """Take all that is left; nothing moves any more."""
+        self._seen += [event async for event in self.scene.again().queries.events(self.scene.tag, after=self._after())]
+
+    def _after(self) -> str | None:
+        return str(self._seen[-1].tag_offset) if self._seen else None
 
 
 async def expected_of(scene: Scene) -> list[tuple[str, str, int, int, int, int]]:
