@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from headrace.cluster import ClusterView, HostingNode
 from headrace.config import HeadraceSettings
-from headrace.errors import BadArgument, TimedOut
-from headrace.keyspace import Keyspace, KeyspaceClient, KeyspaceHosting, StateFolder
+from headrace.errors import TimedOut
+from headrace.keyspace import App, Keyspace, KeyspaceClient, KeyspaceHosting, StateFolder
 from headrace.log import Log
 from headrace.observe import get_logger
 from headrace.serde import Registry
@@ -75,12 +76,9 @@ class RunningNode:
 
 @contextlib.asynccontextmanager
 async def running_node(
-    log: Log, registry: Registry, settings: HeadraceSettings, parts: tuple[type[Keyspace], ...]
+    log: Log, registry: Registry, settings: HeadraceSettings, app: App
 ) -> AsyncIterator[RunningNode]:
     """Run a node while the block runs; it starts when every partition has an owner, or after half a minute."""
-    for part in parts:
-        if not (isinstance(part, type) and issubclass(part, Keyspace)):
-            raise BadArgument("node", part, "a node serves classes that derive from Keyspace")
     with contextlib.ExitStack() as held:
         folders: list[StateFolder] = []
 
@@ -91,17 +89,26 @@ async def running_node(
             return folders[0].path
 
         keyspaces = KeyspaceHosting(log, registry, settings, folder)
-        hosting = HostingNode(log, [keyspaces.group(part) for part in parts], settings=settings)
+        hosting = HostingNode(log, [keyspaces.group(each) for each in app.keyspaces.values()], settings=settings)
         keyspaces.attach(hosting)
-        for part in parts:
-            await keyspaces.client(part).open()
+        for each in app.keyspaces.values():
+            await keyspaces.client(each).open()
         async with hosting:
             node = RunningNode(hosting, keyspaces)
             try:
                 await node.online(timeout_s=_ONLINE_S)
             except TimedOut as error:
                 _logger.warning("the node starts without all partitions", node=node.id, reason=str(error))
-            yield node
+            streams = [
+                asyncio.create_task(each.run(log, registry, keyspaces.client), name=f"headrace-stream-{each.group}")
+                for each in app.streams
+            ]
+            try:
+                yield node
+            finally:
+                for task in streams:
+                    task.cancel()
+                await asyncio.gather(*streams, return_exceptions=True)
 
 
 def _base_of(settings: HeadraceSettings) -> Path:
