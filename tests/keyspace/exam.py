@@ -106,9 +106,7 @@ class KeyspaceExam:
             await accounts.ask(message, message_id="m")
 
     @pytest.mark.parametrize("how", ["error", "timeout"])
-    async def test_a_handler_that_fails_leaves_nothing_behind(
-        self, served: Served, output: str, how: str
-    ) -> None:
+    async def test_a_handler_that_fails_leaves_nothing_behind(self, served: Served, output: str, how: str) -> None:
         """G2: its writes and records are forgotten, it is not run again, and the next call of the key goes on."""
         key, accounts = new_key(), served.client
         with pytest.raises(RequestFailed, match=r"Break was not handled by keyspace 'accounts': (Key|Timeout)Error"):
@@ -240,7 +238,9 @@ class KeyspaceExam:
         assert found == [(key, Customer(city, key)) for key in keys]
         assert await accounts.find("customers", "city", city, limit=2) == found[:2]
         with pytest.raises(NotUnique):
-            await accounts.put("customers", new_key(0), Customer(city, next(key for key in keys if key in _of(0, keys))))
+            await accounts.put(
+                "customers", new_key(0), Customer(city, next(key for key in keys if key in _of(0, keys)))
+            )
 
     async def test_what_is_emitted_is_in_the_transaction(self, served: Served, output: str) -> None:
         """A record to another topic is there when the reply is, with its key."""
