@@ -297,7 +297,7 @@ class KeyspaceExam:
         async with contextlib.aclosing(accounts.changes("balances", key)) as changes:
             first = await anext(changes)
             assert (first.value, first.is_present, first.is_lagged) == (1, True, False)
-            for n in range(2, 5):
+            for _ in range(3):
                 await accounts.ask(Deposit(key, 1))
             seen = [await anext(changes) for _ in range(3)]
         assert [(each.key, each.value, each.is_present) for each in seen] == [(key, n, False) for n in range(2, 5)]

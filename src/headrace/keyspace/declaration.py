@@ -266,7 +266,7 @@ def _handler_of(shown: str, function: Callable[..., Any], mark: _Mark, names: Ma
     if not 1 <= len(parameters) <= 2:
         raise BadArgument("handles", shown, "a handler takes a message, and a Context if it wants one")
     message, reply = hints.get(parameters[0].name), hints.get("return")
-    if not isinstance(message, type) or "return" not in hints:
+    if not isinstance(message, type) or message in (Any, object) or "return" not in hints:
         raise BadArgument("handles", shown, "annotate the message with its class, and what is returned")
     return HandlerSpec(
         function.__name__,
