@@ -41,6 +41,7 @@
     │   ├── StateReadOnly           a write to a state that this process does not own
     │   ├── UnknownMessage          a keyspace has no handler for it
     │   ├── RequestFailed           a keyspace's handler raised; nothing was written
+    │   ├── WritesInRead            a keyspace's handler is marked as a read, and wrote
     │   ├── AskCycle                a handler asks a key that waits for it
     │   ├── MessageIdReused         the message id belongs to another message
     │   ├── ReplyNotKept            the message was handled before, and its reply was not kept
@@ -221,6 +222,7 @@ __all__ = [
     "UnsupportedPlatform",
     "VoidAppend",
     "WorkerFailed",
+    "WritesInRead",
     "WrongBucketSize",
     "WrongGroupSize",
     "WrongPartitionCount",
@@ -715,6 +717,18 @@ class RequestFailed(Refused):
     kind: str
     reason: str
     says: ClassVar[str] = "{message} was not handled by keyspace {keyspace!r}: {kind}: {reason}; nothing was written"
+
+
+@dataclass(eq=False)
+class WritesInRead(Refused):
+    """A handler that is marked as a read has written. A read may be done twice, so nothing was kept."""
+
+    keyspace: str
+    handler: str
+    says: ClassVar[str] = (
+        "handler {handler!r} of keyspace {keyspace!r} is marked read=True and wants to write; nothing was written: "
+        "leave the mark away"
+    )
 
 
 @dataclass(eq=False)
