@@ -34,6 +34,7 @@ def test_a_topic_grows_under_load(tier: Tier, topic: str) -> None:
                 written[id_] += 1
             id_ = f"k{written['k0'] % KEYS}"
             assert [event.seq_nr async for event in journal.read(id_)] == list(range(1, written[id_] + 1))
+            await asyncio.sleep(0.1)  # a steady load: how much it is does not depend on how slow Spark is
 
     async def grow(log: Log, store: Store, seen: Seen) -> None:
         for partitions in (6, 8):
