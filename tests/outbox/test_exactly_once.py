@@ -24,13 +24,16 @@ from headrace.outbox.messages import Lane
 COLUMNS = ("id", "topic", "message", "key", "event_id", "bucket", "created_at")
 
 
-def put_back(ground: Ground, kept: list[Any]) -> None:
-    """Put messages into the table as they were, or under other ids."""
+def put_back(ground: Ground, kept: list[Any], *, only: bool = False) -> None:
+    """Put messages into the table as they were, or under other ids; alone, nobody sees the table empty in between."""
     names = ", ".join(dialect_of(ground.engine.dialect.name).key if name == "key" else name for name in COLUMNS)
     values = ", ".join(f":{name}" for name in COLUMNS)
-    for row in kept:
-        asked = {name: row[name] for name in COLUMNS}
-        change(ground.engine, f"INSERT INTO kafka_messages ({names}) VALUES ({values})", **asked)
+    with ground.engine.begin() as db:
+        if only:
+            db.execute(text("DELETE FROM kafka_messages"))
+        for row in kept:
+            asked = {name: row[name] for name in COLUMNS}
+            db.execute(text(f"INSERT INTO kafka_messages ({names}) VALUES ({values})"), asked)
 
 
 def make_again(ground: Ground) -> None:
@@ -106,8 +109,8 @@ async def test_a_database_that_is_set_back_under_a_running_relay_loses_no_messag
 
     async def fail_over_and_settle(*given: Any) -> int:
         if next(is_first, False):
-            change(ground.engine, "DELETE FROM kafka_messages")
-            put_back(ground, [{**row, "topic": topic, "id": old["id"]} for row, old in zip(new, sent, strict=True)])
+            others = [{**row, "topic": topic, "id": old["id"]} for row, old in zip(new, sent, strict=True)]
+            put_back(ground, others, only=True)
         return await settle(*given)
 
     relay._relay_loop.rows.settle = fail_over_and_settle  # type: ignore[assignment,method-assign]

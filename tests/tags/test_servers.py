@@ -110,6 +110,11 @@ class TestServedSimulation(Servers, TagSimulation):
     """Everything at once."""
 
     @pytest.fixture
+    def restarts(self, size: Size) -> int:
+        """Return how often the query is stopped and resumed, at least: fewer times, as it takes longer here."""
+        return size(40, 100)
+
+    @pytest.fixture
     def writes(self, size: Size) -> int:
         """Return how many records are written."""
         return size(120, 2500)
