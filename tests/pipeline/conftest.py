@@ -92,9 +92,9 @@ def spark(crash_file: Path) -> Iterator[SparkSession]:
     del os.environ[CRASH_FILE_VARIABLE]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def embedded_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return one folder for all: workers keep open what they opened."""
+    """Return one folder for all tests of a file: workers keep open what they opened, and jobs look at every topic."""
     return tmp_path_factory.mktemp("embedded")
 
 
