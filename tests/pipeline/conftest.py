@@ -83,7 +83,8 @@ def spark(crash_file: Path) -> Iterator[SparkSession]:
     os.environ[CRASH_FILE_VARIABLE] = str(crash_file)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH"))))
     sys.path.append(str(PLUGIN))
-    session = spark_session(PipelineSettings(master="local[2]"), is_brief=True)
+    settings = PipelineSettings(master="local[2]", spark={"spark.sql.shuffle.partitions": "2"})
+    session = spark_session(settings, is_brief=True)
     yield session
     close_all()
     session.stop()
@@ -91,9 +92,9 @@ def spark(crash_file: Path) -> Iterator[SparkSession]:
     del os.environ[CRASH_FILE_VARIABLE]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def embedded_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return one folder for all: workers keep open what they opened."""
+    """Return one folder for all tests of a file: workers keep open what they opened, and jobs look at every topic."""
     return tmp_path_factory.mktemp("embedded")
 
 

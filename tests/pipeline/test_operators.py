@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyspark
 import pytest
+from tests.secured.job import QUICK_JAVA
 from typer.testing import CliRunner
 
 from headrace.cli import spark_sessions
@@ -127,7 +128,7 @@ def test_what_was_submitted_stays(tmp_path: Path) -> None:
     options = [part for name, value in chosen.items() for part in ("--conf", f"spark.{name}={value}")]
     done = subprocess.run(
         [str(submit), "--master", "local[1]", *options, str(program)],
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **QUICK_JAVA},
         capture_output=True,
         text=True,
         timeout=100,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.pipeline.tier import Tier, append_all
+from tests.secured.job import QUICK_JAVA
 
 from headrace.pipeline import Selection, journal_frame, query
 
@@ -64,7 +65,7 @@ def test_frames_work_in_a_session_of_the_users_own(tmp_path: Path) -> None:
     activated = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     done = subprocess.run(
         ["python3", str(program), str(tmp_path / "data")],
-        env={**os.environ, "PATH": activated, "SPARK_LOCAL_IP": "127.0.0.1"},
+        env={**os.environ, "PATH": activated, "SPARK_LOCAL_IP": "127.0.0.1", **QUICK_JAVA},
         capture_output=True,
         text=True,
         timeout=250,

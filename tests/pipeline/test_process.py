@@ -24,12 +24,13 @@ def start(tier: Tier, topic: str, *options: str, **environ: str) -> subprocess.P
     command = [sys.executable, "-m", "headrace.cli", "pipeline", "replicate", "--topics", topic, *options]
     where = ["--log", tier.endpoints.log, "--store", tier.endpoints.store]
     settings = {"HEADRACE__PIPELINE__MASTER": "local[2]", "HEADRACE__PIPELINE__DRIVER_MEMORY": "512m", **environ}
+    brief = {"_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}  # wins over our own, which are for jobs that run for long
     return subprocess.Popen(
         [*command, *where],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **settings},
+        env={**os.environ, **brief, **settings},
     )
 
 
