@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from headrace.pipeline.jobs.backfill import backfill as backfill
     from headrace.pipeline.jobs.expiry import ExpirySummary as ExpirySummary
     from headrace.pipeline.jobs.expiry import purge_expired as purge_expired
+    from headrace.pipeline.jobs.imports import ImportSummary as ImportSummary
+    from headrace.pipeline.jobs.imports import import_journals as import_journals
     from headrace.pipeline.jobs.tag_backfill import TagBackfillSummary as TagBackfillSummary
     from headrace.pipeline.jobs.tag_backfill import backfill_tag as backfill_tag
     from headrace.pipeline.logs.plan import Plan as Plan
@@ -60,6 +62,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "headrace.pipeline.jobs.audit": "AuditReport audit",
         "headrace.pipeline.jobs.backfill": "BackfillSummary backfill",
         "headrace.pipeline.jobs.expiry": "ExpirySummary purge_expired",
+        "headrace.pipeline.jobs.imports": "ImportSummary import_journals",
         "headrace.pipeline.jobs.tag_backfill": "TagBackfillSummary backfill_tag",
         "headrace.pipeline.logs.plan": "Plan Selection topics_of",
         "headrace.pipeline.replication.display": "LineDisplay display_on",
