@@ -10,15 +10,17 @@ from headrace.state.backends import open_state_store
 from headrace.state.changelog import (
     BATCH_HEADER,
     BatchName,
+    StateWrite,
     batch_header_of,
     changelog_config,
     ensure_changelog,
     is_reserved,
+    new_record,
     parse_batch,
 )
 from headrace.state.commits import ProducerWriter
 from headrace.state.declaration import StateSpec
-from headrace.state.keys import RESERVED_PREFIX, OrderedKeys
+from headrace.state.keys import RESERVED_PREFIX, OrderedKeys, decode_parts
 from headrace.state.partition import StatePartition
 from headrace.state.ports import ChangelogWriter, KeyValueStore, StoredPair, StoreWrite
 from headrace.state.state import State, StateChange, StatePage, StateRead
@@ -43,6 +45,7 @@ __all__ = [
     "StatePartition",
     "StateRead",
     "StateSpec",
+    "StateWrite",
     "StoreWrite",
     "StoredPair",
     "TextValues",
@@ -50,8 +53,10 @@ __all__ = [
     "ValueCodec",
     "batch_header_of",
     "changelog_config",
+    "decode_parts",
     "ensure_changelog",
     "is_reserved",
+    "new_record",
     "open_state_store",
     "parse_batch",
 ]
