@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.cluster.owner_exam import Node, owned
 from tests.pipeline.test_sql import asked
@@ -68,18 +69,19 @@ async def test_a_load_fences_the_owner_before_it(log: Log) -> None:
 
 async def test_a_load_waits_for_a_pause(log: Log) -> None:
     """While the owner is alive the load does not begin, writes nothing, and says what to do."""
-    node = Node(log, GROUP.prefix, "a")
-    owner = await owned(node.replica(AT, TopicPartition("stock", 0)))
-    loading = StateLoad(log, GROUP, AT)
+    group = msgspec.structs.replace(GROUP, lease_s=30.0)
+    node = StateLoad(log, group, AT)
+    await node.take_over(timeout_s=20)
+    loading = StateLoad(log, group, AT)
     with pytest.raises(TimedOut, match="is the keyspace paused"):
-        await loading.take_over(timeout_s=1.0)
+        await loading.take_over(timeout_s=0.3)
     await loading.close()
-    await owner.commit([NewRecord("prices", b"apple", b"1", partition=0)])
-    await owner.release()
-    loading = StateLoad(log, GROUP, AT)
+    await node.write([(b"apple", StateWrite(b"1"))])
+    await node.release()
+    await node.close()
+    loading = StateLoad(log, group, AT)
     await loading.take_over(timeout_s=20)
     await loading.close()
-    await node.stop()
 
 
 def test_keys_are_written_as_the_state_writes_them() -> None:

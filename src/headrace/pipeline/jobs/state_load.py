@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.cluster import Identity, LeaseKeeper, OwnedPartition, Owner, ensure_lease_topic, new_process
+from headrace.cluster import Identity, LeaseKeeper, LeaseTerms, OwnedPartition, Owner, ensure_lease_topic, new_process
 from headrace.errors import BadArgument, TimedOut
 from headrace.log import Log
 from headrace.model import TopicPartition, partition_of
@@ -58,12 +58,14 @@ class LoadSummary:
 class StateGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Who owns the state: the prefix of its transactional ids, the cluster's id, the changelogs of the group in order.
 
-    They must be those of the nodes that own the state otherwise. The first changelog names the partitions.
+    All of it must be as at the nodes that own the state otherwise, the length of their leases too. The first changelog
+    names the partitions.
     """
 
     prefix: str
     cluster_id: str
     changelogs: tuple[str, ...]
+    lease_s: float = 0.5
 
 
 def load_state(
@@ -255,7 +257,7 @@ class StateLoad:
         self._at = at
         self._owned = asyncio.Event()
         self._stamp_ms = 0
-        self._keeper = LeaseKeeper(log, group.prefix, me)
+        self._keeper = LeaseKeeper(log, group.prefix, me, terms=LeaseTerms(group.lease_s))
         self._owner = Owner(log, OwnedPartition(group.prefix, changelogs), self._keeper, self)
         self._tasks: list[asyncio.Task[None]] = []
 
