@@ -20,7 +20,7 @@ from headrace.serde import BlockingRegistry, Part
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["TopicViewKind", "query", "query_error", "topic_view", "view_name"]
+__all__ = ["TopicViewKind", "query", "query_error", "table_names", "topic_view", "view_name"]
 
 TopicViewKind: TypeAlias = Literal["topic", "compact", "state"]
 
@@ -114,6 +114,13 @@ def kind_of_view(name: str) -> TopicViewKind:
 def view_name(kind: TopicViewKind, topic: str) -> str:
     """Return the name of a topic's view."""
     return f"{kind}_{re.sub(r'[^A-Za-z0-9_]', '_', topic)}".lower()
+
+
+def table_names(endpoints: Endpoints) -> list[str]:
+    """Return the names of all views that a statement can name now."""
+    topics = run(_topics(endpoints))
+    names = [view_name(kind, topic) for kind in get_args(TopicViewKind) for topic in topics]
+    return ["journal", "meta", "pointers", *names]
 
 
 def query_error(error: Exception) -> HeadraceError:
