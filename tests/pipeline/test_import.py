@@ -217,7 +217,7 @@ def test_a_frame_is_imported_once(tier: Tier, topic: str) -> None:
         "CAST(id DIV 4 + 1 AS INT) AS seq_nr",
         "named_struct('n', id) AS payload",
         "array('all') AS tags",
-        f"timestamp_millis({LONG_AGO_MS} + (id % 7) * 1000 + id) AS timestamp",
+        f"timestamp_millis({LONG_AGO_MS} + id) AS timestamp",
     )
     done = import_journals(frame.where("seq_nr <= 8"), tier.endpoints, topic, partitions=2)
     assert (done.imported, done.present) == (32, 0)

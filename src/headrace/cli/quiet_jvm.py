@@ -1,17 +1,35 @@
-"""A start of Spark without the JVM's own lines on the screen."""
+"""Spark sessions of commands without the JVM's own lines on the screen."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import IO
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import IO, TYPE_CHECKING
 
-__all__ = ["quiet_jvm"]
+from headrace.cli.spark_sessions import spark_for
+from headrace.config import HeadraceSettings
+from headrace.pipeline import Endpoints
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["quiet_jvm", "quiet_spark_for"]
 
 _STDERR = 2
+
+
+@contextmanager
+def quiet_spark_for(endpoints: Endpoints, settings: HeadraceSettings, *, name: str) -> Iterator[SparkSession]:
+    """Yield a Spark session for a command; its JVM prints nothing, unless the command is verbose."""
+    is_verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
+    with ExitStack() as stack:
+        with nullcontext() if is_verbose else quiet_jvm():
+            spark = stack.enter_context(spark_for(endpoints, settings, name=name))
+        yield spark
 
 
 @contextmanager

@@ -8,8 +8,6 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,9 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.options import Address, AsJson, StoreAddress, command_settings
-from headrace.cli.quiet_jvm import quiet_jvm
+from headrace.cli.quiet_jvm import quiet_spark_for
 from headrace.cli.schemas import RegistryAddress
-from headrace.cli.spark_sessions import spark_for
 from headrace.cli.sql_plots import plot_columns, plot_of
 from headrace.cli.sql_shell import SqlShell, piped_lines, typed_lines
 from headrace.config import HeadraceSettings
@@ -31,7 +28,7 @@ from headrace.pipeline import Endpoints, Selection, query, query_error, table_na
 from headrace.serde import BlockingRegistry
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 __all__ = ["sql"]
 
@@ -82,7 +79,10 @@ def sql(
         raise BadArgument("--out", str(out), "a file holds the rows of one statement; give it as an argument")
     # Spark logs the JVM's traceback of failures that the error message describes in one sentence.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    with _registry(registry, endpoints, settings) as schemas, _session(endpoints, settings) as spark:
+    with (
+        _registry(registry, endpoints, settings) as schemas,
+        quiet_spark_for(endpoints, settings, name="headrace sql") as spark,
+    ):
 
         def ask(asked: str) -> None:
             frame = query(spark, endpoints, asked, selection, held=held, registry=schemas)
@@ -97,16 +97,6 @@ def sql(
             ask(statement)
         else:
             _run_shell(SqlShell(ask, lambda: table_names(endpoints), spark.sparkContext.cancelAllJobs), endpoints)
-
-
-@contextmanager
-def _session(endpoints: Endpoints, settings: HeadraceSettings) -> Iterator[SparkSession]:
-    """Yield a session whose JVM prints nothing, unless the command is verbose."""
-    is_verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
-    with ExitStack() as stack:
-        with nullcontext() if is_verbose else quiet_jvm():
-            spark = stack.enter_context(spark_for(endpoints, settings, name="headrace sql"))
-        yield spark
 
 
 def _run_shell(shell: SqlShell, endpoints: Endpoints) -> None:

@@ -149,7 +149,7 @@ class _Export:
     def _write(self, table: str, frame: DataFrame) -> str:
         """Write the files of a table; return its schema as JSON."""
         path = self._target.data(table, self._export)
-        frame.write.partitionBy(*EXPORT_TABLES[table]).parquet(path.as_uri())
+        frame.write.partitionBy(*EXPORT_TABLES[table]).parquet(_uri(path))
         return str(frame.schema.json())
 
     def _manifest(self, schemas: Mapping[str, str]) -> ExportManifest:
@@ -187,6 +187,11 @@ class _Export:
         return " OR ".join(parts)
 
 
+def _uri(path: Path) -> str:
+    """Return the address of a local path as Spark takes it: unlike in a URI, nothing is escaped."""
+    return f"file://{path}"
+
+
 def _compared(how: str, place: Place) -> str:
     return f"struct(generation, offset) {how} struct({place.generation}, {place.offset}L)"
 
@@ -201,12 +206,12 @@ def _tags(events: DataFrame) -> DataFrame:
 
 def _read(spark: SparkSession, target: ExportFolder, table: str, export: str, schema: str) -> DataFrame:
     """Return what one export has written to a table; an empty frame if that is nothing."""
-    paths = [(target.folder / table / file.path).as_uri() for file in target.files(table, export)]
+    paths = [_uri(target.folder / table / file.path) for file in target.files(table, export)]
     return _parquet(spark, target, table, paths, schema)
 
 
 def _files(spark: SparkSession, target: ExportFolder, known: Sequence[ExportManifest], table: str) -> DataFrame:
-    paths = [(target.folder / table / file.path).as_uri() for each in known for file in each.files.get(table, ())]
+    paths = [_uri(target.folder / table / file.path) for each in known for file in each.files.get(table, ())]
     return _parquet(spark, target, table, paths, known[-1].schemas[table])
 
 
@@ -218,7 +223,7 @@ def _parquet(spark: SparkSession, target: ExportFolder, table: str, paths: Seque
     typed = StructType.fromJson(json.loads(schema))
     if not paths:
         return spark.createDataFrame([], typed)
-    base = (target.folder / table).as_uri()
+    base = _uri(target.folder / table)
     return spark.read.schema(typed).option("basePath", base).parquet(*paths).select(*typed.names)
 
 
@@ -228,7 +233,7 @@ def _heads(spark: SparkSession, target: ExportFolder, known: Sequence[ExportMani
 
     since = {topic: manifest.version for manifest in known for topic in manifest.whole_heads}
     paths = [
-        (target.folder / "heads" / file.path).as_uri()
+        _uri(target.folder / "heads" / file.path)
         for manifest in known
         for file in manifest.files.get("heads", ())
         if manifest.version >= since.get(file.values["topic"], 0)

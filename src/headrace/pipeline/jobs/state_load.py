@@ -126,7 +126,9 @@ async def _ensure(endpoints: Endpoints, state: StateSpec[Any, Any], group: State
 def _keys(frame: DataFrame, state: StateSpec[Any, Any]) -> Any:  # noqa: ANN401 - a Column
     from pyspark.sql import functions as f
 
-    return f.udf(StateKeyRouter(state.key, state.partitions), "struct<bytes: binary, partition: int>")("key")
+    return f.udf(StateKeyRouter(state.key, state.partitions), "struct<bytes: binary, partition: int>", useArrow=False)(
+        "key"
+    )
 
 
 def _check_once(keyed: DataFrame, state: StateSpec[Any, Any]) -> None:

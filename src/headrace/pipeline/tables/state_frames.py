@@ -81,7 +81,9 @@ def _topic_ttl_ms(endpoints: Endpoints, topic: str) -> int | None:
 def _typed(frame: DataFrame, state: StateSpec[Any, Any], registry: BlockingRegistry | None) -> DataFrame:
     from pyspark.sql import functions as f
 
-    key = f.col("key") if state.key is bytes else f.udf(StateKeys(state.key), key_type(state.key))("key")
+    key = (
+        f.col("key") if state.key is bytes else f.udf(StateKeys(state.key), key_type(state.key), useArrow=False)("key")
+    )
     frame = frame.withColumn("key", key)
     if state.value in (str, bytes, int):
         return frame.withColumn("value", _plain_value(state.value))
@@ -109,7 +111,7 @@ def _shown(frame: DataFrame, topic: str, registry: BlockingRegistry | None) -> D
 
     reading = None if registry is None else reading_of_topic(registry, topic)
     value = f.col("value").cast("string") if reading is None else decoded(f.col("value"), reading, place())
-    return frame.withColumns({"key": f.udf(ShownKeys(), "string")("key"), "value": value})
+    return frame.withColumns({"key": f.udf(ShownKeys(), "string", useArrow=False)("key"), "value": value})
 
 
 def key_type(kind: Any) -> str:  # noqa: ANN401
