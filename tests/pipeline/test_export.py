@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from tests.pipeline.tier import Tier, append_all
 from tests.suites.journal_setting import replicate
+from typer.testing import CliRunner
 
+from headrace.cli.main import app
 from headrace.errors import BadArgument, OperationFailed
 from headrace.journal import Journal
 from headrace.model import Event
@@ -87,8 +89,10 @@ def test_an_export_adds_what_is_new_and_hides_what_is_gone(tier: Tier, topic: st
     tier.with_journal(topic, change)
     tier.on(lambda log, store: replicate(log, store, topic))
     tier.with_journal(topic, lambda journal: journal.append("late", [Event(1)]))  # not replicated, so not exported
-    second = export_journals(spark, endpoints, tmp_path, selection)
-    assert (second.version, second.events, second.tags, second.heads) == (1, 3, 2, 3)
+    options = ["--topics", topic, "--json", "--log", endpoints.log]
+    options += [] if tier.is_embedded else ["--store", endpoints.store]
+    second = CliRunner().invoke(app, ["export", "journals", str(tmp_path), *options], catch_exceptions=False)
+    assert json.loads(second.stdout) == {"version": 1, "events": 3, "tags": 2, "heads": 3}
     expected = events_of(journal_frame(spark, endpoints, selection).where("key != 'late'"))
     assert events_of(exported_frame(spark, tmp_path)) == expected
     assert sorted((row.tag, row.key, row.seq_nr) for row in exported_frame(spark, tmp_path, "tags").collect()) == [

@@ -121,9 +121,8 @@ def test_events_of_pekko_are_read(readers: Readers, spark: SparkSession, cassand
     for n in range(1, 7):
         session.execute(insert, ("acc-1", (n - 1) // 4, n, uuid.uuid1(), f"e{n}".encode()))
     session.execute(f"INSERT INTO {keyspace}.metadata (persistence_id, deleted_to) VALUES ('acc-1', 2)")
-    found: list[Any] = (
-        pekko_frame(spark, [host], keyspace=keyspace, port=int(port), parts=2).orderBy("seq_nr").collect()
-    )
+    frame = readers.pekko.pekko_frame(spark, [host], keyspace=keyspace, port=int(port), parts=2)
+    found: list[Any] = frame.orderBy("seq_nr").collect()
     assert [(row.id, row.seq_nr, bytes(row.payload), list(row.tags)) for row in found] == [
         ("acc-1", n, f"e{n}".encode(), ["a", "b"]) for n in range(3, 7)
     ]

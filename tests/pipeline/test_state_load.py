@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import uuid
@@ -23,6 +24,7 @@ from headrace.pipeline import StateGroup, load_state, state_frame
 from headrace.pipeline.jobs.state_load import StateKeyRouter, StateLoad
 from headrace.pipeline.tables.sql_views import view_name
 from headrace.pipeline.tables.state_frames import key_type, shown_key
+from headrace.serde import BlockingRegistry, avro
 from headrace.state import OrderedKeys, StatePartition, StateSpec, StateWrite, open_state_store
 
 GROUP = StateGroup(prefix="shop", cluster_id="cluster", changelogs=("prices", "stock"))
@@ -138,3 +140,25 @@ def test_a_frame_is_loaded_and_read_back(tier: Tier, topic: str) -> None:
         load_state(rows.union(rows.limit(1)), endpoints, spec, group)
     with pytest.raises(BadArgument, match=r"need a column of struct<_1:string,_2:bigint>"):
         load_state(rows.selectExpr("'k' AS key", "value"), endpoints, spec, group)
+
+
+@avro(namespace="shop")
+@dataclasses.dataclass
+class Stock:
+    count: int
+    place: str = "shelf"
+
+
+@pytest.mark.timeout(300)
+def test_values_of_a_class_are_avro(tier: Tier, topic: str) -> None:
+    """A struct is written as the state's class would be, no value deletes, and the state itself reads it."""
+    spec: StateSpec[str, Stock] = StateSpec(name="stock", topic=topic, key=str, value=Stock)
+    group = StateGroup(prefix=f"g-{topic}", cluster_id="cluster", changelogs=(topic,))
+    spark, endpoints = tier.spark, tier.endpoints
+    rows = spark.sql("SELECT 'pear' AS key, named_struct('count', 3L) AS value UNION ALL SELECT 'plum', NULL")
+    with BlockingRegistry(f"log:{topic}-schemas", log_address=endpoints.log) as registry:
+        load_state(rows, endpoints, spec, group, registry=registry)
+        found = state_frame(spark, endpoints, spec, registry=registry).collect()
+        assert [(row.key, row.value["count"], row.value["place"]) for row in found] == [("pear", 3, "shelf")]
+    with pytest.raises(BadArgument, match="are Avro; give the registry"):
+        load_state(rows, endpoints, spec, group)

@@ -217,6 +217,9 @@ class PartitionImport:
         if not wave:
             return set()
         routes = {id_: await self._topology.find_route(id_) for id_ in wave}
+        if any(routed.route.generation != self._generation for routed in routes.values()):
+            self._forget_all(-1)  # the topic grew since the journals were looked at
+            return set()
         records = [self._record(rows, routes[id_].route.at) for id_, rows in wave.items()]
         positions = dict(zip(wave, await self._log.append(records), strict=True))
         crash_point("import.written")

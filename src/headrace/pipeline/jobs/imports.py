@@ -1,7 +1,8 @@
 """The import of another system's events: a frame becomes journals, checked first, and exactly once for each row.
 
-Each partition of the topic has one task. It writes the rows in the order of their times, so that the log's time rises
-as it did when the events happened, and events by tag are in that order too.
+Each partition of the topic has one task. It writes the rows in the order of their times, slice by slice, so that the
+log's time rises as it did when the events happened, and events by tag have nearly that order: within a slice of two
+thousand rows an event may come before one of another journal that happened earlier.
 """
 
 from __future__ import annotations
@@ -63,9 +64,11 @@ def import_journals(
     JournalTopicExpires; and OperationFailed for what happened in a task, as a journal that has another event under
     a row's number.
     """
-    count = run(_partitions(endpoints, topic, partitions))
     rows = _numbered(_rows(frame))
+    if partitions is None:
+        run(_partitions(endpoints, topic, None))  # raises at once, and not after the rows were read
     _check_numbers(rows)
+    count = run(_partitions(endpoints, topic, partitions))
     sent = rows.mapInArrow(ImportRouter(count), f"{rows.drop('before').schema.simpleString()[7:-1]},partition:int")
     tasks = sent.repartitionById(count, "partition").sortWithinPartitions("order_ms", "id", "seq_nr")
     reported = tasks.select(*_SENT).mapInArrow(ImportTask(endpoints.pack(), topic), REPORT_COLUMNS)

@@ -24,7 +24,7 @@ from headrace.model import TopicPartition, partition_of
 from headrace.pipeline.jobs.job_reports import REPORT_COLUMNS, PartitionReport, report_batch, reports_of
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, one_line, run
-from headrace.pipeline.tables.state_frames import key_type
+from headrace.pipeline.tables.state_frames import is_codec, is_json, key_type
 from headrace.pipeline.topics.avro_write import ColumnEncoding, encoded
 from headrace.serde import BlockingRegistry
 from headrace.state import OrderedKeys, StateSpec, StateWrite, ensure_changelog, new_record
@@ -145,25 +145,21 @@ def _ttl(frame: DataFrame) -> str:
 def _values(frame: DataFrame, state: StateSpec[Any, Any], registry: BlockingRegistry | None) -> DataFrame:
     """Return the frame with values as the state's codec writes them. Raises BadArgument."""
     kind, column = state.value, dict(frame.dtypes)["value"]
-    if isinstance(kind, type) and kind not in (str, bytes, int, dict, list):
+    if kind not in (str, bytes, int) and not is_json(kind) and not is_codec(kind):
         if registry is None:
             raise BadArgument("registry", None, f"the values of {state.name!r} are Avro; give the registry for them")
         return encoded(frame, state.topic, ColumnEncoding(registry, kind))[0]
-    if column == "binary" and kind is not str and kind is not int:
-        return frame  # bytes, or what a codec of the application has encoded
+    if column == "binary" and (kind is bytes or is_codec(kind)):
+        return frame  # a codec of the application has encoded them
     if kind is str and column == "string":
         expression = "CAST(value AS BINARY)"
     elif kind is int and column in ("bigint", "int", "smallint", "tinyint"):
         expression = "unhex(lpad(hex(CAST(value AS BIGINT)), 16, '0'))"
-    elif _is_json(kind) and column.startswith(("struct", "map", "array")):
+    elif is_json(kind) and column.startswith(("struct", "map", "array")):
         expression = "CAST(to_json(value) AS BINARY)"
     else:
         raise BadArgument("column value", column, f"the values of state {state.name!r} are {kind!r}")
     return frame.selectExpr("key", "partition", f"{expression} AS value", "ttl_ms")
-
-
-def _is_json(kind: Any) -> bool:  # noqa: ANN401
-    return kind is Any or getattr(kind, "__origin__", kind) in (dict, list)
 
 
 class StateKeyRouter:

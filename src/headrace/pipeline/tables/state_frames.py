@@ -25,7 +25,7 @@ from headrace.state import RESERVED_PREFIX, OrderedKeys, StateSpec, decode_parts
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["ShownKeys", "StateKeys", "key_type", "shown_key", "state_frame"]
+__all__ = ["ShownKeys", "StateKeys", "is_codec", "is_json", "key_type", "shown_key", "state_frame"]
 
 _COLUMNS = ("key", "value", "timestamp", "expires", "partition", "offset", "key_bytes", "value_bytes")
 _TTL = "try_cast(CAST(get(filter(headers, h -> h.key = 'headrace.ttl'), 0).value AS STRING) AS BIGINT)"
@@ -87,15 +87,25 @@ def _typed(frame: DataFrame, state: StateSpec[Any, Any], registry: BlockingRegis
     frame = frame.withColumn("key", key)
     if state.value in (str, bytes, int):
         return frame.withColumn("value", _plain_value(state.value))
-    if state.value is Any or getattr(state.value, "__origin__", state.value) in (dict, list):
+    if is_json(state.value):
         return frame.withColumn("value", f.col("value").cast("string"))
-    if not isinstance(state.value, type):
-        return frame  # a codec of the application's own: bytes
+    if is_codec(state.value):
+        return frame  # only the application can decode these bytes
     if registry is None:
         raise BadArgument(
             "registry", None, f"the values of {state.name!r} are Avro; give the registry with their schema"
         )
     return typed(frame, state.topic, registry, parts=["value"])
+
+
+def is_json(kind: Any) -> bool:  # noqa: ANN401
+    """Return True if a state writes values of this type as JSON."""
+    return kind is Any or getattr(kind, "__origin__", kind) in (dict, list)
+
+
+def is_codec(kind: Any) -> bool:  # noqa: ANN401
+    """Return True if a state has a codec of the application's own for its values, and not a type."""
+    return hasattr(kind, "encode") and hasattr(kind, "prepare") and not isinstance(kind, type)
 
 
 def _plain_value(kind: type) -> Column:
