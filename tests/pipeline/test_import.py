@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tests.suites.journal_setting import replicate
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
+from headrace.config import HeadraceSettings
 from headrace.errors import (
     BadArgument,
     JournalHeld,
@@ -29,9 +32,11 @@ from headrace.model import Event, NewRecord, Position, StoredEvent, TopicPartiti
 from headrace.pipeline import Selection, import_journals, journal_frame
 from headrace.pipeline.jobs.import_writer import ImportCounts, ImportedRow, PartitionImport
 from headrace.store import Store, open_store
+from headrace.testing.plugin import Size
 
 TOPIC = "accounts"
 LONG_AGO_MS = 1_400_000_000_000
+LEASE_S = 0.02
 
 
 def rows(id_: str, first: int, last: int, *, start: int = 1, text: str = "") -> list[ImportedRow]:
@@ -56,10 +61,10 @@ class Place:
 
     def __init__(self, log: Log, store: Store) -> None:
         self.log, self.store = log, store
-        self.journal = Journal(log, store, TOPIC, cache=None, partitions=2, lease_s=0.05)
+        self.journal = Journal(log, store, TOPIC, cache=None, partitions=2, lease_s=LEASE_S)
 
     def importing(self, log: Log | None = None) -> PartitionImport:
-        topology = Topology(log or self.log, self.store.settings, TOPIC, lease_s=0.05)
+        topology = Topology(log or self.log, self.store.settings, TOPIC, lease_s=LEASE_S)
         return PartitionImport(log or self.log, self.store, topology)
 
     async def take(self, *some: Sequence[ImportedRow], log: Log | None = None) -> list[ImportCounts]:
@@ -76,14 +81,24 @@ class Place:
         return [event.seq_nr for event in await self.events(id_)]
 
 
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    log, store = await open_log(f"embedded:{tmp_path}"), await open_store(f"embedded:{tmp_path}")
+@contextlib.asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[Place]:
+    settings = HeadraceSettings.model_validate(
+        {"log": {"embedded": {"fsync": False}}, "store": {"embedded": {"fsync": False}}}
+    )
+    log = await open_log(f"embedded:{folder}", settings=settings.log)
+    store = await open_store(f"embedded:{folder}", settings=settings.store)
     made = Place(log, store)
     await made.journal.append("other", [Event(1, "x")])
     yield made
     await store.close()
     await log.close()
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    async with opened(tmp_path) as made:
+        yield made
 
 
 async def test_rows_become_events_with_their_times(place: Place) -> None:
@@ -217,7 +232,7 @@ async def test_a_topic_that_grows_meanwhile(place: Place) -> None:
     ids = [f"j{n}" for n in range(8)]
     importing = place.importing()
     await importing.take([row for id_ in ids for row in rows(id_, 1, 2)])
-    await grow_topic(place.log, place.store.settings, TOPIC, partitions=5, lease_s=0.05)
+    await grow_topic(place.log, place.store.settings, TOPIC, partitions=5, lease_s=LEASE_S)
     assert await importing.take([row for id_ in ids for row in rows(id_, 3, 4)]) == ImportCounts(imported=16)
     await importing.close()
     journal = Journal(place.log, place.store, TOPIC, cache=None)
@@ -242,6 +257,63 @@ async def test_rows_that_no_journal_can_hold_are_named(place: Place) -> None:
     await place.log.append([poison])
     with pytest.raises(JournalHeld):
         await place.take(good)
+
+
+class Meanwhile:
+    """A log on which anything may happen before an import's write."""
+
+    def __init__(self, place: Place, rng: random.Random) -> None:
+        self._log, self._place, self._rng = place.log, place, rng
+        self._partitions = 2
+        self.lasts = {id_: rng.randint(1, 6) for id_ in "abcd"}
+        self.deleted = dict.fromkeys(self.lasts, 0)
+        every = [row for id_, last in self.lasts.items() for row in rows(id_, 1, last)]
+        timed = [row._replace(timestamp_ms=LONG_AGO_MS + row.seq_nr // 2) for row in every]
+        self.rows = sorted(timed, key=lambda row: (row.timestamp_ms, row.id, row.seq_nr))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    async def append(self, records: Sequence[NewRecord]) -> Sequence[Position]:
+        for _ in range(self._rng.randint(0, 2)):
+            await self._rng.choice([self._other_import, self._delete, self._grow, self._fail, self._replicate])()
+        return await self._log.append(records)
+
+    async def _other_import(self) -> None:
+        await self._place.take(self.rows[: self._rng.randint(1, len(self.rows))])
+
+    async def _delete(self) -> None:
+        id_ = self._rng.choice(list(self.lasts))
+        if (at := await self._place.journal.pointer(id_)) is not None:
+            self.deleted[id_] = max(self.deleted[id_], self._rng.randint(1, at))
+            await self._place.journal.delete(id_, to=self.deleted[id_])
+
+    async def _grow(self) -> None:
+        if self._partitions == 4:
+            return
+        self._partitions += 1
+        settings = self._place.store.settings
+        await grow_topic(self._log, settings, TOPIC, partitions=self._partitions, lease_s=LEASE_S)
+
+    async def _fail(self) -> None:
+        raise TimedOut("append", 1.0)
+
+    async def _replicate(self) -> None:
+        await replicate(self._log, self._place.store, TOPIC)
+
+
+async def test_whatever_happens_meanwhile_each_row_is_an_event_once(tmp_path: Path, size: Size) -> None:
+    """Between an import's looks and writes come other imports, failures, deletes, growth and replication."""
+    for seed in range(size(4, 300)):
+        async with opened(tmp_path / str(seed)) as place:
+            busy: Any = Meanwhile(place, random.Random(seed))
+            for _ in range(3):
+                with contextlib.suppress(TimedOut):
+                    await place.take(busy.rows, log=busy)
+            await place.take(busy.rows)
+            for id_, last in busy.lasts.items():
+                expected = [f"{id_}-{n}" for n in range(busy.deleted[id_] + 1, last + 1)]
+                assert [event.payload for event in await place.events(id_)] == expected, seed
 
 
 @pytest.mark.timeout(300)

@@ -29,7 +29,7 @@ def _group() -> None:
 def import_from_files(
     files: Annotated[Path, typer.Argument(metavar="FILES", help="FILE.parquet, FILE.json, or a folder of Parquet.")],
     topic: Annotated[str, typer.Option(help="The topic of the journals.")],
-    partitions: Annotated[int | None, typer.Option(min=1, help="Make the topic with so many, if it is new.")] = None,
+    partitions: Annotated[int | None, typer.Option(min=1, help="Number of partitions of a new topic.")] = None,
     address: Address = None,
     store: StoreAddress = None,
     as_json: AsJson = False,
