@@ -247,12 +247,15 @@ async def test_rows_that_no_journal_can_hold_are_named(place: Place) -> None:
         (ImportedRow("a", 2, 1, "json", b"{"), "payload of event 2 of 'a'"),
         (ImportedRow("a", 2, 1, "text", b"\xff"), "payload of event 2 of 'a'"),
         (ImportedRow("a", 2, 1, "avro", b"x"), "not json, text or binary"),
+        (ImportedRow("a", 2, 1, None, b"x"), "not json, text or binary"),
         (ImportedRow("a", 2, 1, tags=("",)), "of event 2 of 'a'"),
         (ImportedRow("a", 2, 1, timestamp_ms=-5), "timestamp of event 2 of 'a'"),
     ):
         with pytest.raises(BadArgument, match=match):
             await place.take([*good, bad])
     assert await place.numbers("a") == []
+    await place.take([ImportedRow("b", 1, 1, "binary"), ImportedRow("b", 2, 1, "json", b'"null"')])
+    assert [event.payload for event in await place.events("b")] == [None, "null"]
     poison = NewRecord(TOPIC, b"a", b"?", (("journal.action", b"?"),))
     await place.log.append([poison])
     with pytest.raises(JournalHeld):

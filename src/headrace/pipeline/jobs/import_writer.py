@@ -328,14 +328,17 @@ def _encoded(row: ImportedRow) -> Encoded:
     except ValueError as error:
         what, rule = f"payload of event {row.seq_nr} of {row.id!r}", f"its bytes are not that: {error}"
         raise BadArgument(what, row.payload_type, rule) from error
-    return Encoded(event.seq_nr, event.tags, row.payload_type, row.payload)
+    kind = None if row.payload is None else row.payload_type
+    return Encoded(event.seq_nr, event.tags, kind, row.payload)
 
 
 def _check_payload(payload_type: str | None, payload: bytes | None) -> None:
     """Raise ValueError if a reader could not decode the payload."""
-    if payload_type not in (None, "json", "text", "binary"):
+    if payload is None:
+        return
+    if payload_type not in ("json", "text", "binary"):
         raise ValueError(f"payload_type is {payload_type!r}, and not json, text or binary")
-    if payload is not None and payload_type == "json":
+    if payload_type == "json":
         msgspec.json.decode(checked_json(payload))
-    elif payload is not None and payload_type == "text":
+    elif payload_type == "text":
         payload.decode()
