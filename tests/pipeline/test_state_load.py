@@ -22,7 +22,7 @@ from headrace.log import Log, open_log
 from headrace.model import NewRecord, TopicPartition, partition_of
 from headrace.pipeline import StateGroup, load_state, state_frame
 from headrace.pipeline.jobs.state_load import StateKeyRouter, StateLoad
-from headrace.pipeline.tables.sql_views import view_name
+from headrace.pipeline.tables.sql_views import topic_of_view, view_name
 from headrace.pipeline.tables.state_frames import key_type, shown_key
 from headrace.serde import BlockingRegistry, avro
 from headrace.state import OrderedKeys, StatePartition, StateSpec, StateWrite, open_state_store
@@ -114,6 +114,18 @@ def test_keys_of_unknown_type_are_shown() -> None:
     assert shown_key(keys(int).encode(5)) == "5"
     assert shown_key(keys(tuple[bytes, bool]).encode((b"\xff", True))) == '["ff", true]'
     assert shown_key(b"\xff\xfe") is None
+
+
+def test_a_view_shows_the_newest_topic_of_a_state() -> None:
+    """A state that was resized has a topic with a number behind its name; a name that fits two topics is refused."""
+    topics = ["shop-stock", "shop-stock.2", "shop-stock.10", "shop-prices", "a.b", "a-b"]
+    assert topic_of_view("state_shop_stock", topics) == "shop-stock.10"
+    assert topic_of_view("state_shop_stock_2", topics) == "shop-stock.2"
+    assert topic_of_view("compact_shop_stock", topics) == "shop-stock"
+    assert topic_of_view("state_shop_prices", topics) == "shop-prices"
+    assert topic_of_view("state_x", topics) is None
+    with pytest.raises(BadArgument, match="it could be any of the topics a.b, a-b"):
+        topic_of_view("state_a_b", topics)
 
 
 @pytest.mark.timeout(300)

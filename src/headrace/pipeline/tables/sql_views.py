@@ -20,7 +20,7 @@ from headrace.serde import BlockingRegistry, Part
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["TopicViewKind", "query", "query_error", "table_names", "topic_view", "view_name"]
+__all__ = ["TopicViewKind", "query", "query_error", "table_names", "topic_of_view", "topic_view", "view_name"]
 
 TopicViewKind: TypeAlias = Literal["topic", "compact", "state"]
 
@@ -65,6 +65,7 @@ def _decoded(frame: DataFrame, topic: str, part: Part, registry: BlockingRegistr
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
+_GENERATION = re.compile(r"\.(\d+)$")
 _OF_TOPICS = ("topic_", "compact_", "state_")
 _OURS = re.compile(r"headrace\.errors\.\w+: (.*)|\[USER_RAISED_EXCEPTION\] (.*?) SQLSTATE")
 
@@ -160,17 +161,33 @@ def _make_topic_view(
     spark: SparkSession, endpoints: Endpoints, name: str, topics: Sequence[str], registry: BlockingRegistry | None
 ) -> None:
     """Make the view if there is a topic for it."""
+    kind, topic = kind_of_view(name), topic_of_view(name, topics)
+    if topic is None:
+        return
+    if kind == "state":
+        frame = state_frame(spark, endpoints, topic, registry=registry)
+    else:
+        frame = topic_view(spark, endpoints, topic, kind, registry)
+    frame.createOrReplaceTempView(name)
+
+
+def topic_of_view(name: str, topics: Sequence[str]) -> str | None:
+    """Return the topic that a view shows; None if there is none. Raises BadArgument if it could be several.
+
+    A state that was resized has another topic, with a number behind its name: its view shows the newest.
+    """
     kind = kind_of_view(name)
     fitting = [topic for topic in topics if view_name(kind, topic) == name]
-    if not fitting:
-        return
+    if kind == "state" and len(fitting) == 1:
+        return max((topic for topic in topics if _GENERATION.sub("", topic) == fitting[0]), key=_generation)
     if len(fitting) > 1:
         raise BadArgument("the statement", name, f"it could be any of the topics {', '.join(fitting)}")
-    if kind == "state":
-        frame = state_frame(spark, endpoints, fitting[0], registry=registry)
-    else:
-        frame = topic_view(spark, endpoints, fitting[0], kind, registry)
-    frame.createOrReplaceTempView(name)
+    return fitting[0] if fitting else None
+
+
+def _generation(topic: str) -> int:
+    found = _GENERATION.search(topic)
+    return 1 if found is None else int(found[1])
 
 
 def _explained(statement: str, error: Exception, topics: Sequence[str]) -> HeadraceError:
