@@ -178,8 +178,9 @@ def topic_of_view(name: str, topics: Sequence[str]) -> str | None:
     """
     kind = kind_of_view(name)
     fitting = [topic for topic in topics if view_name(kind, topic) == name]
-    if kind == "state" and len(fitting) == 1:
-        return max((topic for topic in topics if _GENERATION.sub("", topic) == fitting[0]), key=_generation)
+    bases = {base for topic in topics if view_name(kind, base := _GENERATION.sub("", topic)) == name}
+    if kind == "state" and len(bases) == 1:
+        return max((topic for topic in topics if _GENERATION.sub("", topic) in bases), key=_generation)
     if len(fitting) > 1:
         raise BadArgument("the statement", name, f"it could be any of the topics {', '.join(fitting)}")
     return fitting[0] if fitting else None
