@@ -5,6 +5,7 @@ log had, or raises; records have kafka-journal's format, so that JVM services ca
 Does not promise: an order between entities; bulk movement of events, which is the pipeline's.
 """
 
+from headrace.journal.append import NewAppend
 from headrace.journal.growth import grow_topic
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.history import Moment, PartitionStats
@@ -46,6 +47,7 @@ __all__ = [
     "JournalSnapshots",
     "Layout",
     "Moment",
+    "NewAppend",
     "PartitionStats",
     "Replicated",
     "Snapshot",
