@@ -54,6 +54,7 @@
     │   ├── TimedOut
     │   ├── TransactionFailed
     │   ├── ReadAgain               the journal changed under the reader
+    │   ├── ReplicationStalled      a replication with an end has waited too long for the store to move
     │   ├── OperationFailed         the server answered with an error that has no class here
     │   ├── TagBuilding             a tag is being back-filled
     │   ├── StateOffline            a state is being restored from its changelog
@@ -180,6 +181,7 @@ __all__ = [
     "Refused",
     "RefusedByPeer",
     "ReplayTooOld",
+    "ReplicationStalled",
     "ReplyNotKept",
     "RequestFailed",
     "RetentionTooLong",
@@ -861,6 +863,20 @@ class OperationFailed(Unavailable):
 
     def __str__(self) -> str:
         return f"{self.operation} failed: {self.reason}; {_suffix(self.outcome_known)}"
+
+
+@dataclass(eq=False)
+class ReplicationStalled(Unavailable):
+    """A replication with an end has waited too long for the stored offsets to move. What it replicated stays."""
+
+    selection: str
+    waited_s: float
+    lag: int
+    reason: str
+    says: ClassVar[str] = (
+        "replication of {selection} has not moved for {waited_s:.0f} s, and {lag:,} records are waiting: {reason}; "
+        "what was replicated stays, run it again (pipeline.once_timeout_s sets the wait)"
+    )
 
 
 @dataclass(eq=False)

@@ -48,6 +48,7 @@ ONLY_FULL = {
     "test_a_cluster_that_gives_up_is_told",
     "test_a_job_that_was_killed_is_run_again_and_twice",
     "test_a_topic_that_grows_between_the_window_and_the_repair",
+    "test_a_server_of_spark_connect_without_our_jars_is_sent_them",
 }
 
 

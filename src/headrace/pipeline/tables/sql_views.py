@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from headrace.errors import BadArgument, HeadraceError, OperationFailed
 from headrace.pipeline.logs.plan import Selection
+from headrace.pipeline.spark.connectors import is_connect, provide_avro
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run
 from headrace.pipeline.tables.frames import journal_frame, meta_frame, pointer_frame, reading_of_selection, with_reading
@@ -60,7 +61,10 @@ def _decoded(frame: DataFrame, topic: str, part: Part, registry: BlockingRegistr
 
     reading = None if registry is None else reading_of_topic(registry, topic, part)
     data = f.col(part)
-    return frame.withColumn(part, data.cast("string") if reading is None else decoded(data, reading, place()))
+    if reading is None:
+        return frame.withColumn(part, data.cast("string"))
+    provide_avro(frame.sparkSession)
+    return frame.withColumn(part, decoded(data, reading, place()))
 
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -124,13 +128,14 @@ def table_names(endpoints: Endpoints) -> list[str]:
     return ["journal", "meta", "pointers", *names]
 
 
-def query_error(error: Exception) -> HeadraceError:
-    """Return the error of a running query with a message of one line, taken from Spark's text."""
+def query_error(error: Exception, what: str = "running the statement", *, outcome_known: bool = True) -> HeadraceError:
+    """Return the error of a running query, or of other work of Spark, with a message of one line, from Spark's text."""
     text = str(error)
     found = _OURS.search(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     of_worker = lines[-1] if "Traceback (most recent call last)" in text else lines[0]
-    return OperationFailed("running the statement", (found[1] or found[2]) if found else of_worker)
+    reason = (found[1] or found[2]) if found else of_worker
+    return OperationFailed(what, reason, outcome_known=outcome_known)
 
 
 def _copy_of(spark: SparkSession) -> SparkSession:
@@ -139,11 +144,17 @@ def _copy_of(spark: SparkSession) -> SparkSession:
     It takes statements literally. Spark would replace each `${name}` by the value of a setting, even inside quotes,
     and by nothing if there is no such setting: a journal with such an id would not be found.
     """
-    from pyspark.sql import SparkSession
-
-    copied = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - no public way
+    copied = _cloned(spark)
     copied.conf.set("spark.sql.variable.substitute", "false")
     return copied
+
+
+def _cloned(spark: SparkSession) -> SparkSession:
+    if is_connect(spark):
+        return spark.cloneSession()
+    from pyspark.sql import SparkSession
+
+    return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - no public way
 
 
 async def _topics(endpoints: Endpoints) -> Sequence[str]:
