@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
 from headrace.app.projections import ProjectionHandle, opened_projection, running_projection, share_of_arguments
 from headrace.config import HeadraceSettings, StoreSettings
@@ -15,6 +16,11 @@ from headrace.projection import Projection
 from headrace.serde import Registry, open_registry
 from headrace.store import Store, open_store
 from headrace.tags import After, TaggedEvent, TagQueries
+
+if TYPE_CHECKING:  # they need the extra `gateway`
+    from starlette.types import ASGIApp
+
+    from headrace.gateway import GatewayApp, GatewayRoute
 
 __all__ = ["Headrace", "connect"]
 
@@ -106,6 +112,19 @@ class Headrace:
     def projection(self, projection: Projection) -> AbstractAsyncContextManager[ProjectionHandle]:
         """Open a projection that runs elsewhere, to check it, wait for it, pause it or resume it."""
         return opened_projection(projection, self.tags, self.store)
+
+    def gateway(self, *, routes: Sequence[GatewayRoute] = (), beside: ASGIApp | None = None) -> GatewayApp:
+        """Return the gateway of this connection, an ASGI application; `headrace.gateway.serving` serves it.
+
+        `routes` are further routes in the gateway's own manner, `beside` is an ASGI application of your own. Raises
+        BadArgument if no store was named, MissingExtra without the extra `gateway`.
+        """
+        from headrace import __version__
+        from headrace.app.gateways import ConnectionParts
+        from headrace.gateway import GatewayApp
+
+        parts = ConnectionParts(self.log, self.registry, self.tags, self.journal)
+        return GatewayApp(parts, self.settings.gateway, version=__version__, routes=routes, beside=beside)
 
     async def close(self) -> None:
         """Close everything that was opened on the log and the store, then these."""

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
+from headrace.config.gateway_settings import GatewaySettings
 from headrace.config.settings import Section, Settings
 
 __all__ = [
@@ -454,5 +455,6 @@ class HeadraceSettings(Settings):
     registry: RegistrySettings = RegistrySettings()
     outbox: OutboxSettings = OutboxSettings()
     cluster: ClusterSettings = ClusterSettings()
+    gateway: GatewaySettings = GatewaySettings()
     services: ServicesSettings = ServicesSettings()
     observe: ObserveSettings = ObserveSettings()

@@ -1,0 +1,373 @@
+"""The gateway as an ASGI application: guards, then its own routes, then the application's.
+
+Every request passes the same way: limits, host and origin, the body, the caller, the route, the permission, the
+handler under a deadline. Whatever raises on this way is answered as a problem, and harms no other request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers, QueryParams
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headrace.config import GatewaySettings
+from headrace.errors import (
+    BadArgument,
+    BodyTooLarge,
+    Forbidden,
+    NoSuchRoute,
+    NotFound,
+    RateExceeded,
+    TimedOut,
+    Unauthenticated,
+)
+from headrace.gateway.identity import Authentication, signed_parts
+from headrace.gateway.journals import JournalRoutes
+from headrace.gateway.limits import Rates, Slots
+from headrace.gateway.metrics import IN_FLIGHT, REFUSED, REQUESTS, STREAMS
+from headrace.gateway.operations import OperationRoutes
+from headrace.gateway.origins import Origins
+from headrace.gateway.permissions import Caller
+from headrace.gateway.ports import GatewayParts
+from headrace.gateway.problems import problem_response
+from headrace.gateway.requests import GatewayRequest
+from headrace.gateway.routes import JSON, GatewayRoute, Match, RouteTable
+from headrace.gateway.schemas import SchemaRoutes
+from headrace.gateway.streams import StreamResponse, StreamTerms
+from headrace.gateway.tag_events import TagRoutes
+from headrace.observe import get_logger
+
+__all__ = ["CALLER", "GatewayApp"]
+
+CALLER = "headrace.caller"
+
+_logger = get_logger(__name__)
+_READS = ("GET", "HEAD")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_OWN_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+
+
+class GatewayApp:
+    """The ASGI application.
+
+    `routes` are further routes in the gateway's own manner. `beside` is any ASGI application; it gets what no route
+    takes, with the Caller in `scope["headrace.caller"]`.
+    """
+
+    def __init__(
+        self,
+        parts: GatewayParts,
+        settings: GatewaySettings,
+        *,
+        version: str,
+        routes: Sequence[GatewayRoute] = (),
+        beside: ASGIApp | None = None,
+    ) -> None:
+        self._settings = settings
+        self._beside = beside
+        self._closing = asyncio.Event()
+        self._in_flight = Slots("requests", settings.max_requests_in_flight, IN_FLIGHT)
+        self._origins = Origins(settings)
+        self._authentication = Authentication(settings)
+        self._rates = Rates(settings.requests_per_s, settings.burst)
+        terms = StreamTerms(Slots("streams", settings.max_streams, STREAMS), self._closing, settings.heartbeat_s)
+        operations = OperationRoutes(
+            parts.health,
+            lambda: self._table.routes,
+            self._closing,
+            version=version,
+            has_authentication=settings.has_authentication,
+        )
+        journals = JournalRoutes(parts, terms, page_limit=settings.page_limit, create_topics=settings.create_topics)
+        self._table = RouteTable(
+            [
+                *journals.routes(),
+                *TagRoutes(parts, terms, page_limit=settings.page_limit).routes(),
+                *SchemaRoutes(parts.registry).routes(),
+                *operations.routes(),
+                *routes,
+            ]
+        )
+
+    def close_streams(self) -> None:
+        """End all live streams in order, and answer that the gateway is not ready: it is about to stop."""
+        self._closing.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or hand the application's part of the protocol to it."""
+        if scope["type"] == "http":
+            await _Exchange(scope, receive, send, self).run()
+        elif scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+        elif self._beside is not None:
+            await self._beside(scope, receive, send)
+        else:
+            await _empty_lifespan(receive, send)
+
+    async def answer(self, exchange: _Exchange) -> ASGIApp:
+        """Return the response to a request. Raises what is answered as a problem."""
+        scope, headers = exchange.scope, exchange.headers
+        self._origins.check(scope["method"], scope["scheme"], headers)
+        exchange.more_headers |= self._origins.headers(headers)
+        if scope["method"] == "OPTIONS" and (allowed := self._origins.preflight(headers)) is not None:
+            return Response(status_code=204, headers=allowed)
+        match = self._table.find(scope["method"], _raw_path(scope))
+        if match is not None:
+            exchange.route = match.route.path
+            return await self._under_deadline(exchange, match)
+        if self._beside is None:
+            raise NoSuchRoute(scope["method"], scope["path"][:200])
+        exchange.route = "application"
+        body = await self._body(exchange) if self._authentication.needs_body(headers) else None
+        scope[CALLER] = await self._caller(exchange, body or b"")
+        receive = exchange.limited_receive(self._settings.max_body_bytes) if body is None else exchange.replayed(body)
+        return _Handed(self._beside, receive)
+
+    async def _under_deadline(self, exchange: _Exchange, match: Match) -> ASGIApp:
+        timeout_s = _timeout_s(exchange.headers, self._settings.request_timeout_s)
+        deadline = asyncio.timeout(timeout_s)
+        try:
+            async with deadline:
+                return await self._handled(exchange, match)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            exchange.more_headers["connection"] = "close"  # a body that comes too slowly must not go on
+            is_known = exchange.scope["method"] in _READS or not exchange.is_handling
+            raise TimedOut(f"{match.route.method} {match.route.path}", timeout_s, outcome_known=is_known) from error
+
+    async def _handled(self, exchange: _Exchange, match: Match) -> ASGIApp:
+        body = await self._body(exchange)
+        caller = await self._caller(exchange, body)
+        self._check_permission(caller, match)
+        request = GatewayRequest(
+            match.route,
+            match.path,
+            QueryParams(exchange.scope["query_string"]),
+            exchange.headers,
+            body,
+            caller,
+            exchange.request_id,
+        )
+        exchange.is_handling = True
+        try:
+            found = await match.route.handler(request)
+        except Forbidden as error:
+            raise self._refusal(caller, error) from error
+        return _response_of(found, match)
+
+    async def _body(self, exchange: _Exchange) -> bytes:
+        try:
+            return await exchange.body(self._settings.max_body_bytes)
+        except BodyTooLarge:
+            REFUSED.labels("body").inc()
+            exchange.more_headers["connection"] = "close"
+            raise
+
+    async def _caller(self, exchange: _Exchange, body: bytes) -> Caller:
+        """Return who sent the request. Raises Unauthenticated; RateExceeded, also for one who guesses."""
+        scope = exchange.scope
+        address = f"address {scope['client'][0] if scope.get('client') else ''}"
+        parts = signed_parts(scope["method"], _raw_path(scope), scope["query_string"], exchange.headers)
+        try:
+            caller = await self._authentication.caller(exchange.headers, parts, body)
+        except Unauthenticated:
+            REFUSED.labels("credentials").inc()
+            self._rates.take(address)
+            raise
+        self._rates.take(address if caller.is_anonymous else f"subject {caller.subject}")
+        return caller
+
+    def _check_permission(self, caller: Caller, match: Match) -> None:
+        needs = match.route.needs
+        if needs is None:
+            return
+        try:
+            caller.check(needs.operation, needs.kind, needs.thing(match.path))
+        except Forbidden as error:
+            raise self._refusal(caller, error) from error
+
+    def _refusal(self, caller: Caller, error: Forbidden) -> Exception:
+        REFUSED.labels("permission").inc()
+        if caller.is_anonymous:
+            return Unauthenticated(f"{error.operation} needs a token or a signature")
+        return error
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check where a WebSocket comes from and who opens it; then it is the application's."""
+        headers = Headers(scope=scope)
+        exchange = _Exchange({**scope, "method": "GET"}, receive, send, self)
+        try:
+            self._origins.check_socket(scope["scheme"], headers)
+            if self._beside is None:
+                raise NoSuchRoute("WebSocket", scope["path"][:200])
+            scope[CALLER] = await self._caller(exchange, b"")
+        except (Forbidden, NoSuchRoute, Unauthenticated, RateExceeded) as error:
+            _logger.info("WebSocket refused", reason=str(error))
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:100]})
+            return
+        await self._beside(scope, receive, send)
+
+
+class _ClientLeft(Exception):
+    """The connection ended before the request was complete; nobody is left to answer to."""
+
+
+class _Exchange:
+    """One request and its answer: what was sent of it, and what goes with every answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, app: GatewayApp) -> None:
+        self.scope = scope
+        self.headers = Headers(scope=scope)
+        self.request_id = _request_id(self.headers)
+        self.more_headers: dict[str, str] = {}
+        self.route = "none"
+        self.is_handling = False
+        self._app = app
+        self._receive = receive
+        self._send = send
+        self._status: int | None = None
+
+    async def run(self) -> None:
+        """Answer the request."""
+        started_s = perf_counter()
+        try:
+            await self._answer()
+        except _ClientLeft:
+            REFUSED.labels("incomplete").inc()
+        except Exception as error:  # noqa: BLE001 - every failure has an answer, and none harms the next request
+            await self._fail(error)
+        finally:
+            status = str(self._status or 0)
+            elapsed_s = perf_counter() - started_s
+            REQUESTS.labels(self.scope["method"][:10], self.route, status).observe(elapsed_s)
+            _logger.debug(
+                "request", request_id=self.request_id, method=self.scope["method"], route=self.route, status=status
+            )
+
+    async def _answer(self) -> None:
+        with self._app._in_flight.take():  # noqa: SLF001 - a part of it
+            response = await self._app.answer(self)
+            if not isinstance(response, StreamResponse):
+                await response(self.scope, self._receive, self.send)
+                return
+        await response(self.scope, self._receive, self.send)  # streams have places of their own
+
+    async def _fail(self, error: Exception) -> None:
+        if self._status is not None:
+            # The answer has begun: it stays incomplete, and the server closes the connection.
+            _logger.error("answer broken off", request_id=self.request_id, error=repr(error), exc_info=error)
+            return
+        await problem_response(error, self.request_id)(self.scope, self._receive, self.send)
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer; the first one with the headers of every answer."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            more = [(name.encode(), value.encode("latin-1", "replace")) for name, value in self.more_headers.items()]
+            given = [*message.get("headers", ()), *more, *_OWN_HEADERS, (b"x-request-id", self.request_id.encode())]
+            message = {**message, "headers": given}
+        await self._send(message)
+
+    async def body(self, limit_bytes: int) -> bytes:
+        """Return the whole body. Raises BodyTooLarge as soon as that is known."""
+        length = self.headers.get("content-length", "")
+        if length.isdigit() and int(length[:20]) > limit_bytes:
+            raise BodyTooLarge(limit_bytes)
+        receive = self.limited_receive(limit_bytes)
+        chunks: list[bytes] = []
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _ClientLeft
+            chunks.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+    def limited_receive(self, limit_bytes: int) -> Receive:
+        """Return `receive` with a limit on the bytes of the body. It raises BodyTooLarge."""
+        read_bytes = 0
+
+        async def receive() -> Message:
+            nonlocal read_bytes
+            message = await self._receive()
+            read_bytes += len(message.get("body", b""))
+            if read_bytes > limit_bytes:
+                raise BodyTooLarge(limit_bytes)
+            return message
+
+        return receive
+
+    def replayed(self, body: bytes) -> Receive:
+        """Return `receive` for a body that was read already."""
+        waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            return waiting.pop() if waiting else await self._receive()
+
+        return receive
+
+
+class _Handed:
+    """A response of the application beside: it gets the request with another `receive`."""
+
+    def __init__(self, app: ASGIApp, receive: Receive) -> None:
+        self._app = app
+        self._receive = receive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, self._receive, send)
+
+
+def _response_of(found: Any, match: Match) -> ASGIApp:  # noqa: ANN401 - whatever a handler returns
+    if found is None:
+        last = match.route.segments[-1]
+        things = ", ".join(f"{name} {value!r}" for name, value in match.path.items())
+        raise NotFound(things if last.startswith("{") else f"{last} of {things}")
+    if isinstance(found, Response | StreamResponse):
+        return found
+    return Response(msgspec.json.encode(found), match.route.answer.status, {"cache-control": "no-store"}, JSON)
+
+
+def _raw_path(scope: Scope) -> bytes:
+    """Return the path as it was sent, below the place where this application is mounted."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw.removeprefix(scope.get("root_path", "").encode())
+
+
+def _request_id(headers: Headers) -> str:
+    """Return the request's id: the caller's own if it is plain, or a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _timeout_s(headers: Headers, most_s: float) -> float:
+    """Return the deadline that the caller asks for in the header Request-Timeout, in seconds. Raises BadArgument."""
+    text = headers.get("request-timeout")
+    if text is None:
+        return most_s
+    try:
+        asked_s = float(text)
+    except ValueError as error:
+        raise BadArgument("Request-Timeout", text[:60], "it is a number of seconds") from error
+    if not asked_s > 0:
+        raise BadArgument("Request-Timeout", text[:60], "it is a number of seconds above 0")
+    return min(asked_s, most_s)
+
+
+async def _empty_lifespan(receive: Receive, send: Send) -> None:
+    """Take part in the start and the end of the server, at which nothing happens."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
