@@ -207,15 +207,19 @@ class GatewayApp:
         exchange = _Exchange({**scope, "method": "GET"}, receive, send, self)
         try:
             self._origins.check_socket(scope["scheme"], headers)
-            if self._beside is None:
-                raise NoSuchRoute("WebSocket", scope["path"][:200])
             scope[CALLER] = await self._caller(exchange, b"")
+            opened = self._socket_app(scope)
         except (Forbidden, NoSuchRoute, Unauthenticated, RateExceeded) as error:
             _logger.info("WebSocket refused", reason=str(error))
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:100]})
             return
-        await self._beside(scope, receive, send)
+        await opened(scope, receive, send)
+
+    def _socket_app(self, scope: Scope) -> ASGIApp:
+        if self._beside is None:
+            raise NoSuchRoute("WebSocket", scope["path"][:200])
+        return self._beside
 
 
 class _ClientLeft(Exception):
@@ -244,7 +248,7 @@ class _Exchange:
             await self._answer()
         except _ClientLeft:
             REFUSED.labels("incomplete").inc()
-        except Exception as error:  # noqa: BLE001 - every failure has an answer, and none harms the next request
+        except Exception as error:  # every failure has an answer, and none harms the next request
             await self._fail(error)
         finally:
             status = str(self._status or 0)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.errors import BadArgument
-from headrace.model import MAX_SEQ_NR, Event, StoredEvent
+from headrace.model import MAX_SEQ_NR, StoredEvent
 from headrace.serde import JsonRenderer, is_framed, schema_id_of
 from headrace.tags import TaggedEvent
 

@@ -121,7 +121,7 @@ class JournalRoutes:
                 parameters=(
                     RouteParameter(
                         "Idempotency-Key",
-                        "Any text; the same one only for the same events. Needs `expected`, or a seq_nr for each event.",
+                        "Any text, of its own for each append. Needs `expected`, or a seq_nr for each event.",
                         place="header",
                     ),
                     RouteParameter("seq_nr", f"The event's number, if the body is {AVRO}.", _NUMBER),

@@ -60,16 +60,15 @@ def parse_grant(text: str) -> Grant:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request, and what this caller may do. `expires_s` is when its token ends, in Unix time."""
+    """Who sent a request, and what this caller may do.
+
+    `expires_s` is when its token ends, in Unix time. The anonymous caller has sent no credentials.
+    """
 
     subject: str
     grants: tuple[Grant, ...] = ()
     expires_s: float | None = None
-
-    @property
-    def is_anonymous(self) -> bool:
-        """True if the request had no credentials."""
-        return self.subject == ANONYMOUS
+    is_anonymous: bool = False
 
     def may(self, operation: str, kind: ResourceKind, name: str) -> bool:
         """Return True if a grant of the caller covers the operation."""
@@ -91,8 +90,8 @@ class GrantBook:
     def anonymous(self) -> Caller:
         """Return the caller without credentials: it may do everything only if nobody can have any."""
         if not self._has_authentication:
-            return Caller(ANONYMOUS, (EVERYTHING,))
-        return Caller(ANONYMOUS, self._grants.get(ANONYMOUS, ()))
+            return Caller(ANONYMOUS, (EVERYTHING,), is_anonymous=True)
+        return Caller(ANONYMOUS, self._grants.get(ANONYMOUS, ()), is_anonymous=True)
 
     def caller(self, subject: str, roles: Iterable[str] = (), *, expires_s: float | None = None) -> Caller:
         """Return an authenticated caller with its own grants, those of its roles, and those of everybody."""
@@ -101,5 +100,5 @@ class GrantBook:
         return Caller(subject, own + tuple(grant for name in names for grant in self._grants.get(name, ())), expires_s)
 
     def _is_plain(self, subject: str) -> bool:
-        """Return False for a subject that the issuer could choose to look like a role, like everybody or like nobody."""
+        """Return False for a subject that would pass for a role, for everybody or for the anonymous caller."""
         return subject not in (_ALL, ANONYMOUS) and not subject.startswith(("role:", "subject:"))
