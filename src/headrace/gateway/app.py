@@ -126,6 +126,7 @@ class GatewayApp:
         if self._beside is None:
             raise NoSuchRoute(scope["method"], scope["path"][:200])
         exchange.route = "application"
+        exchange.check_length(self._settings.max_body_bytes)
         body = await self._body(exchange) if self._authentication.needs_body(headers) else None
         scope[CALLER] = await self._caller(exchange, body or b"")
         receive = exchange.limited_receive(self._settings.max_body_bytes) if body is None else exchange.replayed(body)
@@ -197,7 +198,7 @@ class GatewayApp:
 
     def _refusal(self, caller: Caller, error: Forbidden) -> Exception:
         REFUSED.labels("permission").inc()
-        if caller.is_anonymous:
+        if caller.is_anonymous and self._settings.has_authentication:
             return Unauthenticated(f"{error.operation} needs a token or a signature")
         return error
 
@@ -268,8 +269,8 @@ class _Exchange:
 
     async def _fail(self, error: Exception) -> None:
         if self._status is not None:
-            # The answer has begun: it stays incomplete, and the server closes the connection.
-            _logger.error("answer broken off", request_id=self.request_id, error=repr(error), exc_info=error)
+            # If the answer is not complete, it stays so, and the server closes the connection.
+            _logger.error("request failed after its answer had begun", request_id=self.request_id, error=repr(error), exc_info=error)
             return
         await problem_response(error, self.request_id)(self.scope, self._receive, self.send)
 
@@ -282,11 +283,15 @@ class _Exchange:
             message = {**message, "headers": given}
         await self._send(message)
 
-    async def body(self, limit_bytes: int) -> bytes:
-        """Return the whole body. Raises BodyTooLarge as soon as that is known."""
+    def check_length(self, limit_bytes: int) -> None:
+        """Raise BodyTooLarge if the request announces a body that is too large."""
         length = self.headers.get("content-length", "")
         if length.isdigit() and int(length[:20]) > limit_bytes:
             raise BodyTooLarge(limit_bytes)
+
+    async def body(self, limit_bytes: int) -> bytes:
+        """Return the whole body. Raises BodyTooLarge as soon as that is known."""
+        self.check_length(limit_bytes)
         receive = self.limited_receive(limit_bytes)
         chunks: list[bytes] = []
         while True:

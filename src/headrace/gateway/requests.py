@@ -119,9 +119,10 @@ def _range_of(part: str) -> tuple[str, float]:
         name, _, value = parameter.partition("=")
         if name.strip() == "q":
             try:
-                return media, min(max(float(value), 0.0), 1.0)
+                quality = float(value)
             except ValueError:
-                return media, 0.0
+                quality = 0.0
+            return media, quality if 0 <= quality <= 1 else 0.0
     return media, 1.0
 
 

@@ -292,7 +292,7 @@ def _in_dialect(handler: Handler) -> Callable[[GatewayRequest], Awaitable[object
     async def answered(request: GatewayRequest) -> object:
         try:
             value = await handler(request)
-        except (HeadraceError, _DialectRefusal) as error:
+        except (HeadraceError, NotImplementedError, _DialectRefusal) as error:
             code = _code_of(error)
             if code is None:
                 raise
@@ -337,6 +337,8 @@ def _code_of(error: Exception) -> int | None:
             return 42201
         case BadArgument():
             return 42201 if error.name == "schema" else 42200
+        case NotImplementedError():
+            return 501
     return None
 
 
