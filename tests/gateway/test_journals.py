@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import httpx
-import pytest
 from tests.gateway.conftest import Client, NewClient
 
 from headrace.app import Headrace
@@ -67,9 +66,7 @@ async def test_an_append_from_the_wrong_place_is_a_conflict(client: Client) -> N
     assert (await client.get(f"{PATH}/pointer")).json() == {"pointer": 3}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
+WRONG_BODIES: list[Any] = [
         {},
         {"events": []},
         {"events": [{"seq_nr": 1}, {}]},
@@ -90,12 +87,14 @@ async def test_an_append_from_the_wrong_place_is_a_conflict(client: Client) -> N
         {"events": [{}], "expire_after": "soon"},
         {"events": [{}], "headers": {"a": 1}},
         [],
-    ],
-)
-async def test_a_body_of_the_wrong_form_is_refused(client: Client, body: Any) -> None:
+]
+
+
+async def test_a_body_of_the_wrong_form_is_refused(client: Client) -> None:
     """G1: a bad argument is 400, and nothing is written."""
-    refused = await client.post(PATH, json=body)
-    assert refused.status_code == 400, refused.text
+    for body in WRONG_BODIES:
+        refused = await client.post(PATH, json=body)
+        assert refused.status_code == 400, (body, refused.text)
     assert (await client.get(f"{PATH}/pointer")).status_code == 404
 
 
@@ -121,12 +120,10 @@ async def test_pages_and_lines_hold_the_same_events(client: Client, hr: Headrace
     assert [json.loads(line)["seq_nr"] for line in lines.text.splitlines()] == seen == list(range(1, 23))
 
 
-@pytest.mark.parametrize(
-    "query", ["limit=0", "limit=100000", "limit=x", "from=0", "to=-1", "from=1&from=2", "form=1", "from=%C2%B2"]
-)
-async def test_a_parameter_that_is_wrong_or_misspelt_is_refused(client: Client, query: str) -> None:
+async def test_a_parameter_that_is_wrong_or_misspelt_is_refused(client: Client) -> None:
     """G1: what the route does not understand is 400, not ignored."""
-    assert (await client.get(f"{PATH}?{query}")).status_code == 400
+    for query in ("limit=0", "limit=100000", "limit=x", "from=0", "to=-1", "from=1&from=2", "form=1", "from=%C2%B2"):
+        assert (await client.get(f"{PATH}?{query}")).status_code == 400, query
 
 
 async def test_a_repeated_append_happens_once_at_every_gateway(new_client: NewClient) -> None:
@@ -142,13 +139,12 @@ async def test_a_repeated_append_happens_once_at_every_gateway(new_client: NewCl
     assert (await post(other, key="k-2", events=events, expected=0)).status_code == 409
 
 
-@pytest.mark.parametrize("events", [[{"payload": {"b": 2}}], [{"payload": {"b": 1}, "tags": ["x"]}], [{}]])
-async def test_the_same_key_with_other_events_is_refused(new_client: NewClient, events: Any) -> None:
+async def test_the_same_key_with_other_events_is_refused(new_client: NewClient) -> None:
     """G14: the same Idempotency-Key with another body is 422, here and at another gateway."""
-    for client in (first := new_client(), first, new_client()):
-        answer = await post(client, key="k", events=[{"payload": {"b": 1}}], expected=0)
-        assert answer.status_code == 201
-        assert (await post(client, key="k", events=events, expected=0)).status_code == 422
+    assert (await post(first := new_client(), key="k", events=[{"payload": {"b": 1}}], expected=0)).status_code == 201
+    for client in (first, new_client()):
+        for other in ({"payload": {"b": 2}}, {"payload": {"b": 1}, "tags": ["x"]}, {}, {"payload": {"b": True}}):
+            assert (await post(client, key="k", events=[other], expected=0)).status_code == 422
 
 
 async def test_a_key_without_numbers_is_refused(client: Client) -> None:

@@ -76,14 +76,12 @@ async def test_lines_end_with_the_events_that_are_there(client: Client, hr: Head
     assert [json.loads(line)["payload"] for line in lines.text.splitlines()] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    "query", ["", "tag=", "tag=vip&after=x", "tag=vip&after=1:2", "tag=vip&after=-1:0:0:0:0", "tag=vip&live", "tag=%00a"]
-)
-async def test_a_query_that_can_not_be_answered_is_refused(client: Client, query: str) -> None:
+async def test_a_query_that_can_not_be_answered_is_refused(client: Client) -> None:
     """G1: 400 before anything is sent, also where the answer would be a stream."""
-    assert (await client.get(f"/events?{query}")).status_code == 400
-    if "live" not in query:
-        assert (await client.get(f"/events?{query}", headers=LIVE)).status_code == 400
+    assert (await client.get("/events?tag=vip&live")).status_code == 400
+    for query in ("", "tag=", "tag=vip&after=x", "tag=vip&after=1:2", "tag=vip&after=-1:0:0:0:0", "tag=%00a"):
+        assert (await client.get(f"/events?{query}")).status_code == 400, query
+        assert (await client.get(f"/events?{query}", headers=LIVE)).status_code == 400, query
 
 
 async def test_a_live_stream_gives_what_comes_and_resumes(serve: Serve, hr: Headrace) -> None:
