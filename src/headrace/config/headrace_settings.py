@@ -20,6 +20,7 @@ __all__ = [
     "JournalHeadSettings",
     "JournalSettings",
     "KafkaLogSettings",
+    "KeyspaceSettings",
     "LogSettings",
     "ObserveSettings",
     "OutboxSettings",
@@ -377,6 +378,11 @@ class ClusterSettings(Section):
         pattern="^[A-Za-z0-9._-]{1,100}$",
         description="The cluster's name: what its topics, files and paths at the coordinator begin with.",
     )
+    id: str | None = Field(
+        default=None,
+        pattern="^[A-Za-z0-9._-]{1,100}$",
+        description="The cluster's id, which its partitions' logs carry; unset: its first leader makes one up.",
+    )
     node_id: str | None = Field(
         default=None, description="This node's id, the same after a restart; unset: its host and port."
     )
@@ -408,6 +414,24 @@ class ClusterSettings(Section):
     )
     max_message_bytes: Count = Field(default=16_777_216, description="Largest request or reply between nodes.")
     tls: ClusterTlsSettings = ClusterTlsSettings()
+
+
+class KeyspaceSettings(Section):
+    """State by key, kept on the nodes that own it."""
+
+    partitions: Count = Field(
+        default=8, description="Partitions of a keyspace that names no number; it can't be changed later."
+    )
+    replicas: Count = Field(default=2, description="Nodes that have a copy of each partition, the owner included.")
+    state_dir: str | None = Field(
+        default=None,
+        description="Where nodes keep copies; unset: in the embedded log's folder, or ./headrace-state.",
+    )
+    replies_kept_s: Seconds = Field(
+        default=600.0, description="How long the reply to a message with an id is kept: a repeat gets it again."
+    )
+    reply_bytes_kept: Count = Field(default=16_384, description="Largest reply that is kept for repeats.")
+    expire_every_s: Seconds = Field(default=1.0, description="How often an owner removes values that are due.")
 
 
 class ServicesSettings(Section):
@@ -456,5 +480,6 @@ class HeadraceSettings(Settings):
     outbox: OutboxSettings = OutboxSettings()
     cluster: ClusterSettings = ClusterSettings()
     gateway: GatewaySettings = GatewaySettings()
+    keyspace: KeyspaceSettings = KeyspaceSettings()
     services: ServicesSettings = ServicesSettings()
     observe: ObserveSettings = ObserveSettings()
