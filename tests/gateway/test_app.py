@@ -90,9 +90,7 @@ async def test_a_handler_that_raises_harms_no_other_request(new_client: NewClien
             raise RuntimeError("bug")
         return {"ok": True}
 
-    client = new_client(
-        routes=[dataclasses.replace(route(handler), takes_any_query=True)], max_requests_in_flight=20
-    )
+    client = new_client(routes=[dataclasses.replace(route(handler), takes_any_query=True)], max_requests_in_flight=20)
     for _ in range(3):
         urls = ["/x?fail" if n % 2 else "/x" for n in range(20)]
         answers = await asyncio.gather(*(client.get(url) for url in urls))

@@ -88,7 +88,7 @@ async def test_their_client_is_refused_in_its_own_numbers(theirs: Theirs) -> Non
 
 
 async def test_their_serializer_and_deserializer_work(theirs: Theirs, hr: Headrace) -> None:
-    """V6, V8: AvroSerializer registers at the gateway and AvroDeserializer reads; this library reads and writes the same."""
+    """V6, V8: AvroSerializer registers at the gateway, AvroDeserializer reads; this library does the same."""
     data = await call(AvroSerializer(theirs, ONE), {"total": 7}, CONTEXT)
     assert await call(AvroDeserializer(theirs), data, CONTEXT) == {"total": 7}
     assert await JsonRenderer(hr.registry).render(data) == {"type": "Order", "data": {"total": 7}}

@@ -79,7 +79,7 @@ class GatewayApp:
         self._authentication = Authentication(settings)
         self._rates = Rates(settings.requests_per_s, settings.burst)
         terms = StreamTerms(Slots("streams", settings.max_streams, STREAMS), self._closing, settings.heartbeat_s)
-        operations = OperationRoutes(
+        self._operations = OperationRoutes(
             parts.health,
             lambda: self._table.routes,
             self._closing,
@@ -92,7 +92,7 @@ class GatewayApp:
                 *journals.routes(),
                 *TagRoutes(parts, terms, page_limit=settings.page_limit).routes(),
                 *SchemaRoutes(parts.registry).routes(),
-                *operations.routes(),
+                *self._operations.routes(),
                 *routes,
             ]
         )
@@ -100,6 +100,10 @@ class GatewayApp:
     def close_streams(self) -> None:
         """End all live streams in order, and answer that the gateway is not ready: it is about to stop."""
         self._closing.set()
+
+    def description(self) -> dict[str, Any]:
+        """Return the OpenAPI document of all routes."""
+        return self._operations.document()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or hand the application's part of the protocol to it."""
@@ -270,7 +274,12 @@ class _Exchange:
     async def _fail(self, error: Exception) -> None:
         if self._status is not None:
             # If the answer is not complete, it stays so, and the server closes the connection.
-            _logger.error("request failed after its answer had begun", request_id=self.request_id, error=repr(error), exc_info=error)
+            _logger.error(
+                "request failed after its answer had begun",
+                request_id=self.request_id,
+                error=repr(error),
+                exc_info=error,
+            )
             return
         await problem_response(error, self.request_id)(self.scope, self._receive, self.send)
 

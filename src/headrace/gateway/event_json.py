@@ -13,7 +13,7 @@ from headrace.model import MAX_SEQ_NR, StoredEvent
 from headrace.serde import JsonRenderer, is_framed, schema_id_of
 from headrace.tags import TaggedEvent
 
-__all__ = ["EVENT_SCHEMA", "NEW_EVENT_SCHEMA", "EventWriter", "NewEvent", "payload_of"]
+__all__ = ["EVENT_SCHEMA", "NEW_EVENT_SCHEMA", "EventRenderer", "NewEvent", "payload_of"]
 
 _OPTIONS = ("metadata", "payload_metadata", "expire_after", "origin", "version")
 
@@ -74,7 +74,7 @@ def payload_of(event: NewEvent) -> Any:  # noqa: ANN401 - a payload is anything
     return event.payload
 
 
-class EventWriter:
+class EventRenderer:
     """Writes events as JSON values; with a renderer, binary payloads that are framed Avro as readable JSON."""
 
     def __init__(self, renderer: JsonRenderer | None = None) -> None:

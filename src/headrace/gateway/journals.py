@@ -11,7 +11,7 @@ import msgspec
 from starlette.responses import JSONResponse, Response
 
 from headrace.errors import AppendIdReused, BadArgument, UnknownTopic, VoidAppend, WrongSeqNr
-from headrace.gateway.event_json import EVENT_SCHEMA, NEW_EVENT_SCHEMA, EventWriter, NewEvent, payload_of
+from headrace.gateway.event_json import EVENT_SCHEMA, NEW_EVENT_SCHEMA, EventRenderer, NewEvent, payload_of
 from headrace.gateway.ports import GatewayParts, ServedJournal
 from headrace.gateway.requests import GatewayRequest
 from headrace.gateway.routes import JSON, GatewayRoute, Needs, RouteAnswer, RouteParameter
@@ -215,10 +215,10 @@ class JournalRoutes:
             raise BadArgument("Idempotency-Key", key[:60], rule)
         journal = await self._writable(topic)
         if events is None:
-            events, position = await _append_next(journal, id_, form)
-        else:
-            position = await _append_numbered(journal, id_, form, events, key)
-        return JSONResponse(_place(topic, id_, events, position), 201)
+            written, position = await _append_next(journal, id_, form)
+            return JSONResponse(_place(topic, id_, written, position), 201)
+        found = await _append_numbered(journal, id_, form, events, key)
+        return JSONResponse(_place(topic, id_, events, found), 201)
 
     async def delete(self, request: GatewayRequest) -> object:
         """Delete events; None if there is no journal."""
@@ -265,11 +265,11 @@ class JournalRoutes:
             raise UnknownTopic(topic)
         return journal
 
-    def _writer(self, request: GatewayRequest) -> EventWriter:
+    def _writer(self, request: GatewayRequest) -> EventRenderer:
         form = request.text("avro")
         if form not in (None, "json"):
             raise BadArgument("avro", form, "it is json, or absent")
-        return EventWriter(self._renderer if form else None)
+        return EventRenderer(self._renderer if form else None)
 
 
 async def _append(
@@ -384,7 +384,7 @@ async def _page(journal: ServedJournal, id_: str, first: int, last: int, limit: 
     return found
 
 
-async def _items(events: AsyncGenerator[StoredEvent, None], writer: EventWriter) -> AsyncGenerator[StreamItem, None]:
+async def _items(events: AsyncGenerator[StoredEvent, None], writer: EventRenderer) -> AsyncGenerator[StreamItem, None]:
     async with contextlib.aclosing(events):
         async for event in events:
             yield StreamItem(await writer.write(event))

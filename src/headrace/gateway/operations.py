@@ -103,13 +103,14 @@ class OperationRoutes:
 
     async def description(self, request: GatewayRequest) -> object:
         """Answer with the OpenAPI document."""
-        return self._document()
+        return self.document()
 
     async def page(self, request: GatewayRequest) -> object:
         """Answer with the page."""
-        return HTMLResponse(openapi_page(self._document()), headers={"content-security-policy": _PAGE_POLICY})
+        return HTMLResponse(openapi_page(self.document()), headers={"content-security-policy": _PAGE_POLICY})
 
-    def _document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
         return openapi_document(self._all_routes(), version=self._version, has_authentication=self._has_authentication)
 
 

@@ -95,7 +95,8 @@ class _Server(uvicorn.Server):
         self.has_started.set()
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override] # the program has its own handlers
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing: the program has its own handlers."""
         yield
 
 

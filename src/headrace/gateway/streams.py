@@ -104,7 +104,7 @@ class StreamResponse:
         # Proxies that gather answers would hold events back.
         headers.append((b"x-accel-buffering", b"no"))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        stops = {asyncio.ensure_future(_disconnected(receive))}
+        stops: set[asyncio.Future[Any]] = {asyncio.ensure_future(_disconnected(receive))}
         if self._is_live:
             stops.add(asyncio.ensure_future(self._terms.closing.wait()))
             await _send_chunk(send, self._sign_of_life())

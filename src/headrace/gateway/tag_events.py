@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from headrace.errors import BadArgument
-from headrace.gateway.event_json import EVENT_SCHEMA, EventWriter
+from headrace.gateway.event_json import EVENT_SCHEMA, EventRenderer
 from headrace.gateway.permissions import Caller
 from headrace.gateway.ports import GatewayParts
 from headrace.gateway.requests import GatewayRequest
@@ -122,15 +122,15 @@ class TagRoutes:
                     page.append(await writer.write(event))
         return {"events": page, "next": place, "is_end": True}
 
-    def _writer(self, request: GatewayRequest) -> EventWriter:
+    def _writer(self, request: GatewayRequest) -> EventRenderer:
         form = request.text("avro")
         if form not in (None, "json"):
             raise BadArgument("avro", form, "it is json, or absent")
-        return EventWriter(self._renderer if form else None)
+        return EventRenderer(self._renderer if form else None)
 
 
 async def _items(
-    events: AsyncGenerator[TaggedEvent, None], writer: EventWriter, caller: Caller
+    events: AsyncGenerator[TaggedEvent, None], writer: EventRenderer, caller: Caller
 ) -> AsyncGenerator[StreamItem, None]:
     async with contextlib.aclosing(events):
         async for event in events:
