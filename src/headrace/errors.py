@@ -48,6 +48,7 @@
     │   ├── Forbidden               the server refuses this user
     │   ├── NoSuchRoute             a path, or a method of a path, that the gateway does not serve
     │   ├── NotFound                the gateway serves such things, and has none with this name
+    │   ├── PreconditionFailed      the value is not the one that the request names
     │   ├── BodyTooLarge            a request with more bytes than the gateway takes
     │   ├── WrongMediaType          a request in, or for, a form that the route does not have
     │   ├── ReadOnlyHandle          a write through something that was opened for reading
@@ -183,6 +184,7 @@ __all__ = [
     "OutdatedTables",
     "PartitionClosed",
     "PortUnusable",
+    "PreconditionFailed",
     "ProjectionChanged",
     "ProjectionRebuilding",
     "PublishedTooLate",
@@ -742,6 +744,14 @@ class NotFound(Refused):
 
     what: str
     says: ClassVar[str] = "there is no {what}"
+
+
+@dataclass(eq=False)
+class PreconditionFailed(Refused):
+    """A write names the version that it replaces, and the key has another one; nothing was written."""
+
+    key: str
+    says: ClassVar[str] = "{key} is not as the request expects it; nothing was written, read it and decide again"
 
 
 @dataclass(eq=False)

@@ -116,18 +116,28 @@ class Headrace:
         """Open a projection that runs elsewhere, to check it, wait for it, pause it or resume it."""
         return opened_projection(projection, self.tags, self.store)
 
-    def gateway(self, *, routes: Sequence[GatewayRoute] = (), beside: ASGIApp | None = None) -> GatewayApp:
+    def gateway(
+        self, *parts: type[Keyspace] | App, routes: Sequence[GatewayRoute] = (), beside: ASGIApp | None = None
+    ) -> GatewayApp:
         """Return the gateway of this connection, an ASGI application; `headrace.gateway.serving` serves it.
 
-        `routes` are further routes in the gateway's own manner, `beside` is an ASGI application of your own. Raises
-        BadArgument if no store was named, MissingExtra without the extra `gateway`.
+        `parts` are the keyspaces that it serves, which needs a node (`hr.node`), and the routes of an App. `routes` are
+        further routes in the gateway's own manner, `beside` is an ASGI application of your own. Raises BadArgument if
+        no store was named, MissingExtra without the extra `gateway`.
         """
         from headrace import __version__
-        from headrace.app.gateways import ConnectionParts
-        from headrace.gateway import GatewayApp
+        from headrace.app.gateways import ConnectionParts, served_beside
+        from headrace.gateway import GatewayApp, ServedKeyspace
 
-        parts = ConnectionParts(self.log, self.registry, self.tags, self.journal)
-        return GatewayApp(parts, self.settings.gateway, version=__version__, routes=routes, beside=beside)
+        app = App(*parts)
+        return GatewayApp(
+            ConnectionParts(self.log, self.registry, self.tags, self.journal),
+            self.settings.gateway,
+            version=__version__,
+            keyspaces=[ServedKeyspace(each.spec, self.keyspace(each)) for each in app.keyspaces.values()],
+            routes=routes,
+            beside=served_beside(app, beside),
+        )
 
     @contextlib.asynccontextmanager
     async def node(self, *parts: type[Keyspace] | App) -> AsyncIterator[RunningNode]:

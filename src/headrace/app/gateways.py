@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.types import ASGIApp
+
 from headrace.errors import UnknownTopic
 from headrace.gateway import ServedJournal, ServedTags
 from headrace.journal import Journal
+from headrace.keyspace import App
 from headrace.log import Log
 from headrace.observe import Health
 from headrace.serde import Registry
 
-__all__ = ["ConnectionParts"]
+__all__ = ["ConnectionParts", "served_beside"]
 
 _JOURNALS_AT_MOST = 1_000
 
@@ -51,3 +56,10 @@ class ConnectionParts:
 
     async def _ask_registry(self) -> None:
         await self.registry.subjects()
+
+
+def served_beside(app: App, beside: ASGIApp | None) -> ASGIApp | None:
+    """Return what is served beside the gateway: the routes of an application, then another ASGI application."""
+    if not app.routes:
+        return beside
+    return Starlette(routes=[*app.routes, *([Mount("/", beside)] if beside is not None else [])])

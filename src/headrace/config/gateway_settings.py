@@ -93,6 +93,15 @@ class GatewaySettings(Section):
         default=1_000, description="Most requests that are answered at a time; further ones get 503."
     )
     max_streams: _Count = Field(default=1_000, description="Most streams at a time; further ones get 503.")
+    max_sockets: _Count = Field(default=10_000, description="Most WebSockets at a time; further ones are refused.")
+    max_subscriptions_per_socket: _Count = Field(default=1_000, description="Most keys that one WebSocket follows.")
+    max_frame_bytes: _Count = Field(default=1_048_576, description="Largest frame that a WebSocket takes.")
+    max_waiting_changes: _Count = Field(
+        default=100, description="Changes of a key that wait for a slow WebSocket; more are conflated."
+    )
+    slow_socket: Literal["conflate", "close"] = Field(
+        default="conflate", description="What a WebSocket that is too slow gets: the newest value, or its end."
+    )
     requests_per_s: _Seconds | None = Field(
         default=None, description="Most requests of one caller in a second, on average; unset: no limit."
     )

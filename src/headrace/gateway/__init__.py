@@ -1,4 +1,4 @@
-"""The gateway: journals, events by tag and schemas over HTTP, for browsers, phones and services.
+"""The gateway: keyspaces, journals, events by tag and schemas over HTTP and WebSocket, for browsers and services.
 
 Promises: every failure is answered as a JSON problem, and harms no other request; what a caller may not see is in no
 answer; a stream of events resumes after the last offset that the client got; an append with an Idempotency-Key happens
@@ -16,6 +16,7 @@ from headrace.lazy_names import lazy_names
 if TYPE_CHECKING:
     from headrace.gateway.app import CALLER as CALLER
     from headrace.gateway.app import GatewayApp as GatewayApp
+    from headrace.gateway.keyspaces import ServedKeyspace as ServedKeyspace
     from headrace.gateway.permissions import Caller as Caller
     from headrace.gateway.ports import GatewayParts as GatewayParts
     from headrace.gateway.ports import ServedJournal as ServedJournal
@@ -35,6 +36,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "headrace.gateway.app": "CALLER GatewayApp",
+        "headrace.gateway.keyspaces": "ServedKeyspace",
         "headrace.gateway.permissions": "Caller",
         "headrace.gateway.ports": "GatewayParts ServedJournal ServedTags",
         "headrace.gateway.requests": "GatewayRequest",

@@ -23,24 +23,26 @@ from headrace.errors import (
     BadArgument,
     BodyTooLarge,
     Forbidden,
+    HeadraceError,
     NoSuchRoute,
     NotFound,
-    RateExceeded,
     TimedOut,
     Unauthenticated,
 )
 from headrace.gateway.identity import Authentication, signed_parts
 from headrace.gateway.journals import JournalRoutes
+from headrace.gateway.keyspaces import KEY_PATH, KeyspaceRoutes, ServedKeyspace
 from headrace.gateway.limits import Rates, Slots
-from headrace.gateway.metrics import IN_FLIGHT, REFUSED, REQUESTS, STREAMS
+from headrace.gateway.metrics import IN_FLIGHT, REFUSED, REQUESTS, SOCKETS, STREAMS
 from headrace.gateway.operations import OperationRoutes
 from headrace.gateway.origins import Origins
 from headrace.gateway.permissions import Caller
 from headrace.gateway.ports import GatewayParts
-from headrace.gateway.problems import problem_response
+from headrace.gateway.problems import problem_of, problem_response
 from headrace.gateway.requests import GatewayRequest
 from headrace.gateway.routes import JSON, GatewayRoute, Match, RouteTable
 from headrace.gateway.schemas import SchemaRoutes
+from headrace.gateway.sockets import Sockets, SocketTerms
 from headrace.gateway.streams import StreamResponse, StreamTerms
 from headrace.gateway.tag_events import TagRoutes
 from headrace.observe import get_logger
@@ -50,6 +52,8 @@ __all__ = ["CALLER", "GatewayApp"]
 CALLER = "headrace.caller"
 
 _logger = get_logger(__name__)
+SOCKET_PATH = b"/socket"
+TOKEN_PROTOCOL = "headrace.bearer."  # noqa: S105 - a prefix, no token
 _READS = ("GET", "HEAD")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _OWN_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
@@ -58,8 +62,8 @@ _OWN_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"
 class GatewayApp:
     """The ASGI application.
 
-    `routes` are further routes in the gateway's own manner. `beside` is any ASGI application; it gets what no route
-    takes, with the Caller in `scope["headrace.caller"]`.
+    `keyspaces` are served over HTTP and WebSocket. `routes` are further routes in the gateway's own manner. `beside` is
+    any ASGI application; it gets what no route takes, with the Caller in `scope["headrace.caller"]`.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class GatewayApp:
         settings: GatewaySettings,
         *,
         version: str,
+        keyspaces: Sequence[ServedKeyspace] = (),
         routes: Sequence[GatewayRoute] = (),
         beside: ASGIApp | None = None,
     ) -> None:
@@ -87,11 +92,14 @@ class GatewayApp:
             has_authentication=settings.has_authentication,
         )
         journals = JournalRoutes(parts, terms, page_limit=settings.page_limit, create_topics=settings.create_topics)
+        served = KeyspaceRoutes(keyspaces, parts.registry, terms, page_limit=settings.page_limit)
+        self._sockets = Sockets(served, parts.registry, _socket_terms(settings, self._closing))
         self._table = RouteTable(
             [
                 *journals.routes(),
                 *TagRoutes(parts, terms, page_limit=settings.page_limit).routes(),
                 *SchemaRoutes(parts.registry).routes(),
+                *served.routes(),
                 *self._operations.routes(),
                 *routes,
             ]
@@ -207,24 +215,30 @@ class GatewayApp:
         return error
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check where a WebSocket comes from and who opens it; then it is the application's."""
-        headers = Headers(scope=scope)
-        exchange = _Exchange({**scope, "method": "GET"}, receive, send, self)
+        """Check where a WebSocket comes from and who opens it, and serve it; others are the application's."""
+        headers = Headers(raw=_with_token(scope))
+        exchange = _Exchange({**scope, "headers": headers.raw, "method": "GET"}, receive, send, self)
         try:
             self._origins.check_socket(scope["scheme"], headers)
-            scope[CALLER] = await self._caller(exchange, b"")
-            opened = self._socket_app(scope)
-        except (Forbidden, NoSuchRoute, Unauthenticated, RateExceeded) as error:
-            _logger.info("WebSocket refused", reason=str(error))
-            await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:100]})
-            return
-        await opened(scope, receive, send)
+            caller = scope[CALLER] = await self._caller(exchange, b"")
+            await self._open_socket(scope, receive, send, caller)
+        except HeadraceError as error:
+            # Only what is refused before the socket is accepted comes here; afterwards it is closed with a code.
+            _logger.info("WebSocket refused", request_id=exchange.request_id, reason=str(error))
+            await send({"type": "websocket.close", "code": 1008, "reason": problem_of(error).detail[:100]})
 
-    def _socket_app(self, scope: Scope) -> ASGIApp:
-        if self._beside is None:
+    async def _open_socket(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
+        query, raw_path = QueryParams(scope["query_string"]), _raw_path(scope)
+        if raw_path.rstrip(b"/") == SOCKET_PATH:
+            await self._sockets.serve_many(scope, receive, send, caller)
+            return
+        match = self._table.find("GET", raw_path)
+        if match is not None and match.route.path == KEY_PATH:
+            await self._sockets.serve_key(scope, receive, send, caller, match.path, query.get("after"))
+        elif self._beside is not None:
+            await self._beside(scope, receive, send)
+        else:
             raise NoSuchRoute("WebSocket", scope["path"][:200])
-        return self._beside
 
 
 class _ClientLeft(Exception):
@@ -354,6 +368,22 @@ def _response_of(found: Any, match: Match) -> ASGIApp:  # noqa: ANN401 - whateve
     if isinstance(found, Response | StreamResponse):
         return found
     return Response(msgspec.json.encode(found), match.route.answer.status, {"cache-control": "no-store"}, JSON)
+
+
+def _socket_terms(settings: GatewaySettings, closing: asyncio.Event) -> SocketTerms:
+    return SocketTerms(
+        slots=Slots("sockets", settings.max_sockets, SOCKETS),
+        closing=closing,
+        max_subscriptions=settings.max_subscriptions_per_socket,
+        max_waiting=settings.max_waiting_changes,
+        is_closing_slow=settings.slow_socket == "close",
+    )
+
+
+def _with_token(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a WebSocket; a token in a sub-protocol counts, because browsers can't send headers."""
+    tokens = [each.removeprefix(TOKEN_PROTOCOL) for each in scope["subprotocols"] if each.startswith(TOKEN_PROTOCOL)]
+    return [*scope["headers"], *((b"authorization", f"Bearer {token}".encode()) for token in tokens)]
 
 
 def _raw_path(scope: Scope) -> bytes:

@@ -73,6 +73,10 @@ _ANSWERS: Mapping[type[BaseException], _Answer] = {
     errors.NotStorable: _Answer(400),
     errors.StateReadOnly: _Answer(409),
     errors.TargetDiffers: _Answer(409),
+    errors.PreconditionFailed: _Answer(412, ("key",)),
+    errors.UnknownMessage: _Answer(404, ("keyspace", "message")),
+    errors.MessageIdReused: _Answer(422, ("keyspace",)),
+    errors.ReplyNotKept: _Answer(409, ("keyspace",)),
     errors.RateExceeded: _Answer(429),
     errors.Busy: _Answer(503, is_told=False),
     errors.TimedOut: _Answer(503),
@@ -88,6 +92,17 @@ _ANSWERS: Mapping[type[BaseException], _Answer] = {
     Misconfigured: _HIDDEN,
     NotImplementedError: _Answer(501),
     TimeoutError: _Answer(503, is_told=False),
+}
+
+# What a handler of the application raises has only a name here, if it was raised at another node.
+_FAILURES: Mapping[str, int] = {
+    "ValueError": 400,
+    "TypeError": 400,
+    "PermissionError": 403,
+    "KeyError": 404,
+    "LookupError": 404,
+    "NotImplementedError": 501,
+    "TimeoutError": 503,
 }
 
 _GENERAL = {
@@ -121,6 +136,8 @@ class HttpProblem:
 
 def problem_of(error: BaseException) -> HttpProblem:
     """Return the answer to an error."""
+    if isinstance(error, errors.RequestFailed) and error.kind in _FAILURES:
+        return HttpProblem(_FAILURES[error.kind], _kind_of(error), error.reason or error.kind, {"kind": error.kind})
     answer = _answer_to(error)
     status = _status_of(error, answer)
     if not isinstance(error, HeadraceError) and status == 500:

@@ -107,6 +107,7 @@ def _config_of(app: GatewayApp, settings: GatewaySettings) -> uvicorn.Config:
         app,
         http=partial(GuardedProtocol, guards=ConnectionGuards(settings)),  # type: ignore[arg-type] # it makes one
         ws="websockets-sansio",
+        ws_max_size=settings.max_frame_bytes,
         log_config=None,
         log_level="warning",
         access_log=False,
