@@ -53,7 +53,7 @@ _LEVEL_BODY = {
         "properties": {"compatibility": {"enum": [str(level) for level in Level]}},
     }
 }
-_ANYTHING = RouteAnswer("As Confluent's registry answers.", content={JSON: {}})
+_ANYTHING = RouteAnswer("As Confluent's registry answers.", content={DIALECT: {}})
 
 
 class _SchemaForm(msgspec.Struct, frozen=True):
