@@ -65,7 +65,9 @@ def test_every_route_answers_as_it_is_described(url: str, size: Size) -> None:
         )
         @given(case=operation.as_strategy())
         def answered(case: Any) -> None:
-            case.call_and_validate(checks=[each for each in CHECKS if not _is_refusal_by_design(case, each)], timeout=20)
+            case.call_and_validate(
+                checks=[each for each in CHECKS if not _is_refusal_by_design(case, each)], timeout=20
+            )
 
         answered()
         tried += 1

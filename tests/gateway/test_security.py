@@ -6,8 +6,11 @@ import base64
 import hmac
 import json
 import logging
+import threading
 import time
 import uuid
+from collections.abc import AsyncIterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +25,7 @@ from tests.gateway.conftest import NewClient, settings_with
 
 from headrace.app import Headrace
 from headrace.config import GatewayJwtSettings
-from headrace.errors import BadArgument, GatewayUnprotected, KeysUnusable, Unauthenticated
+from headrace.errors import BadArgument, GatewayUnprotected, KeysUnusable, Unauthenticated, Unreachable
 from headrace.gateway import SignedParts, check_protected, sign_request
 from headrace.gateway.origins import host_and_port
 from headrace.gateway.permissions import GrantBook, parse_grant
@@ -167,6 +170,44 @@ async def test_keys_are_read_again_when_they_change_and_not_more_often(issuer: I
     assert await keys.key("k1")
 
 
+async def test_keys_are_fetched_from_an_address(issuer: Issuer) -> None:
+    """G10: keys may be at an address; one that fails is asked again after a second, not by each request."""
+    answers = [b"no keys", issuer.file.read_bytes()]
+
+    class Keys(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answers.pop(0))
+
+        def log_message(self, *args: Any) -> None: ...
+
+    now_s = [0.0]
+    with HTTPServer(("127.0.0.1", 0), Keys) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        where = f"http://127.0.0.1:{server.server_port}/keys"
+        keys = JsonWebKeys(GatewayJwtSettings(jwks=where), now_s=lambda: now_s[0])
+        for now_s[0] in (0.0, 0.5):
+            with pytest.raises(Unreachable):
+                await keys.key("k1")
+        assert len(answers) == 1
+        for now_s[0] in (1.5, 2.0):
+            assert await keys.key("k1")
+        server.shutdown()
+
+
+async def test_a_body_is_read_only_for_callers_that_may_send_it(new_client: NewClient) -> None:
+    """G11: without credentials or permission, not a byte of the body is read into memory."""
+    client = new_client(signatures=SECRETS, grants={"svc": ["read topic/*"]})
+
+    async def body() -> AsyncIterator[bytes]:
+        raise AssertionError("the body was read")
+        yield b""
+
+    assert (await client.post(PATH, content=body())).status_code == 401
+    assert (await client.post(PATH, content=body(), headers=signed("POST", PATH, b"x"))).status_code == 403
+
+
 def test_keys_are_not_read_where_others_could_answer() -> None:
     """G10: keys come over https, from a file, or from this machine."""
     with pytest.raises(KeysUnusable, match="https"):
@@ -238,7 +279,7 @@ def test_a_malformed_signature_is_refused_and_nothing_else(text: str) -> None:
     checked = MessageSignatures(SECRETS["secrets"], window_s=300)
     sent = Headers({"signature-input": text, "signature": text, "content-digest": text})
     with pytest.raises(Unauthenticated):
-        checked.key_id(sent, SignedParts("GET", "/", "", "", {}), b"")
+        checked.key_id(sent, SignedParts("GET", "/", "", "", {}))
 
 
 def test_a_nonce_is_remembered_as_long_as_its_signature_is_valid() -> None:
@@ -248,11 +289,11 @@ def test_a_nonce_is_remembered_as_long_as_its_signature_is_valid() -> None:
     parts = SignedParts("GET", "/", "", "", {})
     headers = sign_request(SECRET, "svc", parts, b"", nonce="n", created_s=1299)
     sent, whole = Headers(headers), SignedParts("GET", "/", "", "", headers)
-    assert checked.key_id(sent, whole, b"") == "svc"
+    assert checked.key_id(sent, whole) == "svc"
     for later_s in (1001.0, 1300.0, 1598.0, 1700.0):
         now_s[0] = later_s
         with pytest.raises(Unauthenticated):
-            checked.key_id(sent, whole, b"")
+            checked.key_id(sent, whole)
 
 
 @pytest.mark.parametrize("secret", ["short", base64.b64encode(b"x" * 31).decode(), "%%%"])

@@ -1,7 +1,7 @@
 """The gateway as an ASGI application: guards, then its own routes, then the application's.
 
-Every request passes the same way: limits, host and origin, the body, the caller, the route, the permission, the
-handler under a deadline. Whatever raises on this way is answered as a problem, and harms no other request.
+Every request passes the same way: limits, host and origin, the route, the caller, the permission, the body, and the
+handler, all of it under a deadline. Whatever raises on this way is answered as a problem, and harms no other request.
 """
 
 from __future__ import annotations
@@ -139,10 +139,10 @@ class GatewayApp:
             raise NoSuchRoute(scope["method"], scope["path"][:200])
         exchange.route = "application"
         exchange.check_length(self._settings.max_body_bytes)
-        body = await self._body(exchange) if self._authentication.needs_body(headers) else None
-        scope[CALLER] = await self._caller(exchange, body or b"")
-        receive = exchange.limited_receive(self._settings.max_body_bytes) if body is None else exchange.replayed(body)
-        return _Handed(self._beside, receive)
+        scope[CALLER] = await self._caller(exchange)
+        if self._authentication.is_signed(headers):
+            return _Handed(self._beside, exchange.replayed(await self._body(exchange)))
+        return _Handed(self._beside, exchange.limited_receive(self._settings.max_body_bytes))
 
     async def _under_deadline(self, exchange: _Exchange, match: Match) -> ASGIApp:
         timeout_s = _timeout_s(exchange.headers, self._settings.request_timeout_s)
@@ -158,9 +158,9 @@ class GatewayApp:
             raise TimedOut(f"{match.route.method} {match.route.path}", timeout_s, outcome_known=is_known) from error
 
     async def _handled(self, exchange: _Exchange, match: Match) -> ASGIApp:
-        body = await self._body(exchange)
-        caller = await self._caller(exchange, body)
+        caller = await self._caller(exchange)
         self._check_permission(caller, match)
+        body = await self._body(exchange)
         request = GatewayRequest(
             match.route,
             match.path,
@@ -179,19 +179,21 @@ class GatewayApp:
 
     async def _body(self, exchange: _Exchange) -> bytes:
         try:
-            return await exchange.body(self._settings.max_body_bytes)
+            body = await exchange.body(self._settings.max_body_bytes)
         except BodyTooLarge:
             REFUSED.labels("body").inc()
             exchange.more_headers["connection"] = "close"
             raise
+        self._authentication.check_body(exchange.headers, body)
+        return body
 
-    async def _caller(self, exchange: _Exchange, body: bytes) -> Caller:
+    async def _caller(self, exchange: _Exchange) -> Caller:
         """Return who sent the request. Raises Unauthenticated; RateExceeded, also for one who guesses."""
         scope = exchange.scope
         address = f"address {scope['client'][0] if scope.get('client') else ''}"
         parts = signed_parts(scope["method"], _raw_path(scope), scope["query_string"], exchange.headers)
         try:
-            caller = await self._authentication.caller(exchange.headers, parts, body)
+            caller = await self._authentication.caller(exchange.headers, parts)
         except Unauthenticated:
             REFUSED.labels("credentials").inc()
             self._rates.take(address)
@@ -220,7 +222,7 @@ class GatewayApp:
         exchange = _Exchange({**scope, "headers": headers.raw, "method": "GET"}, receive, send, self)
         try:
             self._origins.check_socket(scope["scheme"], headers)
-            caller = scope[CALLER] = await self._caller(exchange, b"")
+            caller = scope[CALLER] = await self._caller(exchange)
             await self._open_socket(scope, receive, send, caller)
         except HeadraceError as error:
             # Only what is refused before the socket is accepted comes here; afterwards it is closed with a code.

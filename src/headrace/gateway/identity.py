@@ -26,19 +26,28 @@ class Authentication:
         self._signatures = MessageSignatures(secrets, window_s=settings.signatures.window_s) if secrets else None
 
     @staticmethod
-    def needs_body(headers: Headers) -> bool:
-        """Return True if the body is part of the credentials."""
+    def is_signed(headers: Headers) -> bool:
+        """Return True if the body is part of the credentials, so that `check_body` must be called."""
         return "signature-input" in headers
 
-    async def caller(self, headers: Headers, parts: SignedParts, body: bytes) -> Caller:
-        """Return the caller. Raises Unauthenticated."""
+    @staticmethod
+    def check_body(headers: Headers, body: bytes) -> None:
+        """Raise Unauthenticated if a signed request has another body than its signature covers."""
+        if "signature-input" in headers:
+            MessageSignatures.check_body(headers, body)
+
+    async def caller(self, headers: Headers, parts: SignedParts) -> Caller:
+        """Return the caller, before the body is read: nobody fills the memory without credentials.
+
+        Raises Unauthenticated.
+        """
         sent = headers.getlist("authorization")
         if sent and "signature-input" in headers:
             raise Unauthenticated("send a token or a signature, not both")
         if "signature-input" in headers:
             if self._signatures is None:
                 raise Unauthenticated("this gateway takes no signatures")
-            return self._grants.caller(self._signatures.key_id(headers, parts, body))
+            return self._grants.caller(self._signatures.key_id(headers, parts))
         if sent:
             return await self._bearer(sent)
         return self._grants.anonymous()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from headrace.observe import Health, HealthState, render
 __all__ = ["OperationRoutes"]
 
 _GROUP = "Operations"
+_REFRESH_S = 1.0
 _STATE = {"type": "object", "required": ["state"], "properties": {"state": {"enum": ["up", "starting", "down"]}}}
 # The page has no scripts at all, so nothing in it can run or load anything.
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -40,6 +42,8 @@ class OperationRoutes:
         self._closing = closing
         self._version = version
         self._has_authentication = has_authentication
+        self._refreshing = asyncio.Lock()
+        self._refreshed_s = -_REFRESH_S
 
     def routes(self) -> list[GatewayRoute]:
         """Return the routes."""
@@ -87,14 +91,13 @@ class OperationRoutes:
 
     async def ready(self, request: GatewayRequest) -> object:
         """Answer with the state, without reasons: everybody may ask."""
-        state = await self._health.refresh()
-        if self._closing.is_set():
-            state = HealthState.DOWN
+        await self._refresh()
+        state = HealthState.DOWN if self._closing.is_set() else self._health.state
         return JSONResponse({"state": str(state)}, 200 if state is HealthState.UP else 503, _NO_STORE)
 
     async def health(self, request: GatewayRequest) -> object:
         """Answer with the tree."""
-        await self._health.refresh()
+        await self._refresh()
         return JSONResponse(self._health.to_dict(), 200 if self._health.is_up else 503, _NO_STORE)
 
     async def metrics(self, request: GatewayRequest) -> object:
@@ -108,6 +111,13 @@ class OperationRoutes:
     async def page(self, request: GatewayRequest) -> object:
         """Answer with the page."""
         return HTMLResponse(openapi_page(self.document()), headers={"content-security-policy": _PAGE_POLICY})
+
+    async def _refresh(self) -> None:
+        """Ask the parts how they are, once a second at most: everybody may ask the gateway, as often as they like."""
+        async with self._refreshing:
+            if time.monotonic() - self._refreshed_s >= _REFRESH_S:
+                await self._health.refresh()
+                self._refreshed_s = time.monotonic()
 
     def document(self) -> dict[str, Any]:
         """Return the OpenAPI document."""

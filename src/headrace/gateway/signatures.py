@@ -127,8 +127,8 @@ class MessageSignatures:
         self._now_s = now_s
         self._nonces: OrderedDict[tuple[str, str], float] = OrderedDict()
 
-    def key_id(self, headers: Headers, parts: SignedParts, body: bytes) -> str:
-        """Return the id of the key that signed the request. Raises Unauthenticated, Busy."""
+    def key_id(self, headers: Headers, parts: SignedParts) -> str:
+        """Return the id of the key that signed the request; its body is checked later. Raises Unauthenticated, Busy."""
         given = SignatureInput.parse(_only(headers, "signature-input"))
         if missing := set(COVERED) - set(given.components):
             raise Unauthenticated(f"the signature must cover {', '.join(sorted(missing))}")
@@ -138,10 +138,14 @@ class MessageSignatures:
         expected = hmac.digest(secret or b"\0", signature_base(parts, given.components, given.raw), "sha256")
         if not hmac.compare_digest(expected, mac) or secret is None:
             raise Unauthenticated("the signature is wrong, or its key is not known here")
-        if not hmac.compare_digest(_only(headers, "content-digest").encode(), content_digest(body).encode()):
-            raise Unauthenticated("Content-Digest is not the SHA-256 digest of the body")
         self._check_fresh(given)
         return given.key_id
+
+    @staticmethod
+    def check_body(headers: Headers, body: bytes) -> None:
+        """Raise Unauthenticated unless the body is the one whose digest was signed."""
+        if not hmac.compare_digest(_only(headers, "content-digest").encode(), content_digest(body).encode()):
+            raise Unauthenticated("Content-Digest is not the SHA-256 digest of the body")
 
     def _check_fresh(self, given: SignatureInput) -> None:
         """Raise Unauthenticated for a signature that is old, from the future, or used before."""

@@ -20,6 +20,7 @@ from headrace.observe import get_logger
 __all__ = ["JsonWebKeys", "TokenFacts", "Tokens"]
 
 _RETRY_S = 10.0  # between two reads of the keys for tokens with unknown key ids
+_RETRY_FAILED_S = 1.0  # after a read that failed, if no keys are known yet
 _MOST_BYTES = 1_000_000
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -47,6 +48,7 @@ class JsonWebKeys:
         self._now_s = now_s
         self._keys: dict[str | None, jwt.PyJWK] = {}
         self._read_at_s: float | None = None
+        self._failure: tuple[float, Unreachable] | None = None
         self._reading = asyncio.Lock()
         _check_place(self._where)
 
@@ -66,11 +68,15 @@ class JsonWebKeys:
         return self._read_at_s is None or self._now_s() - self._read_at_s > age_s
 
     async def _read(self) -> None:
+        if self._failure is not None and self._now_s() - self._failure[0] < _RETRY_FAILED_S:
+            raise self._failure[1]  # requests that wait for an issuer that is away must not queue up
         try:
             self._keys = await asyncio.to_thread(_keys_at, self._where, self._timeout_s)
-        except (OSError, ValueError, jwt.PyJWTError) as error:
+        except (OSError, ValueError, KeysUnusable, jwt.PyJWTError) as error:
             if not self._keys:
-                raise Unreachable(self._where, f"the keys of tokens can't be read: {error}") from error
+                failure = Unreachable(self._where, f"the keys of tokens can't be read: {error}")
+                self._failure = (self._now_s(), failure)
+                raise failure from error
             _logger.warning("the keys of tokens can't be read again; the last ones stay", error=str(error))
         self._read_at_s = self._now_s()
 
@@ -142,6 +148,7 @@ def _keys_at(where: str, timeout_s: float) -> dict[str | None, jwt.PyJWK]:
 
 def _fetched(where: str, timeout_s: float) -> bytes:
     with urllib.request.urlopen(where, timeout=timeout_s) as answer:  # noqa: S310 - the scheme was checked
+        _check_place(answer.geturl())  # a redirect must not lead where others could answer
         text: bytes = answer.read(_MOST_BYTES + 1)
     if len(text) > _MOST_BYTES:
         raise ValueError(f"they are larger than {_MOST_BYTES} bytes")
