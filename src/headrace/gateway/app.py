@@ -7,8 +7,6 @@ handler, all of it under a deadline. Whatever raises on this way is answered as 
 from __future__ import annotations
 
 import asyncio
-import re
-import uuid
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
@@ -16,11 +14,10 @@ from typing import Any
 import msgspec
 from starlette.datastructures import Headers, QueryParams
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.config import GatewaySettings
 from headrace.errors import (
-    BadArgument,
     BodyTooLarge,
     Forbidden,
     HeadraceError,
@@ -29,6 +26,7 @@ from headrace.errors import (
     TimedOut,
     Unauthenticated,
 )
+from headrace.gateway.exchange import ClientLeft, Exchange, path_of
 from headrace.gateway.identity import Authentication, signed_parts
 from headrace.gateway.journals import JournalRoutes
 from headrace.gateway.keyspaces import KEY_PATH, KeyspaceRoutes, ServedKeyspace
@@ -38,7 +36,7 @@ from headrace.gateway.operations import OperationRoutes
 from headrace.gateway.origins import Origins
 from headrace.gateway.permissions import Caller
 from headrace.gateway.ports import GatewayParts
-from headrace.gateway.problems import problem_of, problem_response
+from headrace.gateway.problems import problem_of
 from headrace.gateway.requests import GatewayRequest
 from headrace.gateway.routes import JSON, GatewayRoute, Match, RouteTable
 from headrace.gateway.schemas import SchemaRoutes
@@ -55,8 +53,6 @@ _logger = get_logger(__name__)
 SOCKET_PATH = b"/socket"
 TOKEN_PROTOCOL = "headrace.bearer."  # noqa: S105 - a prefix, no token
 _READS = ("GET", "HEAD")
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_OWN_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 
 
 class GatewayApp:
@@ -116,7 +112,7 @@ class GatewayApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or hand the application's part of the protocol to it."""
         if scope["type"] == "http":
-            await _Exchange(scope, receive, send, self).run()
+            await self._http(Exchange(scope, receive, send))
         elif scope["type"] == "websocket":
             await self._socket(scope, receive, send)
         elif self._beside is not None:
@@ -124,14 +120,38 @@ class GatewayApp:
         else:
             await _empty_lifespan(receive, send)
 
-    async def answer(self, exchange: _Exchange) -> ASGIApp:
+    async def _http(self, exchange: Exchange) -> None:
+        """Answer a request, whatever happens on the way."""
+        started_s = perf_counter()
+        try:
+            await self._send_answer(exchange)
+        except ClientLeft:
+            REFUSED.labels("incomplete").inc()
+        except Exception as error:  # every failure has an answer, and none harms the next request
+            await exchange.fail(error)
+        finally:
+            elapsed_s = perf_counter() - started_s
+            REQUESTS.labels(exchange.method_label, exchange.route, str(exchange.status or 0)).observe(elapsed_s)
+            _logger.debug(
+                "request", request_id=exchange.request_id, route=exchange.route, status=exchange.status, s=elapsed_s
+            )
+
+    async def _send_answer(self, exchange: Exchange) -> None:
+        with self._in_flight.take():
+            response = await self._answer(exchange)
+            if not isinstance(response, StreamResponse):
+                await response(exchange.scope, exchange.receive, exchange.send)
+                return
+        await response(exchange.scope, exchange.receive, exchange.send)  # streams have places of their own
+
+    async def _answer(self, exchange: Exchange) -> ASGIApp:
         """Return the response to a request. Raises what is answered as a problem."""
         scope, headers = exchange.scope, exchange.headers
         self._origins.check(scope["method"], scope["scheme"], headers)
         exchange.more_headers |= self._origins.headers(headers)
         if scope["method"] == "OPTIONS" and (allowed := self._origins.preflight(headers)) is not None:
             return Response(status_code=204, headers=allowed)
-        match = self._table.find(scope["method"], _raw_path(scope))
+        match = self._table.find(scope["method"], exchange.path)
         if match is not None:
             exchange.route = match.route.path
             return await self._under_deadline(exchange, match)
@@ -144,8 +164,8 @@ class GatewayApp:
             return _Handed(self._beside, exchange.replayed(await self._body(exchange)))
         return _Handed(self._beside, exchange.limited_receive(self._settings.max_body_bytes))
 
-    async def _under_deadline(self, exchange: _Exchange, match: Match) -> ASGIApp:
-        timeout_s = _timeout_s(exchange.headers, self._settings.request_timeout_s)
+    async def _under_deadline(self, exchange: Exchange, match: Match) -> ASGIApp:
+        timeout_s = exchange.timeout_s(self._settings.request_timeout_s)
         deadline = asyncio.timeout(timeout_s)
         try:
             async with deadline:
@@ -153,11 +173,10 @@ class GatewayApp:
         except TimeoutError as error:
             if not deadline.expired():
                 raise
-            exchange.more_headers["connection"] = "close"  # a body that comes too slowly must not go on
             is_known = exchange.scope["method"] in _READS or not exchange.is_handling
             raise TimedOut(f"{match.route.method} {match.route.path}", timeout_s, outcome_known=is_known) from error
 
-    async def _handled(self, exchange: _Exchange, match: Match) -> ASGIApp:
+    async def _handled(self, exchange: Exchange, match: Match) -> ASGIApp:
         caller = await self._caller(exchange)
         self._check_permission(caller, match)
         body = await self._body(exchange)
@@ -177,21 +196,20 @@ class GatewayApp:
             raise self._refusal(caller, error) from error
         return _response_of(found, match)
 
-    async def _body(self, exchange: _Exchange) -> bytes:
+    async def _body(self, exchange: Exchange) -> bytes:
         try:
-            body = await exchange.body(self._settings.max_body_bytes)
+            body = await exchange.body(self._settings.max_body_bytes, within_s=self._settings.request_timeout_s)
         except BodyTooLarge:
             REFUSED.labels("body").inc()
-            exchange.more_headers["connection"] = "close"
             raise
         self._authentication.check_body(exchange.headers, body)
         return body
 
-    async def _caller(self, exchange: _Exchange) -> Caller:
+    async def _caller(self, exchange: Exchange) -> Caller:
         """Return who sent the request. Raises Unauthenticated; RateExceeded, also for one who guesses."""
         scope = exchange.scope
         address = f"address {scope['client'][0] if scope.get('client') else ''}"
-        parts = signed_parts(scope["method"], _raw_path(scope), scope["query_string"], exchange.headers)
+        parts = signed_parts(scope["method"], exchange.sent_path, scope["query_string"], exchange.headers)
         try:
             caller = await self._authentication.caller(exchange.headers, parts)
         except Unauthenticated:
@@ -219,7 +237,7 @@ class GatewayApp:
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check where a WebSocket comes from and who opens it, and serve it; others are the application's."""
         headers = Headers(raw=_with_token(scope))
-        exchange = _Exchange({**scope, "headers": headers.raw, "method": "GET"}, receive, send, self)
+        exchange = Exchange({**scope, "headers": headers.raw, "method": "GET"}, receive, send)
         try:
             self._origins.check_socket(scope["scheme"], headers)
             caller = scope[CALLER] = await self._caller(exchange)
@@ -230,125 +248,17 @@ class GatewayApp:
             await send({"type": "websocket.close", "code": 1008, "reason": problem_of(error).detail[:100]})
 
     async def _open_socket(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
-        query, raw_path = QueryParams(scope["query_string"]), _raw_path(scope)
-        if raw_path.rstrip(b"/") == SOCKET_PATH:
+        query, path = QueryParams(scope["query_string"]), path_of(scope)
+        if path.rstrip(b"/") == SOCKET_PATH:
             await self._sockets.serve_many(scope, receive, send, caller)
             return
-        match = self._table.find("GET", raw_path)
+        match = self._table.find("GET", path)
         if match is not None and match.route.path == KEY_PATH:
             await self._sockets.serve_key(scope, receive, send, caller, match.path, query.get("after"))
         elif self._beside is not None:
             await self._beside(scope, receive, send)
         else:
             raise NoSuchRoute("WebSocket", scope["path"][:200])
-
-
-class _ClientLeft(Exception):
-    """The connection ended before the request was complete; nobody is left to answer to."""
-
-
-class _Exchange:
-    """One request and its answer: what was sent of it, and what goes with every answer."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send, app: GatewayApp) -> None:
-        self.scope = scope
-        self.headers = Headers(scope=scope)
-        self.request_id = _request_id(self.headers)
-        self.more_headers: dict[str, str] = {}
-        self.route = "none"
-        self.is_handling = False
-        self._app = app
-        self._receive = receive
-        self._send = send
-        self._status: int | None = None
-
-    async def run(self) -> None:
-        """Answer the request."""
-        started_s = perf_counter()
-        try:
-            await self._answer()
-        except _ClientLeft:
-            REFUSED.labels("incomplete").inc()
-        except Exception as error:  # every failure has an answer, and none harms the next request
-            await self._fail(error)
-        finally:
-            status = str(self._status or 0)
-            elapsed_s = perf_counter() - started_s
-            REQUESTS.labels(self.scope["method"][:10], self.route, status).observe(elapsed_s)
-            _logger.debug(
-                "request", request_id=self.request_id, method=self.scope["method"], route=self.route, status=status
-            )
-
-    async def _answer(self) -> None:
-        with self._app._in_flight.take():  # noqa: SLF001 - a part of it
-            response = await self._app.answer(self)
-            if not isinstance(response, StreamResponse):
-                await response(self.scope, self._receive, self.send)
-                return
-        await response(self.scope, self._receive, self.send)  # streams have places of their own
-
-    async def _fail(self, error: Exception) -> None:
-        if self._status is not None:
-            # If the answer is not complete, it stays so, and the server closes the connection.
-            _logger.error(
-                "request failed after its answer had begun",
-                request_id=self.request_id,
-                error=repr(error),
-                exc_info=error,
-            )
-            return
-        await problem_response(error, self.request_id)(self.scope, self._receive, self.send)
-
-    async def send(self, message: Message) -> None:
-        """Send a part of the answer; the first one with the headers of every answer."""
-        if message["type"] == "http.response.start":
-            self._status = message["status"]
-            more = [(name.encode(), value.encode("latin-1", "replace")) for name, value in self.more_headers.items()]
-            given = [*message.get("headers", ()), *more, *_OWN_HEADERS, (b"x-request-id", self.request_id.encode())]
-            message = {**message, "headers": given}
-        await self._send(message)
-
-    def check_length(self, limit_bytes: int) -> None:
-        """Raise BodyTooLarge if the request announces a body that is too large."""
-        length = self.headers.get("content-length", "")
-        if length.isdigit() and int(length[:20]) > limit_bytes:
-            raise BodyTooLarge(limit_bytes)
-
-    async def body(self, limit_bytes: int) -> bytes:
-        """Return the whole body. Raises BodyTooLarge as soon as that is known."""
-        self.check_length(limit_bytes)
-        receive = self.limited_receive(limit_bytes)
-        chunks: list[bytes] = []
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _ClientLeft
-            chunks.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                return b"".join(chunks)
-
-    def limited_receive(self, limit_bytes: int) -> Receive:
-        """Return `receive` with a limit on the bytes of the body. It raises BodyTooLarge."""
-        read_bytes = 0
-
-        async def receive() -> Message:
-            nonlocal read_bytes
-            message = await self._receive()
-            read_bytes += len(message.get("body", b""))
-            if read_bytes > limit_bytes:
-                raise BodyTooLarge(limit_bytes)
-            return message
-
-        return receive
-
-    def replayed(self, body: bytes) -> Receive:
-        """Return `receive` for a body that was read already."""
-        waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Message:
-            return waiting.pop() if waiting else await self._receive()
-
-        return receive
 
 
 class _Handed:
@@ -386,32 +296,6 @@ def _with_token(scope: Scope) -> list[tuple[bytes, bytes]]:
     """Return the headers of a WebSocket; a token in a sub-protocol counts, because browsers can't send headers."""
     tokens = [each.removeprefix(TOKEN_PROTOCOL) for each in scope["subprotocols"] if each.startswith(TOKEN_PROTOCOL)]
     return [*scope["headers"], *((b"authorization", f"Bearer {token}".encode()) for token in tokens)]
-
-
-def _raw_path(scope: Scope) -> bytes:
-    """Return the path as it was sent, below the place where this application is mounted."""
-    raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    return raw.removeprefix(scope.get("root_path", "").encode())
-
-
-def _request_id(headers: Headers) -> str:
-    """Return the request's id: the caller's own if it is plain, or a new one."""
-    given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-
-
-def _timeout_s(headers: Headers, most_s: float) -> float:
-    """Return the deadline that the caller asks for in the header Request-Timeout, in seconds. Raises BadArgument."""
-    text = headers.get("request-timeout")
-    if text is None:
-        return most_s
-    try:
-        asked_s = float(text)
-    except ValueError as error:
-        raise BadArgument("Request-Timeout", text[:60], "it is a number of seconds") from error
-    if not asked_s > 0:
-        raise BadArgument("Request-Timeout", text[:60], "it is a number of seconds above 0")
-    return min(asked_s, most_s)
 
 
 async def _empty_lifespan(receive: Receive, send: Send) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import Awaitable, Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -22,17 +22,17 @@ from headrace.errors import (
     NotFound,
     Unauthenticated,
     Unavailable,
-    UnknownSchema,
 )
 from headrace.gateway.keyspaces import KeyspaceRoutes, ServedKeyspace
 from headrace.gateway.limits import Slots
 from headrace.gateway.metrics import REFUSED
 from headrace.gateway.permissions import Caller
 from headrace.gateway.problems import problem_of
-from headrace.gateway.pushes import VALUE, PushQueue, encode_push, schema_frame, schema_id_asked
+from headrace.gateway.pushes import VALUE, PushQueue, encode_push, schema_id_asked
+from headrace.gateway.socket_wire import SocketTypes, SocketWire
 from headrace.gateway.state_forms import MessageForm, StateForm
 from headrace.observe import get_logger
-from headrace.serde import Registry, Schema, is_framed, schema_id_of, subject_of
+from headrace.serde import Registry, is_framed, schema_id_of
 from headrace.state import StateChange
 
 __all__ = ["JSON_PROTOCOL", "MANY_KEYS", "SocketTerms", "Sockets"]
@@ -41,8 +41,6 @@ MANY_KEYS = "headrace.v1"
 JSON_PROTOCOL = "headrace.json"
 
 RESTARTING, TRY_LATER, REFUSED_AT = 1012, 1013, 4000
-
-_MOST_REASON_BYTES = 120  # of a close frame, whose payload has 125
 
 _logger = get_logger(__name__)
 
@@ -90,7 +88,7 @@ class Sockets:
         key = state.key(path["key"])
         is_json = JSON_PROTOCOL in scope["subprotocols"] or not state.is_avro
         socket = _KeySocket(
-            _Wire(receive, send), self._terms, caller, served, state, key, self._types(served), is_json=is_json
+            SocketWire(receive, send), self._terms, caller, served, state, key, self._types(served), is_json=is_json
         )
         protocol = JSON_PROTOCOL if JSON_PROTOCOL in scope["subprotocols"] else None
         with self._terms.slots.take():
@@ -101,89 +99,16 @@ class Sockets:
         if MANY_KEYS not in scope["subprotocols"]:
             raise BadArgument("sub-protocol", ", ".join(scope["subprotocols"]), f"this socket speaks {MANY_KEYS}")
         with self._terms.slots.take():
-            await _ManySocket(_Wire(receive, send), self._terms, caller, self._routes).run(MANY_KEYS)
+            await _ManySocket(SocketWire(receive, send), self._terms, caller, self._routes).run(MANY_KEYS)
 
-    def _types(self, served: ServedKeyspace) -> _Types:
-        return _Types(self._registry, served, self._routes.messages(served.spec.name))
-
-
-class _Wire:
-    """The connection: frames in, frames out, one at a time."""
-
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self._receive = receive
-        self._send = send
-        self._sending = asyncio.Lock()
-
-    async def accept(self, protocol: str | None) -> None:
-        await self._receive()
-        await self._send({"type": "websocket.accept", "subprotocol": protocol})
-
-    async def frames(self) -> AsyncIterator[str | bytes]:
-        """Yield the client's frames until it leaves."""
-        while True:
-            message = await self._receive()
-            if message["type"] == "websocket.disconnect":
-                return
-            text = message.get("text")
-            yield text if text is not None else message.get("bytes") or b""
-
-    async def send(self, frame: str | bytes) -> None:
-        kind = "text" if isinstance(frame, str) else "bytes"
-        async with self._sending:
-            await self._send({"type": "websocket.send", kind: frame})
-
-    async def close(self, code: int, reason: str) -> None:
-        with contextlib.suppress(RuntimeError):  # the client may have left in this moment
-            shown = reason.encode()[:_MOST_REASON_BYTES].decode(errors="ignore")
-            await self._send({"type": "websocket.close", "code": code, "reason": shown})
-
-
-class _Types:
-    """The schemas of a keyspace's values and messages, which a client may ask for by name or id."""
-
-    def __init__(self, registry: Registry, served: ServedKeyspace, messages: Any) -> None:  # noqa: ANN401
-        self.registry = registry
-        self.messages: dict[str, MessageForm] = {each.schema_name: each for each in messages.values()}
-        specs = served.spec.state_specs(partitions=1)
-        self._subjects = [subject_of(spec.topic) for spec in specs.values()]
-        self._subjects += [subject_of(f"{served.spec.name}.{each.name}") for each in messages.values()]
-
-    async def by_name(self, name: str) -> bytes:
-        """Return the frame with the newest schema of a type. Raises NotFound."""
-        found = [
-            each for each in await self._versions() if name in (each.schema.name, each.schema.name.rpartition(".")[2])
-        ]
-        if not found:
-            raise NotFound(f"type {name[:60]!r}")
-        newest = max(found, key=lambda each: each.version)
-        return schema_frame(newest.schema_id, newest.schema.text)
-
-    async def by_id(self, schema_id: int, caller: Caller) -> bytes:
-        """Return the frame with a schema of this keyspace, or with any for a caller that may read all.
-
-        Raises UnknownSchema.
-        """
-        if caller.may("read", "schema", "*"):
-            return schema_frame(schema_id, (await self.registry.schema(schema_id)).text)
-        for each in await self._versions():
-            if each.schema_id == schema_id:
-                return schema_frame(schema_id, each.schema.text)
-        raise UnknownSchema(schema_id, "")
-
-    async def schema(self, schema_id: int) -> Schema:
-        """Return the schema of an id. Raises UnknownSchema."""
-        return await self.registry.schema(schema_id)
-
-    async def _versions(self) -> list[Any]:
-        known = set(await self.registry.subjects())
-        return [each for name in self._subjects if name in known for each in await self.registry.versions(name)]
+    def _types(self, served: ServedKeyspace) -> SocketTypes:
+        return SocketTypes(self._registry, served, self._routes.messages(served.spec.name))
 
 
 class _Socket:
     """What both kinds of sockets do: read, write, and end together."""
 
-    def __init__(self, wire: _Wire, terms: SocketTerms, caller: Caller) -> None:
+    def __init__(self, wire: SocketWire, terms: SocketTerms, caller: Caller) -> None:
         self.wire = wire
         self.terms = terms
         self.caller = caller
@@ -243,13 +168,13 @@ class _KeySocket(_Socket):
 
     def __init__(
         self,
-        wire: _Wire,
+        wire: SocketWire,
         terms: SocketTerms,
         caller: Caller,
         served: ServedKeyspace,
         state: StateForm,
         key: Any,  # noqa: ANN401
-        types: _Types,
+        types: SocketTypes,
         *,
         is_json: bool,
     ) -> None:
@@ -338,7 +263,7 @@ class _KeySocket(_Socket):
 class _ManySocket(_Socket):
     """A socket with many keys, each a subscription with a number that the client chooses."""
 
-    def __init__(self, wire: _Wire, terms: SocketTerms, caller: Caller, routes: KeyspaceRoutes) -> None:
+    def __init__(self, wire: SocketWire, terms: SocketTerms, caller: Caller, routes: KeyspaceRoutes) -> None:
         super().__init__(wire, terms, caller)
         self._routes = routes
         self._asked: dict[int, tuple[_Subscribe, StateForm]] = {}
