@@ -49,6 +49,7 @@ _PARTS = {
     "node": _Part("nodes", "Nodes that serve keyspaces: run one."),
     "keyspace": _Part("keyspaces", "Keyspaces: show one, give it another number of partitions."),
     "cluster": _Part("clusters", "Nodes that share partitions: look at them, move, drain."),
+    "gateway": _Part("gateways", "Journals, events by tag, schemas and keyspaces over HTTP."),
     "services": _Part("services", "Real servers from packages, for development and tests."),
     "config": _Part("settings", "Settings and where they come from."),
     "demo": _Part("demo", "See all parts at work, in a temporary folder."),

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
+from headrace.config.gateway_settings import GatewaySettings
 from headrace.config.settings import Section, Settings
 
 __all__ = [
@@ -479,6 +480,7 @@ class HeadraceSettings(Settings):
     registry: RegistrySettings = RegistrySettings()
     outbox: OutboxSettings = OutboxSettings()
     cluster: ClusterSettings = ClusterSettings()
+    gateway: GatewaySettings = GatewaySettings()
     keyspace: KeyspaceSettings = KeyspaceSettings()
     services: ServicesSettings = ServicesSettings()
     observe: ObserveSettings = ObserveSettings()
