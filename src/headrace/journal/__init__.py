@@ -5,6 +5,7 @@ log had, or raises; records have kafka-journal's format, so that JVM services ca
 Does not promise: an order between entities; bulk movement of events, which is the pipeline's.
 """
 
+from headrace.journal.append import AppendOptions, new_append
 from headrace.journal.growth import grow_topic
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.history import Moment, PartitionStats
@@ -38,6 +39,7 @@ __all__ = [
     "JOURNAL_TOPIC",
     "RETENTION_MS",
     "UNCHECKED",
+    "AppendOptions",
     "Expected",
     "HeadCache",
     "Held",
@@ -66,6 +68,7 @@ __all__ = [
     "held_journals",
     "journal_config",
     "layout_key",
+    "new_append",
     "pass_verdict",
     "read_terms",
     "remove_replicated",
