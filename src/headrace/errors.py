@@ -1112,7 +1112,7 @@ class ForeignCluster(Misconfigured):
     found_node: str
     says: ClassVar[str] = (
         "{topic}[{partition}] is owned by node {found_node!r} of cluster {found_cluster_id!r}, and this is cluster "
-        "{cluster_id!r}; give each cluster a prefix of its own"
+        "{cluster_id!r}; give each cluster a name of its own, or, if that one is gone for good, set cluster.id to its id"
     )
 
 

@@ -11,6 +11,7 @@ from headrace.cluster.claimant import OwnedPartition
 from headrace.cluster.coordinator import CoordinationStore, Coordinator
 from headrace.cluster.coordinators import open_coordinator
 from headrace.cluster.epochs import Identity, batch_of
+from headrace.cluster.hosting import HostedGroup, HostingNode, PartitionHost
 from headrace.cluster.lease import LeaseKeeper, LeaseTerms, ensure_lease_topic, lease_topic, new_process
 from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, Holding, MemberFacts, Placement
 from headrace.cluster.node import Node
@@ -26,6 +27,8 @@ __all__ = [
     "Gathered",
     "GroupSpec",
     "Holding",
+    "HostedGroup",
+    "HostingNode",
     "Identity",
     "LeaseKeeper",
     "LeaseTerms",
@@ -35,6 +38,7 @@ __all__ = [
     "Owner",
     "OwnerListener",
     "PartitionHandler",
+    "PartitionHost",
     "PartitionRequest",
     "Placement",
     "Router",

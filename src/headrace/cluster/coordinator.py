@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import AsyncIterator
 from typing import Protocol
 
@@ -15,10 +16,10 @@ import msgspec
 
 from headrace.cluster.members import ClusterView, MemberFacts
 from headrace.cluster.planning import (
-    AssignmentPlan,
     Shared,
     drain_key,
     encode,
+    last_plan,
     move_key,
     obsolete_requests,
     propose,
@@ -97,9 +98,11 @@ class Coordinator:
         *,
         absence_s: float = 60.0,
         threshold: float = 0.2,
+        cluster_id: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._store = store
+        self._cluster_id = cluster_id
         self._absence_s = absence_s
         self._threshold = threshold
         self._clock = clock
@@ -262,11 +265,18 @@ class Coordinator:
     async def _lead(self, shared: Shared, view: ClusterView, leader: str) -> bool:
         """Propose a plan if the last one does not fit any more; True if something was written."""
         absent, awaited = self._look_for_absent(view)
-        plan = propose(view, leader=leader, absent=absent, awaited=awaited, threshold=self._threshold)
+        plan = propose(
+            view,
+            leader=leader,
+            cluster_id=self._cluster_id or view.cluster_id or uuid.uuid4().hex,
+            absent=absent,
+            awaited=awaited,
+            threshold=self._threshold,
+        )
         obsolete = list(obsolete_requests(view, shared.requests))
         for key in obsolete:
             await self._store.put_request(key, None)
-        if plan == AssignmentPlan(leader=view.leader or "", groups=view.groups, placements=view.placements):
+        if plan == last_plan(view):
             return bool(obsolete)
         PLANS.inc()
         await self._store.put_plan(encode(plan), expected=shared.version)

@@ -13,10 +13,9 @@ import msgspec
 
 from headrace.errors import UnreadableRecord
 from headrace.model import NewRecord, Record, TopicPartition
-from headrace.state import BATCH_HEADER, RESERVED_PREFIX, BatchName, batch_header_of, parse_batch
+from headrace.state import BATCH_HEADER, OWNERSHIP_KEY, RESERVED_PREFIX, BatchName, batch_header_of, parse_batch
 
 __all__ = [
-    "OWNERSHIP_KEY",
     "Closure",
     "Epoch",
     "Identity",
@@ -31,7 +30,6 @@ __all__ = [
     "with_batch",
 ]
 
-OWNERSHIP_KEY = RESERVED_PREFIX + b".owner"
 NOTE_KEY = RESERVED_PREFIX + b".batch"
 
 

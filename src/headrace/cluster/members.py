@@ -92,10 +92,11 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     """What a node knows of its cluster.
 
     `is_old` is True while the coordinator does not answer: owners and routes are still good until an owner says
-    otherwise, and nothing moves.
+    otherwise, and nothing moves. `cluster_id` is given to the cluster by its first leader.
     """
 
     revision: int = 0
+    cluster_id: str = ""
     members: Mapping[str, MemberFacts] = {}
     groups: Mapping[str, GroupSpec] = {}
     placements: Mapping[str, Placements] = {}

@@ -180,10 +180,14 @@ class Node:
             owned = sum(each.epoch > 0 for each in self._holdings.values())
             raise TimedOut(f"draining node {self.id!r}, which still owns {owned} partitions,", timeout_s) from error
 
-    async def close(self, *, grace_s: float = 5.0) -> None:
-        """Leave the cluster; requests of others that run get `grace_s` to end."""
+    def stop_serving(self) -> None:
+        """Answer further requests of other nodes as one that owns nothing: this node is about to leave."""
         if self._router is not None:
             self._router.stop_serving()
+
+    async def close(self, *, grace_s: float = 5.0) -> None:
+        """Leave the cluster; requests of others that run get `grace_s` to end."""
+        self.stop_serving()
         if self._later is not None:
             self._later.cancel()
         if self._follower is not None:

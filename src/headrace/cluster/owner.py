@@ -155,16 +155,14 @@ class Owner:
             self._keeper.on_new_lease.remove(self._changed.set)
             await self._end()
 
-    async def commit(self, records: Sequence[NewRecord], *, epoch: int | None = None) -> Committed:
+    async def commit(self, records: Sequence[NewRecord]) -> Committed:
         """Write a batch in one transaction; it goes to its end even if the caller is cancelled.
 
-        With `epoch` it is written under that epoch only: records that were decided on before this node took the
-        partition again may rest on what is not the newest state any more, and are refused with TransactionFailed.
         Raises NotPartitionOwner or TransactionFailed: nothing was written, unless `outcome_known` is False. What the
         log refuses (BadArgument, RecordTooLarge …) is raised as it is, and nothing was written.
         """
         self._expect_tenure()
-        return await self._to_its_end(self._commit(records, epoch))
+        return await self._to_its_end(self._commit(records))
 
     def may_serve(self) -> bool:
         """Return True if a read that has arrived may be answered at this moment."""
@@ -277,12 +275,9 @@ class Owner:
         if had is not None:
             await self._listener.lost()
 
-    async def _commit(self, records: Sequence[NewRecord], epoch: int | None) -> Committed:
+    async def _commit(self, records: Sequence[NewRecord]) -> Committed:
         async with self._turn:
             tenure = self._expect_tenure()
-            if epoch not in (None, tenure.epoch.epoch):
-                reason = f"it was made in epoch {epoch}, and epoch {tenure.epoch.epoch} has begun"
-                raise TransactionFailed(self._claimant.partition.transactional_id, reason)
             name = tenure.next_name()
             batch = self._batch(records, name)
             view = self._claimant.view

@@ -18,6 +18,7 @@ __all__ = [
     "decode_facts",
     "drain_key",
     "encode",
+    "last_plan",
     "move_key",
     "obsolete_requests",
     "propose",
@@ -47,9 +48,10 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AssignmentPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the leader proposes to all nodes."""
+    """What the leader proposes to all nodes. `cluster_id` is the first leader's choice and never changes."""
 
     leader: str
+    cluster_id: str = ""
     groups: Mapping[str, GroupSpec] = {}
     placements: Mapping[str, Placements] = {}
 
@@ -86,6 +88,7 @@ def view_of(shared: Shared) -> ClusterView:
     plan = _plan(shared.plan)
     return ClusterView(
         revision=shared.version,
+        cluster_id=plan.cluster_id if plan else "",
         members=members,
         groups=plan.groups if plan else {},
         placements=plan.placements if plan else {},
@@ -100,6 +103,7 @@ def propose(
     view: ClusterView,
     *,
     leader: str,
+    cluster_id: str = "",
     absent: Mapping[str, MemberFacts],
     awaited: frozenset[str],
     threshold: float,
@@ -126,7 +130,14 @@ def propose(
             awaited=awaited,
             threshold=threshold,
         )
-    return AssignmentPlan(leader=leader, groups=groups, placements=placements)
+    return AssignmentPlan(leader=leader, cluster_id=cluster_id or view.cluster_id, groups=groups, placements=placements)
+
+
+def last_plan(view: ClusterView) -> AssignmentPlan:
+    """Return the plan that a view was made of."""
+    return AssignmentPlan(
+        leader=view.leader or "", cluster_id=view.cluster_id, groups=view.groups, placements=view.placements
+    )
 
 
 def obsolete_requests(view: ClusterView, requests: Mapping[str, bytes]) -> Iterator[str]:

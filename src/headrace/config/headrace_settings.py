@@ -376,6 +376,11 @@ class ClusterSettings(Section):
         pattern="^[A-Za-z0-9._-]{1,100}$",
         description="The cluster's name: what its topics, files and paths at the coordinator begin with.",
     )
+    id: str | None = Field(
+        default=None,
+        pattern="^[A-Za-z0-9._-]{1,100}$",
+        description="The cluster's id, which its partitions' logs carry; unset: its first leader makes one up.",
+    )
     node_id: str | None = Field(
         default=None, description="This node's id, the same after a restart; unset: its host and port."
     )

@@ -18,7 +18,7 @@ from headrace.state.changelog import (
 )
 from headrace.state.commits import ProducerWriter
 from headrace.state.declaration import StateSpec
-from headrace.state.keys import RESERVED_PREFIX, OrderedKeys
+from headrace.state.keys import OWNERSHIP_KEY, RESERVED_PREFIX, OrderedKeys
 from headrace.state.partition import StatePartition
 from headrace.state.ports import ChangelogWriter, KeyValueStore, StoredPair, StoreWrite
 from headrace.state.state import State, StateChange, StatePage, StateRead
@@ -27,6 +27,7 @@ from headrace.state.values import AvroValues, BytesValues, IntValues, JsonValues
 
 __all__ = [
     "BATCH_HEADER",
+    "OWNERSHIP_KEY",
     "RESERVED_PREFIX",
     "AvroValues",
     "BatchName",

@@ -17,12 +17,21 @@ from typing import Any, Generic, TypeVar
 
 from headrace.errors import BadArgument, NotReadable, NotStorable
 
-__all__ = ["RESERVED_PREFIX", "OrderedKeys", "after_prefix", "decode_parts", "encode_part", "encode_parts"]
+__all__ = [
+    "OWNERSHIP_KEY",
+    "RESERVED_PREFIX",
+    "OrderedKeys",
+    "after_prefix",
+    "decode_parts",
+    "encode_part",
+    "encode_parts",
+]
 
 K = TypeVar("K")
 
 # Records under such keys belong to the machinery: epochs, releases, positions. States never show them.
 RESERVED_PREFIX = b"\x00hr"
+OWNERSHIP_KEY = RESERVED_PREFIX + b".owner"
 
 _BYTES, _TEXT, _ZERO, _FALSE, _TRUE, _UUID, _DATE, _TIME = 0x01, 0x02, 0x14, 0x26, 0x27, 0x30, 0x40, 0x41
 _MAX_INT_BYTES = 8

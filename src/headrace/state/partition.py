@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from headrace.errors import BadArgument, HeadraceError
 from headrace.log import Log
-from headrace.model import Record
+from headrace.model import Record, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff, BootMoment, Clock
 from headrace.serde import Registry
@@ -118,6 +118,12 @@ class StatePartition:
     def is_online(self) -> bool:
         """True if every state has read its changelog to the end that it found when it began."""
         return all(replica.is_online for replica in self._replicas.values())
+
+    @property
+    def ownership_read_from(self) -> dict[TopicPartition, int]:
+        """From where on each changelog says who owns the partition, as far as the copies know."""
+        found = ((replica.at, replica.owner_offset) for replica in self._replicas.values())
+        return {at: offset for at, offset in found if offset is not None}
 
     @property
     def unsettled(self) -> HeadraceError | None:

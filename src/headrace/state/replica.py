@@ -28,7 +28,7 @@ from headrace.state.changelog import (
 from headrace.state.checkpoints import Checkpoint, decode_checkpoint, encode_checkpoint
 from headrace.state.declaration import StateSpec
 from headrace.state.expiry import is_due
-from headrace.state.keys import OrderedKeys
+from headrace.state.keys import OWNERSHIP_KEY, OrderedKeys
 from headrace.state.ports import KeyValueStore, StoredPair
 from headrace.state.progress import ChangelogProgress, Opening, decide_opening, limits_of
 from headrace.state.subscriptions import ChangeFeed, FeedSource, RawChange
@@ -97,6 +97,7 @@ class StateReplica:
         self._stored_since: BootMoment | None = None
         self._reserved: dict[bytes, bytes | None] = {}
         self.last_batch: tuple[int, int] | None = None
+        self.owner_offset: int | None = None
         self.is_owned = False
         self._moved = asyncio.Event()
         self.feed = ChangeFeed(FeedSource(spec.name, self._visible, lambda: self.age_ms))
@@ -213,6 +214,7 @@ class StateReplica:
             self._progress = ChangelogProgress.resume(checkpoint, limits=limits_of(self.topic))
             self._keys, self._timestamp_ms = checkpoint.keys, checkpoint.timestamp_ms
             self.last_batch, self._stored_since = checkpoint.batch, checkpoint.since
+            self.owner_offset = checkpoint.owner_offset
         else:
             await self._start_over(opening, bounds)
         return opening
@@ -309,7 +311,7 @@ class StateReplica:
             await asyncio.to_thread(self._store.wipe)
         self._keys = self._timestamp_ms = 0
         self._reserved = {}
-        self.last_batch = self._stored_since = None
+        self.last_batch = self._stored_since = self.owner_offset = None
         now = moment_of(self._clock)
         self._progress = ChangelogProgress.begin(bounds.start, limits=limits_of(self.topic), now=now)
 
@@ -327,6 +329,8 @@ class StateReplica:
                 changes.append(change)
             elif record.key is not None and is_reserved(record.key):
                 self._reserved[record.key] = record.value
+                if record.key == OWNERSHIP_KEY:
+                    self.owner_offset = record.offset
                 if self._on_reserved is not None:
                     self._on_reserved(record)
         return changes
@@ -386,6 +390,7 @@ class StateReplica:
             keys,
             self._timestamp_ms,
             self.last_batch,
+            self.owner_offset,
         )
 
     def _move(self, progress: ChangelogProgress, changes: Sequence[FoldedChange], *, is_seamless: bool) -> None:

@@ -22,7 +22,12 @@ async def open_coordinator(address: str | None = None, *, settings: HeadraceSett
     """Open the coordinator at `address`, or where the settings say; nobody has joined yet."""
     settings = settings or HeadraceSettings()
     store = await open_store(address, settings=settings)
-    return Coordinator(store, absence_s=settings.cluster.absence_s, threshold=settings.cluster.rebalance_threshold)
+    return Coordinator(
+        store,
+        absence_s=settings.cluster.absence_s,
+        threshold=settings.cluster.rebalance_threshold,
+        cluster_id=settings.cluster.id,
+    )
 
 
 async def open_store(address: str | None = None, *, settings: HeadraceSettings | None = None) -> CoordinationStore:
