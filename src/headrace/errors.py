@@ -46,6 +46,11 @@
     │   ├── KeyPresent              an insert of a key that has a value
     │   ├── NotUnique               a value that another key of the state has claimed
     │   ├── StateReadOnly           a write to a state that this process does not own
+    │   ├── UnknownMessage          a keyspace has no handler for it
+    │   ├── RequestFailed           a keyspace's handler raised; nothing was written
+    │   ├── AskCycle                a handler asks a key that waits for it
+    │   ├── MessageIdReused         the message id belongs to another message
+    │   ├── ReplyNotKept            the message was handled before, and its reply was not kept
     │   ├── Forbidden               the server refuses this user
     │   ├── ReadOnlyHandle          a write through something that was opened for reading
     │   └── Closed                  used after it was closed
@@ -125,6 +130,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "AppendIdReused",
+    "AskCycle",
     "BadArgument",
     "BadSchema",
     "Busy",
@@ -155,6 +161,7 @@ __all__ = [
     "KeyPresent",
     "KeyspaceMissing",
     "LayoutLost",
+    "MessageIdReused",
     "Misconfigured",
     "MissingExtra",
     "MissingTables",
@@ -188,6 +195,8 @@ __all__ = [
     "Refused",
     "RefusedByPeer",
     "ReplayTooOld",
+    "ReplyNotKept",
+    "RequestFailed",
     "RetentionTooLong",
     "ServiceFailed",
     "SettingsProblem",
@@ -220,6 +229,7 @@ __all__ = [
     "Unavailable",
     "UnknownBackend",
     "UnknownCommand",
+    "UnknownMessage",
     "UnknownPartition",
     "UnknownSchema",
     "UnknownSubject",
@@ -802,6 +812,53 @@ class StateReadOnly(Refused):
 
 
 @dataclass(eq=False)
+class UnknownMessage(Refused):
+    """No handler of the keyspace takes messages of this type."""
+
+    keyspace: str
+    message: str
+    known: str
+    says: ClassVar[str] = "keyspace {keyspace!r} has no handler for {message}; it handles {known}"
+
+
+@dataclass(eq=False)
+class RequestFailed(Refused):
+    """A handler raised an error of the application's own. Nothing that it had written was kept."""
+
+    keyspace: str
+    message: str
+    kind: str
+    reason: str
+    says: ClassVar[str] = "{message} was not handled by keyspace {keyspace!r}: {kind}: {reason}; nothing was written"
+
+
+@dataclass(eq=False)
+class AskCycle(Refused):
+    """A handler asked a key whose own handler waits for it: neither would ever end."""
+
+    chain: str
+    says: ClassVar[str] = "the requests go round in a circle: {chain}; tell one of them instead of asking it"
+
+
+@dataclass(eq=False)
+class MessageIdReused(Refused):
+    """The same id came with another message before; nothing was done with this one."""
+
+    keyspace: str
+    message_id: str
+    says: ClassVar[str] = "message id {message_id!r} was used in keyspace {keyspace!r} for another message"
+
+
+@dataclass(eq=False)
+class ReplyNotKept(Refused):
+    """The message with this id was handled before. Its reply was too large to be kept."""
+
+    keyspace: str
+    message_id: str
+    says: ClassVar[str] = "message {message_id!r} was handled by keyspace {keyspace!r} before; its reply was not kept"
+
+
+@dataclass(eq=False)
 class Forbidden(Refused):
     """The server refuses this user the operation."""
 
@@ -1112,7 +1169,7 @@ class ForeignCluster(Misconfigured):
     found_node: str
     says: ClassVar[str] = (
         "{topic}[{partition}] is owned by node {found_node!r} of cluster {found_cluster_id!r}, and this is cluster "
-        "{cluster_id!r}; give each cluster a name of its own, or, if that one is gone for good, set cluster.id to its id"
+        "{cluster_id!r}; give each cluster a name of its own, or, if that one is gone, set cluster.id to its id"
     )
 
 

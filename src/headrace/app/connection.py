@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 
+from headrace.app.nodes import RunningNode, running_node
 from headrace.app.projections import ProjectionHandle, opened_projection, running_projection, share_of_arguments
 from headrace.config import HeadraceSettings, StoreSettings
 from headrace.errors import BadArgument
 from headrace.journal import HeadCache, Journal
+from headrace.keyspace import Keyspace, KeyspaceClient
 from headrace.log import Log, open_log
 from headrace.projection import Projection
 from headrace.serde import Registry, open_registry
@@ -29,6 +31,7 @@ class Headrace:
         self._store = store
         self._head_cache: HeadCache | None = None
         self._tags: TagQueries | None = None
+        self._node: RunningNode | None = None
 
     @property
     def store(self) -> Store:
@@ -107,6 +110,27 @@ class Headrace:
         """Open a projection that runs elsewhere, to check it, wait for it, pause it or resume it."""
         return opened_projection(projection, self.tags, self.store)
 
+    @contextlib.asynccontextmanager
+    async def node(self, *keyspaces: type[Keyspace]) -> AsyncIterator[RunningNode]:
+        """Be a node of the cluster while the block runs, and serve these keyspaces; without any it only calls others.
+
+        Raises DuplicateNode, WrongGroupSize, MissingExtra.
+        """
+        if self._node is not None:
+            raise BadArgument("node", keyspaces, "this connection has a node already; name all keyspaces in one call")
+        async with running_node(self.log, self.registry, self.settings, keyspaces) as node:
+            self._node = node
+            try:
+                yield node
+            finally:
+                self._node = None
+
+    def keyspace(self, kind: type[Keyspace]) -> KeyspaceClient:
+        """Return the client of a keyspace; a node runs in this process (`hr.node`). Raises BadArgument."""
+        if self._node is None:
+            raise BadArgument("keyspace", kind.__name__, "requests go through a node; use `async with hr.node(…):`")
+        return self._node.keyspace(kind)
+
     async def close(self) -> None:
         """Close everything that was opened on the log and the store, then these."""
         if self._head_cache is not None:
@@ -136,6 +160,7 @@ async def connect(
     """
     settings = settings or HeadraceSettings.load()
     address = address or settings.log.address
+    settings = settings.model_copy(update={"log": settings.log.model_copy(update={"address": address})})
     async with contextlib.AsyncExitStack() as half_open:
         log = await open_log(address, settings=settings.log)
         half_open.push_async_callback(log.close)

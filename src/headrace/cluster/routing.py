@@ -137,7 +137,7 @@ class Router:
     def partition(self, group: str, key: bytes) -> int:
         """Return the partition of a key: the one that a plain Kafka producer would choose."""
         _check_bytes("key", key)
-        return partition_of(key, self._partitions(group))
+        return partition_of(key, self.partitions(group))
 
     async def ask(
         self,
@@ -158,8 +158,8 @@ class Router:
         self, group: str, partition: int, payload: bytes, *, is_read: bool = False, timeout_s: float | None = None
     ) -> bytes:
         """Return the reply of a partition's owner to a request that has no key."""
-        if not 0 <= partition < self._partitions(group):
-            raise BadArgument("partition", partition, f"group {group!r} has {self._partitions(group)}, from 0 on")
+        if not 0 <= partition < self.partitions(group):
+            raise BadArgument("partition", partition, f"group {group!r} has {self.partitions(group)}, from 0 on")
         request = PartitionRequest(group, partition, payload, is_read=is_read)
         return await self._send(request, self._time_for(timeout_s), None)
 
@@ -210,7 +210,7 @@ class Router:
         timeout_s: float | None = None,
     ) -> Gathered:
         """Ask all partitions of a group, or some, at once, and gather their replies."""
-        asked = list(range(self._partitions(group)) if partitions is None else partitions)
+        asked = list(range(self.partitions(group)) if partitions is None else partitions)
         calls = (self.ask_partition(group, each, payload, is_read=is_read, timeout_s=timeout_s) for each in asked)
         replies, failures = dict[int, bytes](), dict[int, HeadraceError]()
         for partition, outcome in zip(asked, await asyncio.gather(*calls, return_exceptions=True), strict=True):
@@ -349,7 +349,8 @@ class Router:
             raise BadArgument("timeout_s", timeout_s, "a request has a time above 0")
         return timeout_s
 
-    def _partitions(self, group: str) -> int:
+    def partitions(self, group: str) -> int:
+        """Return how many partitions a group has. Raises BadArgument for one that no node serves."""
         spec = self._table.view.groups.get(group)
         if spec is None:
             known = ", ".join(sorted(map(repr, self._table.view.groups))) or "none"

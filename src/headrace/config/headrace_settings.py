@@ -19,6 +19,7 @@ __all__ = [
     "JournalHeadSettings",
     "JournalSettings",
     "KafkaLogSettings",
+    "KeyspaceSettings",
     "LogSettings",
     "ObserveSettings",
     "OutboxSettings",
@@ -414,6 +415,24 @@ class ClusterSettings(Section):
     tls: ClusterTlsSettings = ClusterTlsSettings()
 
 
+class KeyspaceSettings(Section):
+    """State by key, kept on the nodes that own it."""
+
+    partitions: Count = Field(
+        default=8, description="Partitions of a keyspace that names no number; it can't be changed later."
+    )
+    replicas: Count = Field(default=2, description="Nodes that have a copy of each partition, the owner included.")
+    state_dir: str | None = Field(
+        default=None,
+        description="Where nodes keep copies; unset: in the embedded log's folder, or ./headrace-state.",
+    )
+    replies_kept_s: Seconds = Field(
+        default=600.0, description="How long the reply to a message with an id is kept: a repeat gets it again."
+    )
+    reply_bytes_kept: Count = Field(default=16_384, description="Largest reply that is kept for repeats.")
+    expire_every_s: Seconds = Field(default=1.0, description="How often an owner removes values that are due.")
+
+
 class ServicesSettings(Section):
     """Real servers for development and tests."""
 
@@ -459,5 +478,6 @@ class HeadraceSettings(Settings):
     registry: RegistrySettings = RegistrySettings()
     outbox: OutboxSettings = OutboxSettings()
     cluster: ClusterSettings = ClusterSettings()
+    keyspace: KeyspaceSettings = KeyspaceSettings()
     services: ServicesSettings = ServicesSettings()
     observe: ObserveSettings = ObserveSettings()

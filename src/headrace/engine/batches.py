@@ -7,24 +7,15 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
 
-from headrace.engine.commands import CommandReply, CommandRequest
+from headrace.engine.commands import Answer, CommandReply, CommandRequest
 from headrace.engine.handling import HandledCommand
 from headrace.engine.records import AggregateRecord
 from headrace.errors import HeadraceError
 from headrace.model import NewRecord, TopicPartition, size_of
 from headrace.state import BatchName
 
-__all__ = ["Answer", "CommandBatch", "CommandLane", "LiveAggregates", "PendingCommand", "Stage"]
-
-
-class Answer(NamedTuple):
-    """The reply to a command, and the newest batch that was committed when it left."""
-
-    reply: CommandReply
-    since: BatchName
-    is_repeated: bool = False
+__all__ = ["CommandBatch", "CommandLane", "LiveAggregates", "PendingCommand", "Stage"]
 
 
 class Stage(Enum):

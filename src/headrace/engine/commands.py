@@ -3,36 +3,47 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from headrace import errors
 from headrace.engine.models import Engine
+from headrace.engine.records import AggregateRecord
 from headrace.engine.results import CommandResult, Failed, Rejected, Success
 from headrace.errors import BadArgument, HeadraceError, NotReadable, OperationFailed
 from headrace.protocol import check_id, check_text
 from headrace.state import RESERVED_PREFIX, BatchName, ValueCodec, parse_batch
 
 __all__ = [
+    "AggregateAnswer",
+    "Answer",
     "CommandReply",
     "CommandRequest",
     "FailedReply",
+    "ReadRequest",
     "RejectedReply",
     "SuccessReply",
     "check_aggregate_id",
+    "check_request",
+    "decode_answer",
+    "decode_read",
     "decode_reply",
     "decode_request",
+    "encode_answer",
+    "encode_read",
     "encode_reply",
     "encode_request",
     "failed_reply",
     "result_of",
+    "since_of",
 ]
 
 _MAX_COMMAND_ID_BYTES = 1024
 
 
-class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="command"):
     """A command for one aggregate, or (`is_events`) events that others decided on.
 
     `since` is the newest committed batch of the partition that the caller knew before its first attempt.
@@ -51,6 +62,12 @@ class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
         """What tells this command from others with the same id."""
         what = b"events" if self.is_events else self.kind.encode()
         return hashlib.blake2b(what + b"\x00" + self.data, digest_size=8).digest()
+
+
+class ReadRequest(msgspec.Struct, frozen=True, array_like=True, tag="read"):
+    """Ask for the state of one aggregate."""
+
+    aggregate: str
 
 
 class SuccessReply(msgspec.Struct, frozen=True, tag="success"):
@@ -81,17 +98,38 @@ class FailedReply(msgspec.Struct, frozen=True, tag="failed"):
 
 CommandReply: TypeAlias = SuccessReply | RejectedReply | FailedReply
 
+
+class Answer(NamedTuple):
+    """The reply to a command, and the newest batch that was committed when it left."""
+
+    reply: CommandReply
+    since: BatchName
+    is_repeated: bool = False
+
+
+class AggregateAnswer(NamedTuple):
+    """The answer to a read: the state's bytes, None if there is no state, the version, the newest committed batch."""
+
+    state: bytes | None
+    version: int
+    since: BatchName
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_reply = msgspec.msgpack.Decoder(CommandReply).decode
-_decode_request = msgspec.msgpack.Decoder(CommandRequest).decode
+_decode_request: Callable[[bytes], CommandRequest | ReadRequest] = msgspec.msgpack.Decoder(
+    CommandRequest | ReadRequest  # type: ignore[arg-type]
+).decode
+_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+_decode_read = msgspec.msgpack.Decoder(AggregateAnswer).decode
 
 
-def encode_request(request: CommandRequest) -> bytes:
+def encode_request(request: CommandRequest | ReadRequest) -> bytes:
     """Return the request's bytes."""
     return _encode(request)
 
 
-def decode_request(data: bytes) -> CommandRequest:
+def decode_request(data: bytes) -> CommandRequest | ReadRequest:
     """Return the request. Raises NotReadable."""
     try:
         return _decode_request(data)
@@ -110,6 +148,33 @@ def decode_reply(data: bytes) -> CommandReply:
         return _decode_reply(data)
     except msgspec.MsgspecError as error:
         raise NotReadable("the reply to a command", repr(data[:40]), str(error)) from error
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """Return the answer's bytes."""
+    return _encode(answer)
+
+
+def decode_answer(data: bytes) -> Answer:
+    """Return the answer. Raises NotReadable."""
+    try:
+        return _decode_answer(data)
+    except msgspec.MsgspecError as error:
+        raise NotReadable("the answer to a command", repr(data[:40]), str(error)) from error
+
+
+def encode_read(record: AggregateRecord | None, since: BatchName) -> bytes:
+    """Return the answer to a read."""
+    state, version = (record.state, record.version) if record is not None else (None, 0)
+    return _encode(AggregateAnswer(state, version, since))
+
+
+def decode_read(data: bytes) -> AggregateAnswer:
+    """Return the answer to a read. Raises NotReadable."""
+    try:
+        return _decode_read(data)
+    except msgspec.MsgspecError as error:
+        raise NotReadable("the state of an aggregate", repr(data[:40]), str(error)) from error
 
 
 def failed_reply(error: HeadraceError) -> FailedReply:

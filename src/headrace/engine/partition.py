@@ -12,29 +12,42 @@ import itertools
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from headrace.cluster import Committed
+from headrace.cluster import Committed, PartitionRequest
 from headrace.engine import metrics
-from headrace.engine.batches import Answer, CommandBatch, CommandLane, LiveAggregates, PendingCommand, Stage
-from headrace.engine.commands import CommandReply, CommandRequest
+from headrace.engine.batches import CommandBatch, CommandLane, LiveAggregates, PendingCommand, Stage
+from headrace.engine.commands import (
+    Answer,
+    CommandReply,
+    CommandRequest,
+    decode_request,
+    encode_answer,
+    encode_read,
+)
 from headrace.engine.handling import CommandHandling, Decision
 from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, decode_floor, encode_floor, pruned
 from headrace.errors import (
+    BadArgument,
     Busy,
     CommandExpired,
     CommandFailed,
     Fenced,
+    Forbidden,
     HeadraceError,
     NotPartitionOwner,
     OutcomeUnknown,
+    RecordTooLarge,
     StateReadOnly,
+    TimestampTooFarAhead,
     Unavailable,
+    UnknownPartition,
+    UnknownTopic,
 )
 from headrace.model import NewRecord, Position, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff, BootMoment, Clock, crash_point, moment_of
 from headrace.state import BatchName, StatePartition
 
-__all__ = ["AggregateRead", "EnginePartition", "PartitionOwner"]
+__all__ = ["CommittedAggregate", "EnginePartition", "PartitionOwner"]
 
 S = TypeVar("S")
 
@@ -45,6 +58,8 @@ _HOUSEKEEPING_S = 1.0
 _SWEPT_AT_ONCE = 500
 _ATTEMPTS = 3
 _BACKOFF = Backoff(first_s=0.05, limit_s=1.0)
+# What a log refuses before it writes anything. After any other error a batch may have been committed.
+_REFUSED_BY_THE_LOG = (BadArgument, Forbidden, RecordTooLarge, TimestampTooFarAhead, UnknownPartition, UnknownTopic)
 
 
 class PartitionOwner(Protocol):
@@ -55,7 +70,7 @@ class PartitionOwner(Protocol):
         """The node that the log names as the owner."""
         ...
 
-    async def commit(self, records: Sequence[NewRecord], *, epoch: int | None = None) -> Committed:
+    async def commit(self, records: Sequence[NewRecord]) -> Committed:
         """Write a batch in one transaction."""
         ...
 
@@ -72,7 +87,7 @@ class PartitionOwner(Protocol):
         ...
 
 
-class AggregateRead(NamedTuple):
+class CommittedAggregate(NamedTuple):
     """A committed record of an aggregate, None if it has none, and the newest committed batch."""
 
     record: AggregateRecord | None
@@ -80,7 +95,7 @@ class AggregateRead(NamedTuple):
 
 
 class EnginePartition(Generic[S]):
-    """The commands of one partition, on one node. It is the `OwnerListener` of the partition's Owner.
+    """The commands of one partition, on one node: a `PartitionHost`.
 
     Promises: an answer means that the command is in the log. A command id is done once, within the bounds that the
     engine's limits name. An error without `outcome_known` False means that nothing was done.
@@ -97,8 +112,8 @@ class EnginePartition(Generic[S]):
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._owner: PartitionOwner | None = None
+        self._running: asyncio.Task[None] | None = None
         self._epoch: int | None = None
-        self._broken: HeadraceError | None = None
         # Grows whenever what was handled and not committed must be handled again.
         self._generation = 0
         self._lanes: dict[str, CommandLane] = {}
@@ -116,9 +131,50 @@ class EnginePartition(Generic[S]):
         self._has_work = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def attach(self, owner: PartitionOwner) -> None:
-        """Say by whom the partition is owned; before anything else."""
+    # What the node asks; this is its `PartitionHost`.
+
+    @property
+    def changelogs(self) -> tuple[TopicPartition, ...]:
+        """The state topic's partition: it says who owns the engine's partition, journal included."""
+        return (self._replica.at,)
+
+    @property
+    def ownership_read_from(self) -> Mapping[TopicPartition, int]:
+        """From where on the state topic says who owns the partition."""
+        return self._states.ownership_read_from
+
+    @property
+    def offset(self) -> int:
+        """How far the copy has come."""
+        return self._replica.progress.position if self._replica.is_online else 0
+
+    @property
+    def is_online(self) -> bool:
+        """True if the copy has read all that was there when it began."""
+        return self._states.is_online
+
+    def begin(self, owner: PartitionOwner) -> None:
+        """Begin to follow, and to commit while this node owns the partition."""
         self._owner = owner
+        self._states.follow()
+        self._running = asyncio.create_task(self._run(), name=f"headrace-engine-{self._engine.name}-commits")
+
+    async def handle(self, request: PartitionRequest, deadline_s: float) -> bytes:
+        """Answer a request of a caller at any node."""
+        asked = decode_request(request.payload)
+        if isinstance(asked, CommandRequest):
+            return encode_answer(await self.submit(asked, deadline_s=deadline_s, attempt=request.attempt))
+        read = await self.read(asked.aggregate, timeout_s=max(0.0, deadline_s - self._loop.time()))
+        return encode_read(read.record, read.since)
+
+    async def close(self) -> None:
+        """Stop; callers of what was in no commit hear that nothing was done."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        self._end()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._states.close()
 
     @property
     def pending(self) -> int:
@@ -157,22 +213,22 @@ class EnginePartition(Generic[S]):
             self._pending -= 1
             self._abandon(command)
 
-    async def read(self, aggregate: str, *, timeout_s: float) -> AggregateRead:
+    async def read(self, aggregate: str, *, timeout_s: float) -> CommittedAggregate:
         """Return what is committed of an aggregate, at a moment after this call began."""
         await self._owned_by().serve_gate(timeout_s=timeout_s)
-        return AggregateRead(await self._stored(aggregate), self._last)
+        return CommittedAggregate(await self._stored(aggregate), self._last)
 
     # What the owner of the partition says.
 
-    async def owns(self, epoch: int, read_to: Mapping[TopicPartition, int]) -> None:
-        """Read all that was committed, and begin to handle; what was handled and not committed is handled again."""
+    async def owns(self, epoch: int) -> None:
+        """Read all that was committed, and begin to handle.
+
+        If the partition is taken again, because the lease or the answer to a commit was lost, nobody else has written
+        in between: then everything goes on.
+        """
         self._epoch = None
         self._rewind()
-        try:
-            await self._catch_up()
-        except HeadraceError as error:
-            self._broken = error
-            raise
+        await self._catch_up()
         self._states.own(_NoOtherWriter(self._engine.name), is_held=True)
         self._floor = decode_floor(self._replica.reserved(FORGOTTEN_KEY))
         self._epoch = epoch
@@ -189,7 +245,7 @@ class EnginePartition(Generic[S]):
         await self._states.disown()
         self._states.follow()
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Commit batches until cancelled."""
         keeping = asyncio.create_task(self._keep_house(), name=f"headrace-engine-{self._engine.name}")
         try:
@@ -200,7 +256,6 @@ class EnginePartition(Generic[S]):
                     await self._commit_next()
         finally:
             keeping.cancel()
-            self._end()
             await asyncio.gather(keeping, return_exceptions=True)
 
     async def _catch_up(self) -> None:
@@ -393,19 +448,16 @@ class EnginePartition(Generic[S]):
         began = moment_of(self._clock)
         crash_point("engine.before-commit")
         try:
-            committed = await self._owned_by().commit(records, epoch=batch.name.epoch)
+            committed = await self._owned_by().commit(records)
         except NotPartitionOwner as error:
             self._fail(batch, error)
-        except (Unavailable, Fenced) as error:
-            if getattr(error, "outcome_known", True):
+        except _REFUSED_BY_THE_LOG as error:
+            self._refused(batch, error)
+        except HeadraceError as error:
+            if isinstance(error, Unavailable | Fenced) and error.outcome_known:
                 self._repeat(batch)
             else:
-                self._fail(batch, error)
-        except HeadraceError as error:
-            if error is self._broken:  # the partition was taken again, and its state can't be read
-                self._fail(batch, OutcomeUnknown(self._engine.name, "", str(error)))
-            else:
-                self._refused(batch, error)
+                await self._give_up_batch(batch, error)
         except BaseException:
             self._fail(batch, OutcomeUnknown(self._engine.name, "", "its node is stopping"))
             raise
@@ -420,18 +472,17 @@ class EnginePartition(Generic[S]):
             self._apply(records, committed.positions, began)
             self._live.committed(batch.name)
             self._last = batch.name
-        # Else the commit was settled by reading, and with the same read the copy has got what it holds.
+        # Else another node owns the partition by now, and the copy follows that one.
         metrics.COMMANDS.labels(self._engine.name, "committed").inc(len(batch.commands))
         self._start(self._reply(batch, committed))
 
     def _apply(self, records: Sequence[NewRecord], positions: Sequence[Position], began: BootMoment) -> None:
-        landed = [
-            (record, position)
-            for record, position in zip(records, positions, strict=True)
-            if record.topic == self._replica.at.topic
-        ]
+        """Apply what went to the state topic. A commit that was settled by reading tells only where that lies."""
+        topic = self._replica.at.topic
+        states = [record for record in records if record.topic == topic]
+        places = [position for position in positions if position.topic == topic]
         with metrics.stage(self._engine.name, "apply"):
-            self._replica.apply_committed(landed, began=began)
+            self._replica.apply_committed(list(zip(states, places[-len(states) :] if states else (), strict=True)), began=began)
 
     async def _reply(self, batch: CommandBatch, committed: Committed) -> None:
         try:
@@ -467,6 +518,14 @@ class EnginePartition(Generic[S]):
             aggregate = command.request.aggregate
             unknown = OutcomeUnknown(self._engine.name, aggregate, str(error))
             command.fail(error if is_known else unknown)
+
+    async def _give_up_batch(self, batch: CommandBatch, error: HeadraceError) -> None:
+        """Tell the callers that nobody knows; if this is the owner still, read what became of it before going on."""
+        _logger.error("a batch can't be settled", engine=self._engine.name, batch=str(batch.name), error=str(error))
+        self._fail(batch, OutcomeUnknown(self._engine.name, "", str(error)))
+        self._rewind()
+        if self._epoch is not None:
+            await self._catch_up()
 
     def _rewind(self) -> None:
         """Forget what was handled and not sent, and handle it again on what is committed."""

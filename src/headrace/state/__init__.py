@@ -10,20 +10,34 @@ from headrace.state.backends import open_state_store
 from headrace.state.changelog import (
     BATCH_HEADER,
     BatchName,
+    StateWrite,
     batch_header_of,
     changelog_config,
     ensure_changelog,
     is_reserved,
     parse_batch,
 )
-from headrace.state.commits import ProducerWriter
-from headrace.state.declaration import StateSpec
+from headrace.state.commits import KeyLocks, ProducerWriter
+from headrace.state.declaration import StateSpec, index_row
+from headrace.state.expiry import Duration, ttl_in_ms
 from headrace.state.keys import OWNERSHIP_KEY, RESERVED_PREFIX, OrderedKeys
 from headrace.state.partition import StatePartition
 from headrace.state.ports import ChangelogWriter, KeyValueStore, StoredPair, StoreWrite
+from headrace.state.replica import StateReplica
 from headrace.state.state import State, StateChange, StatePage, StateRead
+from headrace.state.subscriptions import Heartbeat, PresentValue, RawChange, Subscription
+from headrace.state.table import index_prefix
 from headrace.state.unit_of_work import UnitOfWork
-from headrace.state.values import AvroValues, BytesValues, IntValues, JsonValues, TextValues, ValueCodec
+from headrace.state.values import (
+    AvroValues,
+    BytesValues,
+    IntValues,
+    JsonValues,
+    TextValues,
+    ValueCodec,
+    codec_of,
+    values_of,
+)
 
 __all__ = [
     "BATCH_HEADER",
@@ -33,26 +47,39 @@ __all__ = [
     "BatchName",
     "BytesValues",
     "ChangelogWriter",
+    "Duration",
+    "Heartbeat",
     "IntValues",
     "JsonValues",
+    "KeyLocks",
     "KeyValueStore",
     "OrderedKeys",
+    "PresentValue",
     "ProducerWriter",
+    "RawChange",
     "State",
     "StateChange",
     "StatePage",
     "StatePartition",
     "StateRead",
+    "StateReplica",
     "StateSpec",
+    "StateWrite",
     "StoreWrite",
     "StoredPair",
+    "Subscription",
     "TextValues",
     "UnitOfWork",
     "ValueCodec",
     "batch_header_of",
     "changelog_config",
+    "codec_of",
     "ensure_changelog",
+    "index_prefix",
+    "index_row",
     "is_reserved",
     "open_state_store",
     "parse_batch",
+    "ttl_in_ms",
+    "values_of",
 ]

@@ -29,7 +29,7 @@ from headrace.state import metrics
 from headrace.state.changelog import StateWrite, new_record
 from headrace.state.keys import after_prefix
 from headrace.state.ports import ChangelogWriter
-from headrace.state.replica import StateReplica
+from headrace.state.replica import StartOver, StateReplica
 from headrace.state.table import StateEntry, index_prefix, shown_index_value
 from headrace.state.unit_of_work import UnitOfWork
 
@@ -62,6 +62,7 @@ class _Submitted:
     """A unit of work on its way: its records, and what no other unit may touch meanwhile."""
 
     records: list[tuple[StateReplica, NewRecord]]
+    others: Sequence[NewRecord]
     claims: set[object]
     done: asyncio.Future[None] = field(default_factory=asyncio.Future)
 
@@ -139,6 +140,21 @@ class CommitQueue:
         if not replica.is_online:
             raise StateOffline(replica.spec.name, f"it has not read {replica.at} to its end yet")
 
+    async def check_fresh(self, replica: StateReplica, *, max_staleness_s: float | None, at_least: int | None) -> None:
+        """Refuse a read that wants more than this copy has; it asks the log once before it refuses for its age."""
+        self.check_readable(replica)
+        if max_staleness_s is None and at_least is None:
+            return
+        # The owner is as fresh as its lease, which is looked at before a request comes here.
+        max_age_ms = None if max_staleness_s is None or replica.is_owned else round(max_staleness_s * 1000)
+        age_ms = replica.age_ms
+        if max_age_ms is not None and (age_ms is None or age_ms > max_age_ms):
+            try:
+                await replica.ask()
+            except StartOver as error:
+                raise StateOffline(replica.spec.name, f"it must be rebuilt: {error}") from error
+        replica.check_fresh(max_age_ms=max_age_ms, at_least=at_least)
+
     def check_writable(self, replica: StateReplica) -> None:
         """Refuse writes that can't be committed. Raises StateReadOnly."""
         if replica.spec.is_external:
@@ -164,7 +180,7 @@ class CommitQueue:
         # Nothing waits from here to the end of the block: what is checked stays true until it is claimed.
         self._check_unchanged(unit)
         _check_unique(unit)
-        submitted = _Submitted(self._records_of(unit), claims)
+        submitted = _Submitted(self._records_of(unit), unit.others, claims)
         for claim in claims:
             self._claims[claim] = submitted
         self._waiting.append(submitted)
@@ -174,6 +190,8 @@ class CommitQueue:
         await asyncio.shield(submitted.done)
 
     def _check_usable(self, unit: UnitOfWork) -> None:
+        if unit.others and self._writer is None:
+            raise StateReadOnly(unit.others[0].topic, self._why_not)
         for replica in unit.writes:
             self.check_readable(replica)
             self.check_writable(replica)
@@ -213,6 +231,7 @@ class CommitQueue:
         size_bytes, count = 0, 0
         for submitted in self._waiting[:_MAX_GROUP]:
             size_bytes += sum(size_of(record) for _, record in submitted.records)
+            size_bytes += sum(map(size_of, submitted.others))
             if count and size_bytes > _MAX_GROUP_BYTES:
                 break
             count += 1
@@ -231,14 +250,16 @@ class CommitQueue:
     async def _commit(self, group: Sequence[_Submitted]) -> BaseException | None:
         """Commit and apply a group; return what went wrong."""
         records = [pair for each in group for pair in each.records]
+        others = [record for each in group for record in each.others]
         if self._unsettled is not None or self._writer is None:
-            return StateOffline(records[0][0].spec.name, str(self._unsettled or self._why_not))
+            name = records[0][0].spec.name if records else others[0].topic
+            return StateOffline(name, str(self._unsettled or self._why_not))
         began = moment_of(self._clock)
         try:
             for replica, record in records:
                 await replica.prepare_commit(record)
             crash_point("state.before-commit")
-            positions = await self._writer.commit([record for _, record in records])
+            positions = await self._writer.commit([*(record for _, record in records), *others])
             crash_point("state.after-commit")
         except HeadraceError as error:
             return self._failed(error)
@@ -246,7 +267,7 @@ class CommitQueue:
             self._unsettled = OperationFailed("committing to a changelog", repr(error), outcome_known=False)
             return error
         metrics.COMMITS.labels("committed").inc()
-        return self._apply(records, positions, began)
+        return self._apply(records, positions[: len(records)], began)
 
     def _failed(self, error: HeadraceError) -> HeadraceError:
         is_known = getattr(error, "outcome_known", True)

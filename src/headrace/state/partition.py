@@ -22,7 +22,7 @@ from headrace.state.reader import ChangelogReader
 from headrace.state.replica import StateReplica
 from headrace.state.state import State
 from headrace.state.unit_of_work import UnitOfWork
-from headrace.state.values import ValueCodec, values_of
+from headrace.state.values import ValueCodec, codec_of
 
 __all__ = ["StatePartition"]
 
@@ -91,9 +91,9 @@ class StatePartition:
         if not spec.is_external:
             admin = self._log.admin
             await ensure_changelog(admin, spec.topic, partitions=spec.partitions, config=spec.config)
-        codec = await _codec_of(spec.value, spec, registry)
+        codec = await codec_of(spec.value, spec.topic, registry)
         if spec.delta is not None:
-            self._deltas[spec.name] = await _codec_of(spec.delta, spec, registry)
+            self._deltas[spec.name] = await codec_of(spec.delta, spec.topic, registry)
         store = await open_store(spec)
         self._stores.append(store)
         replica = StateReplica(
@@ -223,17 +223,29 @@ class StatePartition:
 
     # Using the states.
 
+    def begin(self) -> UnitOfWork:
+        """Return a new unit of work, which whoever asked commits or forgets."""
+        return UnitOfWork(self._queue)
+
     def state(self, spec: StateSpec[K, V], unit: UnitOfWork | None = None) -> State[K, V]:
         """Return a state: each call a transaction of its own, or all of them part of a unit of work."""
-        found = self._replicas.get(spec.name)
+        return State(self.replica(spec.name), self._queue, self._locks, delta=self._deltas.get(spec.name), unit=unit)
+
+    def replica(self, name: str) -> StateReplica:
+        """Return the copy of a state. Raises BadArgument."""
+        found = self._replicas.get(name)
         if found is None:
-            raise BadArgument("state", spec.name, f"this partition has {sorted(self._replicas)}")
-        return State(found, self._queue, self._locks, delta=self._deltas.get(spec.name), unit=unit)
+            raise BadArgument("state", name, f"this partition has {sorted(self._replicas)}")
+        return found
+
+    async def check_fresh(self, name: str, *, max_staleness_s: float | None, at_least: int | None) -> None:
+        """Refuse a read that wants more than the copy of a state has. Raises StateStale, StateOffline."""
+        await self._queue.check_fresh(self.replica(name), max_staleness_s=max_staleness_s, at_least=at_least)
 
     @contextlib.asynccontextmanager
     async def unit_of_work(self) -> AsyncIterator[UnitOfWork]:
         """Begin a unit of work; it is committed when the block ends, and forgotten when the block raises."""
-        unit = UnitOfWork(self._queue)
+        unit = self.begin()
         yield unit
         await unit.commit()
 
@@ -245,11 +257,3 @@ class StatePartition:
             replica.feed.restart("the partition is closed")
         for store in self._stores:
             store.close()
-
-
-async def _codec_of(kind: Any, spec: StateSpec[Any, Any], registry: Registry | None) -> ValueCodec[Any]:  # noqa: ANN401
-    """Return the codec of a type, or the codec itself, ready to be used."""
-    is_codec = hasattr(kind, "encode") and hasattr(kind, "prepare") and not isinstance(kind, type)
-    codec: ValueCodec[Any] = kind if is_codec else values_of(kind, topic=spec.topic, registry=registry)
-    await codec.open()
-    return codec

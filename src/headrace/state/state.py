@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from headrace.errors import BadArgument, KeyPresent, StateConflict, StateOffline, WrongStateTopic
+from headrace.errors import BadArgument, KeyPresent, StateConflict, WrongStateTopic
 from headrace.model import partition_of
 from headrace.state.changelog import StateWrite
 from headrace.state.commits import CommitQueue, KeyLocks
 from headrace.state.declaration import index_row
 from headrace.state.expiry import Duration, ttl_in_ms
-from headrace.state.keys import after_prefix
-from headrace.state.replica import StartOver, StateReplica
+from headrace.state.replica import StateReplica
 from headrace.state.subscriptions import Heartbeat, PresentValue, RawChange, Subscription
 from headrace.state.table import index_prefix
 from headrace.state.unit_of_work import UnitOfWork
@@ -95,7 +94,7 @@ class State(Generic[K, V]):
 
         A copy that is older than `max_staleness_s`, or does not hold offset `at_least`, refuses. Raises StateStale.
         """
-        await self._check_fresh(max_staleness_s, at_least)
+        await self._queue.check_fresh(self._replica, max_staleness_s=max_staleness_s, at_least=at_least)
         data = self._replica.keys.encode(key)
 
         async def read(unit: UnitOfWork) -> bytes | None:
@@ -219,7 +218,7 @@ class State(Generic[K, V]):
         start = prefix if after is None else prefix + self._replica.keys.encode(after) + b"\x00"
 
         async def search(unit: UnitOfWork) -> list[tuple[bytes, bytes]]:
-            found = self._indexed(unit, start, prefix)
+            found = unit.find(self._replica, start, prefix)
             return list(itertools.islice(found, limit + 1))
 
         return await self._page_of(await self._transact(search), limit)
@@ -375,35 +374,9 @@ class State(Generic[K, V]):
                 items.append((self._replica.keys.decode(data), value))
         return StatePage(items, items[-1][0] if len(found) > limit else None)
 
-    def _indexed(self, unit: UnitOfWork, start: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the keys and values that stand under exactly this value of an index."""
-        end = after_prefix(prefix)
-        while rows := self._replica.rows(start, end, limit=_PAGE):
-            for row, key in rows:
-                if row == prefix + key:
-                    value = unit.get(self._replica, key)
-                    if value is not None:
-                        yield key, value
-            start = rows[-1][0] + b"\x00"
-
     async def _decode(self, data: bytes | None) -> V | None:
         if data is None:
             return None
         await self._replica.codec.prepare(data)
         found: V = self._replica.codec.decode(data)
         return found
-
-    async def _check_fresh(self, max_staleness_s: float | None, at_least: int | None) -> None:
-        """Refuse a read that wants more than this copy has; it asks the log once before it refuses for its age."""
-        self._queue.check_readable(self._replica)
-        if max_staleness_s is None and at_least is None:
-            return
-        # The owner is as fresh as its lease, which is looked at before a request comes here.
-        max_age_ms = None if max_staleness_s is None or self._replica.is_owned else round(max_staleness_s * 1000)
-        age_ms = self._replica.age_ms
-        if max_age_ms is not None and (age_ms is None or age_ms > max_age_ms):
-            try:
-                await self._replica.ask()
-            except StartOver as error:
-                raise StateOffline(self._replica.spec.name, f"it must be rebuilt: {error}") from error
-        self._replica.check_fresh(max_age_ms=max_age_ms, at_least=at_least)

@@ -222,6 +222,11 @@ class Subscription:
             if not await self._wait_for_news():
                 return self._heartbeat()
 
+    @property
+    def has_more(self) -> bool:
+        """True if another item is there without waiting."""
+        return bool(self._waiting)
+
     def push(self, change: RawChange) -> None:
         """Take a change. A subscriber that is too slow loses what waits and gets the present value with `is_lagged`."""
         if len(self._waiting) >= self._max_waiting:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.errors import StateReadOnly
+from headrace.model import NewRecord
 from headrace.state.changelog import StateWrite
 from headrace.state.expiry import is_due
+from headrace.state.keys import after_prefix
 from headrace.state.replica import StateReplica
 from headrace.state.table import StateEntry
 
@@ -34,12 +36,23 @@ class UnitOfWork:
         self._queue = queue
         self._writes: dict[StateReplica, dict[bytes, StateWrite]] = {}
         self._seen: dict[tuple[StateReplica, bytes], int] = {}
+        self._others: list[NewRecord] = []
         self._is_done = False
 
     @property
     def writes(self) -> Mapping[StateReplica, Mapping[bytes, StateWrite]]:
         """What will be written, by state and key."""
         return self._writes
+
+    @property
+    def others(self) -> Sequence[NewRecord]:
+        """Records for other topics, which are written in the same transaction."""
+        return self._others
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to write."""
+        return not self._writes and not self._others
 
     @property
     def seen(self) -> Mapping[tuple[StateReplica, bytes], int]:
@@ -73,6 +86,21 @@ class UnitOfWork:
             write = write._replace(delta=None)  # one increment does not describe two
         own[key] = write
 
+    def add(self, record: NewRecord) -> None:
+        """Write a record to a topic that is no changelog of this partition, in the same transaction."""
+        self._others.append(record)
+
+    def find(self, replica: StateReplica, start: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the keys and values that stand in an index under exactly this prefix, from row `start` on."""
+        end = after_prefix(prefix)
+        while rows := replica.rows(start, end, limit=_PAGE):
+            for row, key in rows:
+                if row == prefix + key:
+                    value = self.get(replica, key)
+                    if value is not None:
+                        yield key, value
+            start = rows[-1][0] + b"\x00"
+
     def scan(
         self, replica: StateReplica, start: bytes, end: bytes | None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, bytes]]:
@@ -104,7 +132,7 @@ class UnitOfWork:
         Raises StateConflict if a key that was read has changed, NotUnique, RecordTooLarge, and what the writer raises.
         """
         self._is_done = True
-        if self._writes:
+        if not self.is_empty:
             await self._queue.submit(self)
 
     def _stored(

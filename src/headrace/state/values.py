@@ -10,7 +10,7 @@ import msgspec
 from headrace.errors import BadArgument, NotReadable, NotStorable
 from headrace.serde import Registry, Serde, schema_id_of, subject_of
 
-__all__ = ["AvroValues", "BytesValues", "IntValues", "JsonValues", "TextValues", "ValueCodec", "values_of"]
+__all__ = ["AvroValues", "BytesValues", "IntValues", "JsonValues", "TextValues", "ValueCodec", "codec_of", "values_of"]
 
 V = TypeVar("V")
 
@@ -157,6 +157,14 @@ def values_of(kind: Any, *, topic: str, registry: Registry | None) -> ValueCodec
         rule = "a class becomes Avro, which needs a registry: give one, or a codec such as JsonValues(…)"
         raise BadArgument("value", kind, rule)
     return AvroValues(registry, topic, kind)
+
+
+async def codec_of(kind: Any, topic: str, registry: Registry | None) -> ValueCodec[Any]:  # noqa: ANN401
+    """Return the codec of a type, or the codec itself, ready to be used."""
+    is_codec = hasattr(kind, "encode") and hasattr(kind, "prepare") and not isinstance(kind, type)
+    codec: ValueCodec[Any] = kind if is_codec else values_of(kind, topic=topic, registry=registry)
+    await codec.open()
+    return codec
 
 
 def _check(value: Any, kind: type) -> None:  # noqa: ANN401

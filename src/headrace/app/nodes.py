@@ -1,0 +1,115 @@
+"""A node in an application's process: the keyspaces that it serves, and those that it calls."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from headrace.cluster import ClusterView, HostingNode
+from headrace.config import HeadraceSettings
+from headrace.errors import BadArgument, TimedOut
+from headrace.keyspace import Keyspace, KeyspaceClient, KeyspaceHosting, StateFolder
+from headrace.log import Log
+from headrace.observe import get_logger
+from headrace.serde import Registry
+
+__all__ = ["RunningNode", "running_node"]
+
+_logger = get_logger(__name__)
+_ONLINE_S = 30.0
+
+
+class RunningNode:
+    """A node of the cluster, while it runs in this process."""
+
+    def __init__(self, hosting: HostingNode, keyspaces: KeyspaceHosting) -> None:
+        self._hosting = hosting
+        self._keyspaces = keyspaces
+
+    @property
+    def id(self) -> str:
+        """This node's id."""
+        return self._hosting.id
+
+    @property
+    def address(self) -> str:
+        """Where other nodes reach this one."""
+        return self._hosting.node.address
+
+    @property
+    def view(self) -> ClusterView:
+        """What this node knows of its cluster."""
+        return self._hosting.view
+
+    @property
+    def owned(self) -> list[tuple[str, int]]:
+        """The partitions that this node owns: group and number."""
+        return self._hosting.owned()
+
+    @property
+    def failures(self) -> dict[tuple[str, int], str]:
+        """The partitions that can't be opened or served here, and why."""
+        return self._hosting.failures
+
+    def missing(self, group: str) -> list[int]:
+        """Return the partitions of a group that nobody owns at the moment."""
+        return self._hosting.missing(group)
+
+    def keyspace(self, kind: type[Keyspace]) -> KeyspaceClient:
+        """Return the client of a keyspace, which any node of the cluster may serve."""
+        return self._keyspaces.client(kind)
+
+    async def online(self, *groups: str, timeout_s: float = 60.0) -> None:
+        """Wait until every partition of these groups, or all that this node serves, has an owner. Raises TimedOut."""
+        await self._hosting.online(*groups, timeout_s=timeout_s)
+
+    async def drain(self, *, timeout_s: float = 60.0) -> None:
+        """Hand over all that this node owns, before it is stopped. Raises TimedOut."""
+        await self._hosting.drain(timeout_s=timeout_s)
+
+    async def wait(self) -> None:
+        """Wait until the node ends; raises the error that ended it."""
+        await self._hosting.wait()
+
+
+@contextlib.asynccontextmanager
+async def running_node(
+    log: Log, registry: Registry, settings: HeadraceSettings, parts: tuple[type[Keyspace], ...]
+) -> AsyncIterator[RunningNode]:
+    """Run a node while the block runs; it starts when every partition has an owner, or after half a minute."""
+    for part in parts:
+        if not (isinstance(part, type) and issubclass(part, Keyspace)):
+            raise BadArgument("node", part, "a node serves classes that derive from Keyspace")
+    with contextlib.ExitStack() as held:
+        folders: list[StateFolder] = []
+
+        def folder() -> Path:
+            if not folders:
+                folders.append(StateFolder(_base_of(settings), settings.cluster.node_id))
+                held.callback(folders[0].close)
+            return folders[0].path
+
+        keyspaces = KeyspaceHosting(log, registry, settings, folder)
+        hosting = HostingNode(log, [keyspaces.group(part) for part in parts], settings=settings)
+        keyspaces.attach(hosting)
+        for part in parts:
+            await keyspaces.client(part).open()
+        async with hosting:
+            node = RunningNode(hosting, keyspaces)
+            try:
+                await node.online(timeout_s=_ONLINE_S)
+            except TimedOut as error:
+                _logger.warning("the node starts without all partitions", node=node.id, reason=str(error))
+            yield node
+
+
+def _base_of(settings: HeadraceSettings) -> Path:
+    """Return the folder of all copies: the one in the settings, or beside the embedded log, or here."""
+    if settings.keyspace.state_dir is not None:
+        base = Path(settings.keyspace.state_dir)
+    elif settings.log.address.startswith("embedded:"):
+        base = Path(settings.log.address.partition(":")[2]) / "state"
+    else:
+        base = Path("headrace-state")
+    return base / settings.cluster.name

@@ -1,0 +1,30 @@
+"""State by key with the code that changes it: keyspaces, their handlers, and the clients that reach them.
+
+Promises: a message is handled by the owner of its key, one at a time for a key; what a handler writes, in all states of
+its partition and to other topics, is committed together before anybody hears of it; a node that dies costs its callers
+a moment and no error; a read shows every write that was acknowledged before it, unless it allows staleness.
+Does not promise: that a handler runs once. It may be run again from its start; asks carry ids, tells wait for the
+commit.
+"""
+
+from headrace.keyspace.client import NO_VALUE, KeyRead, KeyspaceClient, Scattered
+from headrace.keyspace.context import Context
+from headrace.keyspace.declaration import EVERY_NODE, Keyspace, KeyspaceSpec, handles, state
+from headrace.keyspace.hosting import KeyspaceHosting, StateFolder
+from headrace.state import State
+
+__all__ = [
+    "EVERY_NODE",
+    "NO_VALUE",
+    "Context",
+    "KeyRead",
+    "Keyspace",
+    "KeyspaceClient",
+    "KeyspaceHosting",
+    "KeyspaceSpec",
+    "Scattered",
+    "State",
+    "StateFolder",
+    "handles",
+    "state",
+]

@@ -1,0 +1,239 @@
+"""Running handlers: one at a time for a key, again from the start after a conflict, once for a message id."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from headrace.cluster import PartitionRequest
+from headrace.config import KeyspaceSettings
+from headrace.errors import (
+    AskCycle,
+    BadArgument,
+    HeadraceError,
+    MessageIdReused,
+    ReplyNotKept,
+    RequestFailed,
+    StateConflict,
+    TimedOut,
+    UnknownMessage,
+)
+from headrace.keyspace.context import Context
+from headrace.keyspace.declaration import CURRENT_STATES, HandlerSpec, Keyspace, KeyspaceSpec
+from headrace.keyspace.messages import Call, MessageCodecs
+from headrace.observe import counter, histogram
+from headrace.state import BytesValues, KeyLocks, State, StatePartition, StateSpec, StateWrite, UnitOfWork
+
+if TYPE_CHECKING:
+    from headrace.keyspace.client import KeyspaceClient
+
+__all__ = ["REPLIES", "CallRunner", "replies_spec"]
+
+CALLS = counter("keyspace", "calls", "Calls of handlers, by how they ended.", ["keyspace", "message", "outcome"])
+SECONDS = histogram("keyspace", "call", "Time from a call's arrival at the owner to its reply.", ["keyspace"])
+
+REPLIES = "replies"
+"""The state in which every keyspace keeps the replies to messages with ids."""
+
+_ATTEMPTS = 100
+# A handler ends a little before its caller gives up, so that the caller hears that nothing was done.
+_MARGIN_S = 0.05
+
+Commit: TypeAlias = Callable[[UnitOfWork], Awaitable[None]]
+
+
+class _KeptReply(msgspec.Struct, frozen=True, array_like=True):
+    """The reply to a message with an id: None if it was too large. `digest` is that of the message."""
+
+    digest: bytes
+    reply: bytes | None
+
+
+_kept = msgspec.msgpack.Decoder(_KeptReply)
+
+
+def replies_spec(keyspace: str, *, partitions: int, kept_s: float) -> StateSpec[Any, Any]:
+    """Return the state of kept replies: by key and message id, each for some minutes."""
+    return StateSpec(
+        name=REPLIES,
+        topic=f"{keyspace}-{REPLIES}",
+        key=tuple[bytes, str],
+        value=BytesValues(),
+        partitions=partitions,
+        ttl=kept_s,
+    )
+
+
+class CallRunner:
+    """Runs the handlers of one partition, while this node owns it."""
+
+    def __init__(
+        self,
+        spec: KeyspaceSpec,
+        states: StatePartition,
+        codecs: MessageCodecs,
+        client_of: Callable[[type[Keyspace]], KeyspaceClient],
+        *,
+        settings: KeyspaceSettings,
+    ) -> None:
+        self._spec = spec
+        self._states = states
+        self._codecs = codecs
+        self._client_of = client_of
+        self._settings = settings
+        self._locks = KeyLocks()
+        self._logic: Keyspace | None = None
+
+    def start(self) -> None:
+        """Begin a tenure: the application's object is a new one."""
+        self._logic = self._spec.kind()
+
+    async def run(self, request: PartitionRequest, call: Call, deadline_s: float, commit: Commit) -> bytes:
+        """Run the handler of a message until it is committed, and return its reply."""
+        handler = self._spec.handlers.get(call.message)
+        if handler is None:
+            known = ", ".join(sorted(self._spec.handlers)) or "nothing"
+            raise UnknownMessage(self._spec.name, call.message, known)
+        if handler.key_of is not None and call.key is None:
+            raise BadArgument("key", None, f"{call.message} goes to the partition of its key")
+        chain = self._chain_of(call)
+        began_s = asyncio.get_running_loop().time()
+        outcome = "failed"
+        try:
+            reply = await self._in_turn(request, call, handler, chain, deadline_s, commit)
+            outcome = "done"
+            return reply
+        finally:
+            CALLS.labels(self._spec.name, call.message, outcome).inc()
+            SECONDS.labels(self._spec.name).observe(asyncio.get_running_loop().time() - began_s)
+
+    def _chain_of(self, call: Call) -> tuple[tuple[str, bytes], ...]:
+        """Return the keys that wait for one another, this one last. Raises AskCycle."""
+        if call.key is None:
+            return call.chain
+        here = (self._spec.name, call.key)
+        chain = (*call.chain, here)
+        if here in call.chain:
+            raise AskCycle(" → ".join(f"{name}/{key.decode(errors='replace')}" for name, key in chain))
+        return chain
+
+    async def _in_turn(
+        self,
+        request: PartitionRequest,
+        call: Call,
+        handler: HandlerSpec,
+        chain: tuple[tuple[str, bytes], ...],
+        deadline_s: float,
+        commit: Commit,
+    ) -> bytes:
+        loop = asyncio.get_running_loop()
+        given_s = deadline_s - loop.time()
+        margin_s = min(_MARGIN_S, given_s / 4)
+        try:
+            async with asyncio.timeout_at(deadline_s - margin_s) as limit, self._turn(call.key):
+                message = await self._codecs.message(handler, call.payload)
+
+                async def commit_unit(unit: UnitOfWork) -> None:
+                    limit.reschedule(None)  # from here on the outcome may be that it was done
+                    await commit(unit)
+
+                return await self._until_committed(request, call, handler, message, chain, deadline_s, commit_unit)
+        except TimeoutError:
+            what = f"{self._spec.name}.{handler.name} with key {_shown(call.key)}"
+            raise TimedOut(what, round(given_s, 3)) from None
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, key: bytes | None) -> Any:  # noqa: ANN401
+        if key is None:
+            yield
+            return
+        async with self._locks.hold(key):
+            yield
+
+    async def _until_committed(
+        self,
+        request: PartitionRequest,
+        call: Call,
+        handler: HandlerSpec,
+        message: Any,  # noqa: ANN401
+        chain: tuple[tuple[str, bytes], ...],
+        deadline_s: float,
+        commit: Commit,
+    ) -> bytes:
+        digest = hashlib.blake2b(call.message.encode() + b"\x00" + call.payload, digest_size=16).digest()
+        for attempt in range(1, _ATTEMPTS + 1):
+            unit = self._states.begin()
+            kept = self._kept(unit, call, request.command_id, digest)
+            if kept is not None:
+                await commit(unit)
+                return kept
+            context = Context(
+                partition=self._states.partition,
+                key=call.key,
+                now_ms=max((each.now_ms for each in self._states.replicas.values()), default=0),
+                deadline_s=deadline_s,
+                request_id=request.command_id or call.request_id,
+                chain=chain,
+                unit=unit,
+                client_of=self._client_of,
+            )
+            result = await self._handle(handler, message, context, unit)
+            reply = self._codecs.reply_bytes(handler, result)
+            if request.command_id is not None and not handler.is_read:
+                self._keep(unit, call, request.command_id, digest, reply)
+            try:
+                await commit(unit)
+            except StateConflict:
+                if attempt == _ATTEMPTS:
+                    raise
+                continue
+            context.send_tells()
+            return reply
+        raise AssertionError(call)
+
+    async def _handle(self, handler: HandlerSpec, message: Any, context: Context, unit: UnitOfWork) -> Any:  # noqa: ANN401
+        def state_of(name: str) -> State[Any, Any]:
+            return self._states.state(self._states.replica(name).spec, unit)
+
+        if self._logic is None:
+            self.start()
+        token = CURRENT_STATES.set(state_of)
+        try:
+            return await handler.call(self._logic, message, context)  # type: ignore[arg-type]
+        except (HeadraceError, TimeoutError):
+            raise
+        except Exception as error:
+            kind = type(error).__name__
+            raise RequestFailed(self._spec.name, type(message).__name__, kind, str(error)) from error
+        finally:
+            CURRENT_STATES.reset(token)
+
+    def _kept(self, unit: UnitOfWork, call: Call, message_id: str | None, digest: bytes) -> bytes | None:
+        """Return the reply that a message with this id got before."""
+        if message_id is None:
+            return None
+        replica = self._states.replica(REPLIES)
+        data = unit.get(replica, replica.keys.encode((call.key or b"", message_id)))
+        if data is None:
+            return None
+        found = _kept.decode(data)
+        if found.digest != digest:
+            raise MessageIdReused(self._spec.name, message_id)
+        if found.reply is None:
+            raise ReplyNotKept(self._spec.name, message_id)
+        return found.reply
+
+    def _keep(self, unit: UnitOfWork, call: Call, message_id: str, digest: bytes, reply: bytes) -> None:
+        is_small = len(reply) <= self._settings.reply_bytes_kept
+        kept = msgspec.msgpack.encode(_KeptReply(digest, reply if is_small else None))
+        replica = self._states.replica(REPLIES)
+        unit.write(replica, replica.keys.encode((call.key or b"", message_id)), StateWrite(kept))
+
+
+def _shown(key: bytes | None) -> str:
+    return "none" if key is None else repr(key.decode(errors="replace"))

@@ -1,0 +1,486 @@
+"""A keyspace as callers use it: each request goes to the owner of its key, wherever that is."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from headrace.cluster import Router
+from headrace.errors import BadArgument, HeadraceError, SubscriptionEnded, Unavailable, UnknownMessage
+from headrace.keyspace.calls import REPLIES
+from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec, StateDeclaration
+from headrace.keyspace.messages import (
+    Call,
+    ChangesPage,
+    CountKeys,
+    Entry,
+    FindByIndex,
+    GetValue,
+    MessageCodecs,
+    PollChanges,
+    PutValue,
+    RawPage,
+    RawRead,
+    ReadPage,
+    encode,
+)
+from headrace.runtime import Backoff
+from headrace.serde import Registry
+from headrace.state import (
+    Duration,
+    OrderedKeys,
+    StateChange,
+    StatePage,
+    StateSpec,
+    ValueCodec,
+    codec_of,
+    index_prefix,
+    index_row,
+    ttl_in_ms,
+)
+
+__all__ = ["NO_VALUE", "KeyRead", "KeyspaceClient", "LocalCopies", "Scattered"]
+
+NO_VALUE = -1
+"""The version of a key that has no value."""
+
+_POLL_S = 5.0
+_PAGE = 256
+_CHANGES = 500
+# A subscriber hears of a partition that nobody serves.
+_GIVE_UP_S = 60.0
+_BACKOFF = Backoff(first_s=0.02, limit_s=0.5)
+
+_reads = msgspec.msgpack.Decoder(RawRead)
+_pages = msgspec.msgpack.Decoder(RawPage)
+_counts = msgspec.msgpack.Decoder(int)
+_changes = msgspec.msgpack.Decoder(ChangesPage)
+
+
+class LocalCopies(Protocol):
+    """The copies that this process has itself."""
+
+    async def answer(self, group: str, partition: int, payload: bytes) -> bytes | None:
+        """Return the answer of this node's own copy; None if it has none that can give it."""
+        ...
+
+
+class KeyRead(NamedTuple):
+    """A value and its version, and what the copy was worth: everything up to `offset` is in it, as of `age_ms` ago.
+
+    `version` is the offset that the value was written at, -1 if the key has none.
+    """
+
+    value: Any
+    version: int
+    offset: int | None
+    age_ms: int | None
+
+
+class Scattered(NamedTuple):
+    """What the partitions replied, and the errors of those that did not."""
+
+    replies: Mapping[int, Any]
+    failures: Mapping[int, HeadraceError]
+
+
+class _OpenState(NamedTuple):
+    spec: StateSpec[Any, Any]
+    keys: OrderedKeys[Any]
+    values: ValueCodec[Any]
+    deltas: ValueCodec[Any] | None
+
+
+class KeyspaceClient:
+    """Asks, tells and reads a keyspace.
+
+    Promises: a request finds the owner of its key, and waits for one while there is none, until its deadline. A reply
+    means that what the handler wrote is committed. An error says with `outcome_known` whether it may have been.
+    """
+
+    def __init__(
+        self,
+        spec: KeyspaceSpec,
+        router: Callable[[], Router],
+        *,
+        registry: Registry | None,
+        local: LocalCopies | None = None,
+    ) -> None:
+        self.name = spec.name
+        self._spec = spec
+        self._router = router
+        self._registry = registry
+        self._local = local
+        self._codecs = MessageCodecs(spec, registry)
+        self._states: dict[str, _OpenState] = {}
+        self._specs = spec.state_specs(partitions=1)
+        self._opening = asyncio.Lock()
+        self._is_open = False
+
+    # Messages.
+
+    async def ask(
+        self,
+        message: object,
+        *,
+        message_id: str | None = None,
+        timeout_s: float | None = None,
+        chain: tuple[Entry, ...] = (),
+    ) -> Any:  # noqa: ANN401
+        """Return the reply of the message's handler.
+
+        With a `message_id` it is safe to repeat: it is handled once, and every repeat gets the first reply, for as long
+        as `keyspace.replies_kept_s` says. Raises UnknownMessage, what the handler raises, and TimedOut.
+        """
+        handler, routing, payload = await self._call_of(message, chain, message_id)
+        reply = await self._router().ask(
+            self.name, routing, payload, command_id=message_id, is_read=handler.is_read, timeout_s=timeout_s
+        )
+        return await self._codecs.reply(handler, reply)
+
+    async def ack(self, message: object, *, message_id: str | None = None) -> Any:  # noqa: ANN401
+        """Return the reply, after three attempts at most; the owner does the work once. Never repeats a refusal."""
+        message_id = message_id or uuid.uuid4().hex
+        handler, routing, payload = await self._call_of(message, (), message_id)
+        return await self._codecs.reply(
+            handler, await self._router().ack(self.name, routing, payload, message_id=message_id)
+        )
+
+    def tell(self, message: object) -> None:
+        """Send a message, at most once, and return at once; failures are counted and logged."""
+        handler = self.check(message)
+        if not self._is_open:
+            raise BadArgument("message", message, "the keyspace was not opened yet; await `open()` first")
+        routing, key = self._key_of(handler, message)
+        call = Call(type(message).__name__, self._codecs.message_bytes(message), key, uuid.uuid4().hex)
+        self._router().tell(self.name, routing, encode(call))
+
+    async def scatter(self, message: object, *, timeout_s: float | None = None) -> Scattered:
+        """Ask every partition, and gather what they reply."""
+        await self.open()
+        handler = self.check(message)
+        if handler.key_of is not None:
+            raise BadArgument("message", message, f"{handler.name} handles it by key; mark it @handles(scatter=True)")
+        call = Call(type(message).__name__, self._codecs.message_bytes(message), None, uuid.uuid4().hex)
+        gathered = await self._router().scatter(self.name, encode(call), is_read=handler.is_read, timeout_s=timeout_s)
+        replies = {n: await self._codecs.reply(handler, data) for n, data in sorted(gathered.replies.items())}
+        return Scattered(replies, gathered.failures)
+
+    def check(self, message: object) -> HandlerSpec:
+        """Return the handler of a message. Raises UnknownMessage."""
+        handler = self._spec.handler_of(message)
+        if handler is None:
+            known = ", ".join(sorted(self._spec.handlers)) or "nothing"
+            raise UnknownMessage(self.name, type(message).__name__, known)
+        return handler
+
+    # Reading states.
+
+    async def get(
+        self,
+        state: str | StateDeclaration,
+        key: Any,  # noqa: ANN401
+        *,
+        max_staleness_s: float | None = None,
+        at_least: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Return the value of a key; None if it has none. With `max_staleness_s` a standby may answer."""
+        read = await self.read(state, key, max_staleness_s=max_staleness_s, at_least=at_least, timeout_s=timeout_s)
+        return read.value
+
+    async def read(
+        self,
+        state: str | StateDeclaration,
+        key: Any,  # noqa: ANN401
+        *,
+        max_staleness_s: float | None = None,
+        at_least: int | None = None,
+        timeout_s: float | None = None,
+    ) -> KeyRead:
+        """Return the value of a key with the offset that the copy has come to, and its age."""
+        opened = await self._state(state)
+        asked = GetValue(opened.spec.name, opened.keys.encode(key), max_staleness_s, at_least)
+        routing = opened.keys.routing_bytes(key)
+        reply = await self._ask_copy(routing, asked, is_stale_fine=max_staleness_s is not None, timeout_s=timeout_s)
+        found = _reads.decode(reply)
+        value = await _decoded(opened.values, found.value)
+        version = NO_VALUE if found.written is None else found.written
+        return KeyRead(value, version, found.offset, found.age_ms)
+
+    async def prefix(
+        self,
+        state: str | StateDeclaration,
+        prefix: Any,  # noqa: ANN401
+        *,
+        after: Any = None,  # noqa: ANN401
+        limit: int = _PAGE,
+    ) -> StatePage[Any, Any]:
+        """Return a page of the keys that begin with these parts; the first part decides the partition."""
+        opened = await self._state(state)
+        if not opened.keys.is_compound:
+            raise BadArgument("prefix", prefix, "keys without parts lie in all partitions; use `items`, or `range`")
+        start, end = opened.keys.prefix_range(prefix)
+        parts = prefix if isinstance(prefix, tuple) else (prefix,)
+        partition = self._router().partition(self.name, OrderedKeys(type(parts[0])).routing_bytes(parts[0]))
+        return await self._page(opened, partition, start, end, after, limit)
+
+    async def items(self, state: str | StateDeclaration) -> AsyncIterator[tuple[Any, Any]]:
+        """Yield all pairs, partition by partition, each in the order of its keys."""
+        opened = await self._state(state)
+        for partition in range(self._router().partitions(self.name)):
+            after = None
+            while True:
+                page = await self._page(opened, partition, b"", None, after, _PAGE)
+                for item in page.items:
+                    yield item
+                if page.next_after is None:
+                    break
+                after = page.next_after
+
+    async def find(self, state: str | StateDeclaration, index: str, value: Any, *, limit: int = _PAGE) -> list[Any]:  # noqa: ANN401
+        """Return up to `limit` pairs that an index has under a value, of all partitions, in the order of their keys."""
+        opened = await self._state(state)
+        if index not in opened.spec.indexes:
+            raise BadArgument("index", index, f"the state has {sorted(opened.spec.indexes)}")
+        prefix = index_prefix(index_row(index, value))
+        asked = FindByIndex(opened.spec.name, prefix, prefix, limit)
+        gathered = await self._router().scatter(self.name, encode(asked))
+        pages = [_pages.decode(data) for data in gathered.all().values()]
+        found = sorted(itertools.chain.from_iterable(page.items for page in pages))[:limit]
+        return [(opened.keys.decode(key), await _decoded(opened.values, data)) for key, data in found]
+
+    async def count(self, state: str | StateDeclaration) -> int:
+        """Return how many keys have a value, in all partitions."""
+        opened = await self._state(state)
+        gathered = await self._router().scatter(self.name, encode(CountKeys(opened.spec.name)))
+        return sum(_counts.decode(data) for data in gathered.all().values())
+
+    # Writing single keys.
+
+    async def put(
+        self,
+        state: str | StateDeclaration,
+        key: Any,  # noqa: ANN401
+        value: Any,  # noqa: ANN401
+        *,
+        ttl: Duration | None = None,
+        expected: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Set the value of a key; with `expected`, the version that a read came with, only if it still is.
+
+        Raises StateConflict if it is not.
+        """
+        opened = await self._state(state)
+        ttl_ms = None if ttl is None else ttl_in_ms(ttl)
+        await self._put(opened, key, opened.values.encode(value), ttl_ms, expected, timeout_s)
+
+    async def delete(
+        self,
+        state: str | StateDeclaration,
+        key: Any,  # noqa: ANN401
+        *,
+        expected: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Delete a key; nothing happens if it has no value."""
+        await self._put(await self._state(state), key, None, None, expected, timeout_s)
+
+    # Changes.
+
+    async def changes(
+        self,
+        state: str | StateDeclaration,
+        key: Any,  # noqa: ANN401
+        *,
+        after: int | str | None = None,
+        heartbeat_s: float | None = None,
+    ) -> AsyncIterator[StateChange[Any, Any]]:
+        """Yield the changes of a key as they are committed, whichever node owns it at the time.
+
+        Without `after` the present value comes first; with an offset or token every change after it, or, if some may be
+        missing, the present value with `is_lagged`. With `heartbeat_s` silence is broken by a heartbeat.
+        """
+        opened = await self._state(state)
+        partition = self._router().partition(self.name, opened.keys.routing_bytes(key))
+        data = opened.keys.encode(key)
+        async for change in self._follow(opened, partition, data, key, after, heartbeat_s):
+            yield change
+
+    async def partition_changes(
+        self,
+        state: str | StateDeclaration,
+        partition: int,
+        *,
+        after: int | str | None = None,
+        heartbeat_s: float | None = None,
+    ) -> AsyncIterator[StateChange[Any, Any]]:
+        """Yield the changes of all keys of a partition; a lagged item says that the partition is to be read again."""
+        opened = await self._state(state)
+        async for change in self._follow(opened, partition, None, None, after, heartbeat_s):
+            yield change
+
+    async def open(self) -> None:
+        """Get ready, which every request does by itself: fetch or register the schemas of messages and values."""
+        if self._is_open:
+            return
+        async with self._opening:
+            if not self._is_open:
+                await self._codecs.open()
+                self._is_open = True
+
+    # How it is done.
+
+    async def _call_of(
+        self, message: object, chain: tuple[Entry, ...], message_id: str | None
+    ) -> tuple[HandlerSpec, bytes, bytes]:
+        await self.open()
+        handler = self.check(message)
+        if handler.key_of is None:
+            raise BadArgument("message", message, f"{handler.name} is for all partitions; use scatter")
+        if message_id is not None and (not isinstance(message_id, str) or not 1 <= len(message_id) <= 300):
+            raise BadArgument("message_id", message_id, "an id is a text of 1 to 300 characters")
+        routing, key = self._key_of(handler, message)
+        payload = self._codecs.message_bytes(message)
+        return handler, routing, encode(Call(type(message).__name__, payload, key, uuid.uuid4().hex, chain))
+
+    def _key_of(self, handler: HandlerSpec, message: object) -> tuple[bytes, bytes]:
+        """Return the bytes that decide the partition, and the key's own."""
+        if handler.key_of is None:
+            raise BadArgument("message", message, f"{handler.name} is for all partitions; use scatter")
+        key = handler.key_of(message)
+        hint = tuple[tuple(map(type, key))] if isinstance(key, tuple) else type(key)  # type: ignore[misc]
+        keys: OrderedKeys[Any] = OrderedKeys(hint)
+        return keys.routing_bytes(key), keys.encode(key)
+
+    async def _state(self, state: str | StateDeclaration) -> _OpenState:
+        name = state.name if isinstance(state, StateDeclaration) else state
+        found = self._states.get(name)
+        if found is not None:
+            return found
+        spec = self._specs.get(name)
+        if spec is None or name == REPLIES:
+            raise BadArgument("state", name, f"keyspace {self.name!r} has {sorted(self._specs)}")
+        await self.open()
+        deltas = None if spec.delta is None else await codec_of(spec.delta, spec.topic, self._registry)
+        opened = _OpenState(spec, OrderedKeys(spec.key), await codec_of(spec.value, spec.topic, self._registry), deltas)
+        return self._states.setdefault(name, opened)
+
+    async def _ask_copy(
+        self, routing: bytes, asked: GetValue, *, is_stale_fine: bool, timeout_s: float | None
+    ) -> bytes:
+        payload = encode(asked)
+        if is_stale_fine and self._local is not None:
+            answer = await self._local.answer(self.name, self._router().partition(self.name, routing), payload)
+            if answer is not None:
+                return answer
+        return await self._router().ask(self.name, routing, payload, is_read=True, timeout_s=timeout_s)
+
+    async def _put(
+        self,
+        opened: _OpenState,
+        key: Any,  # noqa: ANN401
+        value: bytes | None,
+        ttl_ms: int | None,
+        expected: int | None,
+        timeout_s: float | None,
+    ) -> None:
+        asked = PutValue(opened.spec.name, opened.keys.encode(key), value, ttl_ms, expected)
+        await self._router().ask(self.name, opened.keys.routing_bytes(key), encode(asked), timeout_s=timeout_s)
+
+    async def _page(
+        self,
+        opened: _OpenState,
+        partition: int,
+        start: bytes,
+        end: bytes | None,
+        after: Any,  # noqa: ANN401
+        limit: int,
+    ) -> StatePage[Any, Any]:
+        if limit < 1:
+            raise BadArgument("limit", limit, "a page has at least one pair")
+        if after is not None:
+            start = max(start, opened.keys.encode(after) + b"\x00")
+        asked = ReadPage(opened.spec.name, start, end, limit)
+        page = _pages.decode(await self._router().ask_partition(self.name, partition, encode(asked), is_read=True))
+        items = [(opened.keys.decode(key), await _decoded(opened.values, data)) for key, data in page.items]
+        return StatePage(items, items[-1][0] if page.has_more else None)
+
+    async def _follow(
+        self,
+        opened: _OpenState,
+        partition: int,
+        data: bytes | None,
+        key: Any,  # noqa: ANN401
+        after: int | str | None,
+        heartbeat_s: float | None,
+    ) -> AsyncIterator[StateChange[Any, Any]]:
+        topic_id, offset = _place_of(after)
+        wait_s = min(heartbeat_s or _POLL_S, _POLL_S)
+        failures, loop = 0, asyncio.get_running_loop()
+        heard_s = loop.time()
+        while True:
+            asked = PollChanges(opened.spec.name, data, offset, topic_id, wait_s, _CHANGES)
+            try:
+                page = await self._poll(partition, asked)
+                failures, heard_s = 0, loop.time()
+            except Unavailable as error:
+                if loop.time() - heard_s > _GIVE_UP_S:
+                    raise SubscriptionEnded(opened.spec.name, offset, str(error)) from error
+                failures += 1
+                await asyncio.sleep(_BACKOFF.delay_s(failures))
+                continue
+            for item in page.items:
+                token = f"{page.topic_id}:{item.offset}"
+                changed = key if item.key is None or data is not None else opened.keys.decode(item.key)
+                value = await _decoded(opened.values, item.value)
+                delta = None if opened.deltas is None else await _decoded(opened.deltas, item.delta)
+                yield StateChange(
+                    changed,
+                    value,
+                    item.offset,
+                    token,
+                    item.timestamp_ms,
+                    delta,
+                    item.is_expiry,
+                    item.is_present,
+                    item.is_lagged,
+                )
+            topic_id, offset = page.topic_id, page.offset
+            if not page.items and heartbeat_s is not None:
+                token = f"{page.topic_id}:{page.offset}"
+                yield StateChange(None, None, page.offset, token, is_heartbeat=True, age_ms=page.age_ms)
+
+    async def _poll(self, partition: int, asked: PollChanges) -> ChangesPage:
+        payload = encode(asked)
+        if self._local is not None:
+            answer = await self._local.answer(self.name, partition, payload)
+            if answer is not None:
+                return _changes.decode(answer)
+        reply = await self._router().ask_partition(
+            self.name, partition, payload, is_read=True, timeout_s=asked.wait_s + 10.0
+        )
+        return _changes.decode(reply)
+
+
+def _place_of(after: int | str | None) -> tuple[str | None, int | None]:
+    """Return the topic's id, if it is known, and the offset."""
+    if after is None or isinstance(after, int):
+        return None, after
+    topic_id, _, offset = after.rpartition(":")
+    if not offset.removeprefix("-").isdigit():
+        raise BadArgument("after", after, "it is an offset, or the token of a change")
+    return topic_id, int(offset)
+
+
+async def _decoded(codec: ValueCodec[Any], data: bytes | None) -> Any:  # noqa: ANN401
+    if data is None:
+        return None
+    await codec.prepare(data)
+    return codec.decode(data)

@@ -1,0 +1,84 @@
+"""What a handler gets beside its message: who asked, how much time is left, and ways to address others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.keyspace.messages import Entry
+from headrace.model import NewRecord
+from headrace.state import UnitOfWork
+
+if TYPE_CHECKING:
+    from headrace.keyspace.client import KeyspaceClient
+    from headrace.keyspace.declaration import Keyspace
+
+__all__ = ["Context"]
+
+
+class Context:
+    """One call of a handler.
+
+    Tells and emitted records leave when the call is committed, and not at all if it fails. An `ask` goes out at once:
+    it carries an id that stays the same if this handler is run again, so the other side does it once.
+    """
+
+    def __init__(
+        self,
+        *,
+        partition: int,
+        key: Any,  # noqa: ANN401
+        now_ms: int,
+        deadline_s: float,
+        request_id: str,
+        chain: tuple[Entry, ...],
+        unit: UnitOfWork,
+        client_of: Callable[[type[Keyspace]], KeyspaceClient],
+    ) -> None:
+        self.partition = partition
+        self.key = key
+        self.now_ms = now_ms
+        self.request_id = request_id
+        self._deadline_s = deadline_s
+        self._chain = chain
+        self._unit = unit
+        self._client_of = client_of
+        self._asks = 0
+        self._tells: list[tuple[KeyspaceClient, Any]] = []
+
+    @property
+    def left_s(self) -> float:
+        """How much time the caller still gives this call."""
+        return max(0.0, self._deadline_s - asyncio.get_running_loop().time())
+
+    async def ask(self, keyspace: type[Keyspace], message: object, *, timeout_s: float | None = None) -> Any:  # noqa: ANN401
+        """Ask another key, here or in another keyspace, and return its reply. Raises AskCycle, and what it raises."""
+        self._asks += 1
+        left_s = self.left_s if timeout_s is None else min(timeout_s, self.left_s)
+        return await self._client_of(keyspace).ask(
+            message, message_id=f"{self.request_id}/{self._asks}", timeout_s=max(left_s, 0.001), chain=self._chain
+        )
+
+    def tell(self, keyspace: type[Keyspace], message: object) -> None:
+        """Send a message, at most once, when this call is committed. Raises UnknownMessage."""
+        client = self._client_of(keyspace)
+        client.check(message)
+        self._tells.append((client, message))
+
+    def emit(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Write a record to another topic, in the transaction of this call."""
+        self._unit.add(NewRecord(topic, key, value, tuple((headers or {}).items()), partition=partition))
+
+    def send_tells(self) -> None:
+        """Send what was told; called when the call is committed."""
+        for client, message in self._tells:
+            client.tell(message)

@@ -1,0 +1,298 @@
+"""What an application declares: a class with states and handlers, read once when the class is defined.
+
+class Accounts(Keyspace, partitions=8):
+    balances: State[str, Account] = state(ttl="30d")
+
+    @handles
+    async def deposit(self, message: Deposit, context: Context) -> Account: ...
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, overload
+
+from headrace.errors import BadArgument
+from headrace.state import OrderedKeys, State, StateSpec
+
+__all__ = [
+    "CURRENT_STATES",
+    "EVERY_NODE",
+    "HandlerSpec",
+    "Keyspace",
+    "KeyspaceSpec",
+    "StateDeclaration",
+    "handles",
+    "state",
+]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Key: TypeAlias = str | Callable[[Any], Any] | None
+
+EVERY_NODE: Literal["all"] = "all"
+"""As `replicas`: every node has a copy of each partition."""
+
+# A node is one of several processes; more than this nobody has.
+_MOST_NODES = 1000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+CURRENT_STATES: ContextVar[Callable[[str], State[Any, Any]]] = ContextVar("headrace_keyspace_states")
+"""The states that the call under way sees, by name; `self.balances` in a handler is one of them."""
+
+
+@dataclass(kw_only=True)
+class StateDeclaration:
+    """A state of a keyspace, as `state(…)` declares it; on an instance, within a handler, it is the state itself."""
+
+    options: Mapping[str, Any]
+    store: str | None = None
+    codec: Any = None
+    name: str = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object | None, owner: type) -> Any:  # noqa: ANN401 - a State[K, V] by its annotation
+        if instance is None:
+            return self
+        try:
+            return CURRENT_STATES.get()(self.name)
+        except LookupError:
+            rule = "states are read and written within a handler; from outside use hr.keyspace(…)"
+            raise BadArgument("state", self.name, rule) from None
+
+
+def state(
+    *,
+    store: str | None = None,
+    codec: Any = None,  # noqa: ANN401
+    **options: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401 - the annotation of the attribute says what it is
+    """Declare a state; its annotation, `State[K, V]`, has the types of keys and values.
+
+    `store` is "rocksdb" (unless the class says otherwise), "memory", or another scheme. `codec` replaces the one that
+    follows from V. The other options are those of `headrace.state.StateSpec`: `ttl`, `ttl_of`, `longest_ttl`, `index`,
+    `unique`, `delta`, `topic`, `is_external`.
+    """
+    unknown = options.keys() - {"ttl", "ttl_of", "longest_ttl", "index", "unique", "delta", "topic", "is_external"}
+    if unknown:
+        raise BadArgument("state", sorted(unknown), "a state has no such options")
+    return StateDeclaration(options=options, store=store, codec=codec)
+
+
+class HandlerSpec(NamedTuple):
+    """A handler: the type of its messages and of its replies, and how it is called."""
+
+    name: str
+    message: type[Any]
+    reply: Any
+    key_of: Callable[[Any], Any] | None
+    takes_context: bool
+    is_read: bool
+    function: Callable[..., Any]
+
+    async def call(self, logic: Keyspace, message: Any, context: Any) -> Any:  # noqa: ANN401
+        """Run the handler, whether it is async or not."""
+        arguments = (logic, message, context) if self.takes_context else (logic, message)
+        result = self.function(*arguments)
+        return await result if inspect.isawaitable(result) else result
+
+
+class _Mark(NamedTuple):
+    key: Key
+    scatter: bool
+    read: bool
+
+
+_MARK = "__headrace_handles__"
+
+
+@overload
+def handles(function: Function) -> Function: ...
+
+
+@overload
+def handles(*, key: Key = None, scatter: bool = False, read: bool = False) -> Callable[[Function], Function]: ...
+
+
+def handles(
+    function: Any = None,
+    *,
+    key: Key = None,
+    scatter: bool = False,
+    read: bool = False,
+) -> Any:
+    """Mark a method as the handler of a type of messages: that of its first argument's annotation.
+
+    A message goes to the partition of its key: the field that `key` names or the value that `key(message)` returns;
+    else its field `id`, else its first field. With `scatter` it has no key and goes to every partition. A handler with
+    `read` writes nothing, so it can be asked again whenever its answer was lost.
+    """
+
+    def mark(marked: Any) -> Any:  # noqa: ANN401
+        setattr(marked, _MARK, _Mark(key, scatter, read))
+        return marked
+
+    return mark if function is None else mark(function)
+
+
+class KeyspaceSpec(NamedTuple):
+    """All that a keyspace's class declares."""
+
+    name: str
+    kind: type[Keyspace]
+    partitions: int | None
+    replicas: int | None
+    store: str
+    states: Mapping[str, tuple[StateDeclaration, Any, Any]]
+    handlers: Mapping[str, HandlerSpec]
+
+    def handler_of(self, message: object) -> HandlerSpec | None:
+        """Return the handler of a message."""
+        found = self.handlers.get(type(message).__name__)
+        return found if found is not None and isinstance(message, found.message) else None
+
+    def state_specs(self, *, partitions: int) -> dict[str, StateSpec[Any, Any]]:
+        """Return the states with their topics, `<keyspace>-<state>` unless said otherwise."""
+        return {name: self._spec_of(name, partitions) for name in self.states}
+
+    def _spec_of(self, name: str, partitions: int) -> StateSpec[Any, Any]:
+        declared, key, value = self.states[name]
+        options = {**declared.options}
+        topic = options.pop("topic", None) or f"{self.name}-{name}"
+        kind = value if declared.codec is None else declared.codec
+        return StateSpec(name=name, topic=topic, key=key, value=kind, partitions=partitions, **options)
+
+
+class Keyspace:
+    """State by key, with the code that changes it. Derive from it; see the head of this file.
+
+    Promises to its handlers: one at a time for a key; what one writes, in all states, is committed together or not at
+    all, before anybody hears of it. A handler may be run again from its start if another one changed what it had read.
+    """
+
+    spec: ClassVar[KeyspaceSpec]
+
+    def __init_subclass__(
+        cls,
+        *,
+        name: str | None = None,
+        partitions: int | None = None,
+        replicas: int | Literal["all"] | None = None,
+        store: str = "rocksdb",
+        **more: Any,  # noqa: ANN401
+    ) -> None:
+        """Read the declarations. Raises BadArgument, naming what can't be understood."""
+        super().__init_subclass__(**more)
+        frame = sys._getframe(1)  # noqa: SLF001 - types may be local to where the class is defined
+        names = {**frame.f_globals, **frame.f_locals}
+        chosen = name or _kebab(cls.__name__)
+        if not _NAME.fullmatch(chosen):
+            raise BadArgument("name", chosen, "a keyspace's name is 1 to 100 letters, digits, '.', '_' and '-'")
+        cls.spec = KeyspaceSpec(
+            chosen,
+            cls,
+            partitions,
+            _MOST_NODES if replicas == EVERY_NODE else replicas,
+            store,
+            _states_of(cls, names),
+            _handlers_of(cls, names),
+        )
+
+
+def _kebab(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
+
+
+def _members_of(cls: type) -> dict[str, Any]:
+    """Return the attributes of a class and of those it derives from."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        found.update(vars(base))
+    return found
+
+
+def _states_of(cls: type, names: Mapping[str, Any]) -> dict[str, tuple[StateDeclaration, Any, Any]]:
+    hints = _hints_of(cls, names, f"class {cls.__name__}")
+    found = {}
+    for name, member in _members_of(cls).items():
+        if isinstance(member, StateDeclaration):
+            hint = hints.get(name)
+            if typing.get_origin(hint) is not State:
+                rule = (
+                    f"{cls.__name__}.{name} needs an annotation with the types of keys and values: State[str, Account]"
+                )
+                raise BadArgument("state", name, rule)
+            key, value = typing.get_args(hint)
+            OrderedKeys(key)  # a type that is no key is refused here, where its name is seen
+            found[name] = (member, key, value)
+    return found
+
+
+def _handlers_of(cls: type, names: Mapping[str, Any]) -> dict[str, HandlerSpec]:
+    handlers: dict[str, HandlerSpec] = {}
+    for name, member in _members_of(cls).items():
+        mark = getattr(member, _MARK, None)
+        if mark is None:
+            continue
+        handler = _handler_of(f"{cls.__name__}.{name}", member, mark, names)
+        message = handler.message.__name__
+        if message in handlers:
+            raise BadArgument("handles", message, f"{handlers[message].name} and {name} both handle it")
+        handlers[message] = handler
+    return handlers
+
+
+def _handler_of(shown: str, function: Callable[..., Any], mark: _Mark, names: Mapping[str, Any]) -> HandlerSpec:
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    hints = _hints_of(function, names, shown)
+    if not 1 <= len(parameters) <= 2:
+        raise BadArgument("handles", shown, "a handler takes a message, and a Context if it wants one")
+    message, reply = hints.get(parameters[0].name), hints.get("return")
+    if not isinstance(message, type) or "return" not in hints:
+        raise BadArgument("handles", shown, "annotate the message with its class, and what is returned")
+    return HandlerSpec(
+        function.__name__,
+        message,
+        types.NoneType if reply is None else reply,
+        None if mark.scatter else _key_of(shown, message, mark.key),
+        takes_context=len(parameters) == 2,
+        is_read=mark.read,
+        function=function,
+    )
+
+
+def _key_of(shown: str, message: type[Any], key: Key) -> Callable[[Any], Any]:
+    if callable(key):
+        return key
+    fields = _fields_of(message)
+    name = key or ("id" if "id" in fields else next(iter(fields), None))
+    if name is None or (name not in fields and not hasattr(message, name)):
+        rule = f"{message.__name__} has no field {name!r} to be its key; {shown} can say @handles(key=…)"
+        raise BadArgument("key", name, rule)
+    return lambda sent: getattr(sent, name)
+
+
+def _fields_of(message: type[Any]) -> list[str]:
+    """Return the fields of a dataclass, a msgspec Struct or a pydantic model, in order."""
+    for names in ("__struct_fields__", "__dataclass_fields__", "model_fields"):
+        found = getattr(message, names, None)
+        if found:
+            return list(found)
+    return []
+
+
+def _hints_of(what: Any, names: Mapping[str, Any], shown: str) -> dict[str, Any]:  # noqa: ANN401
+    try:
+        return typing.get_type_hints(what, localns=dict(names))
+    except NameError as error:
+        raise BadArgument(
+            "annotation", error.name, f"{shown} names a type that is not defined where it stands"
+        ) from None

@@ -1,0 +1,175 @@
+"""How a node opens the partitions of a keyspace: their topics, their folders on disk, their code."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from headrace.cluster import GroupSpec, HostedGroup, HostingNode, PartitionHost, PartitionRequest
+from headrace.config import HeadraceSettings
+from headrace.errors import BadArgument, FolderUnusable, StateOffline, StateStale
+from headrace.keyspace.calls import REPLIES, replies_spec
+from headrace.keyspace.client import KeyspaceClient
+from headrace.keyspace.declaration import Keyspace, KeyspaceSpec
+from headrace.keyspace.messages import MessageCodecs, PollChanges, decode_operation
+from headrace.keyspace.partition import KeyspacePartition
+from headrace.log import Log
+from headrace.runtime import SYSTEM_CLOCK, Clock
+from headrace.serde import Registry
+from headrace.state import KeyValueStore, StatePartition, StateSpec, open_state_store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["KeyspaceHosting", "NodeCopies", "StateFolder"]
+
+_SLOTS = 100
+
+
+class StateFolder:
+    """The folder in which one process keeps its copies, locked for as long as it lives.
+
+    A node with an id has a folder of that name; one without takes the first that no living process uses, so that a
+    program which is started again finds its data.
+    """
+
+    def __init__(self, base: Path, node_id: str | None) -> None:
+        self.path, self._lock = _locked(base, node_id)
+
+    def close(self) -> None:
+        """Let another process have it."""
+        self._lock.close()
+
+
+def _locked(base: Path, node_id: str | None) -> tuple[Path, IO[str]]:
+    names = [node_id.replace(":", "_")] if node_id else [f"slot-{n}" for n in range(_SLOTS)]
+    for name in names:
+        folder = base / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = (folder / "lock").open("a")
+        except OSError as error:
+            raise FolderUnusable(str(folder), error.strerror or str(error)) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            continue
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        return folder, lock
+    raise FolderUnusable(str(base / names[0]), "another process uses it; give each node an id of its own")
+
+
+class NodeCopies:
+    """This node's own copies, for reads that need not go to the owner: `LocalCopies`."""
+
+    def __init__(self, node: Callable[[], HostingNode]) -> None:
+        self._node = node
+
+    async def answer(self, group: str, partition: int, payload: bytes) -> bytes | None:
+        """Return the answer of this node's own copy; None if it has none that can give it."""
+        host = self._node().host(group, partition)
+        if host is None or not host.is_online:
+            return None
+        is_poll = isinstance(decode_operation(payload), PollChanges)
+        if not is_poll and isinstance(host, KeyspacePartition) and host.is_owned:
+            return None  # the owner's way has its own gate
+        try:
+            return await host.handle(PartitionRequest(group, partition, payload, is_read=True), 0.0)
+        except (StateOffline, StateStale):
+            return None
+
+
+class KeyspaceHosting:
+    """Opens partitions of keyspaces for a node, and makes the clients that its handlers use."""
+
+    def __init__(
+        self,
+        log: Log,
+        registry: Registry | None,
+        settings: HeadraceSettings,
+        folder: Callable[[], Path],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._log = log
+        self._registry = registry
+        self._settings = settings
+        self._folder = folder
+        self._clock = clock
+        self._node: HostingNode | None = None
+        self._clients: dict[str, KeyspaceClient] = {}
+
+    def attach(self, node: HostingNode) -> None:
+        """Say which node the groups of this hosting are part of."""
+        self._node = node
+
+    def group(self, kind: type[Keyspace]) -> HostedGroup:
+        """Return the group of a keyspace, for a node to take part in."""
+        spec = kind.spec
+        if REPLIES in spec.states:
+            raise BadArgument("state", REPLIES, f"keyspace {spec.name!r} has a state of that name of its own")
+        settings = self._settings.keyspace
+        size = GroupSpec(
+            name=spec.name,
+            partitions=spec.partitions or settings.partitions,
+            replicas=spec.replicas or settings.replicas,
+        )
+
+        async def open_partition(partition: int) -> PartitionHost:
+            return await self._open(spec, size.partitions, partition)
+
+        return HostedGroup(size, open_partition)
+
+    def client(self, kind: type[Keyspace]) -> KeyspaceClient:
+        """Return the client of a keyspace, which any node of the cluster may serve."""
+        spec = kind.spec
+        if spec.name not in self._clients:
+            self._clients[spec.name] = KeyspaceClient(
+                spec, lambda: self._attached().router, registry=self._registry, local=NodeCopies(self._attached)
+            )
+        return self._clients[spec.name]
+
+    def _attached(self) -> HostingNode:
+        if self._node is None:
+            raise BadArgument("keyspace", None, "no node runs in this process; use `async with hr.node(…):`")
+        return self._node
+
+    async def _open(self, spec: KeyspaceSpec, partitions: int, partition: int) -> KeyspacePartition:
+        settings = self._settings.keyspace
+        specs: Mapping[str, StateSpec[Any, Any]] = {
+            **spec.state_specs(partitions=partitions),
+            REPLIES: replies_spec(spec.name, partitions=partitions, kept_s=settings.replies_kept_s),
+        }
+
+        async def open_store(state: StateSpec[Any, Any]) -> KeyValueStore:
+            declared = spec.states.get(state.name)
+            scheme = (declared[0].store if declared else None) or spec.store
+            if scheme == "memory":
+                return await open_state_store("memory:")
+            return await open_state_store(f"{scheme}:{self._folder() / spec.name / state.name / str(partition)}")
+
+        codecs = MessageCodecs(spec, self._registry)
+        await codecs.open()
+        states = await StatePartition.open(
+            self._log,
+            list(specs.values()),
+            partition,
+            open_store=open_store,
+            registry=self._registry,
+            clock=self._clock,
+        )
+        return KeyspacePartition(
+            spec,
+            states,
+            codecs,
+            self.client,
+            node=self._attached().id,
+            settings=settings,
+            clock=self._clock,
+        )

@@ -1,0 +1,236 @@
+"""What callers send to a partition of a keyspace, and what comes back: the bytes inside of a cluster's requests.
+
+Keys and values travel as the bytes that the changelog has, messages and replies in the codec that follows from their
+classes, so nodes of different versions understand one another as far as their schemas do.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from headrace.errors import BadArgument, NotStorable
+from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec
+from headrace.serde import Registry
+from headrace.state import JsonValues, ValueCodec, values_of
+
+__all__ = [
+    "Call",
+    "ChangesPage",
+    "CountKeys",
+    "Entry",
+    "FindByIndex",
+    "GetValue",
+    "MessageCodecs",
+    "Operation",
+    "PollChanges",
+    "PutValue",
+    "RawItem",
+    "RawPage",
+    "RawRead",
+    "ReadPage",
+    "decode_operation",
+    "encode",
+]
+
+
+class _Operation(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+Entry: TypeAlias = tuple[str, bytes]
+"""A keyspace and a key in it."""
+
+
+class Call(_Operation, frozen=True):
+    """Run the handler of a message. `chain` are the keys whose handlers wait for this one."""
+
+    message: str
+    payload: bytes
+    key: bytes | None
+    request_id: str
+    chain: tuple[Entry, ...] = ()
+
+
+class GetValue(_Operation, frozen=True):
+    """Read one key. With `max_staleness_s` a standby may answer."""
+
+    state: str
+    key: bytes
+    max_staleness_s: float | None = None
+    at_least: int | None = None
+
+
+class ReadPage(_Operation, frozen=True):
+    """Read a range of keys."""
+
+    state: str
+    start: bytes
+    end: bytes | None
+    limit: int
+    reverse: bool = False
+    max_staleness_s: float | None = None
+
+
+class FindByIndex(_Operation, frozen=True):
+    """Read what an index has under a value, from row `start` on."""
+
+    state: str
+    prefix: bytes
+    start: bytes
+    limit: int
+    max_staleness_s: float | None = None
+
+
+class CountKeys(_Operation, frozen=True):
+    """Count the keys of a state in this partition."""
+
+    state: str
+    max_staleness_s: float | None = None
+
+
+class PutValue(_Operation, frozen=True):
+    """Write one key, or delete it. With `expected`, only if it has the value of that offset, or none for -1."""
+
+    state: str
+    key: bytes
+    value: bytes | None
+    ttl_ms: int | None = None
+    expected: int | None = None
+
+
+class PollChanges(_Operation, frozen=True):
+    """Wait for changes of a key, or of all keys, after an offset; `topic_id` says which topic the offset is of."""
+
+    state: str
+    key: bytes | None
+    after: int | None
+    topic_id: str | None
+    wait_s: float
+    limit: int
+
+
+Operation: TypeAlias = Call | GetValue | ReadPage | FindByIndex | CountKeys | PutValue | PollChanges
+
+_operations: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
+
+
+class RawRead(msgspec.Struct, frozen=True, array_like=True):
+    """A value, where it was written, and what the copy was worth that it was read from."""
+
+    value: bytes | None
+    written: int | None
+    offset: int | None
+    age_ms: int | None
+
+
+class RawPage(msgspec.Struct, frozen=True, array_like=True):
+    """Some pairs, and whether there are more."""
+
+    items: list[tuple[bytes, bytes]]
+    has_more: bool
+
+
+class RawItem(msgspec.Struct, frozen=True, array_like=True):
+    """A change, or the present value of a key."""
+
+    key: bytes | None
+    value: bytes | None
+    offset: int
+    timestamp_ms: int | None = None
+    delta: bytes | None = None
+    is_expiry: bool = False
+    is_present: bool = False
+    is_lagged: bool = False
+
+
+class ChangesPage(msgspec.Struct, frozen=True, array_like=True):
+    """Changes, and where to go on: nothing else has changed up to `offset` of the topic."""
+
+    topic_id: str
+    items: list[RawItem]
+    offset: int
+    age_ms: int | None = None
+
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+def decode_operation(payload: bytes) -> Operation:
+    """Return what is asked. Raises BadArgument for a request of another version."""
+    try:
+        return _operations.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise BadArgument("request", payload[:40], f"it is no request to a keyspace: {error}") from error
+
+
+class _Codecs(NamedTuple):
+    message: ValueCodec[Any]
+    reply: ValueCodec[Any]
+    is_optional: bool
+
+
+class MessageCodecs:
+    """The messages and replies of one keyspace as bytes."""
+
+    def __init__(self, spec: KeyspaceSpec, registry: Registry | None) -> None:
+        self._spec = spec
+        self._registry = registry
+        self._codecs: dict[str, _Codecs] = {}
+
+    async def open(self) -> None:
+        """Get ready: register the schemas of classes. Raises IncompatibleSchema."""
+        for name, handler in self._spec.handlers.items():
+            kind, is_optional = _without_none(handler.reply)
+            message = await self._codec(handler.message, f"{self._spec.name}.{name}")
+            reply = await self._codec(kind, f"{self._spec.name}.{name}.reply")
+            self._codecs[name] = _Codecs(message, reply, is_optional)
+
+    def message_bytes(self, message: object) -> bytes:
+        """Return a message's bytes. Raises NotStorable, NotEncodable."""
+        return self._codecs[type(message).__name__].message.encode(message)
+
+    async def message(self, handler: HandlerSpec, payload: bytes) -> Any:  # noqa: ANN401
+        """Return the message. Raises NotReadable, NotDecodable."""
+        return await _decoded(self._codecs[handler.message.__name__].message, payload)
+
+    def reply_bytes(self, handler: HandlerSpec, reply: object) -> bytes:
+        """Return a reply's bytes; nothing stands for None. Raises NotStorable."""
+        codecs = self._codecs[handler.message.__name__]
+        if reply is None:
+            if not codecs.is_optional:
+                raise NotStorable("the reply of", handler.name, "it returned None, which its annotation does not allow")
+            return b""
+        return b"\x01" + codecs.reply.encode(reply)
+
+    async def reply(self, handler: HandlerSpec, data: bytes) -> Any:  # noqa: ANN401
+        """Return the reply."""
+        if not data:
+            return None
+        return await _decoded(self._codecs[handler.message.__name__].reply, data[1:])
+
+    async def _codec(self, kind: Any, subject: str) -> ValueCodec[Any]:  # noqa: ANN401
+        plain = (types.NoneType, bool, float, int, tuple, set)
+        is_plain = kind in plain or typing.get_origin(kind) in plain
+        codec = JsonValues(kind) if is_plain else values_of(kind, topic=subject, registry=self._registry)
+        await codec.open()
+        return codec
+
+
+async def _decoded(codec: ValueCodec[Any], data: bytes) -> Any:  # noqa: ANN401
+    await codec.prepare(data)
+    return codec.decode(data)
+
+
+def _without_none(kind: Any) -> tuple[Any, bool]:  # noqa: ANN401
+    """Return the type without None, and whether None was part of it."""
+    if kind in (None, types.NoneType, Any):
+        return kind, True
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType):
+        return kind, False
+    parts = [part for part in typing.get_args(kind) if part is not types.NoneType]
+    is_optional = len(parts) < len(typing.get_args(kind))
+    return (parts[0] if len(parts) == 1 else typing.Union[tuple(parts)]), is_optional  # noqa: UP007

@@ -1,0 +1,341 @@
+"""One partition of a keyspace on one node: it follows its changelogs, and serves calls and reads while it owns them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from headrace.cluster import Committed, Owner, PartitionRequest
+from headrace.config import KeyspaceSettings
+from headrace.errors import HeadraceError, NotPartitionOwner, OperationFailed, StateOffline, StateReadOnly, TimedOut
+from headrace.keyspace.calls import CallRunner
+from headrace.keyspace.declaration import KeyspaceSpec
+from headrace.keyspace.messages import (
+    Call,
+    CountKeys,
+    FindByIndex,
+    GetValue,
+    MessageCodecs,
+    Operation,
+    PollChanges,
+    PutValue,
+    ReadPage,
+    decode_operation,
+    encode,
+)
+from headrace.keyspace.reads import change_page, count_keys, find_by_index, put_value, read_page, read_value
+from headrace.model import NewRecord, Position, TopicPartition
+from headrace.observe import get_logger
+from headrace.runtime import SYSTEM_CLOCK, Clock, moment_of
+from headrace.state import StatePartition, UnitOfWork
+
+if TYPE_CHECKING:
+    from headrace.keyspace.client import KeyspaceClient
+    from headrace.keyspace.declaration import Keyspace
+
+__all__ = ["KeyspacePartition", "OwnerWriter"]
+
+_logger = get_logger(__name__)
+_LOOK_EVERY_S = 0.02
+_CONFIRM_EVERY_S = 0.25
+_READS = GetValue | ReadPage | FindByIndex | CountKeys
+
+
+class OwnerWriter:
+    """The owner as states see it: a `ChangelogWriter` that remembers when what it committed may be told."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self.last: Committed | None = None
+
+    async def commit(self, records: Sequence[NewRecord]) -> Sequence[Position]:
+        """Write the records in one transaction; returns where each landed, as far as that is known."""
+        self.last = await self._owner.commit(records)
+        return _in_order(records, self.last.positions)
+
+
+def _in_order(records: Sequence[NewRecord], positions: Sequence[Position]) -> list[Position]:
+    """Return the positions in the order of the records.
+
+    A batch that was found by reading has them in the order of reading; within one topic partition that is the order of
+    writing. Those of records to other topics are not known then: they are at -1. Raises OperationFailed if a record of
+    a changelog is not found.
+    """
+    landed: dict[TopicPartition, deque[Position]] = {}
+    by_topic: dict[str, deque[Position]] = {}
+    for position in positions:
+        landed.setdefault(TopicPartition(position.topic, position.partition), deque()).append(position)
+        by_topic.setdefault(position.topic, deque()).append(position)
+    found = []
+    for record in records:
+        if record.partition is None:
+            found.append(Position(record.topic, -1, -1, -1))
+            continue
+        waiting = landed.get(TopicPartition(record.topic, record.partition))
+        if not waiting:
+            what = f"finding the place of a record in {record.topic}[{record.partition}]"
+            raise OperationFailed(what, "it was committed, and is not there any more", outcome_known=False)
+        found.append(waiting.popleft())
+    return found
+
+
+class KeyspacePartition:
+    """A `PartitionHost` over the states of a partition.
+
+    Promises: a reply, a read and a refusal leave this node only while it owns the partition, and after everything that
+    they depend on is committed. What a handler wrote is committed whole or not at all.
+    """
+
+    def __init__(
+        self,
+        spec: KeyspaceSpec,
+        states: StatePartition,
+        codecs: MessageCodecs,
+        client_of: Callable[[type[Keyspace]], KeyspaceClient],
+        *,
+        node: str,
+        settings: KeyspaceSettings,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._spec = spec
+        self._states = states
+        self._node = node
+        self._settings = settings
+        self._clock = clock
+        self._owner: Owner | None = None
+        self._writer: OwnerWriter | None = None
+        self._tenure = 0
+        self._is_owned = False
+        self._stepping_down: asyncio.Task[None] | None = None
+        self._minding: asyncio.Task[None] | None = None
+        self._calls = CallRunner(spec, states, codecs, client_of, settings=settings)
+
+    # What the node asks.
+
+    @property
+    def changelogs(self) -> tuple[TopicPartition, ...]:
+        """The changelogs of all states that are ours to write."""
+        return tuple(each.at for each in self._states.replicas.values() if not each.spec.is_external)
+
+    @property
+    def ownership_read_from(self) -> Mapping[TopicPartition, int]:
+        """From where on the changelogs say who owns the partition."""
+        return {at: offset for at, offset in self._states.ownership_read_from.items() if at in self.changelogs}
+
+    @property
+    def offset(self) -> int:
+        """How far the copies have come, together."""
+        return sum(each.progress.position for each in self._states.replicas.values() if each.is_online)
+
+    @property
+    def is_online(self) -> bool:
+        """True if every copy has read all that was there when it began."""
+        return self._states.is_online
+
+    @property
+    def is_owned(self) -> bool:
+        """True while this node owns the partition."""
+        return self._is_owned
+
+    @property
+    def states(self) -> StatePartition:
+        """The copies."""
+        return self._states
+
+    def begin(self, owner: Owner) -> None:
+        """Begin to follow."""
+        self._owner = owner
+        self._states.follow()
+
+    async def owns(self, epoch: int) -> None:
+        """Read everything, then serve; what is published waits until the last owner can't answer any more."""
+        del epoch  # the owner puts it into what it writes
+        if self._stepping_down is not None:
+            await self._stepping_down
+        owner = self._expect_owner()
+        await self._states.catch_up()
+        self._writer = OwnerWriter(owner)
+        self._states.own(self._writer, is_held=True)
+        self._tenure += 1
+        self._is_owned = True
+        self._calls.start()
+        self._minding = asyncio.create_task(self._mind(owner), name=f"headrace-{self._spec.name}-mind")
+
+    async def lost(self) -> None:
+        """Refuse what is not committed, at once; follow again as soon as the last commit has ended.
+
+        It does not wait for that commit: the owner calls this while it settles it.
+        """
+        self._is_owned = False
+        if self._minding is not None:
+            self._minding.cancel()
+        self._stepping_down = asyncio.create_task(self._step_down(), name=f"headrace-{self._spec.name}-step-down")
+
+    async def handle(self, request: PartitionRequest, deadline_s: float) -> bytes:
+        """Answer a request."""
+        operation = decode_operation(request.payload)
+        if isinstance(operation, PollChanges):
+            return encode(await change_page(self._states, operation))
+        if isinstance(operation, _READS) and not self._is_owned:
+            return await self._read_standby(operation)
+        tenure = self._expect_tenure()
+        while True:
+            try:
+                return await self._serve(request, operation, tenure, deadline_s)
+            except (StateOffline, StateReadOnly) as error:
+                # The states are between two owners, or are being read again after a commit that was not answered.
+                self._expect_same(tenure)
+                if not getattr(error, "outcome_known", True) or not self._is_between(error):
+                    raise
+            await self._settled(deadline_s)
+
+    async def close(self) -> None:
+        """Stop everything."""
+        self._is_owned = False
+        for task in (self._minding, self._stepping_down):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        await self._states.close()
+
+    # Serving as the owner.
+
+    async def _serve(self, request: PartitionRequest, operation: Operation, tenure: int, deadline_s: float) -> bytes:
+        match operation:
+            case Call():
+                return await self._call(request, operation, tenure, deadline_s)
+            case PutValue():
+                unit = self._states.begin()
+                put_value(unit, self._states.replica(operation.state), operation)
+                await self._commit(unit, tenure, deadline_s)
+                return b""
+            case PollChanges():
+                raise AssertionError(operation)
+            case _:
+                await self._gate(tenure, deadline_s)
+                unit = self._states.begin()
+                answer = await self._read(unit, operation)
+                await self._commit(unit, tenure, deadline_s)  # what was found due becomes a tombstone
+                return answer
+
+    async def _call(self, request: PartitionRequest, call: Call, tenure: int, deadline_s: float) -> bytes:
+        async def commit(unit: UnitOfWork) -> None:
+            await self._commit(unit, tenure, deadline_s)
+
+        try:
+            return await self._calls.run(request, call, deadline_s, commit)
+        except (StateOffline, StateReadOnly):
+            raise
+        except HeadraceError as error:
+            # A refusal is an answer, too: it may rest on what was read.
+            if getattr(error, "outcome_known", True) and not isinstance(error, NotPartitionOwner | TimedOut):
+                await self._gate(tenure, deadline_s)
+            raise
+
+    async def _commit(self, unit: UnitOfWork, tenure: int, deadline_s: float) -> None:
+        """Commit what there is, and wait until it may be told."""
+        self._expect_same(tenure)
+        if unit.is_empty:
+            await self._gate(tenure, deadline_s)
+            return
+        await unit.commit()
+        if self._writer is not None and self._writer.last is not None:
+            await self._expect_owner().reply_gate(self._writer.last)
+
+    async def _gate(self, tenure: int, deadline_s: float) -> None:
+        """Wait until this node may answer without a commit. Raises NotPartitionOwner, TimedOut."""
+        self._expect_same(tenure)
+        left_s = deadline_s - asyncio.get_running_loop().time()
+        await self._expect_owner().serve_gate(timeout_s=max(left_s, 0.0))
+        self._expect_same(tenure)
+
+    async def _settled(self, deadline_s: float) -> None:
+        """Wait until the states can be used again."""
+        loop = asyncio.get_running_loop()
+        while self._is_owned and (self._states.unsettled is not None or not self._states.is_online):
+            if loop.time() >= deadline_s:
+                raise TimedOut(f"waiting for the states of {self._spec.name}[{self._states.partition}]", 0.0)
+            await asyncio.sleep(_LOOK_EVERY_S)
+        if not self._is_owned:
+            self._expect_tenure()
+
+    def _is_between(self, error: HeadraceError) -> bool:
+        """Return True if the states refuse because of their owner, and not because of what was asked."""
+        return isinstance(error, StateOffline) or not self._is_owned
+
+    async def _mind(self, owner: Owner) -> None:
+        """Do what an owner does beside requests: publish after the wait, settle, stay young, remove what is due."""
+        loop = asyncio.get_running_loop()
+        is_held, expire_at_s, confirm_at_s = True, 0.0, 0.0
+        while True:
+            try:
+                if self._states.unsettled is not None:
+                    await self._states.catch_up()
+                if owner.may_serve():
+                    if is_held:
+                        self._states.release()
+                        is_held = False
+                    if loop.time() >= confirm_at_s:
+                        self._states.confirm(moment_of(self._clock))
+                        confirm_at_s = loop.time() + _CONFIRM_EVERY_S
+                    if loop.time() >= expire_at_s:
+                        await self._states.expire_due()
+                        expire_at_s = loop.time() + self._settings.expire_every_s
+            except HeadraceError as error:
+                _logger.warning("minding failed", keyspace=self._spec.name, error=str(error))
+                await asyncio.sleep(_CONFIRM_EVERY_S)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _step_down(self) -> None:
+        await self._states.disown()
+        self._states.release()
+        self._states.follow()
+
+    # Serving as a standby, and as either.
+
+    async def _read_standby(self, operation: GetValue | ReadPage | FindByIndex | CountKeys) -> bytes:
+        if operation.max_staleness_s is None:
+            self._expect_tenure()
+        at_least = operation.at_least if isinstance(operation, GetValue) else None
+        await self._states.check_fresh(operation.state, max_staleness_s=operation.max_staleness_s, at_least=at_least)
+        return await self._read(self._states.begin(), operation)
+
+    async def _read(self, unit: UnitOfWork, operation: Operation) -> bytes:
+        replica = self._states.replica(operation.state) if not isinstance(operation, Call) else None
+        match operation:
+            case GetValue() if replica is not None:
+                if self._is_owned:
+                    await self._states.check_fresh(operation.state, max_staleness_s=None, at_least=operation.at_least)
+                return encode(read_value(unit, replica, operation))
+            case ReadPage() if replica is not None:
+                return encode(read_page(unit, replica, operation))
+            case FindByIndex() if replica is not None:
+                return encode(find_by_index(unit, replica, operation))
+            case CountKeys() if replica is not None:
+                return encode(count_keys(unit, replica))
+            case _:
+                raise AssertionError(operation)
+
+    def _expect_owner(self) -> Owner:
+        if self._owner is None:
+            raise self._not_owner()
+        return self._owner
+
+    def _expect_tenure(self) -> int:
+        if not self._is_owned:
+            raise self._not_owner()
+        return self._tenure
+
+    def _expect_same(self, tenure: int) -> None:
+        """Raise unless this node has owned the partition all the time since the request came."""
+        if not self._is_owned or self._tenure != tenure:
+            raise self._not_owner()
+
+    def _not_owner(self) -> NotPartitionOwner:
+        owner = self._owner.owner if self._owner is not None else ""
+        with contextlib.suppress(HeadraceError):
+            owner = "" if owner == self._node else owner
+        return NotPartitionOwner(self._spec.name, self._states.partition, self._node, owner)

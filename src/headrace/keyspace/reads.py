@@ -1,0 +1,111 @@
+"""Reads and writes of single operations, in bytes: each works on one copy, within a unit of work."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from headrace.errors import BadArgument, StateConflict, StateOffline
+from headrace.keyspace.messages import (
+    ChangesPage,
+    FindByIndex,
+    GetValue,
+    PollChanges,
+    PutValue,
+    RawItem,
+    RawPage,
+    RawRead,
+    ReadPage,
+)
+from headrace.state import (
+    Heartbeat,
+    PresentValue,
+    RawChange,
+    StatePartition,
+    StateReplica,
+    StateWrite,
+    Subscription,
+    UnitOfWork,
+)
+
+__all__ = ["change_page", "count_keys", "find_by_index", "put_value", "read_page", "read_value"]
+
+
+def read_value(unit: UnitOfWork, replica: StateReplica, asked: GetValue) -> RawRead:
+    """Read one key."""
+    value = unit.get(replica, asked.key)
+    written = unit.seen.get((replica, asked.key))
+    complete = replica.complete_offset
+    return RawRead(
+        value, None if value is None else written, None if complete is None else complete - 1, replica.age_ms
+    )
+
+
+def read_page(unit: UnitOfWork, replica: StateReplica, asked: ReadPage) -> RawPage:
+    """Read a range of keys."""
+    found = unit.scan(replica, asked.start, asked.end, reverse=asked.reverse)
+    items = list(itertools.islice(found, asked.limit + 1))
+    return RawPage(items[: asked.limit], len(items) > asked.limit)
+
+
+def find_by_index(unit: UnitOfWork, replica: StateReplica, asked: FindByIndex) -> RawPage:
+    """Read what an index has under a value."""
+    items = list(itertools.islice(unit.find(replica, asked.start, asked.prefix), asked.limit + 1))
+    return RawPage(items[: asked.limit], len(items) > asked.limit)
+
+
+def count_keys(unit: UnitOfWork, replica: StateReplica) -> int:
+    """Count the keys."""
+    return unit.count(replica)
+
+
+def put_value(unit: UnitOfWork, replica: StateReplica, asked: PutValue) -> None:
+    """Write one key, or delete it. Raises StateConflict if it is not as expected."""
+    stored = unit.get(replica, asked.key)
+    written = unit.seen.get((replica, asked.key), -1) if stored is not None else -1
+    if asked.expected is not None and asked.expected != written:
+        raise StateConflict(replica.spec.name, repr(replica.keys.decode(asked.key)))
+    if asked.value is None and stored is None:
+        return
+    unit.write(replica, asked.key, StateWrite(asked.value, asked.ttl_ms))
+
+
+async def change_page(states: StatePartition, asked: PollChanges) -> ChangesPage:
+    """Wait for changes, for so long at most, and return those that are there."""
+    replica = states.replica(asked.state)
+    if not replica.is_online:
+        raise StateOffline(replica.spec.name, "it is catching up")
+    if asked.limit < 1:
+        raise BadArgument("limit", asked.limit, "a page has at least one change")
+    topic_id = replica.topic.topic_id
+    is_lagged = asked.topic_id is not None and asked.topic_id != topic_id
+    subscription = replica.feed.subscribe(asked.key, after=asked.after, is_lagged=is_lagged, heartbeat_s=asked.wait_s)
+    try:
+        return await _page_of(subscription, topic_id, asked)
+    finally:
+        subscription.close()
+
+
+async def _page_of(subscription: Subscription, topic_id: str, asked: PollChanges) -> ChangesPage:
+    items: list[RawItem] = []
+    offset = -1 if asked.after is None else asked.after
+    try:
+        async with asyncio.timeout(asked.wait_s + 1.0) as limit:
+            while len(items) < asked.limit:
+                item = await anext(subscription)
+                offset = max(offset, item.offset)
+                if isinstance(item, Heartbeat):
+                    return ChangesPage(topic_id, items, offset, item.age_ms)
+                items.append(_raw_item(item, asked.key))
+                if not subscription.has_more:
+                    break
+                limit.reschedule(asyncio.get_running_loop().time() + asked.wait_s)
+    except TimeoutError:
+        pass  # the copy has not come as far as the caller yet; it asks again
+    return ChangesPage(topic_id, items, offset)
+
+
+def _raw_item(item: PresentValue | RawChange, key: bytes | None) -> RawItem:
+    if isinstance(item, PresentValue):
+        return RawItem(key, item.value, item.offset, is_present=True, is_lagged=item.is_lagged)
+    return RawItem(item.key, item.value, item.offset, item.timestamp_ms, item.delta, item.is_expiry)
