@@ -1,20 +1,26 @@
-"""A node in an application's process: the keyspaces that it serves, and those that it calls."""
+"""A node in an application's process: the keyspaces and engines that it serves, and those that it calls."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 from headrace.cluster import ClusterView, HostingNode
 from headrace.config import HeadraceSettings
+from headrace.engine import Engine, EngineClient, EngineHosting
 from headrace.errors import BadArgument, TimedOut
 from headrace.keyspace import Keyspace, KeyspaceClient, KeyspaceHosting, StateFolder
 from headrace.log import Log
 from headrace.observe import get_logger
 from headrace.serde import Registry
+from headrace.store import SharedSettings
 
-__all__ = ["RunningNode", "running_node"]
+__all__ = ["NodePart", "RunningNode", "running_node"]
+
+S = TypeVar("S")
+NodePart: TypeAlias = type[Keyspace] | Engine[Any]
 
 _logger = get_logger(__name__)
 _ONLINE_S = 30.0
@@ -23,9 +29,10 @@ _ONLINE_S = 30.0
 class RunningNode:
     """A node of the cluster, while it runs in this process."""
 
-    def __init__(self, hosting: HostingNode, keyspaces: KeyspaceHosting) -> None:
+    def __init__(self, hosting: HostingNode, keyspaces: KeyspaceHosting, engines: EngineHosting) -> None:
         self._hosting = hosting
         self._keyspaces = keyspaces
+        self._engines = engines
 
     @property
     def id(self) -> str:
@@ -60,6 +67,10 @@ class RunningNode:
         """Return the client of a keyspace, which any node of the cluster may serve."""
         return self._keyspaces.client(kind)
 
+    def engine(self, engine: Engine[S]) -> EngineClient[S]:
+        """Return the client of an engine, which any node of the cluster may serve."""
+        return self._engines.client(engine)
+
     async def online(self, *groups: str, timeout_s: float = 60.0) -> None:
         """Wait until every partition of these groups, or all that this node serves, has an owner. Raises TimedOut."""
         await self._hosting.online(*groups, timeout_s=timeout_s)
@@ -75,12 +86,17 @@ class RunningNode:
 
 @contextlib.asynccontextmanager
 async def running_node(
-    log: Log, registry: Registry, settings: HeadraceSettings, parts: tuple[type[Keyspace], ...]
+    log: Log,
+    registry: Registry,
+    settings: HeadraceSettings,
+    parts: tuple[NodePart, ...],
+    shared: Callable[[], SharedSettings],
 ) -> AsyncIterator[RunningNode]:
     """Run a node while the block runs; it starts when every partition has an owner, or after half a minute."""
-    for part in parts:
-        if not (isinstance(part, type) and issubclass(part, Keyspace)):
-            raise BadArgument("node", part, "a node serves classes that derive from Keyspace")
+    keyspace_parts = [part for part in parts if isinstance(part, type) and issubclass(part, Keyspace)]
+    engine_parts = [part for part in parts if isinstance(part, Engine)]
+    if len(keyspace_parts) + len(engine_parts) < len(parts):
+        raise BadArgument("node", parts, "a node serves classes that derive from Keyspace, and Engines")
     with contextlib.ExitStack() as held:
         folders: list[StateFolder] = []
 
@@ -91,12 +107,17 @@ async def running_node(
             return folders[0].path
 
         keyspaces = KeyspaceHosting(log, registry, settings, folder)
-        hosting = HostingNode(log, [keyspaces.group(part) for part in parts], settings=settings)
+        engines = EngineHosting(log, shared, registry, replicas=settings.keyspace.replicas, folder=folder)
+        for engine in engine_parts:
+            await engines.prepare(engine)
+        groups = [*map(keyspaces.group, keyspace_parts), *map(engines.group, engine_parts)]
+        hosting = HostingNode(log, groups, settings=settings)
         keyspaces.attach(hosting)
-        for part in parts:
+        engines.attach(hosting)
+        for part in keyspace_parts:
             await keyspaces.client(part).open()
         async with hosting:
-            node = RunningNode(hosting, keyspaces)
+            node = RunningNode(hosting, keyspaces, engines)
             try:
                 await node.online(timeout_s=_ONLINE_S)
             except TimedOut as error:

@@ -116,9 +116,9 @@ class AggregateAnswer(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_reply = msgspec.msgpack.Decoder(CommandReply).decode
+_decode_reply: Callable[[bytes], CommandReply] = msgspec.msgpack.Decoder(CommandReply).decode
 _decode_request: Callable[[bytes], CommandRequest | ReadRequest] = msgspec.msgpack.Decoder(
-    CommandRequest | ReadRequest  # type: ignore[arg-type]
+    CommandRequest | ReadRequest
 ).decode
 _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 _decode_read = msgspec.msgpack.Decoder(AggregateAnswer).decode

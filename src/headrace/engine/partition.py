@@ -262,7 +262,8 @@ class EnginePartition(Generic[S]):
         """Read all that was committed; while the log is away, ask again and again."""
         for failures in itertools.count(1):
             try:
-                return await self._states.catch_up()
+                await self._states.catch_up()
+                break
             except Unavailable as error:
                 delay_s = _BACKOFF.delay_s(failures)
                 _logger.warning("reading failed", at=str(self._replica.at), error=str(error), retry_in_s=delay_s)
@@ -480,9 +481,9 @@ class EnginePartition(Generic[S]):
         """Apply what went to the state topic. A commit that was settled by reading tells only where that lies."""
         topic = self._replica.at.topic
         states = [record for record in records if record.topic == topic]
-        places = [position for position in positions if position.topic == topic]
+        places = [position for position in positions if position.topic == topic][: len(states)]
         with metrics.stage(self._engine.name, "apply"):
-            self._replica.apply_committed(list(zip(states, places[-len(states) :] if states else (), strict=True)), began=began)
+            self._replica.apply_committed(list(zip(states, places, strict=True)), began=began)
 
     async def _reply(self, batch: CommandBatch, committed: Committed) -> None:
         try:

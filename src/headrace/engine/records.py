@@ -134,7 +134,8 @@ def remembering(
 def pruned(record: AggregateRecord, limits: EngineLimits, now_ms: int) -> AggregateRecord:
     """Return the record without ids that are too many, too old or too large together; the oldest go first."""
     oldest_ms = now_ms - round(limits.command_ids_s * 1000)
-    kept, size_bytes = [], 0
+    kept: list[RememberedCommand] = []
+    size_bytes = 0
     for command in reversed(record.ids):
         size_bytes += command.size_bytes
         if len(kept) == limits.command_ids or size_bytes > limits.command_ids_bytes or command.at_ms < oldest_ms:

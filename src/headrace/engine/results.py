@@ -22,7 +22,7 @@ class Reject(msgspec.Struct, frozen=True):
     details: Mapping[str, Any] = {}
 
 
-class Success(msgspec.Struct, frozen=True, kw_only=True, Generic[S]):
+class Success(msgspec.Struct, Generic[S], frozen=True, kw_only=True):
     """The command was done, and is in the log.
 
     `state` and `version` are the aggregate's after this command, `events` are those that it led to, `value` is what the

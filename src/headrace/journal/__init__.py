@@ -6,6 +6,7 @@ Does not promise: an order between entities; bulk movement of events, which is t
 """
 
 from headrace.journal.append import AppendOptions, new_append
+from headrace.journal.engine_claims import claim_for_engine, release_from_engine
 from headrace.journal.growth import grow_topic
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.history import Moment, PartitionStats
@@ -61,6 +62,7 @@ __all__ = [
     "change_terms",
     "check_replay",
     "check_retention",
+    "claim_for_engine",
     "claim_topic",
     "drop_other_claims",
     "fold",
@@ -71,6 +73,7 @@ __all__ = [
     "new_append",
     "pass_verdict",
     "read_terms",
+    "release_from_engine",
     "remove_replicated",
     "replicate_batch",
     "retention_probe",
