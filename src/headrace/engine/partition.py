@@ -532,7 +532,8 @@ class EnginePartition(Generic[S]):
         """Forget what was handled and not sent, and handle it again on what is committed."""
         self._generation += 1
         self._live.clear()
-        self._floor = decode_floor(self._replica.reserved(FORGOTTEN_KEY))
+        if self._epoch is not None:
+            self._floor = decode_floor(self._replica.reserved(FORGOTTEN_KEY))
         dropped, self._open = self._open, CommandBatch(self._open.name, self._generation)
         self._again(dropped.commands)
 
