@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any, TypeAlias, TypeVar
 from headrace.cluster import ClusterView, HostingNode
 from headrace.config import HeadraceSettings
 from headrace.engine import Engine, EngineClient, EngineHosting
-from headrace.errors import BadArgument, TimedOut
-from headrace.keyspace import Keyspace, KeyspaceClient, KeyspaceHosting, StateFolder
+from headrace.errors import TimedOut
+from headrace.keyspace import App, Keyspace, KeyspaceClient, KeyspaceHosting, StateFolder
 from headrace.log import Log
 from headrace.observe import get_logger
 from headrace.serde import Registry
@@ -20,7 +21,7 @@ from headrace.store import SharedSettings
 __all__ = ["NodePart", "RunningNode", "running_node"]
 
 S = TypeVar("S")
-NodePart: TypeAlias = type[Keyspace] | Engine[Any]
+NodePart: TypeAlias = type[Keyspace] | App | Engine[Any]
 
 _logger = get_logger(__name__)
 _ONLINE_S = 30.0
@@ -92,11 +93,12 @@ async def running_node(
     parts: tuple[NodePart, ...],
     shared: Callable[[], SharedSettings],
 ) -> AsyncIterator[RunningNode]:
-    """Run a node while the block runs; it starts when every partition has an owner, or after half a minute."""
-    keyspace_parts = [part for part in parts if isinstance(part, type) and issubclass(part, Keyspace)]
-    engine_parts = [part for part in parts if isinstance(part, Engine)]
-    if len(keyspace_parts) + len(engine_parts) < len(parts):
-        raise BadArgument("node", parts, "a node serves classes that derive from Keyspace, and Engines")
+    """Run a node while the block runs; it starts when every partition has an owner, or after half a minute.
+
+    `shared` returns the settings in which engines claim their journals.
+    """
+    served = [part for part in parts if isinstance(part, Engine)]
+    app = App(*(part for part in parts if not isinstance(part, Engine)))
     with contextlib.ExitStack() as held:
         folders: list[StateFolder] = []
 
@@ -108,21 +110,30 @@ async def running_node(
 
         keyspaces = KeyspaceHosting(log, registry, settings, folder)
         engines = EngineHosting(log, shared, registry, replicas=settings.keyspace.replicas, folder=folder)
-        for engine in engine_parts:
+        for engine in served:
             await engines.prepare(engine)
-        groups = [*map(keyspaces.group, keyspace_parts), *map(engines.group, engine_parts)]
+        groups = [*map(keyspaces.group, app.keyspaces.values()), *map(engines.group, served)]
         hosting = HostingNode(log, groups, settings=settings)
         keyspaces.attach(hosting)
         engines.attach(hosting)
-        for part in keyspace_parts:
-            await keyspaces.client(part).open()
+        for each in app.keyspaces.values():
+            await keyspaces.client(each).open()
         async with hosting:
             node = RunningNode(hosting, keyspaces, engines)
             try:
                 await node.online(timeout_s=_ONLINE_S)
             except TimedOut as error:
                 _logger.warning("the node starts without all partitions", node=node.id, reason=str(error))
-            yield node
+            streams = [
+                asyncio.create_task(each.run(log, registry, keyspaces.client), name=f"headrace-stream-{each.group}")
+                for each in app.streams
+            ]
+            try:
+                yield node
+            finally:
+                for task in streams:
+                    task.cancel()
+                await asyncio.gather(*streams, return_exceptions=True)
 
 
 def _base_of(settings: HeadraceSettings) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -24,7 +24,7 @@ from headrace.errors import (
     UnknownMessage,
 )
 from headrace.keyspace.context import Context
-from headrace.keyspace.declaration import CURRENT_STATES, HandlerSpec, Keyspace, KeyspaceSpec
+from headrace.keyspace.declaration import CURRENT_STATES, HandlerSpec, InputSpec, Keyspace, KeyspaceSpec
 from headrace.keyspace.messages import Call, MessageCodecs
 from headrace.observe import counter, histogram
 from headrace.state import BytesValues, KeyLocks, State, StatePartition, StateSpec, StateWrite, UnitOfWork
@@ -43,6 +43,8 @@ REPLIES = "replies"
 _ATTEMPTS = 100
 # A handler ends a little before its caller gives up, so that the caller hears that nothing was done.
 _MARGIN_S = 0.05
+# What a record's handler may take, its asks included.
+_INPUT_S = 60.0
 
 Commit: TypeAlias = Callable[[UnitOfWork], Awaitable[None]]
 
@@ -175,7 +177,7 @@ class CallRunner:
             context = Context(
                 partition=self._states.partition,
                 key=call.key,
-                now_ms=max((each.now_ms for each in self._states.replicas.values()), default=0),
+                now_ms=self._now_ms(),
                 deadline_s=deadline_s,
                 request_id=request.command_id or call.request_id,
                 chain=chain,
@@ -196,7 +198,40 @@ class CallRunner:
             return reply
         raise AssertionError(call)
 
-    async def _handle(self, handler: HandlerSpec, message: Any, context: Context, unit: UnitOfWork) -> Any:  # noqa: ANN401
+    async def handle_input(
+        self,
+        handler: InputSpec,
+        value: Any,  # noqa: ANN401
+        key: bytes | None,
+        at: str,
+        unit: UnitOfWork,
+    ) -> Context:
+        """Run the handler of a record within a unit of work; `at` names the record. Raises what the handler raises."""
+        context = Context(
+            partition=self._states.partition,
+            key=key,
+            now_ms=self._now_ms(),
+            deadline_s=asyncio.get_running_loop().time() + _INPUT_S,
+            request_id=at,
+            chain=() if key is None else ((self._spec.name, key),),
+            unit=unit,
+            client_of=self._client_of,
+        )
+        with self._within(unit) as logic:
+            await handler.call(logic, value, context)
+        return context
+
+    def hold(self, key: bytes) -> contextlib.AbstractAsyncContextManager[None]:
+        """Keep other calls of a key waiting."""
+        return self._locks.hold(key)
+
+    def _now_ms(self) -> int:
+        return max((each.now_ms for each in self._states.replicas.values()), default=0)
+
+    @contextlib.contextmanager
+    def _within(self, unit: UnitOfWork) -> Iterator[Keyspace]:
+        """Let the application's object see the states through a unit of work."""
+
         def state_of(name: str) -> State[Any, Any]:
             return self._states.state(self._states.replica(name).spec, unit)
 
@@ -204,14 +239,19 @@ class CallRunner:
             self.start()
         token = CURRENT_STATES.set(state_of)
         try:
-            return await handler.call(self._logic, message, context)  # type: ignore[arg-type]
+            yield self._logic  # type: ignore[misc]
+        finally:
+            CURRENT_STATES.reset(token)
+
+    async def _handle(self, handler: HandlerSpec, message: Any, context: Context, unit: UnitOfWork) -> Any:  # noqa: ANN401
+        try:
+            with self._within(unit) as logic:
+                return await handler.call(logic, message, context)
         except (HeadraceError, TimeoutError):
             raise
         except Exception as error:
             kind = type(error).__name__
             raise RequestFailed(self._spec.name, type(message).__name__, kind, str(error)) from error
-        finally:
-            CURRENT_STATES.reset(token)
 
     def _kept(self, unit: UnitOfWork, call: Call, message_id: str | None, digest: bytes) -> bytes | None:
         """Return the reply that a message with this id got before."""

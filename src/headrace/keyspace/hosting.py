@@ -11,9 +11,10 @@ from typing import IO, TYPE_CHECKING, Any
 from headrace.cluster import GroupSpec, HostedGroup, HostingNode, PartitionHost, PartitionRequest
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument, FolderUnusable, StateOffline, StateStale
-from headrace.keyspace.calls import REPLIES, replies_spec
+from headrace.keyspace.calls import REPLIES, CallRunner, replies_spec
 from headrace.keyspace.client import KeyspaceClient
 from headrace.keyspace.declaration import Keyspace, KeyspaceSpec
+from headrace.keyspace.inputs import INPUTS, CommitUnit, InputPump, inputs_spec
 from headrace.keyspace.messages import MessageCodecs, PollChanges, decode_operation
 from headrace.keyspace.partition import KeyspacePartition
 from headrace.log import Log
@@ -112,8 +113,8 @@ class KeyspaceHosting:
     def group(self, kind: type[Keyspace]) -> HostedGroup:
         """Return the group of a keyspace, for a node to take part in."""
         spec = kind.spec
-        if REPLIES in spec.states:
-            raise BadArgument("state", REPLIES, f"keyspace {spec.name!r} has a state of that name of its own")
+        for hidden in {REPLIES, INPUTS} & spec.states.keys():
+            raise BadArgument("state", hidden, f"keyspace {spec.name!r} has a state of that name of its own")
         settings = self._settings.keyspace
         size = GroupSpec(
             name=spec.name,
@@ -145,6 +146,7 @@ class KeyspaceHosting:
         specs: Mapping[str, StateSpec[Any, Any]] = {
             **spec.state_specs(partitions=partitions),
             REPLIES: replies_spec(spec.name, partitions=partitions, kept_s=settings.replies_kept_s),
+            **({INPUTS: inputs_spec(spec.name, partitions=partitions)} if spec.inputs else {}),
         }
 
         async def open_store(state: StateSpec[Any, Any]) -> KeyValueStore:
@@ -164,6 +166,13 @@ class KeyspaceHosting:
             registry=self._registry,
             clock=self._clock,
         )
+
+        def pumps(runner: CallRunner, commit: CommitUnit) -> list[InputPump]:
+            return [
+                InputPump(spec, each, states, runner, self._log, self._registry, commit)
+                for each in spec.inputs.values()
+            ]
+
         return KeyspacePartition(
             spec,
             states,
@@ -171,5 +180,6 @@ class KeyspaceHosting:
             self.client,
             node=self._attached().id,
             settings=settings,
+            pumps=pumps,
             clock=self._clock,
         )

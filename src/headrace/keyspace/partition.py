@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.cluster import Committed, Owner, PartitionRequest
 from headrace.config import KeyspaceSettings
 from headrace.errors import HeadraceError, NotPartitionOwner, OperationFailed, StateOffline, StateReadOnly, TimedOut
 from headrace.keyspace.calls import CallRunner
 from headrace.keyspace.declaration import KeyspaceSpec
+from headrace.keyspace.inputs import CommitUnit, InputPump
 from headrace.keyspace.messages import (
     Call,
     CountKeys,
@@ -41,6 +42,8 @@ __all__ = ["KeyspacePartition", "OwnerWriter"]
 _logger = get_logger(__name__)
 _LOOK_EVERY_S = 0.02
 _CONFIRM_EVERY_S = 0.25
+_INPUT_GATE_S = 30.0
+MakePumps: TypeAlias = Callable[[CallRunner, CommitUnit], Sequence[InputPump]]
 _READS = GetValue | ReadPage | FindByIndex | CountKeys
 
 
@@ -98,6 +101,7 @@ class KeyspacePartition:
         *,
         node: str,
         settings: KeyspaceSettings,
+        pumps: MakePumps | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._spec = spec
@@ -112,6 +116,8 @@ class KeyspacePartition:
         self._stepping_down: asyncio.Task[None] | None = None
         self._minding: asyncio.Task[None] | None = None
         self._calls = CallRunner(spec, states, codecs, client_of, settings=settings)
+        self._make_pumps = pumps
+        self._pumping: list[asyncio.Task[None]] = []
 
     # What the node asks.
 
@@ -163,6 +169,7 @@ class KeyspacePartition:
         self._is_owned = True
         self._calls.start()
         self._minding = asyncio.create_task(self._mind(owner), name=f"headrace-{self._spec.name}-mind")
+        self._start_pumps(self._tenure)
 
     async def lost(self) -> None:
         """Refuse what is not committed, at once; follow again as soon as the last commit has ended.
@@ -170,8 +177,9 @@ class KeyspacePartition:
         It does not wait for that commit: the owner calls this while it settles it.
         """
         self._is_owned = False
-        if self._minding is not None:
-            self._minding.cancel()
+        for task in (self._minding, *self._pumping):
+            if task is not None:
+                task.cancel()
         self._stepping_down = asyncio.create_task(self._step_down(), name=f"headrace-{self._spec.name}-step-down")
 
     async def handle(self, request: PartitionRequest, deadline_s: float) -> bytes:
@@ -195,7 +203,7 @@ class KeyspacePartition:
     async def close(self) -> None:
         """Stop everything."""
         self._is_owned = False
-        for task in (self._minding, self._stepping_down):
+        for task in (self._minding, *self._pumping, self._stepping_down):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -288,6 +296,13 @@ class KeyspacePartition:
                 _logger.warning("minding failed", keyspace=self._spec.name, error=str(error))
                 await asyncio.sleep(_CONFIRM_EVERY_S)
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _start_pumps(self, tenure: int) -> None:
+        async def commit(unit: UnitOfWork) -> None:
+            await self._commit(unit, tenure, asyncio.get_running_loop().time() + _INPUT_GATE_S)
+
+        pumps = self._make_pumps(self._calls, commit) if self._make_pumps is not None else ()
+        self._pumping = [asyncio.create_task(pump.run(), name=f"headrace-{self._spec.name}-input") for pump in pumps]
 
     async def _step_down(self) -> None:
         await self._states.disown()
