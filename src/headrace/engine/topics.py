@@ -8,7 +8,7 @@ from headrace.engine.handling import RecordLimits
 from headrace.engine.models import Engine
 from headrace.engine.records import AggregateRecord, AggregateValues
 from headrace.errors import UnknownTopic, WrongEngineTopic
-from headrace.journal import JOURNAL_TOPIC, claim_for_engine, why_records_expire
+from headrace.journal import JOURNAL_TOPIC, Topology, claim_for_engine, why_records_expire
 from headrace.log import Admin, Log, ensure_topic
 from headrace.model import Topic
 from headrace.state import StateSpec, changelog_config, ensure_changelog
@@ -35,6 +35,8 @@ async def ensure_topics(log: Log, settings: SharedSettings | None, engine: Engin
         journal_bytes = journal.config.max_record_bytes
         if settings is not None:
             await claim_for_engine(log, settings, journal, engine.name)
+            # Stores the topic's layout, by which readers, queries by tag and replication find the journals.
+            await Topology(log, settings, journal.name, partitions=engine.partitions).layout()
     outputs = {topic: (await log.admin.describe(topic)).config.max_record_bytes for topic in engine.outputs}
     return RecordLimits(state.config.max_record_bytes, journal_bytes, outputs)
 
