@@ -55,9 +55,7 @@ class EngineNode:
 
     async def start(self, *, rank: int | None = 0) -> EngineNode:
         limits = await ensure_topics(self.log, None, self.engine)
-        self.partition: EnginePartition[Any] = await open_partition(
-            self.log, self.engine, 0, limits, node=self.name
-        )
+        self.partition: EnginePartition[Any] = await open_partition(self.log, self.engine, 0, limits, node=self.name)
         self.partition.begin(self.owner)
         self.owner.propose(rank)
         self.tasks = [asyncio.create_task(self.keeper.run()), asyncio.create_task(self.owner.run())]
@@ -80,7 +78,9 @@ class EngineNode:
         self._is_owned = False
         await self.partition.lost()
 
-    async def send(self, aggregate: str, command: Any, *, timeout_s: float = 20.0, attempt: int = 1, **options: Any) -> Any:
+    async def send(
+        self, aggregate: str, command: Any, *, timeout_s: float = 20.0, attempt: int = 1, **options: Any
+    ) -> Any:
         kind, data = self.engine.commands.encode(command)
         request = CommandRequest(aggregate=aggregate, kind=kind, data=data, **options)
         deadline_s = asyncio.get_running_loop().time() + timeout_s

@@ -197,7 +197,9 @@ class EngineWorld(World):
         while self._is_rough:
             await asyncio.sleep(self.dice.expovariate(25.0))
             burst = [self._new_op(name) for _ in range(self.dice.choice((1, 1, 3)))]
-            sends = [self._tried(op) for op in burst for _ in range(2 if op.command_id and self.dice.random() < 0.2 else 1)]
+            sends = [
+                self._tried(op) for op in burst for _ in range(2 if op.command_id and self.dice.random() < 0.2 else 1)
+            ]
             await asyncio.gather(*sends)
 
     def _new_op(self, name: str) -> Op:
@@ -304,7 +306,9 @@ class EngineWorld(World):
             self.commands.append(op)
             while op.outcome != "done":
                 if self._loop.time() > deadline_s:
-                    return [f"no command of {aggregate!r} was done within {_CALM_WITHIN_S:g} s after all was well again"]
+                    return [
+                        f"no command of {aggregate!r} was done within {_CALM_WITHIN_S:g} s after all was well again"
+                    ]
                 await self._tried(op)
         return []
 

@@ -368,6 +368,7 @@ async def test_commands_and_declarations_that_make_no_sense_are_refused() -> Non
     def unannotated(account, command): ...  # type: ignore[no-untyped-def]
     def alone(account: Account | None) -> None: ...
     async def waits(account: Account | None, event: Noted) -> Account: ...  # type: ignore[empty-body]
+
     for declare in (
         lambda: bench.engine.command(second),
         lambda: bench.engine.command(unannotated),

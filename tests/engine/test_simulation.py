@@ -58,7 +58,7 @@ def _unanswered_commits_count_as_not_done() -> Iterator[None]:
 @contextmanager
 def _what_stands_on_a_failed_batch_is_kept() -> Iterator[None]:
     def again_alone(self: Any, batch: Any) -> None:
-        self._again(batch.commands)
+        self._queue.again(batch.commands)
 
     with patch.object(EnginePartition, "_repeat", again_alone):
         yield
@@ -66,9 +66,7 @@ def _what_stands_on_a_failed_batch_is_kept() -> Iterator[None]:
 
 @contextmanager
 def _answers_without_a_lease() -> Iterator[None]:
-    async def at_once(
-        self: Any, command: PendingCommand, outcome: Any, generation: int, *, is_repeated: bool
-    ) -> None:
+    async def at_once(self: Any, command: PendingCommand, outcome: Any, *, is_repeated: bool) -> None:
         await asyncio.sleep(0)
         _tell(command, outcome, self._last, is_repeated=is_repeated)
 

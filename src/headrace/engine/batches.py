@@ -115,8 +115,9 @@ class CommandBatch:
 
     def records(self, at: TopicPartition, timestamp_ms: int) -> list[NewRecord]:
         """Return all records, those of the state topic last."""
-        states = [NewRecord(at.topic, key, value, (), at.partition, timestamp_ms) for key, value in self._states.items()]
-        return [*self._records, *states]
+        states = self._states.items()
+        written = [NewRecord(at.topic, key, value, (), at.partition, timestamp_ms) for key, value in states]
+        return [*self._records, *written]
 
 
 @dataclass(slots=True)

@@ -106,9 +106,7 @@ class EngineClient(Generic[S]):
         """Read what is committed of an aggregate."""
         await self._open()
         payload, key = encode_request(ReadRequest(aggregate)), aggregate.encode()
-        found = decode_read(
-            await self._router().ask(self.engine.name, key, payload, is_read=True, timeout_s=timeout_s)
-        )
+        found = decode_read(await self._router().ask(self.engine.name, key, payload, is_read=True, timeout_s=timeout_s))
         self._learn(aggregate, found.since)
         if found.state is None:
             return AggregateState(None, found.version, str(found.since))

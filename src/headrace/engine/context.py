@@ -54,7 +54,12 @@ class CommandContext(Generic[S]):
         return self.state
 
     def persist_to(
-        self, topic: str, value: bytes | None, *, key: str | bytes | None = None, headers: Mapping[str, bytes] | None = None
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: str | bytes | None = None,
+        headers: Mapping[str, bytes] | None = None,
     ) -> None:
         """Write a record to another topic, one of the engine's `outputs`, in the same transaction."""
         if topic not in self._engine.outputs:

@@ -205,7 +205,9 @@ class CommandHandling(Generic[S]):
         if isinstance(returned, Reject):
             return Decision(reject=returned)
         if returned is not None:
-            context.persist(*(returned if isinstance(returned, list | tuple) and not _is_named(returned) else [returned]))
+            context.persist(
+                *(returned if isinstance(returned, list | tuple) and not _is_named(returned) else [returned])
+            )
         return Decision(context.state, tuple(context.events), tuple(context.outputs), context.value)
 
     def _failed(self, request: CommandRequest, stage: str, error: BaseException) -> CommandFailed:

@@ -1,10 +1,10 @@
 """Tests of an application's engine: `given(…).when(…).then(…)` without anything running, and an engine on one machine.
 
-    given(bank, Opened(100)).when(Withdraw(30)).then(Withdrawn(30), state=Account(70))
-    given(bank, Opened(100)).when(Withdraw(500)).then(rejected="overdrawn")
+given(bank, Opened(100)).when(Withdraw(30)).then(Withdrawn(30), state=Account(70))
+given(bank, Opened(100)).when(Withdraw(500)).then(rejected="overdrawn")
 
-    async with EngineHarness(bank) as harness:
-        await harness.aggregate("acc-1").send(Deposit(10))
+async with EngineHarness(bank) as harness:
+    await harness.aggregate("acc-1").send(Deposit(10))
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ class Given(Generic[S]):
         request = CommandRequest(aggregate=self._aggregate, kind=kind, data=data, expected_version=expected_version)
         now_ms = SYSTEM_CLOCK.now_ms()
         decision = _run(self._handling.decide(self._record, request, now_ms=now_ms))
-        handled = self._handling.finish(
-            self._record, request, decision, batch=_BATCH, floor=_NOTHING, now_ms=now_ms
-        )
+        handled = self._handling.finish(self._record, request, decision, batch=_BATCH, floor=_NOTHING, now_ms=now_ms)
         inner = self._handling.values.inner
         return When(result_of(self._engine, inner, handled.reply, since=_BATCH, is_repeated=False))
 
