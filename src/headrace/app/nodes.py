@@ -12,7 +12,7 @@ from headrace.cluster import ClusterView, HostingNode
 from headrace.config import HeadraceSettings
 from headrace.engine import Engine, EngineClient, EngineHosting
 from headrace.errors import TimedOut
-from headrace.keyspace import App, Keyspace, KeyspaceClient, KeyspaceHosting, StateFolder
+from headrace.keyspace import App, Keyspace, KeyspaceClient, KeyspaceHosting, KeyspaceLayouts, StateFolder
 from headrace.log import Log
 from headrace.observe import get_logger
 from headrace.serde import Registry
@@ -60,9 +60,9 @@ class RunningNode:
         """The partitions that can't be opened or served here, and why."""
         return self._hosting.failures
 
-    def missing(self, group: str) -> list[int]:
-        """Return the partitions of a group that nobody owns at the moment."""
-        return self._hosting.missing(group)
+    def missing(self, keyspace: str) -> list[int]:
+        """Return the partitions of a keyspace that nobody owns at the moment."""
+        return self._hosting.missing(self._keyspaces.group_name(keyspace))
 
     def keyspace(self, kind: type[Keyspace]) -> KeyspaceClient:
         """Return the client of a keyspace, which any node of the cluster may serve."""
@@ -72,9 +72,9 @@ class RunningNode:
         """Return the client of an engine, which any node of the cluster may serve."""
         return self._engines.client(engine)
 
-    async def online(self, *groups: str, timeout_s: float = 60.0) -> None:
-        """Wait until every partition of these groups, or all that this node serves, has an owner. Raises TimedOut."""
-        await self._hosting.online(*groups, timeout_s=timeout_s)
+    async def online(self, *keyspaces: str, timeout_s: float = 60.0) -> None:
+        """Wait until every partition of these keyspaces, or of all served here, has an owner. Raises TimedOut."""
+        await self._hosting.online(*map(self._keyspaces.group_name, keyspaces), timeout_s=timeout_s)
 
     async def drain(self, *, timeout_s: float = 60.0) -> None:
         """Hand over all that this node owns, before it is stopped. Raises TimedOut."""
@@ -99,25 +99,28 @@ async def running_node(
     """
     served = [part for part in parts if isinstance(part, Engine)]
     app = App(*(part for part in parts if not isinstance(part, Engine)))
-    with contextlib.ExitStack() as held:
+    async with contextlib.AsyncExitStack() as stack:
         folders: list[StateFolder] = []
 
         def folder() -> Path:
             if not folders:
                 folders.append(StateFolder(_base_of(settings), settings.cluster.node_id))
-                held.callback(folders[0].close)
+                stack.callback(folders[0].close)
             return folders[0].path
 
-        keyspaces = KeyspaceHosting(log, registry, settings, folder)
+        layouts = KeyspaceLayouts(log, settings.cluster.name)
+        await layouts.open()
+        stack.push_async_callback(layouts.close)
+        keyspaces = KeyspaceHosting(log, registry, settings, folder, layouts)
         engines = EngineHosting(log, shared, registry, replicas=settings.keyspace.replicas, folder=folder)
         for engine in served:
             await engines.prepare(engine)
-        groups = [*map(keyspaces.group, app.keyspaces.values()), *map(engines.group, served)]
-        hosting = HostingNode(log, groups, settings=settings)
+        hosting = HostingNode(log, [engines.group(engine) for engine in served], settings=settings)
         keyspaces.attach(hosting)
         engines.attach(hosting)
         for each in app.keyspaces.values():
             await keyspaces.client(each).open()
+            await keyspaces.serve(each)
         async with hosting:
             node = RunningNode(hosting, keyspaces, engines)
             try:
@@ -125,8 +128,11 @@ async def running_node(
             except TimedOut as error:
                 _logger.warning("the node starts without all partitions", node=node.id, reason=str(error))
             streams = [
-                asyncio.create_task(each.run(log, registry, keyspaces.client), name=f"headrace-stream-{each.group}")
-                for each in app.streams
+                asyncio.create_task(keyspaces.follow_layouts(), name="headrace-keyspaces"),
+                *(
+                    asyncio.create_task(each.run(log, registry, keyspaces.client), name=f"headrace-stream-{each.group}")
+                    for each in app.streams
+                ),
             ]
             try:
                 yield node

@@ -180,6 +180,13 @@ class HostingNode:
         return self.node.router
 
     @property
+    def keeper(self) -> LeaseKeeper:
+        """What keeps this node's lease. Raises Closed unless the node was started."""
+        if self._keeper is None:
+            raise Closed("the node")
+        return self._keeper
+
+    @property
     def failures(self) -> dict[tuple[str, int], str]:
         """The partitions that could not be opened or served here, and why, until the next attempt succeeds."""
         return {where: hosted.failure for where, hosted in self._hosted.items() if hosted.failure}
@@ -198,6 +205,20 @@ class HostingNode:
         spec = self.view.groups.get(group)
         owners = self.view.owners.get(group, {})
         return [n for n in range(spec.partitions if spec else 0) if n not in owners]
+
+    def serve(self, group: HostedGroup) -> None:
+        """Take part in one more group, from the next plan on."""
+        self._groups[group.spec.name] = group
+        self.node.serve(group.spec, self._handle)
+
+    async def withdraw(self, name: str) -> None:
+        """Release and close all that this node has of a group, and take part in it no more."""
+        if self._groups.pop(name, None) is None:
+            return
+        for _, partition in [where for where in self._hosted if where[0] == name]:
+            self._let_go(name, partition)
+        await asyncio.gather(*self._going)
+        self.node.withdraw(name)
 
     async def start(self) -> None:
         """Join the cluster and begin to take part; partitions open in the background.
@@ -271,7 +292,7 @@ class HostingNode:
 
     async def _follow_plan(self) -> None:
         async for view in self.node.views():
-            for name, group in self._groups.items():
+            for name, group in list(self._groups.items()):
                 self._follow(view, name, group)
 
     def _follow(self, view: ClusterView, name: str, group: HostedGroup) -> None:
@@ -305,15 +326,13 @@ class HostingNode:
         while True:
             for hosted in list(self._hosted.values()):
                 hosted.tell(self.view)
-            for name in self._groups:
+            for name in list(self._groups):
                 OWNED.labels(name).set(sum(of == name for of, _ in self.owned()))
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _owner_of(self, host: PartitionHost, listener: OwnerListener) -> Owner:
-        if self._keeper is None:
-            raise Closed("the node")
         partition = OwnedPartition(self._settings.cluster.name, host.changelogs)
-        return Owner(self._log, partition, self._keeper, listener, clock=self._clock, start=host.ownership_read_from)
+        return Owner(self._log, partition, self.keeper, listener, clock=self._clock, start=host.ownership_read_from)
 
     def _is_alive(self, node: str) -> bool:
         """Return True if a renewal of a node's lease arrived a short time ago."""

@@ -12,6 +12,8 @@ from headrace.keyspace.client import NO_VALUE, KeyRead, KeyspaceClient, Scattere
 from headrace.keyspace.context import Context
 from headrace.keyspace.declaration import EVERY_NODE, Keyspace, KeyspaceSpec, consumes, handles, state
 from headrace.keyspace.hosting import KeyspaceHosting, StateFolder
+from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts
+from headrace.keyspace.resizing import ResizeReport, resize_keyspace
 from headrace.keyspace.streams import InputStream, StreamContext
 from headrace.state import State
 
@@ -25,12 +27,16 @@ __all__ = [
     "Keyspace",
     "KeyspaceClient",
     "KeyspaceHosting",
+    "KeyspaceLayout",
+    "KeyspaceLayouts",
     "KeyspaceSpec",
+    "ResizeReport",
     "Scattered",
     "State",
     "StateFolder",
     "StreamContext",
     "consumes",
     "handles",
+    "resize_keyspace",
     "state",
 ]

@@ -10,8 +10,14 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from headrace.cluster import Router
-from headrace.errors import BadArgument, HeadraceError, SubscriptionEnded, Unavailable, UnknownMessage
+from headrace.errors import (
+    BadArgument,
+    HeadraceError,
+    NotPartitionOwner,
+    SubscriptionEnded,
+    Unavailable,
+    UnknownMessage,
+)
 from headrace.keyspace.calls import REPLIES
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec, StateDeclaration
 from headrace.keyspace.messages import (
@@ -29,6 +35,7 @@ from headrace.keyspace.messages import (
     ReadPage,
     encode,
 )
+from headrace.keyspace.routes import KeyspaceRoute
 from headrace.runtime import Backoff
 from headrace.serde import Registry
 from headrace.state import (
@@ -106,14 +113,14 @@ class KeyspaceClient:
     def __init__(
         self,
         spec: KeyspaceSpec,
-        router: Callable[[], Router],
+        route: KeyspaceRoute,
         *,
         registry: Registry | None,
         local: LocalCopies | None = None,
     ) -> None:
         self.name = spec.name
         self._spec = spec
-        self._router = router
+        self._route = route
         self._registry = registry
         self._local = local
         self._codecs = MessageCodecs(spec, registry)
@@ -138,8 +145,8 @@ class KeyspaceClient:
         as `keyspace.replies_kept_s` says. Raises UnknownMessage, what the handler raises, and TimedOut.
         """
         handler, routing, payload = await self._call_of(message, chain, message_id)
-        reply = await self._router().ask(
-            self.name, routing, payload, command_id=message_id, is_read=handler.is_read, timeout_s=timeout_s
+        reply = await self._route.ask(
+            routing, payload, command_id=message_id, is_read=handler.is_read, timeout_s=timeout_s
         )
         return await self._codecs.reply(handler, reply)
 
@@ -147,9 +154,7 @@ class KeyspaceClient:
         """Return the reply, after three attempts at most; the owner does the work once. Never repeats a refusal."""
         message_id = message_id or uuid.uuid4().hex
         handler, routing, payload = await self._call_of(message, (), message_id)
-        return await self._codecs.reply(
-            handler, await self._router().ack(self.name, routing, payload, message_id=message_id)
-        )
+        return await self._codecs.reply(handler, await self._route.ack(routing, payload, message_id=message_id))
 
     def tell(self, message: object) -> None:
         """Send a message, at most once, and return at once; failures are counted and logged."""
@@ -158,7 +163,7 @@ class KeyspaceClient:
             raise BadArgument("message", message, "the keyspace was not opened yet; await `open()` first")
         routing, key = self._key_of(handler, message)
         call = Call(type(message).__name__, self._codecs.message_bytes(message), key, uuid.uuid4().hex)
-        self._router().tell(self.name, routing, encode(call))
+        self._route.tell(routing, encode(call))
 
     async def scatter(self, message: object, *, timeout_s: float | None = None) -> Scattered:
         """Ask every partition, and gather what they reply."""
@@ -167,7 +172,7 @@ class KeyspaceClient:
         if handler.key_of is not None:
             raise BadArgument("message", message, f"{handler.name} handles it by key; mark it @handles(scatter=True)")
         call = Call(type(message).__name__, self._codecs.message_bytes(message), None, uuid.uuid4().hex)
-        gathered = await self._router().scatter(self.name, encode(call), is_read=handler.is_read, timeout_s=timeout_s)
+        gathered = await self._route.scatter(encode(call), is_read=handler.is_read, timeout_s=timeout_s)
         replies = {n: await self._codecs.reply(handler, data) for n, data in sorted(gathered.replies.items())}
         return Scattered(replies, gathered.failures)
 
@@ -227,13 +232,13 @@ class KeyspaceClient:
             raise BadArgument("prefix", prefix, "keys without parts lie in all partitions; use `items`, or `range`")
         start, end = opened.keys.prefix_range(prefix)
         parts = prefix if isinstance(prefix, tuple) else (prefix,)
-        partition = self._router().partition(self.name, OrderedKeys(type(parts[0])).routing_bytes(parts[0]))
+        partition = self._route.partition(OrderedKeys(type(parts[0])).routing_bytes(parts[0]))
         return await self._page(opened, partition, start, end, after, limit)
 
     async def items(self, state: str | StateDeclaration) -> AsyncIterator[tuple[Any, Any]]:
         """Yield all pairs, partition by partition, each in the order of its keys."""
         opened = await self._state(state)
-        for partition in range(self._router().partitions(self.name)):
+        for partition in range(self._route.partitions):
             after = None
             while True:
                 page = await self._page(opened, partition, b"", None, after, _PAGE)
@@ -250,7 +255,7 @@ class KeyspaceClient:
             raise BadArgument("index", index, f"the state has {sorted(opened.spec.indexes)}")
         prefix = index_prefix(index_row(index, value))
         asked = FindByIndex(opened.spec.name, prefix, prefix, limit)
-        gathered = await self._router().scatter(self.name, encode(asked))
+        gathered = await self._route.scatter(encode(asked))
         pages = [_pages.decode(data) for data in gathered.all().values()]
         found = sorted(itertools.chain.from_iterable(page.items for page in pages))[:limit]
         return [(opened.keys.decode(key), await _decoded(opened.values, data)) for key, data in found]
@@ -258,7 +263,7 @@ class KeyspaceClient:
     async def count(self, state: str | StateDeclaration) -> int:
         """Return how many keys have a value, in all partitions."""
         opened = await self._state(state)
-        gathered = await self._router().scatter(self.name, encode(CountKeys(opened.spec.name)))
+        gathered = await self._route.scatter(encode(CountKeys(opened.spec.name)))
         return sum(_counts.decode(data) for data in gathered.all().values())
 
     # Writing single keys.
@@ -308,9 +313,8 @@ class KeyspaceClient:
         missing, the present value with `is_lagged`. With `heartbeat_s` silence is broken by a heartbeat.
         """
         opened = await self._state(state)
-        partition = self._router().partition(self.name, opened.keys.routing_bytes(key))
-        data = opened.keys.encode(key)
-        async for change in self._follow(opened, partition, data, key, after, heartbeat_s):
+        routing, data = opened.keys.routing_bytes(key), opened.keys.encode(key)
+        async for change in self._follow(opened, lambda: self._route.partition(routing), data, key, after, heartbeat_s):
             yield change
 
     async def partition_changes(
@@ -323,7 +327,7 @@ class KeyspaceClient:
     ) -> AsyncIterator[StateChange[Any, Any]]:
         """Yield the changes of all keys of a partition; a lagged item says that the partition is to be read again."""
         opened = await self._state(state)
-        async for change in self._follow(opened, partition, None, None, after, heartbeat_s):
+        async for change in self._follow(opened, lambda: partition, None, None, after, heartbeat_s):
             yield change
 
     async def open(self) -> None:
@@ -377,10 +381,10 @@ class KeyspaceClient:
     ) -> bytes:
         payload = encode(asked)
         if is_stale_fine and self._local is not None:
-            answer = await self._local.answer(self.name, self._router().partition(self.name, routing), payload)
+            answer = await self._local.answer(self._route.group, self._route.partition(routing), payload)
             if answer is not None:
                 return answer
-        return await self._router().ask(self.name, routing, payload, is_read=True, timeout_s=timeout_s)
+        return await self._route.ask(routing, payload, is_read=True, timeout_s=timeout_s)
 
     async def _put(
         self,
@@ -392,7 +396,7 @@ class KeyspaceClient:
         timeout_s: float | None,
     ) -> None:
         asked = PutValue(opened.spec.name, opened.keys.encode(key), value, ttl_ms, expected)
-        await self._router().ask(self.name, opened.keys.routing_bytes(key), encode(asked), timeout_s=timeout_s)
+        await self._route.ask(opened.keys.routing_bytes(key), encode(asked), timeout_s=timeout_s)
 
     async def _page(
         self,
@@ -408,14 +412,14 @@ class KeyspaceClient:
         if after is not None:
             start = max(start, opened.keys.encode(after) + b"\x00")
         asked = ReadPage(opened.spec.name, start, end, limit)
-        page = _pages.decode(await self._router().ask_partition(self.name, partition, encode(asked), is_read=True))
+        page = _pages.decode(await self._route.ask_partition(partition, encode(asked), is_read=True))
         items = [(opened.keys.decode(key), await _decoded(opened.values, data)) for key, data in page.items]
         return StatePage(items, items[-1][0] if page.has_more else None)
 
     async def _follow(
         self,
         opened: _OpenState,
-        partition: int,
+        partition: Callable[[], int],
         data: bytes | None,
         key: Any,  # noqa: ANN401
         after: int | str | None,
@@ -428,9 +432,9 @@ class KeyspaceClient:
         while True:
             asked = PollChanges(opened.spec.name, data, offset, topic_id, wait_s, _CHANGES)
             try:
-                page = await self._poll(partition, asked)
+                page = await self._poll(partition(), asked)
                 failures, heard_s = 0, loop.time()
-            except Unavailable as error:
+            except (Unavailable, NotPartitionOwner) as error:
                 if loop.time() - heard_s > _GIVE_UP_S:
                     raise SubscriptionEnded(opened.spec.name, offset, str(error)) from error
                 failures += 1
@@ -460,12 +464,10 @@ class KeyspaceClient:
     async def _poll(self, partition: int, asked: PollChanges) -> ChangesPage:
         payload = encode(asked)
         if self._local is not None:
-            answer = await self._local.answer(self.name, partition, payload)
+            answer = await self._local.answer(self._route.group, partition, payload)
             if answer is not None:
                 return _changes.decode(answer)
-        reply = await self._router().ask_partition(
-            self.name, partition, payload, is_read=True, timeout_s=asked.wait_s + 10.0
-        )
+        reply = await self._route.ask_partition(partition, payload, is_read=True, timeout_s=asked.wait_s + 10.0)
         return _changes.decode(reply)
 
 
