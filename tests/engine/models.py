@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.engine import CommandContext, Engine, EngineLimits, Reject
+from headrace.engine import CommandContext, Engine, Reject
 
 __all__ = [
     "Account",
@@ -77,7 +77,7 @@ class Broken(msgspec.Struct, frozen=True):
     what: Any
 
 
-def bank_engine(name: str = "bank", *, partitions: int = 1, **options: Any) -> Engine[Account]:
+def bank_engine(name: str = "bank", *, partitions: int = 1, **options: Any) -> Engine[Account]:  # noqa: C901
     """Return an engine with a journal, new for each test."""
     bank: Engine[Account] = Engine(name, state=Account, partitions=partitions, **options)
 
@@ -150,8 +150,3 @@ def counter_engine(name: str = "counter", **options: Any) -> Engine[int]:
         return (count or 0) + event.amount
 
     return counter
-
-
-def small_limits(**limits: Any) -> EngineLimits:
-    """Return limits that a test can reach."""
-    return EngineLimits(**limits)

@@ -2,8 +2,8 @@
 
 The nodes run the shipped EnginePartition, Owner and LeaseKeeper over a scripted log. They are frozen, killed, cut off,
 deposed and released at random, and answers to commits are late or lost. Clients send commands with and without ids,
-repeat what was not answered, send some twice at once, and read. The oracle: every acknowledged command is in the journal
-exactly once, in order; nothing that was refused is there; no append is void; the state is the fold of the journal.
+repeat what was not answered, send some twice at once, and read. The oracle: every acknowledged command is in the
+journal exactly once, in order; nothing that was refused is there; no append is void; the state is the journal's fold.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ async def _open_store(spec: StateSpec[Any, Any]) -> KeyValueStore:
 class EngineWorld(World):
     """One history of commands."""
 
-    topics = {STATE.topic: 1, JOURNAL.topic: 1, f"{PREFIX}-leases": 4}
+    topics: Mapping[str, int] = {STATE.topic: 1, JOURNAL.topic: 1, f"{PREFIX}-leases": 4}
 
     def __init__(self, seed: int, harms: Sequence[str]) -> None:
         super().__init__(seed, harms)
@@ -197,9 +197,9 @@ class EngineWorld(World):
         while self._is_rough:
             await asyncio.sleep(self.dice.expovariate(25.0))
             burst = [self._new_op(name) for _ in range(self.dice.choice((1, 1, 3)))]
-            sends = [
-                self._tried(op) for op in burst for _ in range(2 if op.command_id and self.dice.random() < 0.2 else 1)
-            ]
+            copies = [2 if op.command_id and self.dice.random() < 0.2 else 1 for op in burst]
+            pairs = zip(burst, copies, strict=True)
+            sends = [self._tried(op, is_only=count == 1) for op, count in pairs for _ in range(count)]
             await asyncio.gather(*sends)
 
     def _new_op(self, name: str) -> Op:
@@ -210,7 +210,7 @@ class EngineWorld(World):
         self.commands.append(op)
         return op
 
-    async def _tried(self, op: Op) -> None:
+    async def _tried(self, op: Op, *, is_only: bool) -> None:
         """Send until there is an answer, as a router does: what may have been done is repeated only with an id."""
         since = self._since.get(op.aggregate, (0, 0))
         request = CommandRequest(
@@ -218,12 +218,15 @@ class EngineWorld(World):
         )
         if op.command_id is None:
             request = msgspec.structs.replace(request, since=None)
+        attempt = 1
         for _ in range(_TRIES):
-            outcome = await self._attempt(request)
+            request = msgspec.structs.replace(request, is_first=is_only and not op.is_unsure)
+            outcome = await self._attempt(request, attempt)
             if isinstance(outcome, Answer):
                 self._told(op, outcome)  # type: ignore[arg-type]
                 return
             is_known = outcome is not None and bool(getattr(outcome, "outcome_known", True))
+            attempt += not is_known
             if not is_known or isinstance(outcome, CommandTooLate):
                 op.is_unsure = True
             if isinstance(outcome, CommandTooLate) or (op.command_id is None and not is_known):
@@ -231,13 +234,15 @@ class EngineWorld(World):
             await asyncio.sleep(self.dice.random() * 0.1)
         op.is_unsure = op.is_unsure or op.outcome == "unknown"
 
-    async def _attempt(self, request: CommandRequest) -> Answer | HeadraceError | None:
+    async def _attempt(self, request: CommandRequest, attempt: int) -> Answer | HeadraceError | None:
         """Ask one node; None if it did not answer in time."""
         replica: Any = self.dice.choice([r for r in self.replicas if r.owner.epoch is not None] or self.replicas)
 
         async def submit() -> Answer:
             assert replica.partition is not None
-            answer: Answer = await replica.partition.submit(request, deadline_s=self._loop.time() + _TRY_S)
+            answer: Answer = await replica.partition.submit(
+                request, deadline_s=self._loop.time() + _TRY_S, attempt=attempt
+            )
             return answer
 
         if replica.partition is None:
@@ -309,7 +314,7 @@ class EngineWorld(World):
                     return [
                         f"no command of {aggregate!r} was done within {_CALM_WITHIN_S:g} s after all was well again"
                     ]
-                await self._tried(op)
+                await self._tried(op, is_only=False)
         return []
 
     def _journal(self) -> list[Record]:

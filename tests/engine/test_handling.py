@@ -51,12 +51,13 @@ from headrace.protocol import Append, Purge, decode_action, events_of_record
 from headrace.state import BatchName
 
 FLOOR = BatchName(0, 0)
+LIMITS = RecordLimits(1_000_000, 1_000_000)
 
 
 class Bench:
     """One aggregate, and batches in which its commands are handled one after the other."""
 
-    def __init__(self, engine: Engine[Any], *, limits: RecordLimits = RecordLimits(1_000_000, 1_000_000)) -> None:
+    def __init__(self, engine: Engine[Any], *, limits: RecordLimits = LIMITS) -> None:
         self.engine = engine
         self.values = AggregateValues(engine.state_codec())
         self.handling = CommandHandling(engine, self.values, 0, limits)
@@ -365,7 +366,7 @@ async def test_commands_and_declarations_that_make_no_sense_are_refused() -> Non
             await bench.ask(request)
 
     def second(account: Account | None, command: Deposit) -> None: ...
-    def unannotated(account, command): ...  # type: ignore[no-untyped-def]
+    def unannotated(account, command): ...  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     def alone(account: Account | None) -> None: ...
     async def waits(account: Account | None, event: Noted) -> Account: ...  # type: ignore[empty-body]
 

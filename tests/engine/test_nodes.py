@@ -147,7 +147,7 @@ async def test_results_and_errors_reach_the_caller_typed(bank: tuple[Headrace, E
     await account.send(Close())
     assert await account.state() is None
     metrics = render()
-    for stage in ("route", "load", "handle", "apply", "publish"):
+    for stage in ("route", "load", "handle", "serialize", "publish", "apply"):
         assert f'headrace_engine_stage_seconds_count{{engine="bank",stage="{stage}"}}' in metrics
 
 

@@ -16,7 +16,9 @@ from headrace.errors import (
     Busy,
     CommandExpired,
     CommandFailed,
+    CommandTooLate,
     NotPartitionOwner,
+    NotReadable,
     OutcomeUnknown,
     RecordTooLarge,
     StateBroken,
@@ -278,22 +280,32 @@ async def test_a_marker_without_ids_becomes_a_tombstone_and_nothing_is_done_twic
     since = (1, 0)
     await node.send("a", Deposit(1), command_id="d", since=since)
     await node.send("a", Close(), command_id="c", since=since)
-    await asyncio.sleep(0.002)  # the ids are older than 0 ms
 
     async def is_gone() -> bool:
-        node.partition.sweep()
+        node.partition.housekeeping.sweep()
         return (await setting.states(bank))[-1] is None
 
     await eventually(is_gone, every_s=0.01, what="the tombstone")
-    with pytest.raises(Exception, match="ids up to batch"):
+    with pytest.raises(CommandTooLate, match="ids up to batch"):
         await node.send("a", Deposit(1), command_id="d", since=since)
     await node.stop()
     second = await setting.owner(bank, "n2")
-    with pytest.raises(Exception, match="ids up to batch"):
+    with pytest.raises(CommandTooLate, match="ids up to batch"):
         await second.send("a", Deposit(1), command_id="d", since=since)
     assert (await second.send("a", Deposit(1))).version == 1
-    (last,) = [each for each in (await setting.records(bank.name))[-1:]]
-    assert last.value is not None
+    assert (await setting.records(bank.name))[-1].value is not None
+
+
+async def test_a_first_attempt_is_never_too_late(setting: EngineSetting) -> None:
+    """N33: a caller that knows little, and has sent nothing, is not refused; its repetition would be."""
+    bank = bank_engine(setting.name(), limits=EngineLimits(command_ids=1))
+    node = await setting.owner(bank)
+    for number in range(3):
+        await node.send("a", Deposit(1), command_id=f"other-{number}")
+    with pytest.raises(CommandTooLate):
+        await node.send("a", Deposit(1), command_id="x", since=(1, 0), is_first=True, attempt=2)
+    done = await node.send("a", Deposit(1), command_id="x", since=(1, 0), is_first=True)
+    assert (done.version, done.is_repeated) == (4, False)
 
 
 async def test_an_idle_aggregate_leaves_the_memory_and_comes_back(setting: EngineSetting) -> None:
@@ -358,6 +370,6 @@ async def test_records_of_others_in_the_state_topic_do_not_matter(setting: Engin
     await first.stop()
     await setting.log.append([NewRecord(bank.state_topic, b"bad", b"nonsense", partition=0)])
     second = await setting.owner(bank, "n2")
-    with pytest.raises(Exception, match="record of an aggregate"):
+    with pytest.raises(NotReadable, match="record of an aggregate"):
         await second.send("bad", Deposit(1))
     assert (await second.send("good", Deposit(1))).version == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -22,38 +22,18 @@ from headrace.engine.commands import (
     since_of,
 )
 from headrace.engine.models import Engine
+from headrace.engine.ports import EngineRouter
 from headrace.engine.results import CommandResult, Failed, Rejected, Success
 from headrace.errors import HeadraceError, UnknownCommand
 from headrace.serde import Registry
 from headrace.state import BatchName, ValueCodec
 
-__all__ = ["Aggregate", "AggregateState", "EngineClient", "EngineRouter"]
+__all__ = ["Aggregate", "AggregateState", "EngineClient"]
 
 S = TypeVar("S")
 
 # How many command ids of this process are remembered with what was known before their first attempts.
 _FIRST_ATTEMPTS = 10_000
-
-
-class EngineRouter(Protocol):
-    """What a client needs of the cluster's Router: requests reach the owner of a key, wherever it is."""
-
-    def partition(self, group: str, key: bytes) -> int:
-        """Return the partition of a key."""
-        ...
-
-    async def ask(
-        self,
-        group: str,
-        key: bytes,
-        payload: bytes,
-        *,
-        command_id: str | None = None,
-        is_read: bool = False,
-        timeout_s: float | None = None,
-    ) -> bytes:
-        """Return the owner's reply."""
-        ...
 
 
 class AggregateState(NamedTuple, Generic[S]):
@@ -128,14 +108,15 @@ class EngineClient(Generic[S]):
         if request.command_id is None or request.since is not None:
             return request
         key = (request.aggregate, request.command_id)
-        if key not in self._first_attempts:
+        is_first = key not in self._first_attempts
+        if is_first:
             known = self._newest.get(self._partition(request.aggregate))
             if known is None:
                 known = since_of((await self.read(request.aggregate, timeout_s)).since)
             self._first_attempts[key] = known
             if len(self._first_attempts) > _FIRST_ATTEMPTS:
                 self._first_attempts.popitem(last=False)
-        return msgspec.structs.replace(request, since=self._first_attempts[key])
+        return msgspec.structs.replace(request, since=self._first_attempts[key], is_first=is_first)
 
     def _partition(self, aggregate: str) -> int:
         return self._router().partition(self.engine.name, aggregate.encode())
@@ -215,8 +196,7 @@ class Aggregate(Generic[S]):
         result = await self._result(request, timeout_s)
         if isinstance(result, Failed):
             raise result.error
-        if isinstance(result, Rejected):
-            raise AssertionError("events are not rejected")
+        assert isinstance(result, Success), "events are not rejected"  # noqa: S101 - only handlers reject
         return result
 
     async def state(self, *, timeout_s: float | None = None) -> S | None:

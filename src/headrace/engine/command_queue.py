@@ -242,9 +242,10 @@ class CommandQueue(Generic[S]):
         """Put what a command leads to into the open batch."""
         request, batch = command.request, self.open
         try:
-            handled = self._handling.finish(
-                record, request, decision, batch=batch.name, floor=self.floor, now_ms=self._now_ms()
-            )
+            with metrics.stage(self._engine.name, "serialize"):
+                handled = self._handling.finish(
+                    record, request, decision, batch=batch.name, floor=self.floor, now_ms=self._now_ms()
+                )
         except HeadraceError as error:
             self._answer(command, error, False)
             return

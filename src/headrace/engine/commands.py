@@ -46,7 +46,8 @@ _MAX_COMMAND_ID_BYTES = 1024
 class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="command"):
     """A command for one aggregate, or (`is_events`) events that others decided on.
 
-    `since` is the newest committed batch of the partition that the caller knew before its first attempt.
+    `since` is the newest committed batch of the partition that the caller knew before its first attempt. `is_first`
+    says that the caller has not sent this command before: then only an attempt of the router's can be a repetition.
     """
 
     aggregate: str
@@ -56,6 +57,7 @@ class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True,
     command_id: str | None = None
     since: tuple[int, int] | None = None
     expected_version: int | None = None
+    is_first: bool = False
 
     @property
     def digest(self) -> bytes:

@@ -7,7 +7,9 @@ from headrace.observe import counter, histogram, timed
 __all__ = ["COMMANDS", "STAGES", "stage"]
 
 COMMANDS = counter("engine", "commands", "Commands by how they ended.", ["engine", "outcome"])
-STAGES = histogram("engine", "stage", "Time of each stage: route, load, handle, apply, publish.", ["engine", "stage"])
+STAGES = histogram(
+    "engine", "stage", "Time of each stage: route, load, handle, serialize, publish, apply.", ["engine", "stage"]
+)
 
 
 def stage(engine: str, name: str) -> timed:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from headrace.cluster import Committed, PartitionRequest
 from headrace.engine import metrics
@@ -17,7 +19,9 @@ from headrace.engine.batches import CommandBatch, LiveAggregates, PendingCommand
 from headrace.engine.command_queue import CommandQueue, Outcome, TaskSet
 from headrace.engine.commands import Answer, CommandRequest, decode_request, encode_answer, encode_read
 from headrace.engine.handling import CommandHandling
-from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, decode_floor, pruned
+from headrace.engine.housekeeping import Housekeeping
+from headrace.engine.ports import PartitionOwner
+from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, decode_floor
 from headrace.errors import (
     BadArgument,
     Busy,
@@ -39,43 +43,16 @@ from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff, BootMoment, Clock, crash_point, moment_of
 from headrace.state import BatchName, StatePartition
 
-__all__ = ["CommittedAggregate", "EnginePartition", "PartitionOwner"]
+__all__ = ["CommittedAggregate", "EnginePartition"]
 
 S = TypeVar("S")
 
 _logger = get_logger(__name__)
 
 _LOOK_FOR_OWNER_S = 0.02
-_HOUSEKEEPING_S = 1.0
-_SWEPT_AT_ONCE = 500
 _BACKOFF = Backoff(first_s=0.05, limit_s=1.0)
 # What a log refuses before it writes anything. After any other error a batch may have been committed.
 _REFUSED_BY_THE_LOG = (BadArgument, Forbidden, RecordTooLarge, TimestampTooFarAhead, UnknownPartition, UnknownTopic)
-
-
-class PartitionOwner(Protocol):
-    """What a partition needs of its `headrace.cluster.Owner`."""
-
-    @property
-    def owner(self) -> str:
-        """The node that the log names as the owner."""
-        ...
-
-    async def commit(self, records: Sequence[NewRecord]) -> Committed:
-        """Write a batch in one transaction."""
-        ...
-
-    def may_serve(self) -> bool:
-        """Return True if a read may be answered now."""
-        ...
-
-    async def serve_gate(self, *, timeout_s: float) -> None:
-        """Wait until a read may be answered."""
-        ...
-
-    async def reply_gate(self, committed: Committed) -> None:
-        """Wait until the answers to a batch may leave."""
-        ...
 
 
 class CommittedAggregate(NamedTuple):
@@ -120,8 +97,8 @@ class EnginePartition(Generic[S]):
         self._stamp_ms = 0
         self._arrivals = 0
         self._pending = 0
-        self._sweep_after = b""
         self._is_watching = False
+        self.housekeeping = Housekeeping(handling, states, self._queue, clock=clock, may_confirm=self._may_confirm)
 
     # What the node asks.
 
@@ -210,6 +187,9 @@ class EnginePartition(Generic[S]):
         if self._pending >= limit:
             raise Busy(f"engine {self._engine.name!r}, partition {self._replica.at.partition},", limit)
         self._check_not_elsewhere()
+        if attempt == 1 and request.is_first:
+            # No other attempt was made, so that its id can't have been forgotten, however old the caller's knowledge.
+            request = msgspec.structs.replace(request, since=None)
         self._arrivals += 1
         timeout_s = max(0.0, deadline_s - self._loop.time())
         command = PendingCommand(self._arrivals, request, deadline_s, timeout_s, attempt, is_alone=attempt > 1)
@@ -230,28 +210,11 @@ class EnginePartition(Generic[S]):
         await self._owned_by().serve_gate(timeout_s=timeout_s)
         return CommittedAggregate(await self._stored(aggregate), self._last)
 
-    def sweep(self, *, limit: int = _SWEPT_AT_ONCE) -> int:
-        """Turn records that say nothing any more into tombstones: no state, no ids, no numbers to go on from.
-
-        Each call looks at the next records, and returns how many; 0 if this is not the time for it.
-        """
-        if not self._queue.is_begun or self._committing is not None:
-            return 0
-        entries = self._replica.entries(self._sweep_after, None, limit=limit)
-        for key, entry in entries:
-            record = self._handling.values.decode(entry.value)
-            if record.state is None and record.version == 0:
-                bare = pruned(record, self._engine.limits, self._replica.now_ms)
-                if not bare.ids:
-                    self._queue.forget(key.decode(), bare.forgotten)
-        self._sweep_after = entries[-1][0] + b"\x00" if len(entries) == limit else b""
-        return len(entries)
-
     # Committing.
 
     async def _run(self) -> None:
         """Commit batches until cancelled."""
-        keeping = asyncio.create_task(self._keep_house(), name=f"headrace-engine-{self._engine.name}-house")
+        keeping = asyncio.create_task(self.housekeeping.run(), name=f"headrace-engine-{self._engine.name}-house")
         try:
             while True:
                 await self._has_work.wait()
@@ -306,7 +269,7 @@ class EnginePartition(Generic[S]):
             with metrics.stage(self._engine.name, "apply"):
                 self._replica.apply_committed(landed, began=began)
         except HeadraceError as error:
-            _logger.error("a batch is committed and not applied", engine=self._engine.name, error=str(error))
+            _logger.exception("a batch is committed and not applied", engine=self._engine.name, error=str(error))
             await self._read_again()
         self._queue.live.committed(batch.name)
         self._last = batch.name
@@ -448,21 +411,9 @@ class EnginePartition(Generic[S]):
         finally:
             self._is_watching = False
 
-    async def _keep_house(self) -> None:
-        while True:
-            await asyncio.sleep(_HOUSEKEEPING_S)
-            self._queue.live.passivate(before_s=self._loop.time() - self._engine.limits.idle_s)
-            try:
-                self._confirm()
-                self.sweep()
-            except HeadraceError as error:
-                _logger.warning("sweeping failed", engine=self._engine.name, at=str(self._replica.at), error=str(error))
-
-    def _confirm(self) -> None:
-        """Note that the copy is whole at this moment: this is the owner, and nothing is on its way into the log."""
-        moment = moment_of(self._clock)
-        if self._queue.is_begun and self._committing is None and self._owned_by().may_serve():
-            self._states.confirm(moment)
+    def _may_confirm(self) -> bool:
+        """Return True if the copy is whole at this moment: this is the owner, and nothing is being committed."""
+        return self._queue.is_begun and self._committing is None and self._owned_by().may_serve()
 
     async def _pause(self, failures: int, error: HeadraceError) -> None:
         delay_s = _BACKOFF.delay_s(failures)

@@ -46,7 +46,7 @@ _LIMITS = RecordLimits(1_000_000, 1_000_000)
 _BATCH, _NOTHING = BatchName(1, 1), BatchName(0, 0)
 
 
-def given(engine: Engine[S], *events: Any, aggregate: str = _AGGREGATE) -> Given[S]:
+def given(engine: Engine[S], *events: Any, aggregate: str = _AGGREGATE) -> Given[S]:  # noqa: ANN401
     """Return an aggregate to which these events have happened."""
     return Given(engine, events, aggregate)
 
@@ -64,7 +64,7 @@ class Given(Generic[S]):
         encoded = codec.inner.encode(state) if state is not None else None
         self._record = AggregateRecord(1, len(events), encoded) if events else None
 
-    def when(self, command: Any, *, expected_version: int | None = None) -> When[S]:
+    def when(self, command: Any, *, expected_version: int | None = None) -> When[S]:  # noqa: ANN401
         """Handle a command as the engine does, and return what it leads to."""
         kind, data = self._engine.commands.encode(command)
         request = CommandRequest(aggregate=self._aggregate, kind=kind, data=data, expected_version=expected_version)
@@ -81,7 +81,7 @@ class When(Generic[S]):
     def __init__(self, result: CommandResult[S]) -> None:
         self.result = result
 
-    def then(self, *events: Any, **expected: Any) -> None:
+    def then(self, *events: Any, **expected: Any) -> None:  # noqa: ANN401
         """Check the events, and what is named: `state`, `rejected` (a code), `failed` (a type of error), `value`.
 
         Raises AssertionError.
