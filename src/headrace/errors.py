@@ -22,6 +22,13 @@
     │   ├── TopicShared             other services read the topic, and would not understand the operation
     │   ├── VoidAppend              the append is in the log, and is ignored
     │   ├── AppendIdReused          the append id belongs to other events
+    │   ├── TopicClaimed            a command engine writes the topic's journals, and nobody else may
+    │   ├── UnknownCommand          an engine has no handler for this kind of command
+    │   ├── CommandFailed           the application's handler, or an event handler, raised an error
+    │   ├── CommandTooLarge         what a command wants to write, or its reply, is too large
+    │   ├── CommandIdReused         the command id belongs to another command
+    │   ├── CommandTooLate          a retry whose command id may have been forgotten already
+    │   ├── WrongVersion            the aggregate is not at the version that the command expects
     │   ├── TargetDiffers           the target of a copy has events that the source lacks
     │   ├── NoSchemaFor             a class that Avro can't describe
     │   ├── BadSchema               not a valid Avro schema
@@ -42,6 +49,7 @@
     │   ├── Unauthenticated         a request without credentials, or with wrong ones
     │   ├── UnknownMessage          a keyspace has no handler for it
     │   ├── RequestFailed           a keyspace's handler raised; nothing was written
+    │   ├── WritesInRead            a keyspace's handler is marked as a read, and wrote
     │   ├── AskCycle                a handler asks a key that waits for it
     │   ├── MessageIdReused         the message id belongs to another message
     │   ├── ReplyNotKept            the message was handled before, and its reply was not kept
@@ -59,6 +67,7 @@
     │   ├── TimedOut
     │   ├── TransactionFailed
     │   ├── ReadAgain               the journal changed under the reader
+    │   ├── ReplicationStalled      a replication with an end has waited too long for the store to move
     │   ├── OperationFailed         the server answered with an error that has no class here
     │   ├── TagBuilding             a tag is being back-filled
     │   ├── StateOffline            a state is being restored from its changelog
@@ -67,6 +76,8 @@
     │   ├── SubscriptionEnded       a subscriber must resume after the last offset it got
     │   ├── HandlerFailed           a projection's handler could not handle an event
     │   ├── ProjectionRebuilding    a rebuild holds a projection's offsets
+    │   ├── CommandExpired          a command's deadline passed before it was handled
+    │   ├── OutcomeUnknown          a command was sent to the log, and nobody can tell whether it was committed
     │   ├── Busy                    as many requests are in flight as may be
     │   ├── RateExceeded            a caller sends requests faster than it may
     │   └── WorkerFailed
@@ -112,6 +123,7 @@
         ├── StateDiskFull           a state's folder has no space left
         ├── StateAhead              a state has records that its changelog lost
         ├── WrongStateTopic         a changelog that can't become what its state needs
+        ├── WrongEngineTopic        a topic that an engine can't use as it is
         ├── FetchFailed
         ├── ChecksumMismatch
         ├── UnsupportedPlatform
@@ -137,6 +149,11 @@ __all__ = [
     "Busy",
     "ChecksumMismatch",
     "Closed",
+    "CommandExpired",
+    "CommandFailed",
+    "CommandIdReused",
+    "CommandTooLarge",
+    "CommandTooLate",
     "DeadLettersFull",
     "DuplicateNode",
     "Fenced",
@@ -181,6 +198,7 @@ __all__ = [
     "OffsetAhead",
     "OffsetOutOfRange",
     "OperationFailed",
+    "OutcomeUnknown",
     "OutdatedTables",
     "PartitionClosed",
     "PortUnusable",
@@ -197,6 +215,7 @@ __all__ = [
     "Refused",
     "RefusedByPeer",
     "ReplayTooOld",
+    "ReplicationStalled",
     "ReplyNotKept",
     "RequestFailed",
     "RetentionTooLong",
@@ -223,6 +242,7 @@ __all__ = [
     "TargetDiffers",
     "TimedOut",
     "TimestampTooFarAhead",
+    "TopicClaimed",
     "TopicExists",
     "TopicShared",
     "TransactionFailed",
@@ -230,6 +250,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "UnknownBackend",
+    "UnknownCommand",
     "UnknownMessage",
     "UnknownPartition",
     "UnknownSchema",
@@ -240,12 +261,15 @@ __all__ = [
     "UnsupportedPlatform",
     "VoidAppend",
     "WorkerFailed",
+    "WritesInRead",
     "WrongBucketSize",
+    "WrongEngineTopic",
     "WrongGroupSize",
     "WrongMediaType",
     "WrongPartitionCount",
     "WrongSeqNr",
     "WrongStateTopic",
+    "WrongVersion",
 ]
 
 
@@ -536,6 +560,101 @@ class AppendIdReused(Refused):
 
 
 @dataclass(eq=False)
+class TopicClaimed(Refused):
+    """A command engine is the only writer of the topic's journals; others would make its events void."""
+
+    topic: str
+    engine: str
+    operation: str
+    says: ClassVar[str] = (
+        "{operation} is refused in topic {topic!r}: engine {engine!r} is the only writer of its journals; "
+        "send the engine a command instead"
+    )
+
+
+@dataclass(eq=False)
+class UnknownCommand(Refused):
+    """An engine was sent a command or an event that it has no handler for."""
+
+    engine: str
+    kind: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        known = ", ".join(self.known) or "none"
+        return f"engine {self.engine!r} has no handler for {self.kind}; it has handlers for {known}"
+
+
+@dataclass(eq=False)
+class CommandFailed(Refused):
+    """A handler of the application raised an error, or made something that can't be stored. Nothing was done."""
+
+    engine: str
+    aggregate: str
+    command: str
+    stage: str
+    reason: str
+    says: ClassVar[str] = (
+        "command {command} for {aggregate!r} of engine {engine!r} failed in its {stage}, and nothing was done: "
+        "{reason}; correct the handler or the command, and send it with another command id"
+    )
+
+
+@dataclass(eq=False)
+class CommandTooLarge(Refused):
+    """A part of what a command wants to write, or its reply, is larger than it may be. Nothing was done."""
+
+    engine: str
+    aggregate: str
+    part: str
+    size_bytes: int
+    limit_bytes: int
+    says: ClassVar[str] = (
+        "a command for {aggregate!r} of engine {engine!r} was not done: its {part} takes {size_bytes} bytes, "
+        "{limit_bytes} are allowed; make it smaller, or raise the limit of the topic"
+    )
+
+
+@dataclass(eq=False)
+class CommandIdReused(Refused):
+    """A command id names one command: its retries are equal to it, and no other command has it."""
+
+    aggregate: str
+    command_id: str
+    says: ClassVar[str] = (
+        "command id {command_id!r} was used for another command of {aggregate!r}, and nothing was done; "
+        "give every command an id of its own, and repeat it only unchanged"
+    )
+
+
+@dataclass(eq=False)
+class CommandTooLate(Refused):
+    """A retry that came so late that its command id may have been forgotten; this attempt did nothing."""
+
+    aggregate: str
+    command_id: str
+    since: str
+    forgotten: str
+    says: ClassVar[str] = (
+        "command id {command_id!r} of {aggregate!r} was first sent after batch {since}, and ids up to batch "
+        "{forgotten} were forgotten; this attempt did nothing. If no other attempt was made, send it again without "
+        "`since`; else look at the aggregate to find out what became of it"
+    )
+
+
+@dataclass(eq=False)
+class WrongVersion(Refused):
+    """The aggregate is not at the version that the command expects; nothing was done."""
+
+    aggregate: str
+    expected: int
+    actual: int
+    says: ClassVar[str] = (
+        "a command for {aggregate!r} expects version {expected}, it is at {actual}; read its state and decide again"
+    )
+
+
+@dataclass(eq=False)
 class TargetDiffers(Refused):
     """The target of a copy has an event that the source does not have."""
 
@@ -796,6 +915,18 @@ class RequestFailed(Refused):
 
 
 @dataclass(eq=False)
+class WritesInRead(Refused):
+    """A handler that is marked as a read has written. A read may be done twice, so nothing was kept."""
+
+    keyspace: str
+    handler: str
+    says: ClassVar[str] = (
+        "handler {handler!r} of keyspace {keyspace!r} is marked read=True and wants to write; nothing was written: "
+        "leave the mark away"
+    )
+
+
+@dataclass(eq=False)
 class AskCycle(Refused):
     """A handler asked a key whose own handler waits for it: neither would ever end."""
 
@@ -928,6 +1059,20 @@ class OperationFailed(Unavailable):
 
 
 @dataclass(eq=False)
+class ReplicationStalled(Unavailable):
+    """A replication with an end has waited too long for the stored offsets to move. What it replicated stays."""
+
+    selection: str
+    waited_s: float
+    lag: int
+    reason: str
+    says: ClassVar[str] = (
+        "replication of {selection} has not moved for {waited_s:.0f} s, and {lag:,} records are waiting: {reason}; "
+        "what was replicated stays, run it again (pipeline.once_timeout_s sets the wait)"
+    )
+
+
+@dataclass(eq=False)
 class ReadAgain(Unavailable):
     """A journal, or its topic, changed while it was being read."""
 
@@ -1015,6 +1160,33 @@ class ProjectionRebuilding(Unavailable):
     says: ClassVar[str] = (
         "projection {projection!r} is being rebuilt; its workers continue after the reset. "
         "If no rebuild is running, the last one was interrupted: run headrace projection rebuild again"
+    )
+
+
+@dataclass(eq=False)
+class CommandExpired(Unavailable):
+    """A command's deadline passed before it was handled."""
+
+    engine: str
+    aggregate: str
+    timeout_s: float
+    says: ClassVar[str] = (
+        "a command for {aggregate!r} of engine {engine!r} was not handled within {timeout_s:g} s; "
+        "nothing was done, send it again"
+    )
+
+
+@dataclass(eq=False)
+class OutcomeUnknown(Unavailable):
+    """A command was on its way into the log when its time was up, or the log can't tell what became of it."""
+
+    engine: str
+    aggregate: str
+    reason: str
+    outcome_known: bool = False
+    says: ClassVar[str] = (
+        "a command for {aggregate!r} of engine {engine!r} may or may not have been done: {reason}; "
+        "send it again with the same command id, or look at the aggregate"
     )
 
 
@@ -1582,6 +1754,17 @@ class WrongStateTopic(Misconfigured):
     problem: str
     next_step: str
     says: ClassVar[str] = "topic {topic!r} can't be the changelog of this state: {problem}; {next_step}"
+
+
+@dataclass(eq=False)
+class WrongEngineTopic(Misconfigured):
+    """A topic that an engine can't use: another engine's, or one with journals that it does not know."""
+
+    engine: str
+    topic: str
+    problem: str
+    next_step: str
+    says: ClassVar[str] = "engine {engine!r} can't use topic {topic!r}: {problem}; {next_step}"
 
 
 @dataclass(eq=False)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from headrace.app.nodes import RunningNode, running_node
+from headrace.app.nodes import NodePart, RunningNode, running_node
 from headrace.app.projections import ProjectionHandle, opened_projection, running_projection, share_of_arguments
 from headrace.config import HeadraceSettings, StoreSettings
+from headrace.engine import Engine, EngineClient
 from headrace.errors import BadArgument
 from headrace.journal import HeadCache, Journal
 from headrace.keyspace import App, Keyspace, KeyspaceClient
@@ -25,6 +26,8 @@ if TYPE_CHECKING:  # they need the extra `gateway`
     from headrace.gateway import GatewayApp, GatewayRoute
 
 __all__ = ["Headrace", "connect"]
+
+S = TypeVar("S")
 
 
 class Headrace:
@@ -140,14 +143,14 @@ class Headrace:
         )
 
     @contextlib.asynccontextmanager
-    async def node(self, *parts: type[Keyspace] | App) -> AsyncIterator[RunningNode]:
-        """Be a node of the cluster while the block runs, and serve these keyspaces; without any it only calls others.
+    async def node(self, *parts: NodePart) -> AsyncIterator[RunningNode]:
+        """Be a node of the cluster while the block runs, and serve these keyspaces and engines.
 
-        Raises DuplicateNode, WrongGroupSize, MissingExtra.
+        Without any it only calls others. Raises DuplicateNode, WrongGroupSize, WrongEngineTopic, MissingExtra.
         """
         if self._node is not None:
-            raise BadArgument("node", parts, "this connection has a node already; name all keyspaces in one call")
-        async with running_node(self.log, self.registry, self.settings, App(*parts)) as node:
+            raise BadArgument("node", parts, "this connection has a node already; name all parts in one call")
+        async with running_node(self.log, self.registry, self.settings, parts, lambda: self.store.settings) as node:
             self._node = node
             try:
                 yield node
@@ -159,6 +162,12 @@ class Headrace:
         if self._node is None:
             raise BadArgument("keyspace", kind.__name__, "requests go through a node; use `async with hr.node(…):`")
         return self._node.keyspace(kind)
+
+    def engine(self, engine: Engine[S]) -> EngineClient[S]:
+        """Return the client of an engine; a node runs in this process (`hr.node`). Raises BadArgument."""
+        if self._node is None:
+            raise BadArgument("engine", engine.name, "commands go through a node; use `async with hr.node(…):`")
+        return self._node.engine(engine)
 
     async def close(self) -> None:
         """Close everything that was opened on the log and the store, then these."""

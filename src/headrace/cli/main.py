@@ -43,6 +43,8 @@ _PARTS = {
     "outbox": _Part("outboxes", "The outbox: its tables, its relay, what waits and what is dead."),
     "pipeline": _Part("pipelines", "Jobs on Spark: replication and what goes with it."),
     "sql": _Part("sql", "Ask journals and topics by SQL."),
+    "import": _Part("imports", "Events of other systems become journals."),
+    "export": _Part("exports", "Journals to Parquet files."),
     "copy": _Part("copies", "Copy journals from one tier to the other."),
     "node": _Part("nodes", "Nodes that serve keyspaces: run one."),
     "keyspace": _Part("keyspaces", "Keyspaces: show one, give it another number of partitions."),
