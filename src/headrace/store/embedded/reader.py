@@ -64,7 +64,10 @@ _HEADS = (
 _HEAD = f"{_HEADS} AND id = ?"
 _HEADS_PAGE = f"{_HEADS} AND id > ? AND partition = ifnull(?, partition) ORDER BY id LIMIT ?"
 # The plus keeps SQLite from using the index of topics: it would go through all heads of the topic for each block.
-_HEADS_OF_BLOCK = f"{_HEADS.replace('topic =', '+topic =')} AND number BETWEEN ? AND ? AND partition = ifnull(?, partition) ORDER BY number"
+_HEADS_OF_BLOCK = (
+    f"{_HEADS.replace('topic =', '+topic =')} "
+    "AND number BETWEEN ? AND ? AND partition = ifnull(?, partition) ORDER BY number"
+)
 _LAST_NUMBER = "SELECT ifnull(max(number), 0) FROM journals"
 _EVENTS_PAGE = (
     f"SELECT {', '.join(EVENT)} FROM events "  # noqa: S608
