@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import pyarrow as pa
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.pipeline import Endpoints, Selection
-from headrace.pipeline.audits.journal_frames import HeadRowsSource, ViewRowsSource
+from headrace.pipeline.audits.journal_frames import HeadRows, ViewRows
 from headrace.pipeline.audits.journal_groups import EVENTS_AT_ONCE
 from headrace.pipeline.audits.journal_work import FirstLook, JournalWork
 from headrace.pipeline.audits.log_scan import LogScan
@@ -25,8 +24,8 @@ from headrace.pipeline.jobs.audit import audited_partitions
 from headrace.pipeline.jobs.backfill import BackfillPlan, BackfillWork, Range
 from headrace.pipeline.jobs.job_reports import AuditedPartition, BackfilledPartition
 from headrace.pipeline.logs.records import batch_of_records
-from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION
 from headrace.pipeline.spark.process import log_of, run, store_of
+from headrace.store import HeadShare
 
 TASKS = 2
 RECORDS_OF_SCAN = 12  # so few that most partitions are read in several stretches
@@ -83,8 +82,8 @@ class LocalLooks:
 
         rows = self._rows(windows, first_ms=run(first_ms()))
         for window in windows:
-            parts = [[window.layout.topic, number, TASKS] for number in range(TASKS)]
-            rows += _read_source(HeadRowsSource, self._endpoints, parts)
+            for number in range(TASKS):
+                rows += HeadRows(self._endpoints)((window.layout.topic, HeadShare(number, TASKS)))
         if self._between is not None:
             self._between()
         found = _worked(rows, FirstLook(self._endpoints, windows, events_at_once=self._events_at_once))
@@ -113,8 +112,8 @@ class LocalLooks:
         rows = _log_rows(self._endpoints, windows, with_unreplicated=with_unreplicated)
         views = run(scan())
         if views is not None:
-            topics = json.dumps({str(number): name for number, name in (views.topics or {}).items()})
-            rows += _read_source(ViewRowsSource, self._endpoints, views.parts, topics=topics)
+            for part in views.parts:
+                rows += ViewRows(self._endpoints, views.topics)(part)
         return rows
 
 
@@ -123,7 +122,7 @@ def _as_row(finding: Any) -> dict[str, Any]:
 
 
 def _log_rows(endpoints: Endpoints, windows: Sequence[TopicWindow], *, with_unreplicated: bool) -> list[pa.RecordBatch]:
-    rows = []
+    rows: list[pa.RecordBatch] = []
     for window in windows:
         for at, end in window.ends(with_unreplicated=with_unreplicated).items():
             records = _records(endpoints, at, window.starts[at], end) if end > window.starts[at] else []
@@ -140,12 +139,6 @@ def _records(endpoints: Endpoints, at: TopicPartition, start: int, end: int) -> 
     return run(read())
 
 
-def _read_source(source: Any, endpoints: Endpoints, parts: Sequence[Any], **options: str) -> list[pa.RecordBatch]:
-    given = {ENDPOINTS_OPTION: endpoints.pack(), "parts": json.dumps(parts), **options}
-    reader = source(given).reader(None)
-    return [batch for part in reader.partitions() for batch in reader.read(part)]
-
-
 def _only(batch: pa.RecordBatch, keys: Iterable[bytes | None]) -> pa.RecordBatch:
     wanted = {b"", *keys}
     return batch.filter(pa.array([key in wanted for key in batch.column("key").to_pylist()], pa.bool_()))
@@ -153,9 +146,11 @@ def _only(batch: pa.RecordBatch, keys: Iterable[bytes | None]) -> pa.RecordBatch
 
 def _worked(rows: Sequence[pa.RecordBatch], work: JournalWork) -> list[dict[str, Any]]:
     """Shuffle and sort the rows, and give them to the tasks."""
-    table = pa.Table.from_batches(rows) if rows else None
     found: list[dict[str, Any]] = []
-    for number in range(TASKS if table is not None else 0):
+    table = pa.Table.from_batches(rows, rows[0].schema) if rows else None
+    for number in range(TASKS):
+        if table is None:
+            break
         ours = table.filter(pa.array([task == number for task in _tasks(table)], pa.bool_()))
         ours = ours.sort_by([(name, "ascending") for name in ROW_ORDER])
         found += [row for batch in work(iter(ours.to_batches(max_chunksize=5))) for row in batch.to_pylist()]

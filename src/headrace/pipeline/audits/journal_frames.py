@@ -6,49 +6,60 @@ Spark's own shuffle brings them together; it spills to disk what does not fit in
 
 from __future__ import annotations
 
-import json
 import pickle
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from headrace.pipeline.audits.log_scan import LogScan
 from headrace.pipeline.audits.row_columns import ROW_ORDER, ROW_SCHEMA, RowKind, batch_of_values
 from headrace.pipeline.audits.tag_views import ViewScan
 from headrace.pipeline.audits.windows import TopicWindow
 from headrace.pipeline.logs.frames import log_table
-from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
+from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import blocking_iterator, store_of
-from headrace.pipeline.spark.session import register
 from headrace.store import HeadShare, TagRow, tag_time_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 __all__ = [
-    "HeadRowsSource",
-    "ViewRowsSource",
+    "HeadRows",
+    "ViewRows",
     "head_rows",
     "log_rows",
     "only_of",
+    "shares_for",
     "shuffled",
     "suspect_rows",
     "tasks_for",
     "view_rows",
+    "work_on_parts",
 ]
+
+P = TypeVar("P")
+Work: TypeAlias = "Callable[[P], Iterator[pa.RecordBatch]]"
 
 _RECORDS_OF_SCAN = 50_000
 _RECORDS_OF_TASK = 10_000
+_RECORDS_OF_SHARE = 1000
 _TASKS_AT_MOST = 4096
 
 
-def tasks_for(spark: SparkSession, records: int) -> int:
-    """Return the number of tasks for the journals of so many records: Spark's setting, or more for a long log."""
+def tasks_for(spark: SparkSession, windows: Sequence[TopicWindow]) -> int:
+    """Return the number of tasks for the journals of windows: more for a long log, fewer where little was written.
+
+    Spark's own setting is right where much was written and little is left in the log: the store has many journals then.
+    """
+    left = sum(max(0, each.last + 1 - each.start) for window in windows for each in window.stretches.values())
+    return max(shares_for(spark, windows), min(-(-left // _RECORDS_OF_TASK), _TASKS_AT_MOST))
+
+
+def shares_for(spark: SparkSession, windows: Sequence[TopicWindow]) -> int:
+    """Return the number of shares to read what the store has of topics: Spark's setting, or fewer for little."""
+    written = sum(max(0, each.last + 1) for window in windows for each in window.stretches.values())
     configured = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    return max(configured, min(-(-records // _RECORDS_OF_TASK), _TASKS_AT_MOST))
+    return max(1, min(configured, -(-written // _RECORDS_OF_SHARE)))
 
 
 def log_rows(
@@ -72,21 +83,24 @@ def log_rows(
 
 def head_rows(spark: SparkSession, endpoints: Endpoints, topics: Sequence[str], *, shares: int) -> DataFrame:
     """Return the heads of topics as rows, read in so many shares of each topic."""
-    register(spark, HeadRowsSource)
-    parts = [[topic, number, shares] for topic in topics for number in range(shares)]
-    options = {ENDPOINTS_OPTION: endpoints.pack(), "parts": json.dumps(parts)}
-    return spark.read.format(HeadRowsSource.name()).options(**options).load()
+    parts = [(topic, HeadShare(number, shares)) for topic in topics for number in range(shares)]
+    return work_on_parts(spark, parts, HeadRows(endpoints), ROW_SCHEMA)
 
 
 def view_rows(spark: SparkSession, endpoints: Endpoints, scan: ViewScan) -> DataFrame:
     """Return the rows of views by tag as rows of their journals."""
-    register(spark, ViewRowsSource)
-    options = {
-        ENDPOINTS_OPTION: endpoints.pack(),
-        "parts": json.dumps(scan.parts),
-        "topics": json.dumps(None if scan.topics is None else {str(nr): name for nr, name in scan.topics.items()}),
-    }
-    return spark.read.format(ViewRowsSource.name()).options(**options).load()
+    return work_on_parts(spark, scan.parts, ViewRows(endpoints, scan.topics), ROW_SCHEMA)
+
+
+def work_on_parts(spark: SparkSession, parts: Sequence[P], work: Work[P], schema: str) -> DataFrame:
+    """Return the rows that `work` makes of each part; there is one task for each part, in a worker."""
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                yield from work(parts[number])
+
+    return spark.range(0, len(parts), 1, numPartitions=max(1, len(parts))).mapInArrow(rows, schema)
 
 
 def only_of(rows: DataFrame, keys: DataFrame, topics: Sequence[str], *, is_few: bool) -> DataFrame:
@@ -125,78 +139,36 @@ def shuffled(rows: DataFrame, *, tasks: int) -> DataFrame:
     return placed.sortWithinPartitions(*ROW_ORDER)
 
 
-class _PartsReader(DataSourceReader):
-    """A reader whose parts are in its options."""
+class HeadRows:
+    """Reads shares of heads, in a worker."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self.endpoints = Endpoints.unpack(options[ENDPOINTS_OPTION])
-        self._parts = json.loads(options["parts"])
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
 
-    def partitions(self) -> Sequence[InputPartition]:
-        """Return the parts."""
-        return [InputPartition(part) for part in self._parts]
+    def __call__(self, part: tuple[str, HeadShare]) -> Iterator[pa.RecordBatch]:
+        """Yield the heads of a share of a topic."""
+        return blocking_iterator(self._batches(*part))
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part, in a worker."""
-        if partition.value is None:  # Spark plans an empty part if there is none
-            return iter(())
-        return blocking_iterator(self.batches(partition.value))
-
-    def batches(self, part: Sequence[Any]) -> AsyncIterator[pa.RecordBatch]:
-        """Yield the rows of a part."""
-        raise NotImplementedError
-
-
-class HeadRowsSource(DataSource):
-    """`spark.read.format("headrace_head_rows")`. Options: the endpoints; `parts`, as topic, share, and shares."""
-
-    @classmethod
-    def name(cls) -> str:
-        """Return the name of the format."""
-        return "headrace_head_rows"
-
-    def schema(self) -> str:
-        """Return the columns."""
-        return ROW_SCHEMA
-
-    def reader(self, schema: StructType) -> _HeadRowsReader:
-        """Return the reader."""
-        return _HeadRowsReader(self.options)
-
-
-class _HeadRowsReader(_PartsReader):
-    async def batches(self, part: Sequence[Any]) -> AsyncIterator[pa.RecordBatch]:
-        topic, number, shares = part
-        reader = (await store_of(self.endpoints)).reader
-        async for page in reader.metas(topic, share=HeadShare(number, shares)):
+    async def _batches(self, topic: str, share: HeadShare) -> AsyncIterator[pa.RecordBatch]:
+        reader = (await store_of(self._endpoints)).reader
+        async for page in reader.metas(topic, share=share):
             keys = [_key(meta.id) for meta in page]
             yield batch_of_values(RowKind.HEAD, topic, 0, keys, [pickle.dumps(meta) for meta in page])
 
 
-class ViewRowsSource(DataSource):
-    """`spark.read.format("headrace_view_rows")`. Options: the endpoints; `parts`, lists of buckets; `topics`."""
+class ViewRows:
+    """Reads buckets of views by tag, in a worker; rows of other `topics` are left out."""
 
-    @classmethod
-    def name(cls) -> str:
-        """Return the name of the format."""
-        return "headrace_view_rows"
+    def __init__(self, endpoints: Endpoints, topics: Mapping[int, str] | None) -> None:
+        self._endpoints = endpoints
+        self._topics = topics
 
-    def schema(self) -> str:
-        """Return the columns."""
-        return ROW_SCHEMA
+    def __call__(self, part: Sequence[tuple[str, int]]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of some buckets."""
+        return blocking_iterator(self._batches(part))
 
-    def reader(self, schema: StructType) -> _ViewRowsReader:
-        """Return the reader."""
-        return _ViewRowsReader(self.options)
-
-
-class _ViewRowsReader(_PartsReader):
-    def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__(options)
-        self._topics: Mapping[str, str] | None = json.loads(options["topics"])
-
-    async def batches(self, part: Sequence[Any]) -> AsyncIterator[pa.RecordBatch]:
-        views = (await store_of(self.endpoints)).tags.views
+    async def _batches(self, part: Sequence[tuple[str, int]]) -> AsyncIterator[pa.RecordBatch]:
+        views = (await store_of(self._endpoints)).tags.views
         for tag, bucket_ms in part:
             async for page in views.read(tag, bucket_ms):
                 for topic, rows in self._by_topic(page).items():
@@ -206,7 +178,7 @@ class _ViewRowsReader(_PartsReader):
     def _by_topic(self, page: Sequence[TagRow]) -> dict[str, list[TagRow]]:
         found: dict[str, list[TagRow]] = {}
         for row in page:
-            number = str(tag_time_of(row.timestamp).topic_number)
+            number = tag_time_of(row.timestamp).topic_number
             topic = row.topic if self._topics is None else self._topics.get(number)
             if topic is not None:
                 found.setdefault(topic, []).append(row)

@@ -204,10 +204,11 @@ def chunks(journals: Iterable[JournalRows], *, events_at_once: int = EVENTS_AT_O
     some: list[JournalRows] = []
     size = 0
     for journal in journals:
-        if some and size + journal.size > events_at_once:
+        of_journal = journal.size
+        if some and size + of_journal > events_at_once:
             yield some
             some, size = [], 0
         some.append(journal)
-        size += journal.size
+        size += of_journal
     if some:
         yield some

@@ -89,7 +89,7 @@ class Tally:
 
     counts: dict[TopicPartition, Counter[str]] = field(default_factory=dict)
     kinds: Counter[str] = field(default_factory=Counter)
-    suspects: int = 0
+    suspects: Counter[TopicPartition] = field(default_factory=Counter)
     failures: list[tuple[str, str]] = field(default_factory=list)
 
     def of(self, at: TopicPartition) -> Mapping[str, int]:
@@ -106,7 +106,7 @@ class Tally:
         if kind == FAILED:
             self.failures.append((row["topic"], row["label"]))
         elif kind == SUSPECT:
-            self.suspects += row["rows"]
+            self.suspects[TopicPartition(row["topic"], row["partition"])] += row["rows"]
         else:
             counts = self.counts.setdefault(TopicPartition(row["topic"], row["partition"]), Counter())
             if kind == COUNTED:

@@ -200,7 +200,10 @@ class SecondLook(JournalWork):
         self._tags[topic] = await open_tag_looks(log, store, self.endpoints.settings_of_tags(), topic)
 
     async def work(self, log: Log, store: Store, journals: Sequence[JournalRows]) -> None:
-        """Look at some journals."""
+        """Look at some journals. Those of a partition that a topic made again does not have are left out."""
+        for journal in journals:
+            for partition in set(journal.suspects) - set(journal.facts.window.stretches):
+                self.outcomes.count(TopicPartition(journal.facts.window.layout.topic, partition), busy=1)
         for window, cases in by_partition(case for journal in journals for case in suspect_cases_of(journal)):
             at = window.at
             task = AuditTask(

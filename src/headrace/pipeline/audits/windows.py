@@ -149,6 +149,10 @@ class TopicWindow:
         at = TopicPartition(self.layout.topic, partition)
         return AuditWindow(self.layout, at, _involved(self.layout, partition, self.stretches), self.log_times_ms)
 
+    def only(self, partitions: Iterable[int]) -> TopicWindow:
+        """Return the window of some partitions. In a topic that has never grown they hold all of their journals."""
+        return replace(self, stretches={number: self.stretches[number] for number in partitions})
+
     @property
     def starts(self) -> dict[TopicPartition, int]:
         """The first offsets of the log, by partition."""

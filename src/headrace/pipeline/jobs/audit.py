@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -61,11 +61,23 @@ def audited_partitions(
     wrong = _pointer_findings(windows, repair=repair)
     first = looks.first(windows) if windows else Tally()
     first.check("auditing")
-    again = looks.again(run(windows_now(endpoints, selection))) if first.suspects else Tally()
+    again = Tally()
+    if first.suspects:
+        again = looks.again(_windows_of(first.suspects, run(windows_now(endpoints, selection))))
     again.check("auditing")
     kinds = again.kinds + Counter(finding.kind for finding in wrong)
     pointers = Counter(TopicPartition(finding.topic, finding.partition) for finding in wrong)
     return [_report(window, at, first, again, pointers) for window in windows for at in window.starts], kinds, wrong
+
+
+def _windows_of(suspects: Collection[TopicPartition], windows: Sequence[TopicWindow]) -> list[TopicWindow]:
+    """Return the windows of the partitions with suspects. Journals of a topic that grew may be in any partition."""
+    topics = {at.topic for at in suspects}
+    return [
+        window if window.layout.generation > 0 else window.only(at.partition for at in suspects if at in window.starts)
+        for window in windows
+        if window.layout.topic in topics
+    ]
 
 
 def _pointer_findings(windows: Sequence[TopicWindow], *, repair: bool) -> list[Finding]:
@@ -154,51 +166,48 @@ class _SparkLooks:
 
     def first(self, windows: Sequence[TopicWindow]) -> Tally:
         """Look at all journals."""
-        from headrace.pipeline.audits.journal_frames import head_rows, tasks_for
+        from headrace.pipeline.audits.journal_frames import head_rows, shares_for, tasks_for
 
-        records = sum(max(0, each.last + 1 - each.start) for window in windows for each in window.stretches.values())
-        tasks = tasks_for(self._spark, records)
+        tasks, shares = tasks_for(self._spark, windows), shares_for(self._spark, windows)
         topics = [window.layout.topic for window in windows]
         rows = self._rows(windows, tasks=tasks, first_ms=run(self._first_time_ms(windows)))
-        rows = rows.unionByName(head_rows(self._spark, self._endpoints, topics, shares=self._shares))
+        rows = rows.unionByName(head_rows(self._spark, self._endpoints, topics, shares=shares))
         tally = self._tally(rows, FirstLook(self._endpoints, windows, events_at_once=self._events_at_once), tasks)
-        self._suspects = tally.suspects
+        self._suspects = tally.suspects.total()
         return tally
 
     def again(self, windows: Sequence[TopicWindow]) -> Tally:
         """Look at the suspects, closely."""
         from pyspark.sql import functions as f
 
-        from headrace.pipeline.audits.journal_frames import only_of, suspect_rows
+        from headrace.pipeline.audits.journal_frames import only_of, shares_for, suspect_rows
 
-        tasks = min(-(-self._suspects // _SUSPECTS_OF_TASK), self._shares)
-        suspects = suspect_rows(self.kept[-1].filter(f.col("kind") == SUSPECT))
-        rows = self._rows(windows, tasks=tasks, with_unreplicated=True)
+        tasks = min(-(-self._suspects // _SUSPECTS_OF_TASK), shares_for(self._spark, windows))
         topics = [window.layout.topic for window in windows]
+        is_suspect = (f.col("kind") == SUSPECT) & f.col("topic").isin(topics)
+        suspects = suspect_rows(self.kept[-1].filter(is_suspect))
+        rows = self._rows(windows, tasks=tasks, with_unreplicated=True)
         rows = only_of(rows, suspects, topics, is_few=self._suspects <= _FEW_SUSPECTS).unionByName(suspects)
         work = SecondLook(self._endpoints, windows, repair=self._is_repair, events_at_once=self._events_at_once)
         return self._tally(rows, work, tasks)
-
-    @property
-    def _shares(self) -> int:
-        return int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
 
     def _rows(
         self, windows: Sequence[TopicWindow], *, tasks: int, first_ms: int = 0, with_unreplicated: bool = False
     ) -> DataFrame:
         """Return the records of the windows, and the rows of their views by tag."""
-        from headrace.pipeline.audits.journal_frames import log_rows, view_rows
+        from headrace.pipeline.audits.journal_frames import log_rows, shares_for, view_rows
 
         rows = log_rows(self._spark, self._endpoints, windows, tasks=tasks, with_unreplicated=with_unreplicated)
-        scan = run(self._view_scan([window.layout.topic for window in windows], first_ms))
+        topics, parts = [window.layout.topic for window in windows], shares_for(self._spark, windows)
+        scan = run(self._view_scan(topics, first_ms, parts))
         return rows if scan is None else rows.unionByName(view_rows(self._spark, self._endpoints, scan))
 
     async def _first_time_ms(self, windows: Sequence[TopicWindow]) -> int:
         return await first_time_ms(await log_of(self._endpoints), windows)
 
-    async def _view_scan(self, topics: Sequence[str], first_ms: int) -> ViewScan | None:
+    async def _view_scan(self, topics: Sequence[str], first_ms: int, parts: int) -> ViewScan | None:
         store, settings = await store_of(self._endpoints), self._endpoints.settings_of_tags()
-        return await view_scan_of(store, settings, topics, first_ms=first_ms, parts=self._shares)
+        return await view_scan_of(store, settings, topics, first_ms=first_ms, parts=parts)
 
     def _tally(self, rows: DataFrame, work: JournalWork, tasks: int) -> Tally:
         from pyspark.storagelevel import StorageLevel

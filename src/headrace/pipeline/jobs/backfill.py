@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -77,7 +77,7 @@ class BackfillPlan:
     def involved(self) -> list[TopicWindow]:
         """The windows of the partitions with a range. Journals of a topic that grew may be in any partition."""
         return [
-            each if each.layout.generation > 0 else replace(each, stretches=self._with_range(each))
+            each if each.layout.generation > 0 else each.only(self._with_range(each))
             for each in self.windows
             if self._with_range(each)
         ]
@@ -270,7 +270,7 @@ def backfill(
 def _run(spark: SparkSession, endpoints: Endpoints, plan: BackfillPlan) -> Tally:
     from headrace.pipeline.audits.journal_frames import log_rows, only_of, shuffled, tasks_for
 
-    tasks = tasks_for(spark, plan.records)
+    tasks = tasks_for(spark, plan.involved)
     rows = log_rows(spark, endpoints, plan.involved, tasks=tasks)
     if not plan.is_whole:
         topics, keys = [window.layout.topic for window in plan.involved], _keys(spark, endpoints, plan)

@@ -24,7 +24,6 @@ __all__ = [
     "AuditedPartition",
     "BackfilledPartition",
     "ExpiryReport",
-    "FilledPartition",
     "PartitionReport",
     "check",
     "layout_of",
@@ -87,16 +86,6 @@ class BackfilledPartition(PartitionReport, frozen=True, kw_only=True):
     rows: int = 0
     restored: int = 0
     busy: int = 0
-
-
-class FilledPartition(PartitionReport, frozen=True, kw_only=True):
-    """The report of a tag's back-fill of one partition. It includes all journals up to offset `seen`."""
-
-    generation: int = 0
-    seen: int = -1
-    journals: int = 0
-    events: int = 0
-    rows: int = 0
 
 
 def report_batch(report: PartitionReport) -> pa.RecordBatch:

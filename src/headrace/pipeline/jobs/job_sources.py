@@ -5,9 +5,8 @@ from __future__ import annotations
 from headrace.pipeline.jobs.expiry import purge_partition
 from headrace.pipeline.jobs.job_reports import REPORT_COLUMNS
 from headrace.pipeline.jobs.partition_jobs import PartitionJob, Work
-from headrace.pipeline.jobs.tag_backfill import fill_partition
 
-__all__ = ["PurgeExpiredJob", "TagBackfillJob"]
+__all__ = ["PurgeExpiredJob"]
 
 
 class PurgeExpiredJob(PartitionJob):
@@ -25,20 +24,3 @@ class PurgeExpiredJob(PartitionJob):
     def work(self) -> Work:
         """Return the function that a task runs."""
         return purge_partition
-
-
-class TagBackfillJob(PartitionJob):
-    """Gives a tag to events that were written without it."""
-
-    @classmethod
-    def name(cls) -> str:
-        """Return the name of the format."""
-        return "headrace_tag_backfill"
-
-    def schema(self) -> str:
-        """Return the columns."""
-        return REPORT_COLUMNS
-
-    def work(self) -> Work:
-        """Return the function that a task runs."""
-        return fill_partition
