@@ -11,7 +11,7 @@ import pyarrow as pa
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.pipeline import Endpoints, Selection
-from headrace.pipeline.audits.journal_frames import HeadRows, ViewRows
+from headrace.pipeline.audits.journal_frames import HeadRowReader, ViewRowReader
 from headrace.pipeline.audits.journal_groups import EVENTS_AT_ONCE
 from headrace.pipeline.audits.journal_work import FirstLook, JournalWork
 from headrace.pipeline.audits.log_scan import LogScan
@@ -83,7 +83,7 @@ class LocalLooks:
         rows = self._rows(windows, first_ms=run(first_ms()))
         for window in windows:
             for number in range(TASKS):
-                rows += HeadRows(self._endpoints)((window.layout.topic, HeadShare(number, TASKS)))
+                rows += HeadRowReader(self._endpoints)((window.layout.topic, HeadShare(number, TASKS)))
         if self._between is not None:
             self._between()
         found = _worked(rows, FirstLook(self._endpoints, windows, events_at_once=self._events_at_once))
@@ -113,7 +113,7 @@ class LocalLooks:
         views = run(scan())
         if views is not None:
             for part in views.parts:
-                rows += ViewRows(self._endpoints, views.topics)(part)
+                rows += ViewRowReader(self._endpoints, views.topics)(part)
         return rows
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
-    "HeadRows",
-    "ViewRows",
+    "HeadRowReader",
+    "ViewRowReader",
     "head_rows",
     "log_rows",
     "only_of",
@@ -84,12 +84,12 @@ def log_rows(
 def head_rows(spark: SparkSession, endpoints: Endpoints, topics: Sequence[str], *, shares: int) -> DataFrame:
     """Return the heads of topics as rows, read in so many shares of each topic."""
     parts = [(topic, HeadShare(number, shares)) for topic in topics for number in range(shares)]
-    return work_on_parts(spark, parts, HeadRows(endpoints), ROW_SCHEMA)
+    return work_on_parts(spark, parts, HeadRowReader(endpoints), ROW_SCHEMA)
 
 
 def view_rows(spark: SparkSession, endpoints: Endpoints, scan: ViewScan) -> DataFrame:
     """Return the rows of views by tag as rows of their journals."""
-    return work_on_parts(spark, scan.parts, ViewRows(endpoints, scan.topics), ROW_SCHEMA)
+    return work_on_parts(spark, scan.parts, ViewRowReader(endpoints, scan.topics), ROW_SCHEMA)
 
 
 def work_on_parts(spark: SparkSession, parts: Sequence[P], work: Work[P], schema: str) -> DataFrame:
@@ -139,7 +139,7 @@ def shuffled(rows: DataFrame, *, tasks: int) -> DataFrame:
     return placed.sortWithinPartitions(*ROW_ORDER)
 
 
-class HeadRows:
+class HeadRowReader:
     """Reads shares of heads, in a worker."""
 
     def __init__(self, endpoints: Endpoints) -> None:
@@ -156,7 +156,7 @@ class HeadRows:
             yield batch_of_values(RowKind.HEAD, topic, 0, keys, [pickle.dumps(meta) for meta in page])
 
 
-class ViewRows:
+class ViewRowReader:
     """Reads buckets of views by tag, in a worker; rows of other `topics` are left out."""
 
     def __init__(self, endpoints: Endpoints, topics: Mapping[int, str] | None) -> None:
