@@ -19,14 +19,14 @@ from headrace.pipeline.audits.findings import Finding, FindingKind
 from headrace.pipeline.audits.journal_groups import JournalRows, chunks
 from headrace.pipeline.audits.journals import KeyLook, look_at_key
 from headrace.pipeline.audits.judge import BY_HAND, pointer_findings
-from headrace.pipeline.audits.log_facts import FactsOfTopic, LogFact, decode_fact
+from headrace.pipeline.audits.log_facts import FactsOfTopic, LogFact, MarkFact, StretchFact, decode_fact
 from headrace.pipeline.audits.log_scan import LogScan
 from headrace.pipeline.audits.repair import repair_journal
 from headrace.pipeline.audits.row_columns import RowKind
 from headrace.pipeline.audits.windows import AuditWindow, RunningState, TopicWindow, WindowStretch
 from headrace.pipeline.logs.records import LOG_COLUMNS, batch_of_records, records_of_batch
-from headrace.protocol import Entry, Mark, batch_of, encode_action, entry_of
-from headrace.protocol.actions import Append
+from headrace.protocol import ACTION_HEADER, Entry, Mark, batch_of, encode_action, entry_of
+from headrace.protocol.actions import Append, Verdict
 from headrace.protocol.fold import exists
 from headrace.protocol.headers import decode_action
 from headrace.protocol.layout import Generation, Layout
@@ -289,6 +289,29 @@ def test_stretches_give_each_record_what_one_reader_gives_it(seed: int) -> None:
         assert [entry for entry in entries if entry is not None] == expected
         assert (of.after.generation, of.after.segment_size) == (whole.generation, whole.segment_size)
         assert facts.records == {script.at.partition: len(records)}
+
+
+def test_the_scan_leaves_out_what_no_fold_needs() -> None:
+    """FP2: Marks, which may be many under one key, and records without a key; poison and verdicts hold and release."""
+    at = TopicPartition("t", 0)
+    poison = ((ACTION_HEADER, b'{"mark":{}}'),)
+    headers = [
+        encode_action(Mark(id="m")),
+        encode_action(Append(first=1, last=1, payload_format="json")),
+        encode_action(Verdict(id="v", held_from=1, is_skip=True)),
+        encode_action(Mark(id="s", segment_size=7)),
+        (),
+        poison,
+        encode_action(Append(first=1, last=1, payload_format="json")),
+    ]
+    keys = [*[b"k"] * 6, None]
+    records = [Record(*at, n, 5, keys[n], None, each) for n, each in enumerate(headers)]
+    batches = list(LogScan(2)(iter([batch_of_records(records), batch_of_records([])])))
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert [row["offset"] for row in rows if row["kind"] == RowKind.RECORD] == [1, 2, 4, 5]
+    facts = [(row["task"], decode_fact(row["value"])) for row in rows if row["kind"] == RowKind.FACT]
+    mark = MarkFact(3, None, 7)
+    assert facts == [(0, StretchFact(0, 5, 7)), (0, mark), (1, StretchFact(0, 5)), (1, mark)]
 
 
 def _one_reader(records: Sequence[Record], floors_ms: Mapping[int, int]) -> list[Entry]:

@@ -16,12 +16,11 @@ import pyarrow.compute as pc
 from headrace.pipeline.audits.log_facts import LogFact, MarkFact, StretchFact, encode_fact
 from headrace.pipeline.audits.row_columns import ROW_COLUMNS, RowKind, batch_of_values
 from headrace.pipeline.logs.records import LOG_COLUMNS, records_of_batch
-from headrace.protocol import Mark, decode_action
+from headrace.protocol import ACTION_HEADER, Mark, decode_action
 
 __all__ = ["LogScan"]
 
 _SETTINGS = pa.array(["headrace.generation", "headrace.segment-size"])
-_ACTION, _VERDICT = "journal.action", "headrace.verdict"
 _MARK = b'{"mark"'
 
 
@@ -75,8 +74,7 @@ class _Stretch:
         highest_ms = np.maximum(np.maximum.accumulate(times), self.log_time_ms)
         self.log_time_ms = int(highest_ms[-1])
         self.records += batch.num_rows
-        names = _HeaderNames.of(batch.column("headers"))
-        self._note_marks(batch, names)
+        is_row = batch.column("key").is_valid().to_numpy(zero_copy_only=False) & ~self._marks_in(batch)
         columns: dict[str, Any] = {
             **{name: batch.column(name) for name in LOG_COLUMNS},
             "kind": _constant(batch, int(RowKind.RECORD)),
@@ -85,21 +83,29 @@ class _Stretch:
             "log_time_ms": pa.array(highest_ms, pa.int64()),
         }
         rows = pa.RecordBatch.from_arrays([columns[name] for name in ROW_COLUMNS], names=list(ROW_COLUMNS))
-        is_row = batch.column("key").is_valid().to_numpy(zero_copy_only=False) & ~names.is_mark()
         return rows if is_row.all() else rows.filter(pa.array(is_row))
 
-    def _note_marks(self, batch: pa.RecordBatch, names: _HeaderNames) -> None:
-        for row in np.flatnonzero(names.has_any(_SETTINGS)):
-            (record,) = records_of_batch(pa.RecordBatch.from_arrays(
-                [batch.column(name).take(pa.array([row])) for name in LOG_COLUMNS], names=list(LOG_COLUMNS)
-            ))  # fmt: skip
+    def _marks_in(self, batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
+        """Return which rows are Marks, and note what they change. No journal's fold needs them.
+
+        There may be as many as events, and all under one key, which one task would get.
+        """
+        is_mark = np.zeros(batch.num_rows, bool)
+        possible = np.flatnonzero(_Headers.of(batch.column("headers")).may_be_mark())
+        if not len(possible):
+            return is_mark
+        columns = [batch.column(name).take(pa.array(possible)) for name in LOG_COLUMNS]
+        records = records_of_batch(pa.RecordBatch.from_arrays(columns, names=list(LOG_COLUMNS)))
+        for row, record in zip(possible, records, strict=True):
             action = decode_action(record)
+            is_mark[row] = isinstance(action, Mark)
             if isinstance(action, Mark) and (action.generation or action.segment_size):
                 self.marks.append(MarkFact(record.offset, action.generation, action.segment_size))
+        return is_mark
 
 
 @dataclass(frozen=True, slots=True)
-class _HeaderNames:
+class _Headers:
     """The headers of a batch, flat, with the row that each belongs to."""
 
     count: int
@@ -108,28 +114,18 @@ class _HeaderNames:
     values: pa.Array
 
     @classmethod
-    def of(cls, headers: pa.ListArray) -> _HeaderNames:
+    def of(cls, headers: pa.ListArray) -> _Headers:
         lengths = headers.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         pairs = headers.flatten()
         return cls(len(headers), np.repeat(np.arange(len(headers)), lengths), pairs.field(0), pairs.field(1))
 
-    def has_any(self, names: pa.Array) -> np.ndarray[Any, Any]:
-        """Return for each row whether it has one of these headers."""
-        return self._rows_of(pc.is_in(self.names, names))
-
-    def is_mark(self) -> np.ndarray[Any, Any]:
-        """Return for each row whether it surely is a Mark, as most marks are, which no journal's fold needs.
-
-        A verdict about a held journal is written as a Mark too, and is needed.
-        """
-        is_mark = pc.and_(pc.equal(self.names, _ACTION), pc.starts_with(self.values, _MARK).fill_null(False))
-        rows: np.ndarray[Any, Any] = self._rows_of(is_mark) & ~self.has_any(pa.array([_VERDICT]))
+    def may_be_mark(self) -> np.ndarray[Any, Any]:
+        """Return for each row whether it looks like a Mark: by its action, or by a header that only Marks have."""
+        is_action = pc.and_(pc.equal(self.names, ACTION_HEADER), pc.starts_with(self.values, _MARK).fill_null(False))
+        found = pc.or_(is_action, pc.is_in(self.names, _SETTINGS))
+        rows = np.zeros(self.count, bool)
+        rows[self.rows[found.to_numpy(zero_copy_only=False).astype(bool)]] = True
         return rows
-
-    def _rows_of(self, matches: pa.Array) -> np.ndarray[Any, Any]:
-        found = np.zeros(self.count, bool)
-        found[self.rows[matches.to_numpy(zero_copy_only=False).astype(bool)]] = True
-        return found
 
 
 def _constant(batch: pa.RecordBatch, value: int, kind: pa.DataType | None = None) -> pa.Array:
