@@ -12,15 +12,16 @@ from tests.pipeline.local_looks import Between, audit_here, backfill_here
 from tests.pipeline.tier import dump_of
 from tests.suites.journal_setting import replicate
 
-from headrace.journal import JOURNAL_TOPIC, Journal, grow_topic
+from headrace.journal import JOURNAL_TOPIC, Journal, grow_topic, pass_verdict
 from headrace.log import Log
-from headrace.model import Event, TopicPartition, partition_of
+from headrace.model import Event, NewRecord, TopicPartition, partition_of
 from headrace.pipeline import Endpoints
 from headrace.pipeline.audits import second_look
 from headrace.pipeline.audits.second_look import AuditTask
 from headrace.pipeline.jobs.job_reports import AuditedPartition, BackfilledPartition
 from headrace.pipeline.spark.process import close_all, log_of, run, store_of
-from headrace.store import Store
+from headrace.protocol import ACTION_HEADER
+from headrace.store import JournalMeta, Store
 
 TOPIC = "t"
 KEYS = [f"k{n}" for n in range(12)]
@@ -183,3 +184,26 @@ def test_a_range_of_offsets_is_one_of_each_partition(here: Here) -> None:
     assert [offset for partition, offset in found if partition == 0] == [0, 1, 2, 3]
     assert [offset for partition, offset in found if partition == 1] == [0, 1, 2, 3]
     assert sum(report.restored for report in reports) == sum(report.records for report in reports) == 8
+
+
+def test_a_held_journal_is_judged_by_the_record_that_holds_it(here: Here) -> None:
+    """K15, E9: a record that looks like a Mark and can't be decoded holds its journal, until a verdict releases it."""
+    here.write(1, 2, partitions=1)
+    poison = NewRecord(TOPIC, b"k0", b"{}", ((ACTION_HEADER, b'{"mark":{}}'),), partition=0)
+
+    async def hold(log: Log, store: Store) -> JournalMeta | None:
+        await log.append([poison])
+        await replicate(log, store, TOPIC)
+        return await store.reader.meta(TOPIC, "k0")
+
+    async def skip(log: Log, store: Store) -> JournalMeta | None:
+        await pass_verdict(log, store, TOPIC, "k0", skip=True)
+        await replicate(log, store, TOPIC)
+        return await store.reader.meta(TOPIC, "k0")
+
+    held = here.on(hold)
+    assert held is not None
+    assert held.held_from == 2 * len(KEYS)
+    assert here.audit()[1] == []
+    assert here.on(skip) is not None
+    assert here.audit()[1] == []
