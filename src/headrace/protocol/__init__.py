@@ -49,6 +49,7 @@ from headrace.protocol.payloads import (
     encode_json,
     encode_value,
 )
+from headrace.protocol.runs import AppendRun, ColumnBatch, RunFold, column_batch, fold_run
 
 __all__ = [
     "BOUNDARY_KEY",
@@ -56,7 +57,9 @@ __all__ = [
     "MAX_VALUE_BYTES",
     "UNCHECKED",
     "Append",
+    "AppendRun",
     "AppendValue",
+    "ColumnBatch",
     "Delete",
     "Effect",
     "Entry",
@@ -76,6 +79,7 @@ __all__ = [
     "Poison",
     "Purge",
     "Removal",
+    "RunFold",
     "Stay",
     "Step",
     "Stretch",
@@ -95,6 +99,7 @@ __all__ = [
     "check_tag",
     "check_text",
     "check_timestamp",
+    "column_batch",
     "decode_action",
     "decode_append",
     "decode_payload",
@@ -111,6 +116,7 @@ __all__ = [
     "events_of_record",
     "exists",
     "fold_key",
+    "fold_run",
     "held_place",
     "layout_key",
     "next_generation",

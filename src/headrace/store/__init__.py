@@ -13,6 +13,7 @@ from headrace.store.limits import (
     why_id_is_refused,
     why_tags_are_refused,
 )
+from headrace.store.plain_rows import PlainRows
 from headrace.store.ports import SharedSettings, Snapshots, Store, StoreReader, StoreWriter, TagNumbers, Tags, TagViews
 from headrace.store.rows import (
     DEFAULT_SEGMENT_SIZE,
@@ -20,6 +21,7 @@ from headrace.store.rows import (
     LAST_TAG_TIME,
     EventRow,
     JournalMeta,
+    JournalWrite,
     Place,
     ReplicatedOffset,
     RowDeletion,
@@ -45,7 +47,9 @@ __all__ = [
     "MAX_TAG_BYTES",
     "EventRow",
     "JournalMeta",
+    "JournalWrite",
     "Place",
+    "PlainRows",
     "ReplicatedOffset",
     "RowDeletion",
     "SegmentGap",

@@ -12,6 +12,7 @@ from headrace.model import TopicPartition
 from headrace.store.rows import (
     EventRow,
     JournalMeta,
+    JournalWrite,
     Place,
     ReplicatedOffset,
     RowDeletion,
@@ -38,6 +39,10 @@ class StoreReader(Protocol):
 
     async def meta(self, topic: str, id_: str) -> JournalMeta | None:
         """Return a journal's head, or its purge marker."""
+        ...
+
+    async def metas_of(self, topic: str, ids: Sequence[str]) -> Mapping[str, JournalMeta]:
+        """Return the heads or purge markers of many journals, by id; those that have none are left out."""
         ...
 
     def rows(
@@ -81,6 +86,13 @@ class StoreWriter(Protocol):
 
     async def write_meta(self, meta: JournalMeta) -> None:
         """Write a whole head at its own place. A purge marker expires after the marker's time to live."""
+        ...
+
+    async def write_journals(self, journals: Sequence[JournalWrite]) -> None:
+        """Write rows and heads of many journals: all rows of a journal are written before its head.
+
+        A journal that fails does not stop the others; the first failure is raised after all have ended.
+        """
         ...
 
     async def delete_rows(self, topic: str, id_: str, deletions: Sequence[RowDeletion], *, at: Place) -> None:

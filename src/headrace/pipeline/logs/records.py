@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from headrace.model import Record
+from headrace.model import Record, RecordColumns, TopicPartition
 
-__all__ = ["LOG_COLUMNS", "LOG_SCHEMA", "batch_of_records", "records_of_batch"]
+__all__ = ["LOG_COLUMNS", "LOG_SCHEMA", "batch_of_records", "columns_of_batches"]
 
 # The columns and types in Spark's notation; a source must return exactly these.
 LOG_SCHEMA = (
@@ -61,22 +61,16 @@ def _headers_column(records: Sequence[Record]) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pairs)
 
 
-def records_of_batch(batch: pa.RecordBatch) -> list[Record]:
-    """Return the records of a batch with the log's columns, in their order."""
-    topics, partitions, offsets, times, keys, values, headers = batch.columns
-    return [
-        Record(topic, partition, offset, time_ms, key, value, pairs)
-        for topic, partition, offset, time_ms, key, value, pairs in zip(
-            topics.to_pylist(),
-            partitions.to_pylist(),
-            offsets.to_pylist(),
-            times.to_pylist(),
-            keys.to_pylist(),
-            values.to_pylist(),
-            _headers_of(headers),
-            strict=True,
-        )
-    ]
+def columns_of_batches(at: TopicPartition, batches: Sequence[pa.RecordBatch]) -> RecordColumns:
+    """Return the records of batches that hold one partition, as columns."""
+    offsets, times, keys, values = (
+        [value for batch in batches for value in batch.column(name).to_pylist()]
+        for name in ("offset", "timestamp_ms", "key", "value")
+    )
+    headers = [pairs for batch in batches for pairs in _headers_of(batch.column("headers"))]
+    return RecordColumns(
+        at, offsets, times, keys, values, [own[0] if len(own) == 1 else None for own in headers], headers.__getitem__
+    )
 
 
 def _headers_of(column: pa.ListArray) -> Iterator[tuple[tuple[str, bytes | None], ...]]:

@@ -7,8 +7,8 @@ import logging
 import ssl
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from cassandra import ConsistencyLevel
 from cassandra.auth import PlainTextAuthProvider
@@ -31,7 +31,7 @@ from headrace.store.cassandra.binding import Binding
 from headrace.store.cassandra.faults import DRIVER_ERRORS, explain, is_transient
 from headrace.store.metrics import PAGES, REQUEST_SECONDS, REQUESTS, RETRIES
 
-__all__ = ["Completions", "Page", "Row", "Session", "connect", "make_cluster", "nodes_by_dc", "tls_context"]
+__all__ = ["Completions", "Page", "Row", "Session", "connect", "each_of", "make_cluster", "nodes_by_dc", "tls_context"]
 
 _SECTION = "store.cassandra"
 
@@ -183,6 +183,27 @@ class Page(NamedTuple):
     next_state: bytes | None
 
 
+_AT_ONCE = 64
+
+T = TypeVar("T")
+
+
+async def each_of(do: Callable[[T], Coroutine[Any, Any, None]], items: Iterable[T]) -> list[Exception]:
+    """Do the work for each item, some at a time; return the failures after all have ended."""
+    waiting = iter(items)
+    failures: list[Exception] = []
+
+    async def work() -> None:
+        for item in waiting:
+            try:
+                await do(item)
+            except Exception as failure:
+                failures.append(failure)
+
+    await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
+    return failures
+
+
 class Session:
     """Runs statements and turns the driver's errors into ours."""
 
@@ -233,6 +254,10 @@ class Session:
     def fill(self, batch: Any, query: str, key: Sequence[object], rows: Iterable[Sequence[object]]) -> None:  # noqa: ANN401
         """Add a prepared query to a batch, once for each row; the values of all begin with `key`."""
         self._prepared[query].fill(batch, key, rows)
+
+    def fill_encoded(self, batch: Any, query: str, key: Sequence[object], rows: Iterable[list[object]]) -> None:  # noqa: ANN401
+        """Do the same with rows whose values are encoded already."""
+        self._prepared[query].fill_encoded(batch, key, rows)
 
     async def read(self, operation: str, query: str, values: Sequence[object]) -> Sequence[Row]:
         """Return all rows of a query whose answer fits one page."""
