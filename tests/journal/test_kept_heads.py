@@ -44,6 +44,18 @@ def test_nothing_is_kept_beyond_a_generation() -> None:
     assert len(kept) == 0
 
 
+def test_heads_are_read_again_after_a_while() -> None:
+    """A head that an audit repaired is not overwritten forever by what follows from the wrong one."""
+    now_s = [0.0]
+    kept = KeptHeads(kept_for_s=60, now_s=lambda: now_s[0])
+    kept.keep(AT, Place(0, 0), Place(0, 10), heads("a"), gone=())
+    now_s[0] = 60.0
+    kept.keep(AT, Place(0, 10), Place(0, 20), heads("b"), gone=())
+    assert kept.after(AT, Place(0, 20)) == heads("a", "b")
+    now_s[0] = 60.1
+    assert kept.after(AT, Place(0, 20)) == {}
+
+
 def test_the_partition_and_the_journals_that_rest_longest_are_forgotten_first() -> None:
     """The bound is on the heads of all partitions of the process."""
     kept = KeptHeads(most=3)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from headrace.model import TopicPartition
@@ -12,13 +13,15 @@ from headrace.store import JournalMeta, Place
 __all__ = ["KeptHeads"]
 
 _KEPT = 100_000
+_KEPT_FOR_S = 60.0
 
 
 @dataclass(slots=True)
 class _Partition:
-    """The end of the last batch of a partition, and the heads as they were there."""
+    """The end of the last batch of a partition, and the heads as they were there; the first was kept at `since_s`."""
 
     end: Place
+    since_s: float
     heads: OrderedDict[str, JournalMeta] = field(default_factory=OrderedDict)
 
 
@@ -28,11 +31,15 @@ class KeptHeads:
     Promises: a kept head is the fold of all records of its journal up to the partition's replicated offset. If that
     offset is not where this process left it, another process has moved it, and nothing is kept. A process that wrote
     later heads and died before it moved the offset does no harm: the same records give the same rows and heads again,
-    at the same places.
+    at the same places. Heads are read again after `kept_for_s`, so that one that was repaired in the store counts.
     """
 
-    def __init__(self, *, most: int = _KEPT) -> None:
+    def __init__(
+        self, *, most: int = _KEPT, kept_for_s: float = _KEPT_FOR_S, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._most = most
+        self._kept_for_s = kept_for_s
+        self._now_s = now_s
         self._partitions: OrderedDict[TopicPartition, _Partition] = OrderedDict()
 
     def __len__(self) -> int:
@@ -41,7 +48,7 @@ class KeptHeads:
     def after(self, at: TopicPartition, place: Place) -> Mapping[str, JournalMeta]:
         """Return the heads of a partition that is replicated up to a place; none if another process moved it there."""
         kept = self._partitions.get(at)
-        if kept is None or kept.end != place:
+        if kept is None or kept.end != place or self._now_s() - kept.since_s > self._kept_for_s:
             self._partitions.pop(at, None)
             return {}
         return kept.heads
@@ -57,7 +64,7 @@ class KeptHeads:
         if start.generation != end.generation:
             self._partitions.pop(at, None)
             return
-        kept = self._partitions.setdefault(at, _Partition(end))
+        kept = self._partitions.setdefault(at, _Partition(end, self._now_s()))
         self._partitions.move_to_end(at)
         kept.end = end
         for id_ in gone:

@@ -14,7 +14,17 @@ from headrace.store.limits import (
     why_tags_are_refused,
 )
 from headrace.store.plain_rows import PlainRows
-from headrace.store.ports import SharedSettings, Snapshots, Store, StoreReader, StoreWriter, TagNumbers, Tags, TagViews
+from headrace.store.ports import (
+    BatchWriter,
+    SharedSettings,
+    Snapshots,
+    Store,
+    StoreReader,
+    StoreWriter,
+    TagNumbers,
+    Tags,
+    TagViews,
+)
 from headrace.store.rows import (
     DEFAULT_SEGMENT_SIZE,
     FIRST_TAG_TIME,
@@ -45,6 +55,7 @@ __all__ = [
     "MAX_ID_BYTES",
     "MAX_PAYLOAD_BYTES",
     "MAX_TAG_BYTES",
+    "BatchWriter",
     "EventRow",
     "JournalMeta",
     "JournalWrite",

@@ -23,7 +23,17 @@ from headrace.store.rows import (
     TagTime,
 )
 
-__all__ = ["SharedSettings", "Snapshots", "Store", "StoreReader", "StoreWriter", "TagNumbers", "TagViews", "Tags"]
+__all__ = [
+    "BatchWriter",
+    "SharedSettings",
+    "Snapshots",
+    "Store",
+    "StoreReader",
+    "StoreWriter",
+    "TagNumbers",
+    "TagViews",
+    "Tags",
+]
 
 
 class StoreReader(Protocol):
@@ -68,7 +78,18 @@ class StoreReader(Protocol):
         ...
 
 
-class StoreWriter(Protocol):
+class BatchWriter(Protocol):
+    """Writes of many journals at a time, by the same rules as those of one."""
+
+    async def write_journals(self, journals: Sequence[JournalWrite]) -> None:
+        """Write rows and heads of many journals: all rows of a journal are written before its head.
+
+        A journal that fails does not stop the others; the first failure is raised after all have ended.
+        """
+        ...
+
+
+class StoreWriter(BatchWriter, Protocol):
     """The write side, for replication.
 
     Every write carries the place of the record that caused it, and the highest place wins, whatever the order of
@@ -86,13 +107,6 @@ class StoreWriter(Protocol):
 
     async def write_meta(self, meta: JournalMeta) -> None:
         """Write a whole head at its own place. A purge marker expires after the marker's time to live."""
-        ...
-
-    async def write_journals(self, journals: Sequence[JournalWrite]) -> None:
-        """Write rows and heads of many journals: all rows of a journal are written before its head.
-
-        A journal that fails does not stop the others; the first failure is raised after all have ended.
-        """
         ...
 
     async def delete_rows(self, topic: str, id_: str, deletions: Sequence[RowDeletion], *, at: Place) -> None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["chunks", "replicate_partition"]
 
 _NAMED = 20  # the outcome stays small; the store has all names
-_CHUNK_RECORDS = 20_000
-_CHUNK_BYTES = 16_000_000
+_CHUNK_RECORDS = 50_000
+_CHUNK_BYTES = 32_000_000
 
 _decode_layout = msgspec.json.Decoder(Layout).decode
 

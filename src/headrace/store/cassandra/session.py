@@ -219,6 +219,7 @@ class Session:
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_closed = False
+        self._metrics: dict[tuple[str, str], tuple[Any, Any]] = {}
 
     @classmethod
     async def open(cls, address: ClusterAddress, settings: CassandraStoreSettings) -> Session:
@@ -325,8 +326,16 @@ class Session:
             self._active -= 1
             if not self._active:
                 self._idle.set()
-            REQUESTS.labels("cassandra", request.operation, outcome).inc()
-            REQUEST_SECONDS.labels("cassandra", request.operation).observe(time.perf_counter() - started_s)
+            self._count(request.operation, outcome, time.perf_counter() - started_s)
+
+    def _count(self, operation: str, outcome: str, took_s: float) -> None:
+        """Count a request; the metrics of each operation are looked up once."""
+        metrics = self._metrics.get((operation, outcome))
+        if metrics is None:
+            counted = REQUESTS.labels("cassandra", operation, outcome)
+            metrics = self._metrics[operation, outcome] = (counted, REQUEST_SECONDS.labels("cassandra", operation))
+        metrics[0].inc()
+        metrics[1].observe(took_s)
 
     async def _until_deadline(self, request: _Request) -> Page:
         timeout_s = self._settings.request_timeout_s

@@ -192,7 +192,7 @@ class CassandraWriter:
         await self._session.write("write rows", self._batch(topic, id_, rows))
 
     def _batch(self, topic: str, id_: str, rows: Sequence[EventRow]) -> Any:  # noqa: ANN401 - the driver has no types
-        where = (id_, topic, rows[0].segment)
+        where = (id_, topic, rows.segments()[0] if isinstance(rows, PlainRows) else rows[0].segment)
         batch = unlogged()
         batch.add(self._session.bind(_DELETE_SEGMENT, (ABOVE_CLOCKS, *where)))
         if isinstance(rows, PlainRows):
