@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.errors import TimedOut
@@ -95,6 +95,9 @@ class ReaderOnTop:
 
     async def meta(self, topic: str, id_: str) -> JournalMeta | None:
         return await self.reader.meta(topic, id_)
+
+    async def metas_of(self, topic: str, ids: Sequence[str]) -> Mapping[str, JournalMeta]:
+        return await self.reader.metas_of(topic, ids)
 
     def rows(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500

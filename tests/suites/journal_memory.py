@@ -14,6 +14,7 @@ from headrace.store import (
     EventRow,
     HeadShare,
     JournalMeta,
+    JournalWrite,
     Place,
     ReplicatedOffset,
     RowDeletion,
@@ -102,6 +103,10 @@ class MemoryStore:
         await self._before("meta")
         return self.tables.metas.get((topic, id_))
 
+    async def metas_of(self, topic: str, ids: Sequence[str]) -> Mapping[str, JournalMeta]:
+        found = {id_: await self.meta(topic, id_) for id_ in ids}
+        return {id_: meta for id_, meta in found.items() if meta is not None}
+
     async def rows(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500
     ) -> AsyncIterator[Sequence[EventRow]]:
@@ -149,6 +154,11 @@ class MemoryStore:
         known = self.tables.metas.get((meta.topic, meta.id))
         if known is None or meta.place >= known.place:
             self.tables.metas[meta.topic, meta.id] = meta
+
+    async def write_journals(self, journals: Sequence[JournalWrite]) -> None:
+        for meta, rows in journals:
+            await self.write_rows(meta.topic, meta.id, rows)
+            await self.write_meta(meta)
 
     async def delete_rows(self, topic: str, id_: str, deletions: Sequence[RowDeletion], *, at: Place) -> None:
         await self._before("delete_rows")

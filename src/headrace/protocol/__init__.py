@@ -51,6 +51,7 @@ from headrace.protocol.payloads import (
     encode_json,
     encode_value,
 )
+from headrace.protocol.runs import AppendRun, ColumnBatch, RunFold, column_batch, fold_run
 
 __all__ = [
     "ACTION_HEADER",
@@ -59,7 +60,9 @@ __all__ = [
     "MAX_VALUE_BYTES",
     "UNCHECKED",
     "Append",
+    "AppendRun",
     "AppendValue",
+    "ColumnBatch",
     "Delete",
     "Effect",
     "Encoded",
@@ -80,6 +83,7 @@ __all__ = [
     "Poison",
     "Purge",
     "Removal",
+    "RunFold",
     "Stay",
     "Step",
     "Stretch",
@@ -100,6 +104,7 @@ __all__ = [
     "check_text",
     "check_timestamp",
     "checked_json",
+    "column_batch",
     "decode_action",
     "decode_append",
     "decode_payload",
@@ -116,6 +121,7 @@ __all__ = [
     "events_of_record",
     "exists",
     "fold_key",
+    "fold_run",
     "held_place",
     "layout_key",
     "next_generation",

@@ -13,6 +13,7 @@ from headrace.store.rows import (
     EventRow,
     HeadShare,
     JournalMeta,
+    JournalWrite,
     Place,
     ReplicatedOffset,
     RowDeletion,
@@ -23,7 +24,17 @@ from headrace.store.rows import (
     TagTime,
 )
 
-__all__ = ["SharedSettings", "Snapshots", "Store", "StoreReader", "StoreWriter", "TagNumbers", "TagViews", "Tags"]
+__all__ = [
+    "BatchWriter",
+    "SharedSettings",
+    "Snapshots",
+    "Store",
+    "StoreReader",
+    "StoreWriter",
+    "TagNumbers",
+    "TagViews",
+    "Tags",
+]
 
 
 class StoreReader(Protocol):
@@ -39,6 +50,10 @@ class StoreReader(Protocol):
 
     async def meta(self, topic: str, id_: str) -> JournalMeta | None:
         """Return a journal's head, or its purge marker."""
+        ...
+
+    async def metas_of(self, topic: str, ids: Sequence[str]) -> Mapping[str, JournalMeta]:
+        """Return the heads or purge markers of many journals, by id; those that have none are left out."""
         ...
 
     def rows(
@@ -65,7 +80,18 @@ class StoreReader(Protocol):
         ...
 
 
-class StoreWriter(Protocol):
+class BatchWriter(Protocol):
+    """Writes of many journals at a time, by the same rules as those of one."""
+
+    async def write_journals(self, journals: Sequence[JournalWrite]) -> None:
+        """Write rows and heads of many journals: all rows of a journal are written before its head.
+
+        A journal that fails does not stop the others; the first failure is raised after all have ended.
+        """
+        ...
+
+
+class StoreWriter(BatchWriter, Protocol):
     """The write side, for replication.
 
     Every write carries the place of the record that caused it, and the highest place wins, whatever the order of

@@ -6,7 +6,7 @@ order of timeuuids is then the order of the events.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
@@ -24,6 +24,7 @@ __all__ = [
     "EventRow",
     "HeadShare",
     "JournalMeta",
+    "JournalWrite",
     "Place",
     "ReplicatedOffset",
     "RowDeletion",
@@ -154,6 +155,13 @@ class SegmentGap(NamedTuple):
     after: int
     next: int
     place: Place
+
+
+class JournalWrite(NamedTuple):
+    """What a batch adds to one journal: new rows, and the head that follows from them."""
+
+    meta: JournalMeta
+    rows: Sequence[EventRow]
 
 
 class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):

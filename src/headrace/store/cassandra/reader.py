@@ -9,11 +9,11 @@ before gaps were stored are found by probing a few dozen segments at a time.
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
 from headrace.model import TopicPartition
 from headrace.store.cassandra.columns import EVENT, META, POINTER, event_of, meta_of, pointer_of, selected
-from headrace.store.cassandra.session import Row, Session
+from headrace.store.cassandra.session import Row, Session, each_of
 from headrace.store.limits import check_paging, check_share
 from headrace.store.paging import one_ahead
 from headrace.store.rows import EventRow, HeadShare, JournalMeta, ReplicatedOffset, meta_segment, segment_of
@@ -95,6 +95,7 @@ class Segments:
 _POINTER = f"SELECT {selected(POINTER)} FROM {{keyspace}}.pointer2 WHERE topic = ? AND partition = ?"  # noqa: S608
 _TOPICS = "SELECT DISTINCT topic, partition FROM {keyspace}.pointer2"
 _META = f"SELECT {selected(META)} FROM {{keyspace}}.metajournal WHERE topic = ? AND segment = ? AND id = ?"  # noqa: S608
+_METAS_OF = f"SELECT {selected(META)} FROM {{keyspace}}.metajournal WHERE topic = ? AND segment = ? AND id IN ?"  # noqa: S608
 _META_SEGMENTS = (
     "SELECT DISTINCT topic, segment FROM {keyspace}.metajournal "
     "WHERE token(topic, segment) >= ? AND token(topic, segment) <= ?"
@@ -106,10 +107,12 @@ _EVENTS = (
     f"SELECT {selected(EVENT)} FROM {{keyspace}}.journal "  # noqa: S608
     "WHERE id = ? AND topic = ? AND segment = ? AND seq_nr >= ? AND seq_nr <= ?"
 )
-QUERIES = (_POINTER, _TOPICS, _META, _META_SEGMENTS, _METAS, _METAS_OF_PARTITION, _EVENTS, *SEGMENT_QUERIES)
+QUERIES = (_POINTER, _TOPICS, _META, _METAS_OF, _META_SEGMENTS, _METAS, _METAS_OF_PARTITION, _EVENTS, *SEGMENT_QUERIES)
 
 # How many partitions of the metajournal one query reads, for the same reason.
 _SCANNED = 20
+# How many heads of one partition of the metajournal one query names.
+_IDS_AT_ONCE = 100
 _KEYS_PAGE = 1000
 # Partitions of a table lie on a ring of tokens, spread evenly by Cassandra's default partitioner.
 _FIRST_TOKEN, _TOKENS = -(1 << 63), 1 << 64
@@ -132,6 +135,27 @@ class CassandraReader:
         """Return a journal's head, or its purge marker."""
         rows = await self._session.read("read meta", _META, (topic, meta_segment(id_, self._meta_segments), id_))
         return meta_of(topic, rows[0]) if rows else None
+
+    async def metas_of(self, topic: str, ids: Sequence[str]) -> Mapping[str, JournalMeta]:
+        """Return the heads or purge markers of many journals; those of one partition of the table share a query."""
+        by_segment: dict[int, list[str]] = {}
+        for id_ in dict.fromkeys(ids):
+            by_segment.setdefault(meta_segment(id_, self._meta_segments), []).append(id_)
+        found: dict[str, JournalMeta] = {}
+
+        async def read(asked: tuple[str, int, list[str]]) -> None:
+            for row in await self._session.read("read metas of", _METAS_OF, asked):
+                meta = meta_of(topic, row)
+                found[meta.id] = meta
+
+        questions = (
+            (topic, segment, own[start : start + _IDS_AT_ONCE])
+            for segment, own in by_segment.items()
+            for start in range(0, len(own), _IDS_AT_ONCE)
+        )
+        if failures := await each_of(read, questions):
+            raise failures[0]
+        return found
 
     async def rows(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -62,6 +62,8 @@ _HEADS = (
     "WHERE topic = ? AND (expires_ms IS NULL OR expires_ms > ?)"
 )
 _HEAD = f"{_HEADS} AND id = ?"
+_IDS_AT_ONCE = 500
+_HEADS_OF = f"{_HEADS} AND id IN ({', '.join('?' * _IDS_AT_ONCE)})"
 _HEADS_PAGE = f"{_HEADS} AND id > ? AND partition = ifnull(?, partition) ORDER BY id LIMIT ?"
 # The plus keeps SQLite from using the index of topics: it would go through all heads of the topic for each block.
 _HEADS_OF_BLOCK = (
@@ -98,6 +100,12 @@ class EmbeddedReader:
         asked = (topic, self._clock.now_ms(), id_)
         row = await self._access.ask("read meta", lambda db: db.execute(_HEAD, asked).fetchone())
         return None if row is None else head_of(topic, id_, row[2:])
+
+    async def metas_of(self, topic: str, ids: Sequence[str]) -> Mapping[str, JournalMeta]:
+        """Return the heads or purge markers of many journals, all from one state of the file."""
+        query = partial(_heads_of, topic=topic, ids=ids, now_ms=self._clock.now_ms())
+        found = await self._access.ask("read metas of", query) if ids else ()
+        return {row[0]: head_of(topic, row[0], row[2:]) for row in found}
 
     async def rows(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500
@@ -157,6 +165,14 @@ class EmbeddedReader:
 def _events(db: sqlite3.Connection, topic: str, id_: str, asked: tuple[int, ...]) -> list[EventRow]:
     number = number_of(db, topic, id_)
     return [] if number is None else [event_of(row) for row in db.execute(_EVENTS_PAGE, (number, *asked))]
+
+
+def _heads_of(db: sqlite3.Connection, topic: str, ids: Sequence[str], now_ms: int) -> list[Values]:
+    found: list[Values] = []
+    for start in range(0, len(ids), _IDS_AT_ONCE):
+        some = ids[start : start + _IDS_AT_ONCE]
+        found += db.execute(_HEADS_OF, (topic, now_ms, *some, *[None] * (_IDS_AT_ONCE - len(some))))
+    return found
 
 
 def _heads(db: sqlite3.Connection, query: str, asked: tuple[object, ...]) -> list[Values]:
