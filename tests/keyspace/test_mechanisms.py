@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.keyspace.accounts import Accounts, Deposit, Emit, Forward
+from tests.keyspace.accounts import RUNS, Accounts, Deposit, Emit, Forward
 from tests.keyspace.setting import Place, Served, new_key, serving
 
 from headrace.cluster import Committed, PartitionRequest
@@ -21,7 +21,7 @@ from headrace.keyspace.reads import change_page
 from headrace.log import TransactionalProducer
 from headrace.model import NewRecord, Position, TopicPartition
 from headrace.state import BatchName
-from headrace.testing.conformance.log_setting import new_topic, read_all
+from headrace.testing.conformance.log_setting import eventually, new_topic, read_all
 
 CHANGELOG = TopicPartition("c", 0)
 
@@ -114,12 +114,17 @@ async def test_asks_of_handlers_wait_until_this_node_may_tell(served: Served) ->
     may_serve, is_waiting = owner.may_serve, True
     owner.may_serve = lambda: not is_waiting and may_serve()  # type: ignore[method-assign]
     asking = asyncio.create_task(served.client.ask(Forward(first, [second]), message_id="m"))
-    replies = partition_of(served, 1).states.replica("replies")
-    await served.client.ask(Deposit(second, 1), message_id="later")  # time for the ask to arrive, if it had left
-    assert replies.key_count == 1
+
+    async def has_begun() -> bool:
+        return RUNS[first] == 1
+
+    await eventually(has_begun, every_s=0.001, what="the handler")
+    for n in range(3):  # time enough for the ask to arrive, if it had left
+        await served.client.ask(Deposit(second, 1), message_id=f"later-{n}")
+    assert RUNS[second] == 0
     is_waiting = False
     assert await asking == [first, second]
-    assert replies.key_count == 2
+    assert RUNS[second] == 1
 
 
 async def test_a_subscriber_of_another_topic_begins_with_the_present_value(served: Served) -> None:
