@@ -24,13 +24,16 @@ from headrace.outbox.messages import Lane
 COLUMNS = ("id", "topic", "message", "key", "event_id", "bucket", "created_at")
 
 
-def put_back(ground: Ground, kept: list[Any]) -> None:
-    """Put messages into the table as they were, or under other ids."""
+def put_back(ground: Ground, kept: list[Any], *, empties: bool = False) -> None:
+    """Put messages into the table as they were, or under other ids; in one transaction, which may empty it first."""
     names = ", ".join(dialect_of(ground.engine.dialect.name).key if name == "key" else name for name in COLUMNS)
     values = ", ".join(f":{name}" for name in COLUMNS)
-    for row in kept:
-        asked = {name: row[name] for name in COLUMNS}
-        change(ground.engine, f"INSERT INTO kafka_messages ({names}) VALUES ({values})", **asked)
+    with ground.engine.begin() as db:
+        if empties:
+            db.execute(text("DELETE FROM kafka_messages"))
+        for row in kept:
+            asked = {name: row[name] for name in COLUMNS}
+            db.execute(text(f"INSERT INTO kafka_messages ({names}) VALUES ({values})"), asked)
 
 
 def make_again(ground: Ground) -> None:

@@ -5,6 +5,7 @@ Promises: one setting chooses the tier, and the program stays the same; leaving 
 
 from headrace.app.connection import Headrace, connect
 from headrace.app.copy_journals import CopyReport, copy_journals, journal_topics
+from headrace.app.nodes import RunningNode
 from headrace.app.projections import ProjectionHandle, ProjectionStatus
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Headrace",
     "ProjectionHandle",
     "ProjectionStatus",
+    "RunningNode",
     "connect",
     "copy_journals",
     "journal_topics",

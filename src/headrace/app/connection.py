@@ -11,7 +11,7 @@ from headrace.app.projections import ProjectionHandle, opened_projection, runnin
 from headrace.config import HeadraceSettings, StoreSettings
 from headrace.errors import BadArgument
 from headrace.journal import HeadCache, Journal
-from headrace.keyspace import Keyspace, KeyspaceClient
+from headrace.keyspace import App, Keyspace, KeyspaceClient
 from headrace.log import Log, open_log
 from headrace.projection import Projection
 from headrace.serde import Registry, open_registry
@@ -111,14 +111,14 @@ class Headrace:
         return opened_projection(projection, self.tags, self.store)
 
     @contextlib.asynccontextmanager
-    async def node(self, *keyspaces: type[Keyspace]) -> AsyncIterator[RunningNode]:
+    async def node(self, *parts: type[Keyspace] | App) -> AsyncIterator[RunningNode]:
         """Be a node of the cluster while the block runs, and serve these keyspaces; without any it only calls others.
 
         Raises DuplicateNode, WrongGroupSize, MissingExtra.
         """
         if self._node is not None:
-            raise BadArgument("node", keyspaces, "this connection has a node already; name all keyspaces in one call")
-        async with running_node(self.log, self.registry, self.settings, keyspaces) as node:
+            raise BadArgument("node", parts, "this connection has a node already; name all keyspaces in one call")
+        async with running_node(self.log, self.registry, self.settings, App(*parts)) as node:
             self._node = node
             try:
                 yield node

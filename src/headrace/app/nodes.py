@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from headrace.cluster import ClusterView, HostingNode
 from headrace.config import HeadraceSettings
-from headrace.errors import BadArgument, TimedOut
-from headrace.keyspace import Keyspace, KeyspaceClient, KeyspaceHosting, StateFolder
+from headrace.errors import TimedOut
+from headrace.keyspace import App, Keyspace, KeyspaceClient, KeyspaceHosting, KeyspaceLayouts, StateFolder
 from headrace.log import Log
 from headrace.observe import get_logger
 from headrace.serde import Registry
@@ -52,17 +53,17 @@ class RunningNode:
         """The partitions that can't be opened or served here, and why."""
         return self._hosting.failures
 
-    def missing(self, group: str) -> list[int]:
-        """Return the partitions of a group that nobody owns at the moment."""
-        return self._hosting.missing(group)
+    def missing(self, keyspace: str) -> list[int]:
+        """Return the partitions of a keyspace that nobody owns at the moment."""
+        return self._hosting.missing(self._keyspaces.group_name(keyspace))
 
     def keyspace(self, kind: type[Keyspace]) -> KeyspaceClient:
         """Return the client of a keyspace, which any node of the cluster may serve."""
         return self._keyspaces.client(kind)
 
-    async def online(self, *groups: str, timeout_s: float = 60.0) -> None:
-        """Wait until every partition of these groups, or all that this node serves, has an owner. Raises TimedOut."""
-        await self._hosting.online(*groups, timeout_s=timeout_s)
+    async def online(self, *keyspaces: str, timeout_s: float = 60.0) -> None:
+        """Wait until every partition of these keyspaces, or of all served here, has an owner. Raises TimedOut."""
+        await self._hosting.online(*map(self._keyspaces.group_name, keyspaces), timeout_s=timeout_s)
 
     async def drain(self, *, timeout_s: float = 60.0) -> None:
         """Hand over all that this node owns, before it is stopped. Raises TimedOut."""
@@ -75,33 +76,46 @@ class RunningNode:
 
 @contextlib.asynccontextmanager
 async def running_node(
-    log: Log, registry: Registry, settings: HeadraceSettings, parts: tuple[type[Keyspace], ...]
+    log: Log, registry: Registry, settings: HeadraceSettings, app: App
 ) -> AsyncIterator[RunningNode]:
     """Run a node while the block runs; it starts when every partition has an owner, or after half a minute."""
-    for part in parts:
-        if not (isinstance(part, type) and issubclass(part, Keyspace)):
-            raise BadArgument("node", part, "a node serves classes that derive from Keyspace")
-    with contextlib.ExitStack() as held:
+    async with contextlib.AsyncExitStack() as stack:
         folders: list[StateFolder] = []
 
         def folder() -> Path:
             if not folders:
                 folders.append(StateFolder(_base_of(settings), settings.cluster.node_id))
-                held.callback(folders[0].close)
+                stack.callback(folders[0].close)
             return folders[0].path
 
-        keyspaces = KeyspaceHosting(log, registry, settings, folder)
-        hosting = HostingNode(log, [keyspaces.group(part) for part in parts], settings=settings)
+        layouts = KeyspaceLayouts(log, settings.cluster.name)
+        await layouts.open()
+        stack.push_async_callback(layouts.close)
+        keyspaces = KeyspaceHosting(log, registry, settings, folder, layouts)
+        hosting = HostingNode(log, settings=settings)
         keyspaces.attach(hosting)
-        for part in parts:
-            await keyspaces.client(part).open()
+        for each in app.keyspaces.values():
+            await keyspaces.client(each).open()
+            await keyspaces.serve(each)
         async with hosting:
             node = RunningNode(hosting, keyspaces)
             try:
                 await node.online(timeout_s=_ONLINE_S)
             except TimedOut as error:
                 _logger.warning("the node starts without all partitions", node=node.id, reason=str(error))
-            yield node
+            streams = [
+                asyncio.create_task(keyspaces.follow_layouts(), name="headrace-keyspaces"),
+                *(
+                    asyncio.create_task(each.run(log, registry, keyspaces.client), name=f"headrace-stream-{each.group}")
+                    for each in app.streams
+                ),
+            ]
+            try:
+                yield node
+            finally:
+                for task in streams:
+                    task.cancel()
+                await asyncio.gather(*streams, return_exceptions=True)
 
 
 def _base_of(settings: HeadraceSettings) -> Path:

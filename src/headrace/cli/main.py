@@ -44,6 +44,8 @@ _PARTS = {
     "pipeline": _Part("pipelines", "Jobs on Spark: replication and what goes with it."),
     "sql": _Part("sql", "Ask journals and topics by SQL."),
     "copy": _Part("copies", "Copy journals from one tier to the other."),
+    "node": _Part("nodes", "Nodes that serve keyspaces: run one."),
+    "keyspace": _Part("keyspaces", "Keyspaces: show one, give it another number of partitions."),
     "cluster": _Part("clusters", "Nodes that share partitions: look at them, move, drain."),
     "services": _Part("services", "Real servers from packages, for development and tests."),
     "config": _Part("settings", "Settings and where they come from."),

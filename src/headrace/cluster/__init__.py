@@ -10,7 +10,7 @@ Does not promise: that a coordinator's proposal is followed at once; a live owne
 from headrace.cluster.claimant import OwnedPartition
 from headrace.cluster.coordinator import CoordinationStore, Coordinator
 from headrace.cluster.coordinators import open_coordinator
-from headrace.cluster.epochs import Identity, batch_of
+from headrace.cluster.epochs import Identity, batch_of, seed_records
 from headrace.cluster.hosting import HostedGroup, HostingNode, PartitionHost
 from headrace.cluster.lease import LeaseKeeper, LeaseTerms, ensure_lease_topic, lease_topic, new_process
 from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, Holding, MemberFacts, Placement
@@ -47,4 +47,5 @@ __all__ = [
     "lease_topic",
     "new_process",
     "open_coordinator",
+    "seed_records",
 ]

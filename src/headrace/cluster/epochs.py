@@ -27,6 +27,7 @@ __all__ = [
     "ownership_in",
     "ownership_records",
     "rank_of",
+    "seed_records",
     "with_batch",
 ]
 
@@ -88,6 +89,11 @@ def ownership_records(
     value = _encode(record)
     headers = ((BATCH_HEADER, str(name).encode()),)
     return [NewRecord(at.topic, OWNERSHIP_KEY, value, headers, partition=at.partition) for at in changelogs]
+
+
+def seed_records(changelogs: Iterable[TopicPartition], epoch: int, by: Identity) -> list[NewRecord]:
+    """Return what makes the epochs of new changelogs go on after those of the ones that they replace."""
+    return ownership_records(Release(epoch, by, ""), changelogs, name=BatchName(epoch, 0))
 
 
 def ownership_in(record: Record) -> OwnershipRecord | None:

@@ -19,6 +19,7 @@ from headrace.cluster.members import ClusterView, GroupSpec, Holding
 from headrace.cluster.node import Node
 from headrace.cluster.owner import Owner, OwnerListener
 from headrace.cluster.routing import PartitionRequest, Router
+from headrace.cluster.tail import seconds
 from headrace.config import HeadraceSettings
 from headrace.errors import Closed, HeadraceError, Misconfigured, NotPartitionOwner, TimedOut
 from headrace.log import Log
@@ -35,6 +36,8 @@ _logger = get_logger(__name__)
 _BACKOFF = Backoff(first_s=0.1, limit_s=10.0)
 _LOOK_EVERY_S = 0.1
 _RELEASE_S = 10.0
+# Whoever a partition was handed over to has so long to take it, before the last owner takes it back.
+_STAND_BACK_S = 2.0
 
 
 class PartitionHost(Protocol):
@@ -112,14 +115,19 @@ def rank_in_line(view: ClusterView, group: str, partition: int, node: str, *, is
     return replicas.index(node)
 
 
-def is_to_hand_over(view: ClusterView, group: str, partition: int, node: str, epoch: int) -> bool:
-    """Return True if the plan, made when this node's ownership was known, wants another owner that is there."""
+def is_to_hand_over(
+    view: ClusterView, group: str, partition: int, node: str, epoch: int, *, is_alive: Callable[[str], bool]
+) -> bool:
+    """Return True if the plan, made when this node's ownership was known, wants another owner that is there.
+
+    The coordinator learns of a death by the end of a session, which takes seconds; renewals of leases tell it at once.
+    """
     placements = view.placements.get(group, ())
     if partition >= len(placements) or view.is_old:
         return False
     placement = placements[partition]
     first = placement.replicas[0] if placement.replicas else node
-    return first != node and first in view.members and placement.epoch >= epoch
+    return first != node and first in view.members and placement.epoch >= epoch and is_alive(first)
 
 
 def _is_online(view: ClusterView, group: str, partition: int, member: str) -> bool:
@@ -172,6 +180,13 @@ class HostingNode:
         return self.node.router
 
     @property
+    def keeper(self) -> LeaseKeeper:
+        """What keeps this node's lease. Raises Closed unless the node was started."""
+        if self._keeper is None:
+            raise Closed("the node")
+        return self._keeper
+
+    @property
     def failures(self) -> dict[tuple[str, int], str]:
         """The partitions that could not be opened or served here, and why, until the next attempt succeeds."""
         return {where: hosted.failure for where, hosted in self._hosted.items() if hosted.failure}
@@ -190,6 +205,20 @@ class HostingNode:
         spec = self.view.groups.get(group)
         owners = self.view.owners.get(group, {})
         return [n for n in range(spec.partitions if spec else 0) if n not in owners]
+
+    def serve(self, group: HostedGroup) -> None:
+        """Take part in one more group, from the next plan on."""
+        self._groups[group.spec.name] = group
+        self.node.serve(group.spec, self._handle)
+
+    async def withdraw(self, name: str) -> None:
+        """Release and close all that this node has of a group, and take part in it no more."""
+        if self._groups.pop(name, None) is None:
+            return
+        for _, partition in [where for where in self._hosted if where[0] == name]:
+            self._let_go(name, partition)
+        await asyncio.gather(*self._going)
+        self.node.withdraw(name)
 
     async def start(self) -> None:
         """Join the cluster and begin to take part; partitions open in the background.
@@ -263,7 +292,7 @@ class HostingNode:
 
     async def _follow_plan(self) -> None:
         async for view in self.node.views():
-            for name, group in self._groups.items():
+            for name, group in list(self._groups.items()):
                 self._follow(view, name, group)
 
     def _follow(self, view: ClusterView, name: str, group: HostedGroup) -> None:
@@ -274,7 +303,9 @@ class HostingNode:
         for partition in wanted:
             hosted = self._hosted.get((name, partition))
             if hosted is None:
-                hosted = self._hosted[name, partition] = _Hosted(self.node, group, partition, self._owner_of)
+                hosted = self._hosted[name, partition] = _Hosted(
+                    self.node, group, partition, self._owner_of, self._is_alive
+                )
                 hosted.start()
             hosted.follow(view)
         HOSTED.labels(name).set(len(wanted))
@@ -295,15 +326,18 @@ class HostingNode:
         while True:
             for hosted in list(self._hosted.values()):
                 hosted.tell(self.view)
-            for name in self._groups:
+            for name in list(self._groups):
                 OWNED.labels(name).set(sum(of == name for of, _ in self.owned()))
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _owner_of(self, host: PartitionHost, listener: OwnerListener) -> Owner:
-        if self._keeper is None:
-            raise Closed("the node")
         partition = OwnedPartition(self._settings.cluster.name, host.changelogs)
-        return Owner(self._log, partition, self._keeper, listener, clock=self._clock, start=host.ownership_read_from)
+        return Owner(self._log, partition, self.keeper, listener, clock=self._clock, start=host.ownership_read_from)
+
+    def _is_alive(self, node: str) -> bool:
+        """Return True if a renewal of a node's lease arrived a short time ago."""
+        heard_s = None if self._keeper is None else self._keeper.watch.heard_s(node)
+        return heard_s is not None and seconds(self._clock) - heard_s < self._terms.patience_s
 
     def _has_ended(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled() or self._ended.done():
@@ -329,11 +363,14 @@ class _Hosted:
         group: HostedGroup,
         partition: int,
         owner_of: Callable[[PartitionHost, OwnerListener], Owner],
+        is_alive: Callable[[str], bool],
     ) -> None:
         self._node = node
         self._group = group
         self._partition = partition
         self._owner_of = owner_of
+        self._is_alive = is_alive
+        self._stands_back_until_s = 0.0
         self._owner: Owner | None = None
         self._task: asyncio.Task[None] | None = None
         self._releasing: asyncio.Task[None] | None = None
@@ -356,8 +393,12 @@ class _Hosted:
         owner = self._owner
         if owner is None or self._is_stopping or self.host is None:
             return
-        if self.epoch and is_to_hand_over(view, self.name, self._partition, self._node.id, self.epoch):
+        if self.epoch and is_to_hand_over(
+            view, self.name, self._partition, self._node.id, self.epoch, is_alive=self._is_alive
+        ):
             self._release(owner)
+            return
+        if not self.epoch and asyncio.get_running_loop().time() < self._stands_back_until_s:
             return
         is_online = bool(self.epoch) or self.host.is_online
         if self._releasing is None:
@@ -457,6 +498,7 @@ class _Hosted:
         async def release() -> None:
             try:
                 await owner.release()
+                self._stands_back_until_s = asyncio.get_running_loop().time() + _STAND_BACK_S
             except HeadraceError as error:
                 _logger.warning("not released", group=self.name, partition=self._partition, error=str(error))
             finally:

@@ -148,6 +148,7 @@ class LeaseWatch:
         self._clock = clock
         self._tails: list[Tail] = []
         self._arrived_s: dict[str, float] = {}
+        self._heard_s: dict[str, float] = {}
         self.predecessor: Renewal | None = None
         self._is_renewing = False
         self._later: set[str] = set()
@@ -161,6 +162,10 @@ class LeaseWatch:
     def arrived_s(self, lease_id: str) -> float | None:
         """Return when the last renewal of a lease arrived; None if none did since the watch began."""
         return self._arrived_s.get(lease_id)
+
+    def heard_s(self, node: str) -> float | None:
+        """Return when a node was last heard of: when a renewal of any of its leases arrived."""
+        return self._heard_s.get(node)
 
     async def open(self) -> None:
         """Begin at the end of the topic, and for this node's own partition a little before. Raises UnknownTopic."""
@@ -190,6 +195,7 @@ class LeaseWatch:
         renewal = _renewal_in(record)
         self._arrived_s.pop(renewal.lease_id, None)
         self._arrived_s[renewal.lease_id] = now_s
+        self._heard_s[renewal.by.node] = now_s
         if len(self._arrived_s) > _LEASES_KEPT:
             del self._arrived_s[next(iter(self._arrived_s))]  # the one that was silent for longest
         self._check_rival(renewal)

@@ -180,6 +180,18 @@ class Node:
             owned = sum(each.epoch > 0 for each in self._holdings.values())
             raise TimedOut(f"draining node {self.id!r}, which still owns {owned} partitions,", timeout_s) from error
 
+    def serve(self, spec: GroupSpec, handler: PartitionHandler) -> None:
+        """Take part in one more group."""
+        self._specs = (*(each for each in self._specs if each.name != spec.name), spec)
+        self._partition_handlers[spec.name] = handler
+        self._publish()
+
+    def withdraw(self, group: str) -> None:
+        """Take part in a group no more; what this node held of it was dropped before."""
+        self._specs = tuple(each for each in self._specs if each.name != group)
+        self._partition_handlers.pop(group, None)
+        self._publish()
+
     def stop_serving(self) -> None:
         """Answer further requests of other nodes as one that owns nothing: this node is about to leave."""
         if self._router is not None:
@@ -234,7 +246,7 @@ class Node:
         try:
             async with asyncio.timeout(_START_S):
                 async for view in self.views():
-                    if all(spec.name in view.placements for spec in self._specs):
+                    if view.cluster_id and all(spec.name in view.placements for spec in self._specs):
                         return
         except TimeoutError as error:
             raise TimedOut(f"waiting for a plan for node {self.id!r}", _START_S) from error

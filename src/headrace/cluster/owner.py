@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from prometheus_client import Counter
 
 from headrace.cluster.claimant import FAILED, Claimant, OwnedPartition
-from headrace.cluster.epochs import Epoch, Release, is_same_tenure, note_record, with_batch
+from headrace.cluster.epochs import Closure, Epoch, Release, is_same_tenure, note_record, with_batch
 from headrace.cluster.lease import LeaseKeeper
 from headrace.cluster.ownership import Outcome, Serve, due_s, outcome_of
 from headrace.cluster.tail import CLOCK_STEP_S, seconds, sleep_until
@@ -203,6 +203,17 @@ class Owner:
         if self._tenure is not None:
             self._tenure.is_ending = True
         await self._to_its_end(self._release())
+
+    async def close_partition(self) -> None:
+        """Close the partition for good: nobody owns it again. Raises NotPartitionOwner, TransactionFailed."""
+        tenure = self._expect_tenure()
+        await sleep_until(self._clock, tenure.wait_until_s)
+        async with self._turn:
+            tenure = self._expect_tenure()
+            epoch = tenure.epoch
+            record = Closure(epoch.epoch, epoch.by, epoch.lease_id)
+            await self._claimant.write_ownership(record, tenure.next_name())
+            tenure.is_ending = True
 
     async def _live(self) -> None:
         """Look at what has changed, do what follows from it, and wait for the next change."""

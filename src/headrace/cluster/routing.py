@@ -130,9 +130,14 @@ class Router:
         self._lanes = RequestLanes()
         self._tells: set[asyncio.Task[None]] = set()
         self._away: dict[tuple[str, int], dict[asyncio.Timeout, str]] = {}
+        self._closed_groups: set[str] = set()
         self._is_closed = False
         self._is_leaving = False
         table.on_move(self._interrupt)
+
+    def knows(self, group: str) -> bool:
+        """Return True if the cluster has a plan for a group."""
+        return group in self._table.view.groups
 
     def partition(self, group: str, key: bytes) -> int:
         """Return the partition of a key: the one that a plain Kafka producer would choose."""
@@ -152,7 +157,7 @@ class Router:
         """Return the owner's reply. Raises its error, or TimedOut when the deadline has passed."""
         request = PartitionRequest(group, self.partition(group, key), payload, command_id, is_read=is_read)
         with self._lanes.ticket((group, key)) as ticket:
-            return await self._send(request, self._time_for(timeout_s), ticket)
+            return await self._send(request, self.time_for(timeout_s), ticket)
 
     async def ask_partition(
         self, group: str, partition: int, payload: bytes, *, is_read: bool = False, timeout_s: float | None = None
@@ -161,7 +166,7 @@ class Router:
         if not 0 <= partition < self.partitions(group):
             raise BadArgument("partition", partition, f"group {group!r} has {self.partitions(group)}, from 0 on")
         request = PartitionRequest(group, partition, payload, is_read=is_read)
-        return await self._send(request, self._time_for(timeout_s), None)
+        return await self._send(request, self.time_for(timeout_s), None)
 
     async def ack(
         self,
@@ -181,7 +186,7 @@ class Router:
         with self._lanes.ticket((group, key)) as ticket:
             for _ in range(ACK_ATTEMPTS - 1):
                 try:
-                    return await self._send(request, self._time_for(attempt_s), ticket, repeats_unknown=False)
+                    return await self._send(request, self.time_for(attempt_s), ticket, repeats_unknown=False)
                 except Unavailable as error:
                     RETRIES.labels(group, type(error).__name__).inc()
                     if not error.outcome_known:
@@ -231,6 +236,10 @@ class Router:
             raise NotPartitionOwner(request.group, request.partition, self._node, "" if owner == self._node else owner)
         return await handler(request, incoming.deadline_s)
 
+    def close_group(self, group: str) -> None:
+        """Wait for no owner of this group any more: nobody will be. Requests that were not done raise their error."""
+        self._closed_groups.add(group)
+
     def stop_serving(self) -> None:
         """Answer further requests of other nodes as one that owns nothing: this node is about to leave."""
         self._is_leaving = True
@@ -269,7 +278,7 @@ class Router:
                 last = error
             verdict = judge(last, is_repeatable=request.is_repeatable and repeats_unknown)
             attempts = attempts.after(is_unknown=verdict.is_unknown)
-            if not verdict.retries:
+            if not verdict.retries or (request.group in self._closed_groups and not verdict.is_unknown):
                 raise last
             RETRIES.labels(request.group, type(last).__name__).inc()
             if ticket is not None:
@@ -342,7 +351,8 @@ class Router:
             if member != owner and not limit.expired():
                 limit.reschedule(self._loop.time())
 
-    def _time_for(self, timeout_s: float | None) -> float:
+    def time_for(self, timeout_s: float | None) -> float:
+        """Return how long a request may take. Raises BadArgument."""
         if timeout_s is None:
             return self._timeout_s
         if not 0 < timeout_s < math.inf:

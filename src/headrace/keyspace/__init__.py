@@ -7,24 +7,36 @@ Does not promise: that a handler runs once. It may be run again from its start; 
 commit.
 """
 
+from headrace.keyspace.apps import App
 from headrace.keyspace.client import NO_VALUE, KeyRead, KeyspaceClient, Scattered
 from headrace.keyspace.context import Context
-from headrace.keyspace.declaration import EVERY_NODE, Keyspace, KeyspaceSpec, handles, state
+from headrace.keyspace.declaration import EVERY_NODE, Keyspace, KeyspaceSpec, consumes, handles, state
 from headrace.keyspace.hosting import KeyspaceHosting, StateFolder
+from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts
+from headrace.keyspace.resizing import ResizeReport, resize_keyspace
+from headrace.keyspace.streams import InputStream, StreamContext
 from headrace.state import State
 
 __all__ = [
     "EVERY_NODE",
     "NO_VALUE",
+    "App",
     "Context",
+    "InputStream",
     "KeyRead",
     "Keyspace",
     "KeyspaceClient",
     "KeyspaceHosting",
+    "KeyspaceLayout",
+    "KeyspaceLayouts",
     "KeyspaceSpec",
+    "ResizeReport",
     "Scattered",
     "State",
     "StateFolder",
+    "StreamContext",
+    "consumes",
     "handles",
+    "resize_keyspace",
     "state",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -24,8 +24,8 @@ from headrace.errors import (
     WritesInRead,
 )
 from headrace.keyspace.context import Context
-from headrace.keyspace.declaration import CURRENT_STATES, HandlerSpec, Keyspace, KeyspaceSpec
-from headrace.keyspace.messages import Call, MessageCodecs, longer_chain
+from headrace.keyspace.declaration import CURRENT_STATES, HandlerSpec, InputSpec, Keyspace, KeyspaceSpec
+from headrace.keyspace.messages import Call, MessageCodecs, key_bytes, longer_chain
 from headrace.observe import counter, histogram
 from headrace.state import BytesValues, KeyLocks, State, StatePartition, StateSpec, StateWrite, UnitOfWork
 
@@ -43,9 +43,12 @@ REPLIES = "replies"
 _ATTEMPTS = 100
 # A handler ends a little before its caller gives up, so that the caller hears that nothing was done.
 _MARGIN_S = 0.05
+# What a record's handler may take, its asks included.
+_INPUT_S = 60.0
 
 Commit: TypeAlias = Callable[[UnitOfWork], Awaitable[None]]
 Gate: TypeAlias = Callable[[], Awaitable[None]]
+_ReplyPlace: TypeAlias = tuple[bytes, bytes, str]
 
 
 class _KeptReply(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +62,7 @@ _kept = msgspec.msgpack.Decoder(_KeptReply)
 
 
 def replies_spec(keyspace: str, *, partitions: int, kept_s: float) -> StateSpec[Any, Any]:
-    """Return the state of kept replies: by key and message id, each for some minutes.
+    """Return the state of kept replies: by what routes a message, its key and its id, each for some minutes.
 
     Each has its own time to live, and the topic none: it holds the records of the partition's owners, too, which a
     retention by age would delete.
@@ -67,7 +70,7 @@ def replies_spec(keyspace: str, *, partitions: int, kept_s: float) -> StateSpec[
     return StateSpec(
         name=REPLIES,
         topic=f"{keyspace}-{REPLIES}",
-        key=tuple[bytes, str],
+        key=tuple[bytes, bytes, str],
         value=BytesValues(),
         partitions=partitions,
         ttl_of=lambda _key, _reply: kept_s,
@@ -176,16 +179,18 @@ class CallRunner:
         gate: Gate,
     ) -> bytes:
         digest = hashlib.blake2b(call.message.encode() + b"\x00" + call.payload, digest_size=16).digest()
+        key = None if handler.key_of is None else handler.key_of(message)
+        place = None if request.command_id is None else (*_bytes_of(key), request.command_id)
         for attempt in range(1, _ATTEMPTS + 1):
             unit = self._states.begin()
-            kept = self._kept(unit, call, request.command_id, digest)
+            kept = None if place is None else self._kept(unit, place, digest)
             if kept is not None:
                 await commit(unit)
                 return kept
             context = Context(
                 partition=self._states.partition,
-                key=None if handler.key_of is None else handler.key_of(message),
-                now_ms=max((each.now_ms for each in self._states.replicas.values()), default=0),
+                key=key,
+                now_ms=self._now_ms(),
                 deadline_s=deadline_s,
                 request_id=request.command_id or call.request_id,
                 chain=chain,
@@ -198,8 +203,8 @@ class CallRunner:
             if handler.is_read and _has_written(unit):
                 raise WritesInRead(self._spec.name, handler.name)
             reply = self._codecs.reply_bytes(handler, result)
-            if request.command_id is not None and not handler.is_read:
-                self._keep(unit, call, request.command_id, digest, reply)
+            if place is not None and not handler.is_read:
+                self._keep(unit, place, digest, reply)
             try:
                 await commit(unit)
             except StateConflict:
@@ -210,7 +215,41 @@ class CallRunner:
             return reply
         raise AssertionError(call)
 
-    async def _handle(self, handler: HandlerSpec, message: Any, context: Context, unit: UnitOfWork) -> Any:  # noqa: ANN401
+    async def handle_input(
+        self,
+        handler: InputSpec,
+        value: Any,  # noqa: ANN401
+        key: bytes | None,
+        at: str,
+        unit: UnitOfWork,
+    ) -> Context:
+        """Run the handler of a record within a unit of work; `at` names the record. Raises what the handler raises."""
+        context = Context(
+            partition=self._states.partition,
+            key=key,
+            now_ms=self._now_ms(),
+            deadline_s=asyncio.get_running_loop().time() + _INPUT_S,
+            request_id=at,
+            chain=() if key is None else ((self._spec.name, key),),
+            unit=unit,
+            client_of=self._client_of,
+            changelogs=self._changelogs,
+        )
+        with self._within(unit) as logic:
+            await handler.call(logic, value, context)
+        return context
+
+    def hold(self, key: bytes) -> contextlib.AbstractAsyncContextManager[None]:
+        """Keep other calls of a key waiting."""
+        return self._locks.hold(key)
+
+    def _now_ms(self) -> int:
+        return max((each.now_ms for each in self._states.replicas.values()), default=0)
+
+    @contextlib.contextmanager
+    def _within(self, unit: UnitOfWork) -> Iterator[Keyspace]:
+        """Let the application's object see the states through a unit of work."""
+
         def state_of(name: str) -> State[Any, Any]:
             return self._states.state(self._states.replica(name).spec, unit)
 
@@ -218,21 +257,25 @@ class CallRunner:
             self.start()
         token = CURRENT_STATES.set(state_of)
         try:
-            return await handler.call(self._logic, message, context)  # type: ignore[arg-type]
+            yield self._logic  # type: ignore[misc]
+        finally:
+            CURRENT_STATES.reset(token)
+
+    async def _handle(self, handler: HandlerSpec, message: Any, context: Context, unit: UnitOfWork) -> Any:  # noqa: ANN401
+        try:
+            with self._within(unit) as logic:
+                return await handler.call(logic, message, context)
         except HeadraceError:
             raise
         except Exception as error:  # a time-out of its own, too; ours arrives here as a cancellation
             kind = type(error).__name__
             raise RequestFailed(self._spec.name, type(message).__name__, kind, str(error)) from error
-        finally:
-            CURRENT_STATES.reset(token)
 
-    def _kept(self, unit: UnitOfWork, call: Call, message_id: str | None, digest: bytes) -> bytes | None:
+    def _kept(self, unit: UnitOfWork, place: _ReplyPlace, digest: bytes) -> bytes | None:
         """Return the reply that a message with this id got before."""
-        if message_id is None:
-            return None
+        message_id = place[-1]
         replica = self._states.replica(REPLIES)
-        data = unit.get(replica, replica.keys.encode((call.key or b"", message_id)))
+        data = unit.get(replica, replica.keys.encode(place))
         if data is None:
             return None
         found = _kept.decode(data)
@@ -242,12 +285,15 @@ class CallRunner:
             raise ReplyNotKept(self._spec.name, message_id)
         return found.reply
 
-    def _keep(self, unit: UnitOfWork, call: Call, message_id: str, digest: bytes, reply: bytes) -> None:
+    def _keep(self, unit: UnitOfWork, place: _ReplyPlace, digest: bytes, reply: bytes) -> None:
         is_small = len(reply) <= self._settings.reply_bytes_kept
         kept = msgspec.msgpack.encode(_KeptReply(digest, reply if is_small else None))
         replica = self._states.replica(REPLIES)
-        key = (call.key or b"", message_id)
-        unit.write(replica, replica.keys.encode(key), StateWrite(kept, replica.spec.ttl_ms_of(key, kept)))
+        unit.write(replica, replica.keys.encode(place), StateWrite(kept, replica.spec.ttl_ms_of(place, kept)))
+
+
+def _bytes_of(key: Any) -> tuple[bytes, bytes]:  # noqa: ANN401
+    return (b"", b"") if key is None else key_bytes(key)
 
 
 def _has_written(unit: UnitOfWork) -> bool:

@@ -10,8 +10,15 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from headrace.cluster import Router
-from headrace.errors import BadArgument, HeadraceError, StateConflict, SubscriptionEnded, Unavailable, UnknownMessage
+from headrace.errors import (
+    BadArgument,
+    HeadraceError,
+    NotPartitionOwner,
+    StateConflict,
+    SubscriptionEnded,
+    Unavailable,
+    UnknownMessage,
+)
 from headrace.keyspace.calls import REPLIES
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec, StateDeclaration
 from headrace.keyspace.messages import (
@@ -29,8 +36,10 @@ from headrace.keyspace.messages import (
     RawRead,
     ReadPage,
     encode,
+    key_bytes,
     longer_chain,
 )
+from headrace.keyspace.routes import KeyspaceRoute
 from headrace.runtime import Backoff
 from headrace.serde import Registry
 from headrace.state import (
@@ -107,14 +116,14 @@ class KeyspaceClient:
     def __init__(
         self,
         spec: KeyspaceSpec,
-        router: Callable[[], Router],
+        route: KeyspaceRoute,
         *,
         registry: Registry | None,
         local: LocalCopies | None = None,
     ) -> None:
         self.name = spec.name
         self._spec = spec
-        self._router = router
+        self._route = route
         self._registry = registry
         self._local = local
         self._codecs = MessageCodecs(spec, registry)
@@ -139,8 +148,8 @@ class KeyspaceClient:
         as `keyspace.replies_kept_s` says. Raises UnknownMessage, what the handler raises, and TimedOut.
         """
         handler, routing, payload = await self._call_of(message, chain, message_id)
-        reply = await self._router().ask(
-            self.name, routing, payload, command_id=message_id, is_read=handler.is_read, timeout_s=timeout_s
+        reply = await self._route.ask(
+            routing, payload, command_id=message_id, is_read=handler.is_read, timeout_s=timeout_s
         )
         return await self._codecs.reply(handler, reply)
 
@@ -148,9 +157,7 @@ class KeyspaceClient:
         """Return the reply, after three attempts at most; the owner does the work once. Never repeats a refusal."""
         message_id = message_id or uuid.uuid4().hex
         handler, routing, payload = await self._call_of(message, (), message_id)
-        return await self._codecs.reply(
-            handler, await self._router().ack(self.name, routing, payload, message_id=message_id)
-        )
+        return await self._codecs.reply(handler, await self._route.ack(routing, payload, message_id=message_id))
 
     def tell(self, message: object) -> None:
         """Send a message, at most once, and return at once; failures are counted and logged."""
@@ -159,7 +166,7 @@ class KeyspaceClient:
             raise BadArgument("message", message, "the keyspace was not opened yet; await `open()` first")
         routing, key = self._key_of(handler, message)
         call = Call(type(message).__name__, self._codecs.message_bytes(message), key, uuid.uuid4().hex)
-        self._router().tell(self.name, routing, encode(call))
+        self._route.tell(routing, encode(call))
 
     async def scatter(self, message: object, *, timeout_s: float | None = None) -> Scattered:
         """Ask every partition, and gather what they reply."""
@@ -168,7 +175,7 @@ class KeyspaceClient:
         if handler.key_of is not None:
             raise BadArgument("message", message, f"{handler.name} handles it by key; mark it @handles(scatter=True)")
         call = Call(type(message).__name__, self._codecs.message_bytes(message), None, uuid.uuid4().hex)
-        gathered = await self._router().scatter(self.name, encode(call), is_read=handler.is_read, timeout_s=timeout_s)
+        gathered = await self._route.scatter(encode(call), is_read=handler.is_read, timeout_s=timeout_s)
         replies = {n: await self._codecs.reply(handler, data) for n, data in sorted(gathered.replies.items())}
         return Scattered(replies, gathered.failures)
 
@@ -228,13 +235,13 @@ class KeyspaceClient:
             raise BadArgument("prefix", prefix, "keys without parts lie in all partitions; use `items`")
         start, end = opened.keys.prefix_range(prefix)
         parts = prefix if isinstance(prefix, tuple) else (prefix,)
-        partition = self._router().partition(self.name, OrderedKeys(type(parts[0])).routing_bytes(parts[0]))
+        partition = self._route.partition(OrderedKeys(type(parts[0])).routing_bytes(parts[0]))
         return await self._page(opened, partition, start, end, after, limit)
 
     async def items(self, state: str | StateDeclaration) -> AsyncIterator[tuple[Any, Any]]:
         """Yield all pairs, partition by partition, each in the order of its keys."""
         opened = await self._state(state)
-        for partition in range(self._router().partitions(self.name)):
+        for partition in range(self._route.partitions):
             after = None
             while True:
                 page = await self._page(opened, partition, b"", None, after, _PAGE)
@@ -251,7 +258,7 @@ class KeyspaceClient:
             raise BadArgument("index", index, f"the state has {sorted(opened.spec.indexes)}")
         prefix = index_prefix(index_row(index, value))
         asked = FindByIndex(opened.spec.name, prefix, prefix, limit)
-        gathered = await self._router().scatter(self.name, encode(asked))
+        gathered = await self._route.scatter(encode(asked))
         pages = [_pages.decode(data) for data in gathered.all().values()]
         found = sorted(itertools.chain.from_iterable(page.items for page in pages))[:limit]
         return [(opened.keys.decode(key), await _decoded(opened.values, data)) for key, data in found]
@@ -259,7 +266,7 @@ class KeyspaceClient:
     async def count(self, state: str | StateDeclaration) -> int:
         """Return how many keys have a value, in all partitions."""
         opened = await self._state(state)
-        gathered = await self._router().scatter(self.name, encode(CountKeys(opened.spec.name)))
+        gathered = await self._route.scatter(encode(CountKeys(opened.spec.name)))
         return sum(_counts.decode(data) for data in gathered.all().values())
 
     # Writing single keys.
@@ -312,9 +319,8 @@ class KeyspaceClient:
         missing, the present value with `is_lagged`. With `heartbeat_s` silence is broken by a heartbeat.
         """
         opened = await self._state(state)
-        partition = self._router().partition(self.name, opened.keys.routing_bytes(key))
-        data = opened.keys.encode(key)
-        async for change in self._follow(opened, partition, data, key, after, heartbeat_s):
+        routing, data = opened.keys.routing_bytes(key), opened.keys.encode(key)
+        async for change in self._follow(opened, lambda: self._route.partition(routing), data, key, after, heartbeat_s):
             yield change
 
     async def partition_changes(
@@ -327,7 +333,7 @@ class KeyspaceClient:
     ) -> AsyncIterator[StateChange[Any, Any]]:
         """Yield the changes of all keys of a partition; a lagged item says that the partition is to be read again."""
         opened = await self._state(state)
-        async for change in self._follow(opened, partition, None, None, after, heartbeat_s):
+        async for change in self._follow(opened, lambda: partition, None, None, after, heartbeat_s):
             yield change
 
     async def open(self) -> None:
@@ -359,10 +365,7 @@ class KeyspaceClient:
         """Return the bytes that decide the partition, and the key's own."""
         if handler.key_of is None:
             raise BadArgument("message", message, f"{handler.name} is for all partitions; use scatter")
-        key = handler.key_of(message)
-        hint = tuple[tuple(map(type, key))] if isinstance(key, tuple) else type(key)  # type: ignore[misc]
-        keys: OrderedKeys[Any] = OrderedKeys(hint)
-        return keys.routing_bytes(key), keys.encode(key)
+        return key_bytes(handler.key_of(message))
 
     async def _state(self, state: str | StateDeclaration) -> _OpenState:
         name = state.name if isinstance(state, StateDeclaration) else state
@@ -382,10 +385,10 @@ class KeyspaceClient:
     ) -> bytes:
         payload = encode(asked)
         if is_stale_fine and self._local is not None:
-            answer = await self._local.answer(self.name, self._router().partition(self.name, routing), payload)
+            answer = await self._local.answer(self._route.group, self._route.partition(routing), payload)
             if answer is not None:
                 return answer
-        return await self._router().ask(self.name, routing, payload, is_read=True, timeout_s=timeout_s)
+        return await self._route.ask(routing, payload, is_read=True, timeout_s=timeout_s)
 
     async def _put(
         self,
@@ -398,7 +401,7 @@ class KeyspaceClient:
     ) -> None:
         asked = PutValue(opened.spec.name, opened.keys.encode(key), value, ttl_ms, expected)
         routing = opened.keys.routing_bytes(key)
-        if await self._router().ask(self.name, routing, encode(asked), timeout_s=timeout_s) == PUT_CONFLICT:
+        if await self._route.ask(routing, encode(asked), timeout_s=timeout_s) == PUT_CONFLICT:
             raise StateConflict(opened.spec.name, repr(key))
 
     async def _page(
@@ -415,14 +418,14 @@ class KeyspaceClient:
         if after is not None:
             start = max(start, opened.keys.encode(after) + b"\x00")
         asked = ReadPage(opened.spec.name, start, end, limit)
-        page = _pages.decode(await self._router().ask_partition(self.name, partition, encode(asked), is_read=True))
+        page = _pages.decode(await self._route.ask_partition(partition, encode(asked), is_read=True))
         items = [(opened.keys.decode(key), await _decoded(opened.values, data)) for key, data in page.items]
         return StatePage(items, items[-1][0] if page.has_more else None)
 
     async def _follow(
         self,
         opened: _OpenState,
-        partition: int,
+        partition: Callable[[], int],
         data: bytes | None,
         key: Any,  # noqa: ANN401
         after: int | str | None,
@@ -435,9 +438,9 @@ class KeyspaceClient:
         while True:
             asked = PollChanges(opened.spec.name, data, offset, topic_id, wait_s, _CHANGES)
             try:
-                page = await self._poll(partition, asked)
+                page = await self._poll(partition(), asked)
                 failures, heard_s = 0, loop.time()
-            except Unavailable as error:
+            except (Unavailable, NotPartitionOwner) as error:
                 if loop.time() - heard_s > _GIVE_UP_S:
                     raise SubscriptionEnded(opened.spec.name, offset, str(error)) from error
                 failures += 1
@@ -467,12 +470,10 @@ class KeyspaceClient:
     async def _poll(self, partition: int, asked: PollChanges) -> ChangesPage:
         payload = encode(asked)
         if self._local is not None:
-            answer = await self._local.answer(self.name, partition, payload)
+            answer = await self._local.answer(self._route.group, partition, payload)
             if answer is not None:
                 return _changes.decode(answer)
-        reply = await self._router().ask_partition(
-            self.name, partition, payload, is_read=True, timeout_s=asked.wait_s + 10.0
-        )
+        reply = await self._route.ask_partition(partition, payload, is_read=True, timeout_s=asked.wait_s + 10.0)
         return _changes.decode(reply)
 
 

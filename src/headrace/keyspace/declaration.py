@@ -26,9 +26,11 @@ __all__ = [
     "CURRENT_STATES",
     "EVERY_NODE",
     "HandlerSpec",
+    "InputSpec",
     "Keyspace",
     "KeyspaceSpec",
     "StateDeclaration",
+    "consumes",
     "handles",
     "state",
 ]
@@ -107,13 +109,39 @@ class HandlerSpec(NamedTuple):
         return await result if inspect.isawaitable(result) else result
 
 
+class InputSpec(NamedTuple):
+    """A handler of the records of a topic. `value` is the type of their values; Record for the record itself."""
+
+    name: str
+    topic: str
+    value: Any
+    start: Literal["earliest", "latest"]
+    on_error: Literal["stop", "skip", "dead-letter"]
+    takes_context: bool
+    function: Callable[..., Any]
+
+    async def call(self, logic: Keyspace, value: Any, context: Any) -> None:  # noqa: ANN401
+        """Run the handler, whether it is async or not."""
+        arguments = (logic, value, context) if self.takes_context else (logic, value)
+        result = self.function(*arguments)
+        if inspect.isawaitable(result):
+            await result
+
+
 class _Mark(NamedTuple):
     key: Key
     scatter: bool
     read: bool
 
 
+class _InputMark(NamedTuple):
+    topic: str
+    start: Literal["earliest", "latest"]
+    on_error: Literal["stop", "skip", "dead-letter"]
+
+
 _MARK = "__headrace_handles__"
+_INPUT = "__headrace_consumes__"
 
 
 @overload
@@ -145,6 +173,26 @@ def handles(
     return mark if function is None else mark(function)
 
 
+def consumes(
+    topic: str,
+    *,
+    start: Literal["earliest", "latest"] = "earliest",
+    on_error: Literal["stop", "skip", "dead-letter"] = "stop",
+) -> Callable[[Function], Function]:
+    """Mark a method as the handler of a topic's records, exactly once each: their place is part of its transaction.
+
+    The topic has as many partitions as the keyspace, and is partitioned by the same keys. The first argument is the
+    record (`Record`), or its value, of the class in the annotation. A record whose handler fails three times stops its
+    partition's input until it succeeds, or is skipped, or goes to `<topic>.dead-letters`, as `on_error` says.
+    """
+
+    def mark(marked: Function) -> Function:
+        setattr(marked, _INPUT, _InputMark(topic, start, on_error))
+        return marked
+
+    return mark
+
+
 class KeyspaceSpec(NamedTuple):
     """All that a keyspace's class declares."""
 
@@ -155,6 +203,7 @@ class KeyspaceSpec(NamedTuple):
     store: str
     states: Mapping[str, tuple[StateDeclaration, Any, Any]]
     handlers: Mapping[str, HandlerSpec]
+    inputs: Mapping[str, InputSpec]
 
     def handler_of(self, message: object) -> HandlerSpec | None:
         """Return the handler of a message."""
@@ -211,6 +260,7 @@ class Keyspace:
             store,
             _states_of(cls, names),
             _handlers_of(cls, names),
+            _inputs_of(cls, names),
         )
         cls.spec.state_specs(partitions=1)  # what a state's options don't allow is refused here
 
@@ -258,6 +308,27 @@ def _handlers_of(cls: type, names: Mapping[str, Any]) -> dict[str, HandlerSpec]:
             raise BadArgument("handles", message, f"{handlers[message].name} and {name} both handle it")
         handlers[message] = handler
     return handlers
+
+
+def _inputs_of(cls: type, names: Mapping[str, Any]) -> dict[str, InputSpec]:
+    inputs: dict[str, InputSpec] = {}
+    for name, member in _members_of(cls).items():
+        mark = getattr(member, _INPUT, None)
+        if mark is None:
+            continue
+        shown = f"{cls.__name__}.{name}"
+        parameters = list(inspect.signature(member).parameters.values())[1:]
+        hints = _hints_of(member, names, shown)
+        if not 1 <= len(parameters) <= 2 or parameters[0].name not in hints:
+            rule = "it takes a record, or a value of an annotated class, and a Context if it wants one"
+            raise BadArgument("consumes", shown, rule)
+        if mark.topic in inputs:
+            raise BadArgument("consumes", mark.topic, f"{inputs[mark.topic].name} and {name} both handle it")
+        value = hints[parameters[0].name]
+        inputs[mark.topic] = InputSpec(
+            name, mark.topic, value, mark.start, mark.on_error, takes_context=len(parameters) == 2, function=member
+        )
+    return inputs
 
 
 def _handler_of(shown: str, function: Callable[..., Any], mark: _Mark, names: Mapping[str, Any]) -> HandlerSpec:

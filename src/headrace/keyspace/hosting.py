@@ -6,27 +6,31 @@ import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from headrace.cluster import GroupSpec, HostedGroup, HostingNode, PartitionHost, PartitionRequest
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument, FolderUnusable, Unavailable
-from headrace.keyspace.calls import REPLIES, replies_spec
+from headrace.keyspace.calls import REPLIES, CallRunner
 from headrace.keyspace.client import KeyspaceClient
 from headrace.keyspace.declaration import Keyspace, KeyspaceSpec
+from headrace.keyspace.inputs import INPUTS, CommitUnit, InputPump
+from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts, group_of
 from headrace.keyspace.messages import MessageCodecs, PollChanges, decode_operation
 from headrace.keyspace.partition import KeyspacePartition
+from headrace.keyspace.resizing import specs_of
+from headrace.keyspace.routes import KeyspaceRoute
 from headrace.log import Log
+from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Clock
 from headrace.serde import Registry
 from headrace.state import KeyValueStore, StatePartition, StateSpec, open_state_store
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 __all__ = ["KeyspaceHosting", "NodeCopies", "StateFolder"]
 
 _SLOTS = 100
+
+_logger = get_logger(__name__)
 
 
 class StateFolder:
@@ -94,9 +98,12 @@ class KeyspaceHosting:
         registry: Registry | None,
         settings: HeadraceSettings,
         folder: Callable[[], Path],
+        layouts: KeyspaceLayouts,
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._layouts = layouts
+        self._served: dict[str, tuple[type[Keyspace], int]] = {}
         self._log = log
         self._registry = registry
         self._settings = settings
@@ -109,30 +116,66 @@ class KeyspaceHosting:
         """Say which node the groups of this hosting are part of."""
         self._node = node
 
-    def group(self, kind: type[Keyspace]) -> HostedGroup:
-        """Return the group of a keyspace, for a node to take part in."""
+    async def serve(self, kind: type[Keyspace]) -> None:
+        """Serve a keyspace with the attached node, in the layout that it has. Raises WrongGroupSize."""
         spec = kind.spec
-        if REPLIES in spec.states:
-            raise BadArgument("state", REPLIES, f"keyspace {spec.name!r} has a state of that name of its own")
-        settings = self._settings.keyspace
+        for hidden in {REPLIES, INPUTS} & spec.states.keys():
+            raise BadArgument("state", hidden, f"keyspace {spec.name!r} has a state of that name of its own")
+        layout = await self._layouts.claim(spec.name, asked=spec.partitions, default=self._settings.keyspace.partitions)
+        self._served[spec.name] = (kind, layout.generation)
+        if layout.phase == "serving":
+            self._attached().serve(self._group(spec, layout))
+
+    async def follow_layouts(self) -> None:
+        """Go on with the next generation of a keyspace whenever one was resized; until cancelled."""
+        while True:
+            version = self._layouts.version
+            self._close_replaced()
+            for name, (kind, generation) in list(self._served.items()):
+                layout = self._layouts.get(name)
+                if layout is None or (layout.generation, layout.phase) == (generation, "serving"):
+                    continue
+                _logger.info("a keyspace is resized", keyspace=name, generation=layout.generation, phase=layout.phase)
+                if layout.generation == generation:
+                    await self._attached().withdraw(group_of(name, generation))
+                    continue
+                await self._attached().withdraw(group_of(name, generation))
+                self._served[name] = (kind, layout.generation)
+                if layout.phase == "serving":
+                    self._attached().serve(self._group(kind.spec, layout))
+            await self._layouts.changed(version)
+
+    def _close_replaced(self) -> None:
+        """Let requests to generations that are gone go on to the next one, also those of keyspaces served elsewhere."""
+        for name in self._clients:
+            layout = self._layouts.get(name)
+            for generation in range(1, layout.generation if layout is not None else 1):
+                self._attached().router.close_group(group_of(name, generation))
+
+    def _group(self, spec: KeyspaceSpec, layout: KeyspaceLayout) -> HostedGroup:
         size = GroupSpec(
-            name=spec.name,
-            partitions=spec.partitions or settings.partitions,
-            replicas=spec.replicas or settings.replicas,
+            name=group_of(spec.name, layout.generation),
+            partitions=layout.partitions,
+            replicas=spec.replicas or self._settings.keyspace.replicas,
         )
 
         async def open_partition(partition: int) -> PartitionHost:
-            return await self._open(spec, size.partitions, partition)
+            return await self._open(spec, layout, partition)
 
         return HostedGroup(size, open_partition)
+
+    def group_name(self, keyspace: str) -> str:
+        """Return the name of the group that serves a keyspace now."""
+        layout = self._layouts.get(keyspace)
+        return group_of(keyspace, 1 if layout is None else layout.generation)
 
     def client(self, kind: type[Keyspace]) -> KeyspaceClient:
         """Return the client of a keyspace, which any node of the cluster may serve."""
         spec = kind.spec
         if spec.name not in self._clients:
-            self._clients[spec.name] = KeyspaceClient(
-                spec, lambda: self._attached().router, registry=self._registry, local=NodeCopies(self._attached)
-            )
+            route = KeyspaceRoute(spec.name, lambda: self._attached().router, self._layouts)
+            copies = NodeCopies(self._attached)
+            self._clients[spec.name] = KeyspaceClient(spec, route, registry=self._registry, local=copies)
         return self._clients[spec.name]
 
     def _attached(self) -> HostingNode:
@@ -140,19 +183,17 @@ class KeyspaceHosting:
             raise BadArgument("keyspace", None, "no node runs in this process; use `async with hr.node(…):`")
         return self._node
 
-    async def _open(self, spec: KeyspaceSpec, partitions: int, partition: int) -> KeyspacePartition:
+    async def _open(self, spec: KeyspaceSpec, layout: KeyspaceLayout, partition: int) -> KeyspacePartition:
         settings = self._settings.keyspace
-        specs: Mapping[str, StateSpec[Any, Any]] = {
-            **spec.state_specs(partitions=partitions),
-            REPLIES: replies_spec(spec.name, partitions=partitions, kept_s=settings.replies_kept_s),
-        }
+        specs = specs_of(spec, layout, replies_kept_s=settings.replies_kept_s)
+        group = group_of(spec.name, layout.generation)
 
         async def open_store(state: StateSpec[Any, Any]) -> KeyValueStore:
             declared = spec.states.get(state.name)
             scheme = (declared[0].store if declared else None) or spec.store
             if scheme == "memory":
                 return await open_state_store("memory:")
-            return await open_state_store(f"{scheme}:{self._folder() / spec.name / state.name / str(partition)}")
+            return await open_state_store(f"{scheme}:{self._folder() / group / state.name / str(partition)}")
 
         codecs = MessageCodecs(spec, self._registry)
         await codecs.open()
@@ -164,6 +205,13 @@ class KeyspaceHosting:
             registry=self._registry,
             clock=self._clock,
         )
+
+        def pumps(runner: CallRunner, commit: CommitUnit) -> list[InputPump]:
+            return [
+                InputPump(spec, each, states, runner, self._log, self._registry, commit)
+                for each in spec.inputs.values()
+            ]
+
         return KeyspacePartition(
             spec,
             states,
@@ -171,5 +219,6 @@ class KeyspaceHosting:
             self.client,
             node=self._attached().id,
             settings=settings,
+            pumps=pumps,
             clock=self._clock,
         )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.cluster import Committed, Owner, PartitionRequest
 from headrace.config import KeyspaceSettings
@@ -19,8 +20,9 @@ from headrace.errors import (
     StateReadOnly,
     TimedOut,
 )
-from headrace.keyspace.calls import REPLIES, CallRunner
+from headrace.keyspace.calls import CallRunner
 from headrace.keyspace.declaration import KeyspaceSpec
+from headrace.keyspace.inputs import CommitUnit, InputPump
 from headrace.keyspace.messages import (
     PUT_CONFLICT,
     Call,
@@ -50,6 +52,8 @@ __all__ = ["KeyspacePartition", "OwnerWriter"]
 _logger = get_logger(__name__)
 _LOOK_EVERY_S = 0.02
 _CONFIRM_EVERY_S = 0.25
+_INPUT_GATE_S = 30.0
+MakePumps: TypeAlias = Callable[[CallRunner, CommitUnit], Sequence[InputPump]]
 _READS = GetValue | ReadPage | FindByIndex | CountKeys
 
 
@@ -108,6 +112,7 @@ class KeyspacePartition:
         *,
         node: str,
         settings: KeyspaceSettings,
+        pumps: MakePumps | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._spec = spec
@@ -123,18 +128,15 @@ class KeyspacePartition:
         self._minding: asyncio.Task[None] | None = None
         self._lookout = Lookout(self._is_settled, every_s=_LOOK_EVERY_S)
         self._calls = CallRunner(spec, states, codecs, client_of, settings=settings)
+        self._make_pumps = pumps
+        self._pumping: list[asyncio.Task[None]] = []
 
     # What the node asks.
 
     @property
     def changelogs(self) -> tuple[TopicPartition, ...]:
-        """The changelogs of all states that are ours to write.
-
-        That of the replies, which every keyspace has, is first and gives the partition its transactional id: versions
-        of an application with other states still fence one another.
-        """
-        written = [each for each in self._states.replicas.values() if not each.spec.is_external]
-        return tuple(each.at for each in sorted(written, key=lambda each: each.spec.name != REPLIES))
+        """The changelogs of all states that are ours to write."""
+        return tuple(each.at for each in self._states.replicas.values() if not each.spec.is_external)
 
     @property
     def ownership_read_from(self) -> Mapping[TopicPartition, int]:
@@ -179,6 +181,7 @@ class KeyspacePartition:
         self._is_owned = True
         self._calls.start()
         self._minding = asyncio.create_task(self._mind(owner), name=f"headrace-{self._spec.name}-mind")
+        self._start_pumps(self._tenure)
 
     async def lost(self) -> None:
         """Refuse what is not committed, at once; follow again as soon as the last commit has ended.
@@ -186,8 +189,9 @@ class KeyspacePartition:
         It does not wait for that commit: the owner calls this while it settles it.
         """
         self._is_owned = False
-        if self._minding is not None:
-            self._minding.cancel()
+        for task in (self._minding, *self._pumping):
+            if task is not None:
+                task.cancel()
         self._stepping_down = asyncio.create_task(self._step_down(), name=f"headrace-{self._spec.name}-step-down")
 
     async def handle(self, request: PartitionRequest, deadline_s: float) -> bytes:
@@ -212,7 +216,7 @@ class KeyspacePartition:
         """Stop everything."""
         self._is_owned = False
         self._lookout.close()
-        for task in (self._minding, self._stepping_down):
+        for task in (self._minding, *self._pumping, self._stepping_down):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -326,6 +330,19 @@ class KeyspacePartition:
                 _logger.warning("minding failed", keyspace=self._spec.name, error=f"{error!r}")
                 await asyncio.sleep(_CONFIRM_EVERY_S)
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _start_pumps(self, tenure: int) -> None:
+        async def commit(unit: UnitOfWork) -> None:
+            await self._commit(unit, tenure, asyncio.get_running_loop().time() + _INPUT_GATE_S)
+
+        pumps = self._make_pumps(self._calls, commit) if self._make_pumps is not None else ()
+
+        async def run(pump: InputPump) -> None:
+            with contextlib.suppress(NotPartitionOwner):  # while it waited; the next owner reads on
+                await self._gate(tenure, math.inf)  # what its handlers ask and tell may leave only after the wait
+                await pump.run()
+
+        self._pumping = [asyncio.create_task(run(pump), name=f"headrace-{self._spec.name}-input") for pump in pumps]
 
     async def _step_down(self) -> None:
         await self._states.disown()

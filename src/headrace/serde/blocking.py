@@ -76,7 +76,7 @@ class BlockingRegistry:
         self.close()
 
 
-class Context(Protocol):
+class SerializationContext(Protocol):
     """The context that confluent-kafka passes to a serializer: the topic, and `key` or `value`."""
 
     topic: str
@@ -104,7 +104,7 @@ class KafkaSerializer(Generic[T]):
         self._subject = subject
         self._encoders: dict[str, Encoder[T]] = {}
 
-    def __call__(self, value: T | None, context: Context | None = None) -> bytes | None:
+    def __call__(self, value: T | None, context: SerializationContext | None = None) -> bytes | None:
         """Return the framed bytes; None for None."""
         if value is None:
             return None
@@ -126,14 +126,14 @@ class KafkaDeserializer(Generic[T]):
         self._registry = registry
         self._decoder: Decoder[T] = Decoder(registry.registry, kinds, is_strict=len(kinds) == 1)
 
-    def __call__(self, data: bytes | None, context: Context | None = None) -> T | None:
+    def __call__(self, data: bytes | None, context: SerializationContext | None = None) -> T | None:
         """Return the value; None for None."""
         if data is None or self._decoder.has_loaded(data):
             return self._decoder(data)
         return self._registry.run(self._decoder.decode(data))
 
 
-def _subject(context: Context | None) -> str:
+def _subject(context: SerializationContext | None) -> str:
     if context is None or not context.topic:
         raise BadArgument("context", context, "without a topic the serializer needs subject=…")
     parts: Mapping[str, Any] = {"key": "key", "value": "value"}

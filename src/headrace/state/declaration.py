@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from headrace.errors import BadArgument
@@ -61,6 +61,10 @@ class StateSpec(Generic[K, V]):
                 raise BadArgument(what, value, "values would be due before they are written; it must be above 0")
         if self.longest_ttl is not None and self.ttl is None:
             raise BadArgument("longest_ttl", self.longest_ttl, "it bounds times to live; give a ttl for all values too")
+
+    def replaced(self, **changes: Any) -> StateSpec[K, V]:  # noqa: ANN401
+        """Return the same state with other fields."""
+        return replace(self, **changes)
 
     @property
     def indexes(self) -> Mapping[str, IndexFunction]:

@@ -20,7 +20,7 @@ def demo(
     store: Annotated[str | None, typer.Option("--store", help="The store of a log that is not embedded.")] = None,
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Show the pipeline too; it starts Spark.")] = True,
 ) -> None:
-    """See log, journals, tags, outbox and pipeline at work, with live readers and a process that is killed.
+    """See log, journals, tags, keyspaces, outbox and pipeline at work, with processes that are killed.
 
     Example: headrace demo --no-spark
     """
@@ -42,6 +42,7 @@ def demo(
 async def _run(address: str, store: str | None, suffix: str) -> None:
     from headrace.app import connect
     from headrace.cli.demo.journal_part import show_journal
+    from headrace.cli.demo.keyspace_part import show_keyspace
     from headrace.cli.demo.log_part import show_log
     from headrace.cli.demo.outbox import show_outbox
     from headrace.cli.demo.tags_part import show_tags
@@ -51,4 +52,5 @@ async def _run(address: str, store: str | None, suffix: str) -> None:
         if store is not None or address.startswith("embedded:"):
             await show_journal(hr, suffix)
             await show_tags(hr, suffix)
+        await show_keyspace(hr, address)
         await show_outbox(hr.log, suffix)

@@ -1,0 +1,1 @@
+"""A small marketplace on two keyspaces."""

@@ -1,0 +1,77 @@
+"""`headrace node`: run a node of a cluster with the keyspaces of an application."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from headrace.app import Headrace
+from headrace.cli.loader import load
+from headrace.cli.options import Address, AsJson, answer, creating_headrace
+from headrace.errors import BadArgument
+from headrace.keyspace import App, Keyspace
+from headrace.runtime import shutdown_on_signals
+
+__all__ = ["app", "load_app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """Nodes that serve keyspaces."""
+
+
+@app.command("run")
+def run(
+    where: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="An App or a Keyspace, as in shop.market:app.")],
+    node_id: Annotated[
+        str | None, typer.Option("--node-id", help="This node's id, the same after a restart. Default: its address.")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where other nodes reach this one.")
+    ] = None,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="When stopped, hand everything over to other nodes first.")
+    ] = False,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a node until it is stopped. It says when every partition has an owner.
+
+    Example: headrace node run shop.market:app --node-id node-1
+    """
+    served = load_app(where)
+
+    async def use(hr: Headrace) -> None:
+        cluster = hr.settings.cluster
+        changes = {"node_id": node_id or cluster.node_id, "listen": listen or cluster.listen}
+        hr.settings = hr.settings.model_copy(update={"cluster": cluster.model_copy(update=changes)})
+        async with shutdown_on_signals() as stopping, hr.node(served) as node:
+            missing = {name: gaps for name in served.keyspaces if (gaps := node.missing(name))}
+            text = f"node {node.id} at {node.address} serves {', '.join(served.keyspaces)}"
+            text += f"; without an owner yet: {missing}" if missing else "; every partition has an owner"
+            answer(text, as_json=as_json, node=node.id, address=node.address, owned=len(node.owned), ready=not missing)
+            waits = [asyncio.create_task(each) for each in (stopping.wait(), node.wait())]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for task in waits:
+                if task.done():
+                    task.result()
+                task.cancel()
+            if drain and len(node.view.members) > 1:
+                await node.drain()
+
+    creating_headrace(address, None, use)
+
+
+def load_app(where: str) -> App:
+    """Return the application that `module:name` names. Raises BadArgument."""
+    rule = "name an App or a Keyspace as module:name, such as shop.market:app"
+    found = load("app", where, rule)
+    if isinstance(found, App):
+        return found
+    if isinstance(found, type) and issubclass(found, Keyspace):
+        return App(found)
+    raise BadArgument("app", where, f"{rule}; this is of type {type(found).__name__}")

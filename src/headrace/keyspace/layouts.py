@@ -1,0 +1,154 @@
+"""How many partitions each keyspace has, and in which topics: a compacted topic that all nodes of a cluster follow.
+
+A keyspace keeps its number of partitions until it is resized: then its values are copied to new topics, under a new
+generation, and the old ones are closed for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from headrace.errors import TimedOut, UnreadableRecord, WrongGroupSize
+from headrace.log import Log, ensure_topic
+from headrace.model import Cleanup, NewRecord, Record, TopicConfig, TopicPartition
+from headrace.observe import get_logger
+from headrace.runtime import Backoff
+
+__all__ = ["KeyspaceLayout", "KeyspaceLayouts", "group_of", "layouts_topic", "topic_of"]
+
+_logger = get_logger(__name__)
+_BACKOFF = Backoff(first_s=0.05, limit_s=2.0)
+_SEEN_S = 30.0
+
+
+class KeyspaceLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """One keyspace's present layout. While it is being copied to `generation` + 1, nobody serves it.
+
+    `earlier` are the numbers of partitions that it had in earlier generations.
+    """
+
+    partitions: int
+    generation: int = 1
+    phase: Literal["serving", "copying"] = "serving"
+    earlier: tuple[int, ...] = ()
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(KeyspaceLayout).decode
+
+
+def layouts_topic(cluster: str) -> str:
+    """Return the name of the topic that holds the layouts."""
+    return f"{cluster}-keyspaces"
+
+
+def group_of(keyspace: str, generation: int) -> str:
+    """Return the name of the group that serves one generation of a keyspace."""
+    return keyspace if generation == 1 else f"{keyspace}.{generation}"
+
+
+def topic_of(topic: str, generation: int) -> str:
+    """Return the name of a changelog in one generation."""
+    return topic if generation == 1 else f"{topic}.{generation}"
+
+
+class KeyspaceLayouts:
+    """The layouts of a cluster, kept up to date."""
+
+    def __init__(self, log: Log, cluster: str) -> None:
+        self._log = log
+        self._at = TopicPartition(layouts_topic(cluster), 0)
+        self._position = 0
+        self._layouts: dict[str, KeyspaceLayout] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self.version = 0
+
+    async def open(self) -> None:
+        """Read what is there, and follow."""
+        config = TopicConfig(cleanup=Cleanup.COMPACT)
+        await ensure_topic(self._log.admin, self._at.topic, partitions=1, config=config)
+        bounds = await self._log.bounds(self._at)
+        self._position = bounds.start
+        async for batch in self._log.read(self._at, bounds.start, bounds.end):
+            self._take(batch.records, batch.next_offset)
+        self._task = asyncio.create_task(self._follow(), name="headrace-keyspace-layouts")
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def get(self, keyspace: str) -> KeyspaceLayout | None:
+        """Return the layout of a keyspace; None if it was never served."""
+        return self._layouts.get(keyspace)
+
+    async def claim(self, keyspace: str, *, asked: int | None, default: int) -> KeyspaceLayout:
+        """Return the layout of a keyspace; the first one to ask decides it.
+
+        Raises WrongGroupSize if a number is asked for that the keyspace never had.
+        """
+        layout = self._layouts.get(keyspace)
+        if layout is None:
+            await self.put(keyspace, KeyspaceLayout(partitions=asked or default))
+            layout = self._layouts[keyspace]
+        if asked is not None and asked not in (layout.partitions, *layout.earlier):
+            raise WrongGroupSize(keyspace, asked, layout.partitions)
+        return layout
+
+    async def put(self, keyspace: str, layout: KeyspaceLayout) -> None:
+        """Store a layout, and return when it was read back, by when it may have been replaced."""
+        (position,) = await self._log.append(
+            [NewRecord(self._at.topic, keyspace.encode(), _encode(layout), partition=0)]
+        )
+        try:
+            async with asyncio.timeout(_SEEN_S):
+                while self._position <= position.offset:
+                    await self.changed(self.version)
+        except TimeoutError as error:
+            raise TimedOut(f"reading {self._at} up to {position.offset}", _SEEN_S) from error
+
+    async def changed(self, version: int) -> None:
+        """Return when something was read since this version."""
+        while self.version == version:
+            await self._changed.wait()
+
+    async def _follow(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async for batch in self._log.read(self._at, self._position):
+                    failures = 0
+                    self._take(batch.records, batch.next_offset)
+            except Exception as error:  # the log is away, or gave up; nodes go on with what they know
+                failures += 1
+                delay_s = _BACKOFF.delay_s(failures)
+                _logger.warning("following the layouts failed", error=repr(error), retry_in_s=delay_s)
+                await asyncio.sleep(delay_s)
+
+    def _take(self, records: Sequence[Record], next_offset: int) -> None:
+        for record in records:
+            if record.key is None or record.value is None:
+                continue
+            try:
+                layout = _decode(record.value)
+            except msgspec.MsgspecError as error:
+                reason = f"the layout of a keyspace: {error}"
+                raise UnreadableRecord(record.topic, record.partition, record.offset, reason) from error
+            known = self._layouts.get(record.key.decode())
+            if known is None or _rank(layout) > _rank(known):  # of two first claims the log's first one counts
+                self._layouts[record.key.decode()] = layout
+        self._position = max(self._position, next_offset)
+        self.version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _rank(layout: KeyspaceLayout) -> tuple[int, bool]:
+    """Return what orders layouts: a generation serves, then is copied, then the next one serves."""
+    return layout.generation, layout.phase == "copying"

@@ -1,0 +1,163 @@
+"""Input streams of an application: a function for each record of any topic, which calls keyspaces.
+
+Its offsets are those of a group, committed when the function has returned: at least once. Its asks carry ids made from
+the record's place, so keyspaces do them once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Literal
+
+from headrace.errors import BadArgument, HeadraceError, Unavailable
+from headrace.keyspace.client import KeyspaceClient
+from headrace.keyspace.declaration import Keyspace
+from headrace.log import Log, Member
+from headrace.model import Record, TopicPartition
+from headrace.observe import counter, get_logger
+from headrace.runtime import Backoff
+from headrace.serde import Registry
+from headrace.state import ValueCodec, codec_of
+
+__all__ = ["InputStream", "StreamContext"]
+
+STREAMED = counter(
+    "keyspace", "stream_records", "Records of input streams, by what became of them.", ["topic", "outcome"]
+)
+
+_BACKOFF = Backoff(first_s=0.1, limit_s=10.0)
+_ATTEMPTS = 3
+
+_logger = get_logger(__name__)
+
+
+class StreamContext:
+    """One record's way to keyspaces."""
+
+    def __init__(self, at: str, client_of: Callable[[type[Keyspace]], KeyspaceClient]) -> None:
+        self.record_id = at
+        self._client_of = client_of
+        self._asks = 0
+
+    async def ask(self, keyspace: type[Keyspace], message: object, *, timeout_s: float | None = None) -> Any:  # noqa: ANN401
+        """Ask a keyspace; if the record is handled again, the message is not."""
+        self._asks += 1
+        return await self._client_of(keyspace).ask(
+            message, message_id=f"{self.record_id}/{self._asks}", timeout_s=timeout_s
+        )
+
+
+Function = Callable[[Any, StreamContext], Awaitable[None]]
+
+
+class InputStream:
+    """A topic, and what is done with each of its records, in the order of their partition.
+
+    `value` is the class of the values; without it the function gets the record. While it fails, its partition waits and
+    it is tried again; with `on_error="skip"` it is passed over after three attempts. All nodes share the work.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        function: Function,
+        *,
+        group: str | None = None,
+        value: Any = None,  # noqa: ANN401
+        start: Literal["earliest", "latest"] = "earliest",
+        on_error: Literal["stop", "skip"] = "stop",
+    ) -> None:
+        if not asyncio.iscoroutinefunction(function):
+            raise BadArgument("function", function, "it is an async function of a record, or a value, and a context")
+        self.topic = topic
+        self.group = group or f"{topic}-{function.__name__}"
+        self._function = function
+        self._value = value
+        self._start: Literal["earliest", "latest"] = start
+        self._on_error = on_error
+        self._codec: ValueCodec[Any] | None = None
+
+    async def run(
+        self, log: Log, registry: Registry | None, client_of: Callable[[type[Keyspace]], KeyspaceClient]
+    ) -> None:
+        """Handle records until cancelled."""
+        failures = 0
+        while True:
+            try:
+                topic_id = (await log.admin.describe(self.topic)).topic_id
+                if self._value is not None and self._codec is None:
+                    self._codec = await codec_of(self._value, self.topic, registry)
+                member = await log.groups.join(self.group, [self.topic], start_at=self._start)
+                try:
+                    while True:
+                        await self._take(member, topic_id, client_of)
+                        failures = 0
+                finally:
+                    await member.leave()
+            except HeadraceError as error:
+                failures += 1
+                delay_s = _BACKOFF.delay_s(failures)
+                _logger.warning("a stream stops for a while", topic=self.topic, error=str(error), retry_in_s=delay_s)
+                await asyncio.sleep(delay_s)
+
+    async def _take(self, member: Member, topic_id: str, client_of: Callable[[type[Keyspace]], KeyspaceClient]) -> None:
+        by_partition: dict[TopicPartition, list[Record]] = {}
+        for record in await member.poll():
+            by_partition.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
+        if not by_partition:
+            return
+        handling = asyncio.gather(
+            *(self._handle(member, at, records, topic_id, client_of) for at, records in by_partition.items())
+        )
+        try:
+            await self._stay(member, by_partition, handling)
+        finally:
+            handling.cancel()
+
+    async def _stay(self, member: Member, at: Iterable[TopicPartition], handling: asyncio.Future[Any]) -> None:
+        """Take part in the group while records are being handled: one that is not heard of loses its partitions."""
+        await member.pause(at, paused=True)
+        try:
+            while not handling.done():
+                await asyncio.wait([handling], timeout=0.05)
+                if not handling.done():
+                    await member.poll(timeout_s=0.05)
+            handling.result()
+        finally:
+            await member.pause([each for each in at if each in member.assignment], paused=False)
+
+    async def _handle(
+        self,
+        member: Member,
+        at: TopicPartition,
+        records: list[Record],
+        topic_id: str,
+        client_of: Callable[[type[Keyspace]], KeyspaceClient],
+    ) -> None:
+        for record in records:
+            for attempt in range(1, 1 << 30):
+                context = StreamContext(f"{topic_id}/{record.partition}/{record.offset}", client_of)
+                try:
+                    await self._function(await self._decoded(record), context)
+                    STREAMED.labels(self.topic, "handled").inc()
+                    break
+                except Exception as error:  # whatever the application raises must not lose the record
+                    _logger.warning("a record was not handled", at=str(at), offset=record.offset, error=repr(error))
+                    is_passed = self._on_error == "skip" and attempt >= _ATTEMPTS
+                    if is_passed and not isinstance(error, Unavailable):
+                        STREAMED.labels(self.topic, "skipped").inc()
+                        break
+                    STREAMED.labels(self.topic, "failed").inc()
+                await asyncio.sleep(_BACKOFF.delay_s(attempt))
+                if at not in member.assignment:
+                    return  # another member goes on from the last commit
+            await member.commit({at: record.offset + 1})
+
+    async def _decoded(self, record: Record) -> Any:  # noqa: ANN401
+        if self._codec is None:
+            return record
+        if record.value is None:
+            return None
+        await self._codec.prepare(record.value)
+        return self._codec.decode(record.value)

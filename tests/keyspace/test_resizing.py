@@ -1,0 +1,155 @@
+"""Another number of partitions for a keyspace that is in use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import headrace
+from headrace.app import Headrace, RunningNode
+from headrace.cli.main import app as command
+from headrace.cluster import PartitionRequest
+from headrace.config import ClusterSettings, HeadraceSettings
+from headrace.errors import BadArgument, HeadraceError, PartitionClosed
+from headrace.keyspace import Keyspace, State, handles, resize_keyspace, state
+from headrace.keyspace.messages import Call, encode
+
+
+@dataclass
+class More:
+    """Add one."""
+
+    id: str
+
+
+class Sums(Keyspace, name="sums", partitions=2, replicas=2, store="memory"):
+    """Counters."""
+
+    counts: State[str, int] = state()
+
+    @handles
+    async def more(self, message: More) -> int:
+        """Add one, and return the sum."""
+        count = (await self.counts.get(message.id) or 0) + 1
+        await self.counts.put(message.id, count)
+        return count
+
+
+def settings_of(name: str) -> HeadraceSettings:
+    return HeadraceSettings(cluster=ClusterSettings(node_id=name))
+
+
+@contextlib.asynccontextmanager
+async def node_of(address: str, name: str) -> AsyncIterator[tuple[Headrace, RunningNode]]:
+    """Run a node in this process."""
+    async with headrace.connect(address, settings=settings_of(name)) as hr, hr.node(Sums) as node:
+        yield hr, node
+
+
+async def test_nothing_is_lost_while_a_keyspace_is_resized_under_load(tmp_path: Path) -> None:
+    """C17: to more and to fewer partitions, while callers add and read: no call fails, every sum is right."""
+    address = f"embedded:{tmp_path}"
+    async with node_of(address, "a"), node_of(address, "b") as (hr, node):
+        sums = hr.keyspace(Sums)
+        done: dict[str, int] = {}
+        is_over = asyncio.Event()
+
+        async def add(name: str, is_repeatable: bool) -> None:
+            while not is_over.is_set():
+                message_id = uuid.uuid4().hex if is_repeatable else None
+                answer = await sums.ask(More(name), message_id=message_id, timeout_s=60)
+                done[name] = done.get(name, 0) + 1
+                assert answer == done[name]
+                assert await sums.get("counts", name, timeout_s=60) >= done[name]
+
+        adding = [asyncio.create_task(add(f"k{n}", n % 2 == 0)) for n in range(6)]
+        for partitions in (5, 3):
+            await asyncio.sleep(0.2)
+            report = await resize_keyspace(hr.log, hr.settings, Sums, partitions)
+            assert report.partitions == partitions
+            await node.online("sums")
+        await asyncio.sleep(0.3)
+        is_over.set()
+        await asyncio.gather(*adding)
+        assert {name: await sums.get("counts", name) for name in done} == done
+        assert await sums.count("counts") == len(done)
+
+
+async def test_a_frozen_owner_of_an_old_partition_acknowledges_nothing(tmp_path: Path) -> None:
+    """C17: an owner whose lease is over, and that has not heard of the resize, is refused by the log."""
+    address = f"embedded:{tmp_path}"
+    async with node_of(address, "frozen") as (hr, node):
+        sums = hr.keyspace(Sums)
+        await sums.ask(More("k"))
+        hosting = node._hosting
+        held = [hosting.host("sums", n) for n in range(2)]
+        hosting._tasks[0].cancel()  # renews no more
+        following = [task for task in asyncio.all_tasks() if task.get_name() == "headrace-keyspaces"]
+        for task in following:
+            task.cancel()  # hears nothing any more
+        async with headrace.connect(address, settings=settings_of("tool")) as tool:
+            await resize_keyspace(tool.log, tool.settings, Sums, 3)
+        payload = hr.keyspace(Sums)._codecs.message_bytes(More("k"))
+        call = encode(Call("More", payload, b"k", uuid.uuid4().hex))
+        partition = headrace.model.partition_of(b"k", 2)
+        host = held[partition]
+        assert host is not None
+        with pytest.raises(HeadraceError):
+            await host.handle(PartitionRequest("sums", partition, call), asyncio.get_running_loop().time() + 2)
+    async with node_of(address, "new") as (hr, _):
+        assert await hr.keyspace(Sums).get("counts", "k") == 1
+        assert await hr.keyspace(Sums).ask(More("k")) == 2
+
+
+async def test_a_resize_that_was_cut_off_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C17: it died while it copied: nobody serves the keyspace, and a second run brings it to its end."""
+    address = f"embedded:{tmp_path}"
+    async with node_of(address, "a") as (hr, _):
+        sums = hr.keyspace(Sums)
+        for n in range(20):
+            await sums.ask(More(f"k{n}"))
+        from headrace.keyspace import resizing
+
+        with monkeypatch.context() as broken:
+
+            async def die(*given: object) -> int:
+                raise PartitionClosed("sums-counts", 0, 1)
+
+            broken.setattr(resizing._Resizing, "_copy_partition", die)
+            with pytest.raises(PartitionClosed):
+                await resize_keyspace(hr.log, hr.settings, Sums, 4)
+        waiting = asyncio.create_task(sums.get("counts", "k7", timeout_s=60))
+        await resize_keyspace(hr.log, hr.settings, Sums, 4)
+        assert await waiting == 1
+        assert await sums.count("counts") == 20
+
+
+async def test_a_keyspace_that_nobody_has_served_is_not_resized(tmp_path: Path) -> None:
+    """C17: there is nothing to copy, and the error says so."""
+    async with headrace.connect(f"embedded:{tmp_path}") as hr:
+        with pytest.raises(BadArgument, match="no node of the cluster has served it"):
+            await resize_keyspace(hr.log, hr.settings, Sums, 4)
+
+
+async def test_the_command_resizes_and_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C17: headrace keyspace resize and show."""
+    address = f"embedded:{tmp_path}"
+    async with node_of(address, "a") as (hr, _):
+        assert await hr.keyspace(Sums).ask(More("k")) == 1
+    where = f"{__name__}:Sums"
+    done = await asyncio.to_thread(
+        CliRunner().invoke, command, ["keyspace", "resize", where, "--partitions", "3", "--yes", "--log", address]
+    )
+    assert done.exit_code == 0, done.output
+    assert "sums has 3 partitions now" in done.output
+    shown = await asyncio.to_thread(CliRunner().invoke, command, ["keyspace", "show", "sums", "--log", address])
+    assert "sums has 3 partitions, in generation 2, and is served" in shown.output
+    async with node_of(address, "a") as (hr, _):
+        assert await hr.keyspace(Sums).get("counts", "k") == 1
