@@ -72,6 +72,24 @@ class KeyspaceExam:
         assert await accounts.count("entries") == before + 2
         assert [value async for at, value in accounts.items("balances") if at == key] == [12]
 
+    async def test_reads_in_a_loop_let_others_have_their_turns(self, accounts: KeyspaceClient) -> None:
+        """A caller on the owner's node need not wait for anything; the lease is renewed all the same."""
+        key, turns, is_over = new_key(), 0, False
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while not is_over:
+                turns += 1
+                await asyncio.sleep(0)
+
+        await accounts.put("balances", key, 1)
+        taking = asyncio.create_task(take_turns())
+        for _ in range(100):
+            await accounts.get("balances", key)
+        is_over = True
+        await taking
+        assert turns >= 100
+
     async def test_ack_and_tell_and_scatter(self, accounts: KeyspaceClient) -> None:
         """C8, C11: an ack does the work once, a tell does it some time, a scatter asks every partition."""
         word = new_key()

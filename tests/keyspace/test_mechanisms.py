@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.keyspace.accounts import RUNS, Accounts, Deposit, Emit, Forward
+from tests.keyspace.accounts import GATES, RUNS, Accounts, Deposit, Emit, Forward, SlowAdd
 from tests.keyspace.setting import Place, Served, new_key, serving
 
 from headrace.cluster import Committed, PartitionRequest
-from headrace.errors import OperationFailed, TransactionFailed
+from headrace.errors import OperationFailed, TimedOut, TransactionFailed
 from headrace.keyspace.messages import ChangesPage, PollChanges, encode
 from headrace.keyspace.partition import KeyspacePartition, in_order
 from headrace.keyspace.reads import change_page
@@ -150,3 +151,19 @@ async def test_a_poll_that_finds_nothing_changes_nothing(served: Served) -> None
     feed.release()
     request = PartitionRequest("accounts", 0, encode(PollChanges("balances", key.encode(), None, None, 0.1, 10)))
     assert await partition_of(served, 0).handle(request, 0.0)
+
+
+async def test_a_late_handler_is_known_as_not_done_on_a_busy_node(served: Served) -> None:
+    """C18: it finds the handler's time and its caller's to be over at once; still nothing was written."""
+    key = new_key(0)
+    GATES[key] = asyncio.Event()
+    asking = asyncio.create_task(served.client.ask(SlowAdd(key, 1), timeout_s=0.3))
+
+    async def has_begun() -> bool:
+        return RUNS[key] == 1
+
+    await eventually(has_begun, every_s=0.001, what="the handler")
+    time.sleep(0.4)  # noqa: ASYNC251 - the node is busy until both are over
+    with pytest.raises(TimedOut) as ended:
+        await asking
+    assert ended.value.outcome_known

@@ -247,11 +247,9 @@ class Keyspace:
         chosen = name or _kebab(cls.__name__)
         if not _NAME.fullmatch(chosen):
             raise BadArgument("name", chosen, "a keyspace's name is 1 to 100 letters, digits, '.', '_' and '-'")
-        for what, number in (("partitions", partitions), ("replicas", replicas)):
-            if number not in (None, EVERY_NODE) and (type(number) is not int or number < 1):
+        for what, number in (("partitions", partitions), ("replicas", None if replicas == EVERY_NODE else replicas)):
+            if number is not None and (type(number) is not int or number < 1):
                 raise BadArgument(what, number, f"{cls.__name__} needs a whole number, 1 at least")
-        if partitions == EVERY_NODE:
-            raise BadArgument("partitions", partitions, "it is a whole number; replicas=EVERY_NODE is a copy for all")
         cls.spec = KeyspaceSpec(
             chosen,
             cls,
