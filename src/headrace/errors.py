@@ -22,6 +22,13 @@
     │   ├── TopicShared             other services read the topic, and would not understand the operation
     │   ├── VoidAppend              the append is in the log, and is ignored
     │   ├── AppendIdReused          the append id belongs to other events
+    │   ├── TopicClaimed            a command engine writes the topic's journals, and nobody else may
+    │   ├── UnknownCommand          an engine has no handler for this kind of command
+    │   ├── CommandFailed           the application's handler, or an event handler, raised an error
+    │   ├── CommandTooLarge         what a command wants to write, or its reply, is too large
+    │   ├── CommandIdReused         the command id belongs to another command
+    │   ├── CommandTooLate          a retry whose command id may have been forgotten already
+    │   ├── WrongVersion            the aggregate is not at the version that the command expects
     │   ├── TargetDiffers           the target of a copy has events that the source lacks
     │   ├── NoSchemaFor             a class that Avro can't describe
     │   ├── BadSchema               not a valid Avro schema
@@ -39,6 +46,7 @@
     │   ├── KeyPresent              an insert of a key that has a value
     │   ├── NotUnique               a value that another key of the state has claimed
     │   ├── StateReadOnly           a write to a state that this process does not own
+    │   ├── Unauthenticated         a request without credentials, or with wrong ones
     │   ├── UnknownMessage          a keyspace has no handler for it
     │   ├── RequestFailed           a keyspace's handler raised; nothing was written
     │   ├── WritesInRead            a keyspace's handler is marked as a read, and wrote
@@ -46,6 +54,11 @@
     │   ├── MessageIdReused         the message id belongs to another message
     │   ├── ReplyNotKept            the message was handled before, and its reply was not kept
     │   ├── Forbidden               the server refuses this user
+    │   ├── NoSuchRoute             a path, or a method of a path, that the gateway does not serve
+    │   ├── NotFound                the gateway serves such things, and has none with this name
+    │   ├── PreconditionFailed      the value is not the one that the request names
+    │   ├── BodyTooLarge            a request with more bytes than the gateway takes
+    │   ├── WrongMediaType          a request in, or for, a form that the route does not have
     │   ├── ReadOnlyHandle          a write through something that was opened for reading
     │   └── Closed                  used after it was closed
     ├── Unavailable                 retry later; `outcome_known` says whether it may have happened
@@ -54,6 +67,7 @@
     │   ├── TimedOut
     │   ├── TransactionFailed
     │   ├── ReadAgain               the journal changed under the reader
+    │   ├── ReplicationStalled      a replication with an end has waited too long for the store to move
     │   ├── OperationFailed         the server answered with an error that has no class here
     │   ├── TagBuilding             a tag is being back-filled
     │   ├── StateOffline            a state is being restored from its changelog
@@ -62,7 +76,10 @@
     │   ├── SubscriptionEnded       a subscriber must resume after the last offset it got
     │   ├── HandlerFailed           a projection's handler could not handle an event
     │   ├── ProjectionRebuilding    a rebuild holds a projection's offsets
+    │   ├── CommandExpired          a command's deadline passed before it was handled
+    │   ├── OutcomeUnknown          a command was sent to the log, and nobody can tell whether it was committed
     │   ├── Busy                    as many requests are in flight as may be
+    │   ├── RateExceeded            a caller sends requests faster than it may
     │   └── WorkerFailed
     └── Misconfigured               an operator must act; the message ends with what to run
         ├── InvalidSettings
@@ -88,6 +105,9 @@
         ├── NothingThere            a folder holds no log, store or registry
         ├── FolderUnusable          a folder can't be created
         ├── PortUnusable            metrics can't be served at that port
+        ├── ListenFailed            the gateway can't listen at its address
+        ├── GatewayUnprotected      the gateway would serve other machines without authentication
+        ├── KeysUnusable            the gateway's keys for tokens or signatures can't be read
         ├── IntegrityBroken         the store holds rows that no log could have caused
         ├── TagsDisabled            views by tag are switched off
         ├── TagsInUse               the store keeps views by tag, and this process would not
@@ -103,6 +123,7 @@
         ├── StateDiskFull           a state's folder has no space left
         ├── StateAhead              a state has records that its changelog lost
         ├── WrongStateTopic         a changelog that can't become what its state needs
+        ├── WrongEngineTopic        a topic that an engine can't use as it is
         ├── FetchFailed
         ├── ChecksumMismatch
         ├── UnsupportedPlatform
@@ -124,9 +145,15 @@ __all__ = [
     "AskCycle",
     "BadArgument",
     "BadSchema",
+    "BodyTooLarge",
     "Busy",
     "ChecksumMismatch",
     "Closed",
+    "CommandExpired",
+    "CommandFailed",
+    "CommandIdReused",
+    "CommandTooLarge",
+    "CommandTooLate",
     "DeadLettersFull",
     "DuplicateNode",
     "Fenced",
@@ -135,6 +162,7 @@ __all__ = [
     "FolderUnusable",
     "Forbidden",
     "ForeignCluster",
+    "GatewayUnprotected",
     "HandlerFailed",
     "HeadraceError",
     "ImpossibleTopicChange",
@@ -145,16 +173,20 @@ __all__ = [
     "JournalHeld",
     "JournalTopicExpires",
     "KeyPresent",
+    "KeysUnusable",
     "KeyspaceMissing",
     "LayoutLost",
+    "ListenFailed",
     "MessageIdReused",
     "Misconfigured",
     "MissingExtra",
     "MissingTables",
     "NoSchemaFor",
     "NoStateYet",
+    "NoSuchRoute",
     "NotDecodable",
     "NotEncodable",
+    "NotFound",
     "NotFramed",
     "NotOwner",
     "NotPartitionOwner",
@@ -166,12 +198,15 @@ __all__ = [
     "OffsetAhead",
     "OffsetOutOfRange",
     "OperationFailed",
+    "OutcomeUnknown",
     "OutdatedTables",
     "PartitionClosed",
     "PortUnusable",
+    "PreconditionFailed",
     "ProjectionChanged",
     "ProjectionRebuilding",
     "PublishedTooLate",
+    "RateExceeded",
     "ReadAgain",
     "ReadOnlyHandle",
     "RecordTooLarge",
@@ -180,6 +215,7 @@ __all__ = [
     "Refused",
     "RefusedByPeer",
     "ReplayTooOld",
+    "ReplicationStalled",
     "ReplyNotKept",
     "RequestFailed",
     "RetentionTooLong",
@@ -206,12 +242,15 @@ __all__ = [
     "TargetDiffers",
     "TimedOut",
     "TimestampTooFarAhead",
+    "TopicClaimed",
     "TopicExists",
     "TopicShared",
     "TransactionFailed",
     "TransactionMisused",
+    "Unauthenticated",
     "Unavailable",
     "UnknownBackend",
+    "UnknownCommand",
     "UnknownMessage",
     "UnknownPartition",
     "UnknownSchema",
@@ -224,10 +263,13 @@ __all__ = [
     "WorkerFailed",
     "WritesInRead",
     "WrongBucketSize",
+    "WrongEngineTopic",
     "WrongGroupSize",
+    "WrongMediaType",
     "WrongPartitionCount",
     "WrongSeqNr",
     "WrongStateTopic",
+    "WrongVersion",
 ]
 
 
@@ -518,6 +560,101 @@ class AppendIdReused(Refused):
 
 
 @dataclass(eq=False)
+class TopicClaimed(Refused):
+    """A command engine is the only writer of the topic's journals; others would make its events void."""
+
+    topic: str
+    engine: str
+    operation: str
+    says: ClassVar[str] = (
+        "{operation} is refused in topic {topic!r}: engine {engine!r} is the only writer of its journals; "
+        "send the engine a command instead"
+    )
+
+
+@dataclass(eq=False)
+class UnknownCommand(Refused):
+    """An engine was sent a command or an event that it has no handler for."""
+
+    engine: str
+    kind: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        known = ", ".join(self.known) or "none"
+        return f"engine {self.engine!r} has no handler for {self.kind}; it has handlers for {known}"
+
+
+@dataclass(eq=False)
+class CommandFailed(Refused):
+    """A handler of the application raised an error, or made something that can't be stored. Nothing was done."""
+
+    engine: str
+    aggregate: str
+    command: str
+    stage: str
+    reason: str
+    says: ClassVar[str] = (
+        "command {command} for {aggregate!r} of engine {engine!r} failed in its {stage}, and nothing was done: "
+        "{reason}; correct the handler or the command, and send it with another command id"
+    )
+
+
+@dataclass(eq=False)
+class CommandTooLarge(Refused):
+    """A part of what a command wants to write, or its reply, is larger than it may be. Nothing was done."""
+
+    engine: str
+    aggregate: str
+    part: str
+    size_bytes: int
+    limit_bytes: int
+    says: ClassVar[str] = (
+        "a command for {aggregate!r} of engine {engine!r} was not done: its {part} takes {size_bytes} bytes, "
+        "{limit_bytes} are allowed; make it smaller, or raise the limit of the topic"
+    )
+
+
+@dataclass(eq=False)
+class CommandIdReused(Refused):
+    """A command id names one command: its retries are equal to it, and no other command has it."""
+
+    aggregate: str
+    command_id: str
+    says: ClassVar[str] = (
+        "command id {command_id!r} was used for another command of {aggregate!r}, and nothing was done; "
+        "give every command an id of its own, and repeat it only unchanged"
+    )
+
+
+@dataclass(eq=False)
+class CommandTooLate(Refused):
+    """A retry that came so late that its command id may have been forgotten; this attempt did nothing."""
+
+    aggregate: str
+    command_id: str
+    since: str
+    forgotten: str
+    says: ClassVar[str] = (
+        "command id {command_id!r} of {aggregate!r} was first sent after batch {since}, and ids up to batch "
+        "{forgotten} were forgotten; this attempt did nothing. If no other attempt was made, send it again without "
+        "`since`; else look at the aggregate to find out what became of it"
+    )
+
+
+@dataclass(eq=False)
+class WrongVersion(Refused):
+    """The aggregate is not at the version that the command expects; nothing was done."""
+
+    aggregate: str
+    expected: int
+    actual: int
+    says: ClassVar[str] = (
+        "a command for {aggregate!r} expects version {expected}, it is at {actual}; read its state and decide again"
+    )
+
+
+@dataclass(eq=False)
 class TargetDiffers(Refused):
     """The target of a copy has an event that the source does not have."""
 
@@ -699,6 +836,64 @@ class StateReadOnly(Refused):
 
 
 @dataclass(eq=False)
+class Unauthenticated(Refused):
+    """A request has no credentials, or credentials that are wrong or out of date."""
+
+    reason: str
+    says: ClassVar[str] = "the request is not authenticated: {reason}"
+
+
+@dataclass(eq=False)
+class NoSuchRoute(Refused):
+    """The gateway serves no such path, or not with this method; `allowed` has the methods that it has."""
+
+    method: str
+    path: str
+    allowed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.allowed:
+            return f"{self.path} can't be used with {self.method}; it takes {', '.join(self.allowed)}"
+        return f"there is nothing at {self.path}; see /openapi.json for what is served"
+
+
+@dataclass(eq=False)
+class NotFound(Refused):
+    """There is no thing with the name, number or id of a request's path."""
+
+    what: str
+    says: ClassVar[str] = "there is no {what}"
+
+
+@dataclass(eq=False)
+class PreconditionFailed(Refused):
+    """A write names the version that it replaces, and the key has another one; nothing was written."""
+
+    key: str
+    says: ClassVar[str] = "{key} is not as the request expects it; nothing was written, read it and decide again"
+
+
+@dataclass(eq=False)
+class BodyTooLarge(Refused):
+    """The body of a request is larger than the gateway takes."""
+
+    limit_bytes: int
+    says: ClassVar[str] = "the request's body is larger than {limit_bytes} bytes; split it, or raise max_body_bytes"
+
+
+@dataclass(eq=False)
+class WrongMediaType(Refused):
+    """A request's body, or the answer that it asks for, has a form that the route does not offer."""
+
+    header: str
+    value: str
+    offered: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.header} is {self.value!r}, this route has {', '.join(self.offered)}"
+
+
+@dataclass(eq=False)
 class UnknownMessage(Refused):
     """No handler of the keyspace takes messages of this type."""
 
@@ -864,6 +1059,20 @@ class OperationFailed(Unavailable):
 
 
 @dataclass(eq=False)
+class ReplicationStalled(Unavailable):
+    """A replication with an end has waited too long for the stored offsets to move. What it replicated stays."""
+
+    selection: str
+    waited_s: float
+    lag: int
+    reason: str
+    says: ClassVar[str] = (
+        "replication of {selection} has not moved for {waited_s:.0f} s, and {lag:,} records are waiting: {reason}; "
+        "what was replicated stays, run it again (pipeline.once_timeout_s sets the wait)"
+    )
+
+
+@dataclass(eq=False)
 class ReadAgain(Unavailable):
     """A journal, or its topic, changed while it was being read."""
 
@@ -955,12 +1164,47 @@ class ProjectionRebuilding(Unavailable):
 
 
 @dataclass(eq=False)
+class CommandExpired(Unavailable):
+    """A command's deadline passed before it was handled."""
+
+    engine: str
+    aggregate: str
+    timeout_s: float
+    says: ClassVar[str] = (
+        "a command for {aggregate!r} of engine {engine!r} was not handled within {timeout_s:g} s; "
+        "nothing was done, send it again"
+    )
+
+
+@dataclass(eq=False)
+class OutcomeUnknown(Unavailable):
+    """A command was on its way into the log when its time was up, or the log can't tell what became of it."""
+
+    engine: str
+    aggregate: str
+    reason: str
+    outcome_known: bool = False
+    says: ClassVar[str] = (
+        "a command for {aggregate!r} of engine {engine!r} may or may not have been done: {reason}; "
+        "send it again with the same command id, or look at the aggregate"
+    )
+
+
+@dataclass(eq=False)
 class Busy(Unavailable):
     """As many requests are in flight as may be; this one was not taken."""
 
     what: str
     limit: int
     says: ClassVar[str] = "{what} has {limit} requests in flight and takes no more; nothing was done, try again later"
+
+
+@dataclass(eq=False)
+class RateExceeded(Unavailable):
+    """A caller sends more requests than it may; this one was not taken."""
+
+    retry_in_s: float
+    says: ClassVar[str] = "too many requests; nothing was done, try again in {retry_in_s:g} s"
 
 
 @dataclass(eq=False)
@@ -1311,6 +1555,40 @@ class PortUnusable(Misconfigured):
 
 
 @dataclass(eq=False)
+class ListenFailed(Misconfigured):
+    """The gateway can't listen: another process uses the address, or this user is not allowed to."""
+
+    host: str
+    port: int
+    reason: str
+    says: ClassVar[str] = (
+        "the gateway can't listen at {host}:{port}: {reason}; stop the process that listens there, or set "
+        "gateway.listen to another address (port 0 takes a free one)"
+    )
+
+
+@dataclass(eq=False)
+class GatewayUnprotected(Misconfigured):
+    """The gateway would listen beyond this machine, and nobody would have to authenticate."""
+
+    host: str
+    says: ClassVar[str] = (
+        "the gateway would serve {host} without authentication; set gateway.jwt.jwks or gateway.signatures.secrets, "
+        "or listen at 127.0.0.1, or, if everybody who reaches it may do everything, set "
+        "gateway.allow_unauthenticated = true"
+    )
+
+
+@dataclass(eq=False)
+class KeysUnusable(Misconfigured):
+    """Keys that the gateway needs to check tokens or signatures can't be read, or are of no use."""
+
+    where: str
+    reason: str
+    says: ClassVar[str] = "the gateway can't use the keys in {where}: {reason}; correct them and start again"
+
+
+@dataclass(eq=False)
 class TagsDisabled(Misconfigured):
     """Views by tag are switched off here."""
 
@@ -1476,6 +1754,17 @@ class WrongStateTopic(Misconfigured):
     problem: str
     next_step: str
     says: ClassVar[str] = "topic {topic!r} can't be the changelog of this state: {problem}; {next_step}"
+
+
+@dataclass(eq=False)
+class WrongEngineTopic(Misconfigured):
+    """A topic that an engine can't use: another engine's, or one with journals that it does not know."""
+
+    engine: str
+    topic: str
+    problem: str
+    next_step: str
+    says: ClassVar[str] = "engine {engine!r} can't use topic {topic!r}: {problem}; {next_step}"
 
 
 @dataclass(eq=False)

@@ -106,6 +106,8 @@ class Replica:
 class World:
     """One history."""
 
+    topics: Mapping[str, int] = {AT.topic: 1, SIDE.topic: 1, f"{PREFIX}-leases": 4}
+
     def __init__(self, seed: int, harms: Sequence[str], *, nodes: int = 3) -> None:
         self.dice = random.Random(seed)
         self._harms = harms
@@ -118,11 +120,14 @@ class World:
         self._values = 0
         self._is_rough = True
         self._all: list[Replica] = []
-        self.brokers = Brokers(self.weather, {AT.topic: 1, SIDE.topic: 1, f"{PREFIX}-leases": 4})
+        self.brokers = Brokers(self.weather, self.topics)
         self.replicas = [self._started(f"n{n}") for n in range(nodes)]
 
+    def _made(self, name: str, process: str) -> Replica:
+        return Replica(self.brokers, name, process, self.dice)
+
     def _started(self, name: str) -> Replica:
-        self._all.append(Replica(self.brokers, name, f"{name}-{len(self._all)}", self.dice))
+        self._all.append(self._made(name, f"{name}-{len(self._all)}"))
         return self._all[-1]
 
     async def run(self) -> list[str]:
@@ -299,7 +304,7 @@ def _out_of_order(ops: Sequence[Op], places: Mapping[bytes | None, int]) -> list
     return problems
 
 
-def run_history(seed: int, harms: Sequence[str] = HARMS) -> list[str]:
+def run_history(seed: int, harms: Sequence[str] = HARMS, kind: type[World] = World) -> list[str]:
     """Run one history and judge it."""
     random.seed(seed)  # some waits are spread by it
 
@@ -311,7 +316,7 @@ def run_history(seed: int, harms: Sequence[str] = HARMS) -> list[str]:
 
     async def main() -> list[str]:
         SimulatedNode.all_run = False
-        worlds.append(World(seed, harms))
+        worlds.append(kind(seed, harms))
         return await worlds[0].run()
 
     with patch.object(owner, "due_s", hasty_due_s):  # suspecting a live owner must do no harm

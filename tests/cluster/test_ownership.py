@@ -133,6 +133,16 @@ def test_an_attempt_ends_when_another_node_became_the_owner_meanwhile() -> None:
     assert next_step(claim, ME, lease_id="mine") == StandBy()
 
 
+def test_an_owner_that_takes_its_partition_again_notices_who_had_it_meanwhile() -> None:
+    """C7: if another node owned and released it in between, this one lost it; what it wrote must be read first."""
+    mine, released = Epoch(4, ME, "mine"), Release(5, OTHER, "new")
+    claim = OwnershipClaim(expected=mine, wait_until_s=0.0, taken_s=1.0, is_read=True, before=released)
+    assert next_step(claim, ME, lease_id="mine") == StandBy()
+    claim = OwnershipClaim(expected=Epoch(4, OTHER, "old"), wait_until_s=0.0, taken_s=1.0, is_read=True)
+    claim.before = released
+    assert next_step(claim, ME, lease_id="mine") == WriteEpoch(Epoch(6, ME, "mine")), "a standby takes what is free"
+
+
 @pytest.mark.parametrize(
     ("before", "record_s", "renewal_s", "until_s"),
     [

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, TypeVar
 
-from headrace.app.nodes import RunningNode, running_node
+from headrace.app.nodes import NodePart, RunningNode, running_node
 from headrace.app.projections import ProjectionHandle, opened_projection, running_projection, share_of_arguments
 from headrace.config import HeadraceSettings, StoreSettings
+from headrace.engine import Engine, EngineClient
 from headrace.errors import BadArgument
 from headrace.journal import HeadCache, Journal
 from headrace.keyspace import App, Keyspace, KeyspaceClient
@@ -18,7 +20,14 @@ from headrace.serde import Registry, open_registry
 from headrace.store import Store, open_store
 from headrace.tags import After, TaggedEvent, TagQueries
 
+if TYPE_CHECKING:  # they need the extra `gateway`
+    from starlette.types import ASGIApp
+
+    from headrace.gateway import GatewayApp, GatewayRoute
+
 __all__ = ["Headrace", "connect"]
+
+S = TypeVar("S")
 
 
 class Headrace:
@@ -110,15 +119,38 @@ class Headrace:
         """Open a projection that runs elsewhere, to check it, wait for it, pause it or resume it."""
         return opened_projection(projection, self.tags, self.store)
 
-    @contextlib.asynccontextmanager
-    async def node(self, *parts: type[Keyspace] | App) -> AsyncIterator[RunningNode]:
-        """Be a node of the cluster while the block runs, and serve these keyspaces; without any it only calls others.
+    def gateway(
+        self, *parts: type[Keyspace] | App, routes: Sequence[GatewayRoute] = (), beside: ASGIApp | None = None
+    ) -> GatewayApp:
+        """Return the gateway of this connection, an ASGI application; `headrace.gateway.serving` serves it.
 
-        Raises DuplicateNode, WrongGroupSize, MissingExtra.
+        `parts` are the keyspaces that it serves, which needs a node (`hr.node`), and the routes of an App. `routes` are
+        further routes in the gateway's own manner, `beside` is an ASGI application of your own. Raises BadArgument if
+        no store was named, MissingExtra without the extra `gateway`.
+        """
+        from headrace import __version__
+        from headrace.app.gateways import ConnectionParts, served_beside
+        from headrace.gateway import GatewayApp, ServedKeyspace
+
+        app = App(*parts)
+        return GatewayApp(
+            ConnectionParts(self.log, self.registry, self.tags, self.journal),
+            self.settings.gateway,
+            version=__version__,
+            keyspaces=[ServedKeyspace(each.spec, self.keyspace(each)) for each in app.keyspaces.values()],
+            routes=routes,
+            beside=served_beside(app, beside),
+        )
+
+    @contextlib.asynccontextmanager
+    async def node(self, *parts: NodePart) -> AsyncIterator[RunningNode]:
+        """Be a node of the cluster while the block runs, and serve these keyspaces and engines.
+
+        Without any it only calls others. Raises DuplicateNode, WrongGroupSize, WrongEngineTopic, MissingExtra.
         """
         if self._node is not None:
-            raise BadArgument("node", parts, "this connection has a node already; name all keyspaces in one call")
-        async with running_node(self.log, self.registry, self.settings, App(*parts)) as node:
+            raise BadArgument("node", parts, "this connection has a node already; name all parts in one call")
+        async with running_node(self.log, self.registry, self.settings, parts, lambda: self.store.settings) as node:
             self._node = node
             try:
                 yield node
@@ -130,6 +162,12 @@ class Headrace:
         if self._node is None:
             raise BadArgument("keyspace", kind.__name__, "requests go through a node; use `async with hr.node(…):`")
         return self._node.keyspace(kind)
+
+    def engine(self, engine: Engine[S]) -> EngineClient[S]:
+        """Return the client of an engine; a node runs in this process (`hr.node`). Raises BadArgument."""
+        if self._node is None:
+            raise BadArgument("engine", engine.name, "commands go through a node; use `async with hr.node(…):`")
+        return self._node.engine(engine)
 
     async def close(self) -> None:
         """Close everything that was opened on the log and the store, then these."""

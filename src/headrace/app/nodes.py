@@ -1,21 +1,27 @@
-"""A node in an application's process: the keyspaces that it serves, and those that it calls."""
+"""A node in an application's process: the keyspaces and engines that it serves, and those that it calls."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 from headrace.cluster import ClusterView, HostingNode
 from headrace.config import HeadraceSettings
+from headrace.engine import Engine, EngineClient, EngineHosting
 from headrace.errors import TimedOut
 from headrace.keyspace import App, Keyspace, KeyspaceClient, KeyspaceHosting, KeyspaceLayouts, StateFolder
 from headrace.log import Log
 from headrace.observe import get_logger
 from headrace.serde import Registry
+from headrace.store import SharedSettings
 
-__all__ = ["RunningNode", "running_node"]
+__all__ = ["NodePart", "RunningNode", "running_node"]
+
+S = TypeVar("S")
+NodePart: TypeAlias = type[Keyspace] | App | Engine[Any]
 
 _logger = get_logger(__name__)
 _ONLINE_S = 30.0
@@ -24,9 +30,10 @@ _ONLINE_S = 30.0
 class RunningNode:
     """A node of the cluster, while it runs in this process."""
 
-    def __init__(self, hosting: HostingNode, keyspaces: KeyspaceHosting) -> None:
+    def __init__(self, hosting: HostingNode, keyspaces: KeyspaceHosting, engines: EngineHosting) -> None:
         self._hosting = hosting
         self._keyspaces = keyspaces
+        self._engines = engines
 
     @property
     def id(self) -> str:
@@ -61,6 +68,10 @@ class RunningNode:
         """Return the client of a keyspace, which any node of the cluster may serve."""
         return self._keyspaces.client(kind)
 
+    def engine(self, engine: Engine[S]) -> EngineClient[S]:
+        """Return the client of an engine, which any node of the cluster may serve."""
+        return self._engines.client(engine)
+
     async def online(self, *keyspaces: str, timeout_s: float = 60.0) -> None:
         """Wait until every partition of these keyspaces, or of all served here, has an owner. Raises TimedOut."""
         await self._hosting.online(*map(self._keyspaces.group_name, keyspaces), timeout_s=timeout_s)
@@ -76,9 +87,18 @@ class RunningNode:
 
 @contextlib.asynccontextmanager
 async def running_node(
-    log: Log, registry: Registry, settings: HeadraceSettings, app: App
+    log: Log,
+    registry: Registry,
+    settings: HeadraceSettings,
+    parts: tuple[NodePart, ...],
+    shared: Callable[[], SharedSettings],
 ) -> AsyncIterator[RunningNode]:
-    """Run a node while the block runs; it starts when every partition has an owner, or after half a minute."""
+    """Run a node while the block runs; it starts when every partition has an owner, or after half a minute.
+
+    `shared` returns the settings in which engines claim their journals.
+    """
+    served = [part for part in parts if isinstance(part, Engine)]
+    app = App(*(part for part in parts if not isinstance(part, Engine)))
     async with contextlib.AsyncExitStack() as stack:
         folders: list[StateFolder] = []
 
@@ -92,13 +112,17 @@ async def running_node(
         await layouts.open()
         stack.push_async_callback(layouts.close)
         keyspaces = KeyspaceHosting(log, registry, settings, folder, layouts)
-        hosting = HostingNode(log, settings=settings)
+        engines = EngineHosting(log, shared, registry, replicas=settings.keyspace.replicas, folder=folder)
+        for engine in served:
+            await engines.prepare(engine)
+        hosting = HostingNode(log, [engines.group(engine) for engine in served], settings=settings)
         keyspaces.attach(hosting)
+        engines.attach(hosting)
         for each in app.keyspaces.values():
             await keyspaces.client(each).open()
             await keyspaces.serve(each)
         async with hosting:
-            node = RunningNode(hosting, keyspaces)
+            node = RunningNode(hosting, keyspaces, engines)
             try:
                 await node.online(timeout_s=_ONLINE_S)
             except TimedOut as error:

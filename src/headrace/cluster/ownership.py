@@ -222,9 +222,15 @@ def next_step(claim: OwnershipClaim, me: Identity, *, lease_id: str) -> Step:
 
 
 def _is_overtaken(claim: OwnershipClaim, me: Identity) -> bool:
-    """Return True if another node became the owner after the attempt was decided on: it is alive."""
-    before = claim.before
-    return isinstance(before, Epoch) and before.by != me and before != claim.expected
+    """Return True if another node became the owner after the attempt was decided on.
+
+    If it has not released, it is alive. If it has, and the attempt was to go on as the owner, what it wrote meanwhile
+    must not pass unnoticed: this node lost the partition, and may take it as any other would.
+    """
+    before, expected = claim.before, claim.expected
+    if before is None or before.by == me or before == expected:
+        return False
+    return isinstance(before, Epoch) or (isinstance(expected, Epoch) and expected.by == me)
 
 
 def _has_lease_to_end(before: OwnershipRecord | None, me: Identity) -> TypeGuard[Epoch]:

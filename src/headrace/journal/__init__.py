@@ -5,6 +5,8 @@ log had, or raises; records have kafka-journal's format, so that JVM services ca
 Does not promise: an order between entities; bulk movement of events, which is the pipeline's.
 """
 
+from headrace.journal.append import AppendOptions, NewAppend, new_append
+from headrace.journal.engine_claims import claim_for_engine, release_from_engine
 from headrace.journal.growth import grow_topic
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.history import Moment, PartitionStats
@@ -38,6 +40,7 @@ __all__ = [
     "JOURNAL_TOPIC",
     "RETENTION_MS",
     "UNCHECKED",
+    "AppendOptions",
     "Expected",
     "HeadCache",
     "Held",
@@ -46,6 +49,7 @@ __all__ = [
     "JournalSnapshots",
     "Layout",
     "Moment",
+    "NewAppend",
     "PartitionStats",
     "Replicated",
     "Snapshot",
@@ -59,6 +63,7 @@ __all__ = [
     "change_terms",
     "check_replay",
     "check_retention",
+    "claim_for_engine",
     "claim_topic",
     "drop_other_claims",
     "fold",
@@ -66,8 +71,10 @@ __all__ = [
     "held_journals",
     "journal_config",
     "layout_key",
+    "new_append",
     "pass_verdict",
     "read_terms",
+    "release_from_engine",
     "remove_replicated",
     "replicate_batch",
     "retention_probe",

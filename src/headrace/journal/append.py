@@ -212,6 +212,7 @@ class JournalWriter:
         routed = self._topology.routed(id_) if not self._waiting else None
         if routed is None:
             routed = await self._find_route(id_)
+        self._topology.check_unclaimed("append")
         (position,) = await self._log.append([append.record(routed.route.at, id_)])
         if time.monotonic() > routed.safe_until_s and await self._is_stray(id_, routed, position):
             return await self.append_checked(id_, append, expected=None)
@@ -223,6 +224,7 @@ class JournalWriter:
         headers = encode_action(action)
         while True:
             routed = await self._topology.find_route(id_)
+            self._topology.check_unclaimed("delete" if isinstance(action, Delete) else "purge")
             at = routed.route.at
             (position,) = await self._log.append([NewRecord(at.topic, id_.encode(), None, headers, at.partition)])
             if not await self._is_stray(id_, routed, position):
@@ -315,6 +317,7 @@ class JournalWriter:
     async def _write_attempt(self, attempt: AppendAttempt, append: NewAppend, expected: int | None) -> Position:
         while True:
             routed = await self._topology.find_route(attempt.id)
+            self._topology.check_unclaimed("append")
             record = append.record(
                 routed.route.at, attempt.id, expected=expected, append_id=attempt.append_id, since=attempt.since
             )

@@ -13,6 +13,7 @@ import msgspec
 
 from headrace.errors import BadArgument, ImpossibleTopicChange
 from headrace.journal.marks import state_layout, write_mark
+from headrace.journal.retention import read_terms
 from headrace.journal.topology import LEASE_S, Topology, layout_key, longest_lease_s
 from headrace.log import Log
 from headrace.model import TopicPartition
@@ -33,6 +34,10 @@ async def grow_topic(
     """
     topology = Topology(log, settings, topic, lease_s=lease_s)
     layout = await topology.refresh()
+    engine = (await read_terms(settings, topic)).engine
+    if engine:
+        change = f"it is the journal of engine {engine!r}, whose state topic has as many partitions"
+        raise ImpossibleTopicChange(topic, change, "declare another engine with more partitions, and copy the events")
     if layout.growing_to is None:
         layout = await _announce(log, settings, layout, partitions)
     elif layout.growing_to != partitions:

@@ -48,11 +48,13 @@ _SECOND_MS = 1000
 class TopicTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The terms of a journal topic, stored for all processes. `retention_ms` applies to replicated records.
 
-    `is_shared`: services that do not know this store use the topic too, and its configuration is theirs.
+    `is_shared`: services that do not know this store use the topic too, and its configuration is theirs. `engine` is
+    the command engine that is the only writer of the topic's journals; empty if there is none.
     """
 
     retention_ms: int = RETENTION_MS
     is_shared: bool = False
+    engine: str = ""
 
 
 _encode = msgspec.json.Encoder().encode

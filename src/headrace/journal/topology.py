@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.errors import TimedOut, TopicExists, Unavailable, UnknownTopic
+from headrace.errors import TimedOut, TopicClaimed, TopicExists, Unavailable, UnknownTopic
 from headrace.journal.marks import layout_from_log
 from headrace.journal.retention import JOURNAL_TOPIC, check_topic, read_terms
 from headrace.log import Log
@@ -97,6 +97,12 @@ class Topology:
         self._from_log: tuple[tuple[Layout | None, str, int], Layout] | None = None
         self._is_shared = False
         self._shared_until_s = 0.0
+        self._engine = ""
+
+    def check_unclaimed(self, operation: str) -> None:
+        """Raise TopicClaimed if a command engine is the only writer of the topic, by what was read with the layout."""
+        if self._engine:
+            raise TopicClaimed(self.topic, self._engine, operation)
 
     async def layout(self) -> Layout:
         """Return the layout, at most a lease old. Calls that come while it is being read share that read."""
@@ -240,6 +246,7 @@ class Topology:
         if self._is_writer and not self._is_reader:
             await self._store_lease()
             self._is_lease_stored = True
+            self._engine = (await read_terms(self._settings, self.topic)).engine
         while True:
             stored = await self._settings.get(layout_key(self.topic))
             topic = await self._describe()

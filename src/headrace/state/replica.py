@@ -43,6 +43,7 @@ from headrace.state.table import (
     fold_changes,
     key_of_due_row,
     key_of_entry_row,
+    reserved_row,
 )
 from headrace.state.values import ValueCodec
 
@@ -94,6 +95,7 @@ class StateReplica:
         self._keys = 0
         self._timestamp_ms = 0
         self._stored_since: BootMoment | None = None
+        self._reserved: dict[bytes, bytes | None] = {}
         self.last_batch: tuple[int, int] | None = None
         self.owner_offset: int | None = None
         self.is_owned = False
@@ -149,6 +151,10 @@ class StateReplica:
         """Return what is stored under a key, due or not."""
         data = self._store.get(entry_row(key))
         return None if data is None else decode_entry(data)
+
+    def reserved(self, key: bytes) -> bytes | None:
+        """Return the value of the last record under a reserved key; None if there is none."""
+        return self._store.get(reserved_row(key))
 
     def entries(
         self, start: bytes, end: bytes | None, *, limit: int, reverse: bool = False
@@ -304,6 +310,7 @@ class StateReplica:
             metrics.REBUILDS.labels(self.spec.topic, why.name.lower()).inc()
             await asyncio.to_thread(self._store.wipe)
         self._keys = self._timestamp_ms = 0
+        self._reserved = {}
         self.last_batch = self._stored_since = self.owner_offset = None
         now = moment_of(self._clock)
         self._progress = ChangelogProgress.begin(bounds.start, limits=limits_of(self.topic), now=now)
@@ -320,7 +327,8 @@ class StateReplica:
             change = parse_record(record)
             if change is not None:
                 changes.append(change)
-            elif is_reserved(record.key):
+            elif record.key is not None and is_reserved(record.key):
+                self._reserved[record.key] = record.value
                 if record.key == OWNERSHIP_KEY:
                     self.owner_offset = record.offset
                 if self._on_reserved is not None:
@@ -356,7 +364,9 @@ class StateReplica:
             index=self._index if self.spec.indexes else None,
         )
         keys = self._keys + folded.keys
-        self._store.write(folded.writes, checkpoint=encode_checkpoint(self._checkpoint(progress, keys)))
+        reserved, self._reserved = self._reserved, {}
+        writes = [*folded.writes, *((reserved_row(key), value) for key, value in reserved.items())]
+        self._store.write(writes, checkpoint=encode_checkpoint(self._checkpoint(progress, keys)))
         crash_point("state.after-apply")
         self._keys, self._stored_since = keys, progress.since
         metrics.APPLIED.labels(self.spec.topic).inc(len(changes))

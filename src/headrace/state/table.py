@@ -1,7 +1,8 @@
 """The rows of a state in its store, and what a batch of changes does to them: decisions only, no I/O.
 
 Rows by their first byte: `d` + key holds the entry of a key; `x` + the time it is due + key finds what is due; `i` +
-the index's name + 00 + the indexed value + key finds keys by an index. All of them are made of the changelog alone.
+the index's name + 00 + the indexed value + key finds keys by an index; `r` + key holds the last record of a reserved
+key. All of them are made of the changelog alone.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ __all__ = [
     "index_prefix",
     "key_of_due_row",
     "key_of_entry_row",
+    "reserved_row",
     "shown_index_value",
 ]
 
-FORMAT = 1
+FORMAT = 2
 
-_DATA, _DUE, _INDEX = b"d", b"x", b"i"
+_DATA, _DUE, _INDEX, _RESERVED = b"d", b"x", b"i", b"r"
 _HEAD = struct.Struct(">QQQH")
 _TIME_BYTES = 8
 
@@ -74,6 +76,11 @@ def decode_entry(data: bytes) -> StateEntry:
 def entry_row(key: bytes) -> bytes:
     """Return the row of a key's entry."""
     return _DATA + key
+
+
+def reserved_row(key: bytes) -> bytes:
+    """Return the row of a reserved key."""
+    return _RESERVED + key
 
 
 def key_of_entry_row(row: bytes) -> bytes:

@@ -90,6 +90,7 @@ async def _purge_all(log: Log, topology: Topology, reader: JournalReader, expire
         due = {meta.id: view for meta in expired if (view := await _due(reader, meta)) is not None}
         expired = [meta for meta in expired if meta.id in due]
         routes = {id_: await topology.find_route(id_) for id_ in due}
+        topology.check_unclaimed("purge_expired")
         records = [_record(meta, routes[meta.id].route.at) for meta in expired]
         positions = dict(zip(due, await log.append(records), strict=True)) if records else {}
         strays = {id_ for id_, at in positions.items() if await topology.is_stray(id_, routes[id_], at.offset)}

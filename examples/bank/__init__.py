@@ -1,0 +1,1 @@
+"""A bank: accounts as aggregates of a command engine."""

@@ -1,0 +1,188 @@
+"""Commands on their way, the batch that gathers them, and the aggregates that uncommitted batches have changed."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from headrace.engine.commands import Answer, CommandReply, CommandRequest
+from headrace.engine.handling import HandledCommand
+from headrace.engine.records import AggregateRecord
+from headrace.errors import HeadraceError
+from headrace.model import NewRecord, TopicPartition, size_of
+from headrace.state import BatchName
+
+__all__ = ["CommandBatch", "CommandLane", "LiveAggregates", "PendingCommand", "Stage"]
+
+
+class Stage(Enum):
+    """How far a command has come. What was SENT may have been done, whatever happens to its node."""
+
+    WAITING = auto()
+    HANDLED = auto()
+    SENT = auto()
+
+
+@dataclass(eq=False, slots=True)
+class PendingCommand:
+    """A command that was not answered yet. `number` is the order of arrival in the partition.
+
+    One that `is_alone` shares its batch with no other: it may be the one that the log refuses, or kills its process.
+    """
+
+    number: int
+    request: CommandRequest
+    deadline_s: float
+    timeout_s: float
+    attempt: int = 1
+    done: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    stage: Stage = Stage.WAITING
+    is_alone: bool = False
+
+    def answer(self, answer: Answer) -> None:
+        """Answer the caller, unless it has left."""
+        if not self.done.done():
+            self.done.set_result(answer)
+
+    def fail(self, error: BaseException) -> None:
+        """Give the caller an error, unless it has left."""
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # looked at, so that asyncio does not report it when the caller is gone
+
+
+class CommandLane:
+    """The commands that wait for one aggregate, in the order in which they arrived."""
+
+    def __init__(self) -> None:
+        self.waiting: list[PendingCommand] = []
+        self.is_running = False
+
+    def add(self, command: PendingCommand) -> None:
+        """Add a command at its place: one that is handled again comes before those that arrived after it."""
+        insort(self.waiting, command, key=lambda each: each.number)
+
+    def remove(self, command: PendingCommand) -> None:
+        """Remove a command that was handled, or that nobody waits for any more."""
+        if command in self.waiting:
+            self.waiting.remove(command)
+
+
+class CommandBatch:
+    """What one transaction will hold: records in the order of handling, and the last record of each aggregate."""
+
+    def __init__(self, name: BatchName, generation: int) -> None:
+        self.name = name
+        self.generation = generation
+        self.outcomes: list[tuple[PendingCommand, CommandReply | HeadraceError, bool]] = []
+        self.size_bytes = 0
+        self.is_alone = False
+        self._records: list[NewRecord] = []
+        self._states: dict[bytes, bytes | None] = {}
+
+    @property
+    def commands(self) -> list[PendingCommand]:
+        """All commands that are answered when the batch is committed."""
+        return [command for command, _, _ in self.outcomes]
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing of it goes to the log."""
+        return not self._records and not self._states
+
+    def add(self, command: PendingCommand, handled: HandledCommand) -> None:
+        """Add a command that was handled."""
+        command.stage = Stage.HANDLED
+        self.outcomes.append((command, handled.reply, False))
+        self.is_alone |= command.is_alone
+        self._records += handled.records
+        self.size_bytes += sum(map(size_of, handled.records))
+        if handled.record is not None:
+            self.set_state(command.request.aggregate.encode(), handled.value)
+
+    def attach(self, command: PendingCommand, outcome: CommandReply | HeadraceError, *, is_repeated: bool) -> None:
+        """Add a command that writes nothing: its reply looked at what this batch, or one before it, commits."""
+        command.stage = Stage.HANDLED
+        self.outcomes.append((command, outcome, is_repeated))
+
+    def set_state(self, key: bytes, value: bytes | None) -> None:
+        """Set the record of a key in the state topic; None is a tombstone."""
+        self.size_bytes += len(value or b"") - len(self._states.get(key) or b"")
+        self._states[key] = value
+
+    def records(self, at: TopicPartition, timestamp_ms: int) -> list[NewRecord]:
+        """Return all records, those of the state topic last."""
+        states = self._states.items()
+        written = [NewRecord(at.topic, key, value, (), at.partition, timestamp_ms) for key, value in states]
+        return [*self._records, *written]
+
+
+@dataclass(slots=True)
+class _LiveAggregate:
+    record: AggregateRecord | None
+    batch: BatchName | None
+    used_s: float
+
+
+class LiveAggregates:
+    """The aggregates in memory: those in use, and those that uncommitted batches have changed.
+
+    An aggregate that a batch has changed is current here, and nowhere else, until the last batch that changed it is
+    committed and applied. Only then may it leave the memory.
+    """
+
+    def __init__(self) -> None:
+        self._live: dict[str, _LiveAggregate] = {}
+        self._changed: dict[BatchName, set[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, aggregate: object) -> bool:
+        return aggregate in self._live
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._live)
+
+    def get(self, aggregate: str, now_s: float) -> AggregateRecord | None:
+        """Return the newest record; None if there is none, also of an aggregate that is not in memory."""
+        live = self._live.get(aggregate)
+        if live is None:
+            return None
+        live.used_s = now_s
+        return live.record
+
+    def load(self, aggregate: str, record: AggregateRecord | None, now_s: float) -> None:
+        """Take in a committed record."""
+        self._live[aggregate] = _LiveAggregate(record, None, now_s)
+
+    def change(self, aggregate: str, record: AggregateRecord | None, batch: BatchName, now_s: float) -> None:
+        """Note that a batch, which is not committed yet, has changed the aggregate."""
+        self._live[aggregate] = _LiveAggregate(record, batch, now_s)
+        self._changed.setdefault(batch, set()).add(aggregate)
+
+    def committed(self, batch: BatchName) -> None:
+        """Note that a batch is committed and applied; batches are committed in order."""
+        for aggregate in self._changed.pop(batch, ()):
+            if self._live[aggregate].batch == batch:
+                self._live[aggregate].batch = None
+
+    def is_in_flight(self, aggregate: str) -> bool:
+        """Return True if an uncommitted batch has changed the aggregate."""
+        live = self._live.get(aggregate)
+        return live is not None and live.batch is not None
+
+    def passivate(self, *, before_s: float) -> int:
+        """Drop what was not used since then and is not in flight; returns how many."""
+        idle = [id_ for id_, live in self._live.items() if live.batch is None and live.used_s < before_s]
+        for id_ in idle:
+            del self._live[id_]
+        return len(idle)
+
+    def clear(self) -> None:
+        """Drop all: what is committed is read again, what is not is handled again."""
+        self._live.clear()
+        self._changed.clear()

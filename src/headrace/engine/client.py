@@ -1,0 +1,214 @@
+"""The engine as callers use it: an aggregate by its id, commands in order, results as values."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from headrace.engine import metrics
+from headrace.engine.commands import (
+    CommandRequest,
+    ReadRequest,
+    check_aggregate_id,
+    check_request,
+    decode_answer,
+    decode_read,
+    encode_request,
+    result_of,
+    since_of,
+)
+from headrace.engine.models import Engine
+from headrace.engine.ports import EngineRouter
+from headrace.engine.results import CommandResult, Failed, Rejected, Success
+from headrace.errors import HeadraceError, UnknownCommand
+from headrace.serde import Registry
+from headrace.state import BatchName, ValueCodec
+
+__all__ = ["Aggregate", "AggregateState", "EngineClient"]
+
+S = TypeVar("S")
+
+# How many command ids of this process are remembered with what was known before their first attempts.
+_FIRST_ATTEMPTS = 10_000
+
+
+class AggregateState(NamedTuple, Generic[S]):
+    """What is committed of an aggregate: its state, None if there is none, its version, the newest batch."""
+
+    state: S | None
+    version: int
+    since: str
+
+
+class EngineClient(Generic[S]):
+    """Sends commands to the aggregates of one engine, from any node."""
+
+    def __init__(
+        self, engine: Engine[S], router: Callable[[], EngineRouter], *, registry: Registry | None = None
+    ) -> None:
+        self.engine = engine
+        self._router = router
+        self._codec: ValueCodec[S] = engine.state_codec(registry)
+        self._is_open = False
+        self._opening = asyncio.Lock()
+        self._newest: dict[int, BatchName] = {}
+        self._first_attempts: OrderedDict[tuple[str, str], BatchName | None] = OrderedDict()
+
+    def aggregate(self, aggregate_id: str) -> Aggregate[S]:
+        """Return an aggregate, whether it exists or not. Raises BadArgument for an id that none can have."""
+        return Aggregate(self, check_aggregate_id(aggregate_id))
+
+    async def send(self, request: CommandRequest, timeout_s: float | None) -> CommandResult[S]:
+        """Send a request. Raises what the engine or the way to it raises."""
+        check_request(request)
+        await self._open()
+        request = await self._with_since(request, timeout_s)
+        with metrics.stage(self.engine.name, "route"):
+            data = await self._router().ask(
+                self.engine.name,
+                request.aggregate.encode(),
+                encode_request(request),
+                command_id=request.command_id,
+                timeout_s=timeout_s,
+            )
+        answer = decode_answer(data)
+        self._learn(request.aggregate, answer.since)
+        state = getattr(answer.reply, "state", None)
+        if state is not None:
+            await self._codec.prepare(state)
+        return result_of(self.engine, self._codec, answer.reply, since=answer.since, is_repeated=answer.is_repeated)
+
+    async def read(self, aggregate: str, timeout_s: float | None) -> AggregateState[S]:
+        """Read what is committed of an aggregate."""
+        await self._open()
+        payload, key = encode_request(ReadRequest(aggregate)), aggregate.encode()
+        found = decode_read(await self._router().ask(self.engine.name, key, payload, is_read=True, timeout_s=timeout_s))
+        self._learn(aggregate, found.since)
+        if found.state is None:
+            return AggregateState(None, found.version, str(found.since))
+        await self._codec.prepare(found.state)
+        return AggregateState(self._codec.decode(found.state), found.version, str(found.since))
+
+    async def _open(self) -> None:
+        if not self._is_open:
+            async with self._opening:
+                if not self._is_open:
+                    await self._codec.open()
+                    self._is_open = True
+
+    async def _with_since(self, request: CommandRequest, timeout_s: float | None) -> CommandRequest:
+        """Return the request with what was known before its first attempt from this process.
+
+        Without it, a retry that comes after its id was forgotten could not be told from a new command.
+        """
+        if request.command_id is None or request.since is not None:
+            return request
+        key = (request.aggregate, request.command_id)
+        is_first = key not in self._first_attempts
+        if is_first:
+            known = self._newest.get(self._partition(request.aggregate))
+            if known is None:
+                known = since_of((await self.read(request.aggregate, timeout_s)).since)
+            self._first_attempts[key] = known
+            if len(self._first_attempts) > _FIRST_ATTEMPTS:
+                self._first_attempts.popitem(last=False)
+        return msgspec.structs.replace(request, since=self._first_attempts[key], is_first=is_first)
+
+    def _partition(self, aggregate: str) -> int:
+        return self._router().partition(self.engine.name, aggregate.encode())
+
+    def _learn(self, aggregate: str, since: BatchName) -> None:
+        partition = self._partition(aggregate)
+        self._newest[partition] = max(since, self._newest.get(partition, since))
+
+
+class Aggregate(Generic[S]):
+    """One aggregate, by its id."""
+
+    def __init__(self, client: EngineClient[S], aggregate_id: str) -> None:
+        self.id = aggregate_id
+        self._client = client
+        self._engine = client.engine
+
+    async def send(
+        self,
+        command: Any,  # noqa: ANN401
+        *,
+        command_id: str | None = None,
+        expected_version: int | None = None,
+        since: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Success[S] | Rejected:
+        """Send a command; the result is in the log when this returns.
+
+        A command with a `command_id` can be sent again, by this or another process: it is done once, and each attempt
+        gets the same result, within the bounds of the engine's limits. A process that repeats a command of another
+        one gives the `since` that was known before the first attempt, if it has it: then a command whose id was
+        forgotten is refused, and never done twice. Raises CommandFailed, WrongVersion, CommandTooLate,
+        OutcomeUnknown and other errors; those with `outcome_known` False may have been done.
+        """
+        result = await self.try_send(
+            command, command_id=command_id, expected_version=expected_version, since=since, timeout_s=timeout_s
+        )
+        if isinstance(result, Failed):
+            raise result.error
+        return result
+
+    async def try_send(
+        self,
+        command: Any,  # noqa: ANN401
+        *,
+        command_id: str | None = None,
+        expected_version: int | None = None,
+        since: str | None = None,
+        timeout_s: float | None = None,
+    ) -> CommandResult[S]:
+        """Send a command as `send` does, and return errors as `Failed` instead of raising them."""
+        if type(command).__name__ not in self._engine.commands.names:
+            raise UnknownCommand(self._engine.name, type(command).__name__, self._engine.commands.names)
+        kind, data = self._engine.commands.encode(command)
+        request = CommandRequest(
+            aggregate=self.id,
+            kind=kind,
+            data=data,
+            command_id=command_id,
+            since=since_of(since),
+            expected_version=expected_version,
+        )
+        return await self._result(request, timeout_s)
+
+    async def apply_events(
+        self, events: Iterable[Any], *, command_id: str | None = None, timeout_s: float | None = None
+    ) -> Success[S]:
+        """Apply events that were decided on elsewhere, without a command handler."""
+        payloads = [self._engine.events.payload(event) for event in events]
+        request = CommandRequest(
+            aggregate=self.id,
+            kind="events",
+            data=msgspec.json.encode(payloads, order="sorted"),
+            is_events=True,
+            command_id=command_id,
+        )
+        result = await self._result(request, timeout_s)
+        if isinstance(result, Failed):
+            raise result.error
+        assert isinstance(result, Success), "events are not rejected"  # noqa: S101 - only handlers reject
+        return result
+
+    async def state(self, *, timeout_s: float | None = None) -> S | None:
+        """Return the state as it is committed; None if there is none."""
+        return (await self.read(timeout_s=timeout_s)).state
+
+    async def read(self, *, timeout_s: float | None = None) -> AggregateState[S]:
+        """Return the committed state with its version, and a `since` for commands that another process may repeat."""
+        return await self._client.read(self.id, timeout_s)
+
+    async def _result(self, request: CommandRequest, timeout_s: float | None) -> CommandResult[S]:
+        try:
+            return await self._client.send(request, timeout_s)
+        except HeadraceError as error:
+            return Failed(error)

@@ -1,0 +1,275 @@
+"""Commands in, batches out: the commands of one aggregate are handled one after the other, into the open batch.
+
+A batch that was sealed is being committed while the next one is handled on top of it. When a batch turns out not to be
+committed, it and everything that was handled on top of it goes back to its place and is handled again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from headrace.engine import metrics
+from headrace.engine.batches import CommandBatch, CommandLane, LiveAggregates, PendingCommand, Stage
+from headrace.engine.commands import CommandReply
+from headrace.engine.handling import CommandHandling, Decision
+from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, encode_floor
+from headrace.errors import CommandExpired, CommandFailed, HeadraceError
+from headrace.state import BatchName
+
+__all__ = ["CommandQueue", "Outcome", "TaskSet"]
+
+S = TypeVar("S")
+Outcome: TypeAlias = CommandReply | HeadraceError
+
+_ATTEMPTS = 3
+
+
+class TaskSet:
+    """Tasks that run beside each other; whoever made the set ends them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something."""
+        task = asyncio.get_running_loop().create_task(work, name=self._name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self) -> None:
+        """Cancel what runs, and wait for it."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class CommandQueue(Generic[S]):
+    """The commands of a partition that are not in a commit.
+
+    `load` returns what is committed of an aggregate, `now_ms` the partition's time. `answer` gets the commands that
+    need no commit of their own, `on_work` is called when the open batch has something to write.
+    """
+
+    def __init__(
+        self,
+        handling: CommandHandling[S],
+        tasks: TaskSet,
+        *,
+        load: Callable[[str], Awaitable[AggregateRecord | None]],
+        now_ms: Callable[[], int],
+        answer: Callable[[PendingCommand, Outcome, bool], None],
+        on_work: Callable[[], None],
+    ) -> None:
+        self._handling = handling
+        self._engine = handling.engine
+        self._tasks = tasks
+        self._load = load
+        self._now_ms = now_ms
+        self._answer = answer
+        self._on_work = on_work
+        self._loop = asyncio.get_running_loop()
+        self._is_begun = False
+        self._lanes: dict[str, CommandLane] = {}
+        self._sealed: CommandBatch | None = None
+        # Grows whenever what was handled and not committed must be handled again.
+        self.generation = 0
+        self.live = LiveAggregates()
+        self.open = CommandBatch(NOTHING_FORGOTTEN, 0)
+        self.floor = NOTHING_FORGOTTEN
+
+    @property
+    def is_begun(self) -> bool:
+        """True while this node owns the partition and handles commands."""
+        return self._is_begun
+
+    @property
+    def has_waiting(self) -> bool:
+        """True if commands wait to be handled."""
+        return any(lane.waiting for lane in self._lanes.values())
+
+    # Beginning and ending.
+
+    def begin(self, epoch: int, floor: BatchName) -> None:
+        """Begin to handle, on top of what is committed. `floor` is what the partition has forgotten."""
+        self._is_begun, self.floor = True, floor
+        self.open = CommandBatch(BatchName(epoch, 1), self.generation)
+        self._start_lanes()
+
+    def end(self) -> None:
+        """Stop handling; what is not in a commit waits."""
+        self._is_begun = False
+        self.rewind(self.floor)
+
+    def rewind(self, floor: BatchName) -> None:
+        """Forget what was handled and not sealed: it is handled again on what is committed."""
+        self.generation += 1
+        self.live.clear()
+        self.floor = floor
+        dropped, self.open = self.open, CommandBatch(self.open.name, self.generation)
+        self.again(dropped.commands)
+
+    def fail_waiting(self, error: HeadraceError) -> None:
+        """Give all callers whose commands wait an error."""
+        for lane in self._lanes.values():
+            for command in lane.waiting:
+                command.fail(error)
+            lane.waiting.clear()
+        self._lanes = {id_: lane for id_, lane in self._lanes.items() if lane.is_running}
+
+    # Commands.
+
+    def add(self, command: PendingCommand) -> None:
+        """Add a command; one that is handled again comes before those that arrived after it."""
+        aggregate = command.request.aggregate
+        lane = self._lanes.setdefault(aggregate, CommandLane())
+        command.stage = Stage.WAITING
+        lane.add(command)
+        self._start_lane(aggregate, lane)
+
+    def again(self, commands: Sequence[PendingCommand]) -> None:
+        """Add commands again that nobody has answered."""
+        for command in commands:
+            if not command.done.done():
+                self.add(command)
+
+    def remove(self, command: PendingCommand) -> None:
+        """Remove a command that nobody waits for, unless it was handled: others may stand on it."""
+        if command.stage is Stage.WAITING and not command.done.done():
+            command.done.cancel()
+            if (lane := self._lanes.get(command.request.aggregate)) is not None:
+                lane.remove(command)
+
+    # Batches.
+
+    def seal(self) -> CommandBatch:
+        """Return the open batch, to be committed, and open the next one."""
+        batch = self._sealed = self.open
+        self.open = CommandBatch(BatchName(batch.name.epoch, batch.name.number + 1), self.generation)
+        for command in batch.commands:
+            command.stage = Stage.SENT
+        self._start_lanes()
+        return batch
+
+    def unseal(self) -> None:
+        """Go on after the fate of the sealed batch is known, and it was applied or rewound."""
+        self._sealed = None
+        self._start_lanes()
+
+    def forget(self, aggregate: str, forgotten: BatchName) -> None:
+        """Write a tombstone for an aggregate of which nothing is left but what it has forgotten.
+
+        The partition remembers that in its stead. Nothing happens if the aggregate is in use.
+        """
+        if aggregate in self._lanes or self.live.is_in_flight(aggregate):
+            return
+        self.floor = max(self.floor, forgotten)
+        self.open.set_state(aggregate.encode(), None)
+        self.open.set_state(FORGOTTEN_KEY, encode_floor(self.floor))
+        self.live.change(aggregate, None, self.open.name, self._loop.time())
+        self._on_work()
+
+    # Handling.
+
+    def _start_lanes(self) -> None:
+        for aggregate, lane in list(self._lanes.items()):
+            self._start_lane(aggregate, lane)
+
+    def _start_lane(self, aggregate: str, lane: CommandLane) -> None:
+        if not lane.is_running and self._may_handle(lane):
+            lane.is_running = True
+            self._tasks.start(self._run_lane(aggregate, lane))
+
+    def _may_handle(self, lane: CommandLane) -> bool:
+        """Return True if the lane's next command may be handled now.
+
+        Not while the outcome of an earlier batch is being settled: the next state depends on it. A batch that is full
+        goes to the log first, and so does one before a command that must be alone in its batch.
+        """
+        if not self._is_begun or not lane.waiting:
+            return False
+        if self._sealed is not None and self._sealed.generation != self.generation:
+            return False
+        count = len(self.open.outcomes)
+        if self.open.is_alone or (lane.waiting[0].is_alone and count):
+            return False
+        limits = self._engine.limits
+        return count < limits.batch_commands and self.open.size_bytes < limits.batch_bytes
+
+    async def _run_lane(self, aggregate: str, lane: CommandLane) -> None:
+        """Handle the commands of one aggregate, one after the other, for as long as there are any."""
+        try:
+            while self._may_handle(lane):
+                command = lane.waiting[0]
+                if self._loop.time() >= command.deadline_s:
+                    lane.remove(command)
+                    command.fail(CommandExpired(self._engine.name, aggregate, command.timeout_s))
+                else:
+                    await self._handle(command, lane)
+        finally:
+            lane.is_running = False
+            if not lane.waiting and self._lanes.get(aggregate) is lane:
+                del self._lanes[aggregate]
+
+    async def _handle(self, command: PendingCommand, lane: CommandLane) -> None:
+        """Handle the lane's first command, unless what it looked at counts no more when it is through."""
+        generation, request = self.generation, command.request
+        command.stage = Stage.HANDLED
+        decision: Decision | None = None
+        try:
+            record = await self._newest(request.aggregate)
+            repeated = self._handling.admit(record, request, self.floor)
+            if repeated is None:
+                self._check_attempts(command)
+                with metrics.stage(self._engine.name, "handle"):
+                    decision = await self._handling.decide(record, request, now_ms=self._now_ms())
+            outcome: Outcome | None = repeated.reply if repeated is not None else None
+        except HeadraceError as error:
+            outcome = error
+        if generation != self.generation:
+            command.stage = Stage.WAITING
+            return
+        lane.remove(command)
+        if decision is not None:
+            self._finish(command, record, decision)
+        elif outcome is not None:
+            self._answer(command, outcome, not isinstance(outcome, HeadraceError))
+
+    def _finish(self, command: PendingCommand, record: AggregateRecord | None, decision: Decision) -> None:
+        """Put what a command leads to into the open batch."""
+        request, batch = command.request, self.open
+        try:
+            with metrics.stage(self._engine.name, "serialize"):
+                handled = self._handling.finish(
+                    record, request, decision, batch=batch.name, floor=self.floor, now_ms=self._now_ms()
+                )
+        except HeadraceError as error:
+            self._answer(command, error, False)
+            return
+        if not handled.writes:
+            self._answer(command, handled.reply, False)
+            return
+        batch.add(command, handled)
+        if handled.record is not None:
+            self.live.change(request.aggregate, handled.record, batch.name, self._loop.time())
+        self._on_work()
+
+    async def _newest(self, aggregate: str) -> AggregateRecord | None:
+        """Return the aggregate's record with all that was handled so far, committed or not."""
+        if aggregate not in self.live:
+            generation = self.generation
+            with metrics.stage(self._engine.name, "load"):
+                record = await self._load(aggregate)
+            if generation != self.generation:
+                return record
+            self.live.load(aggregate, record, self._loop.time())
+        return self.live.get(aggregate, self._loop.time())
+
+    def _check_attempts(self, command: PendingCommand) -> None:
+        """Refuse a command that was tried often and never answered: it may be what ends the process."""
+        if command.attempt > _ATTEMPTS:
+            request, reason = command.request, f"it was tried {_ATTEMPTS} times, and no attempt was answered"
+            raise CommandFailed(self._engine.name, request.aggregate, request.kind, "process", reason)

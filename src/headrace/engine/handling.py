@@ -1,0 +1,336 @@
+"""Handling one command: decisions only. What it looked at goes in, what it leads to comes out.
+
+`admit` looks at the command's id and expected version. `decide` runs the application's handler. `finish` turns the
+decision into the records of a batch, and checks their sizes, so that what is too large fails alone. Only the handler
+itself may wait for something.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from headrace.engine.commands import (
+    CommandReply,
+    CommandRequest,
+    FailedReply,
+    RejectedReply,
+    SuccessReply,
+    check_request,
+    decode_reply,
+    encode_reply,
+    failed_reply,
+)
+from headrace.engine.context import CommandContext, CommandRejected, EventHandlerFailed
+from headrace.engine.models import Engine
+from headrace.engine.records import AggregateRecord, AggregateValues, RememberedCommand, remembering, without_oldest
+from headrace.engine.results import Reject
+from headrace.errors import (
+    BadArgument,
+    CommandFailed,
+    CommandIdReused,
+    CommandTooLarge,
+    CommandTooLate,
+    HeadraceError,
+    NotReadable,
+    NotStorable,
+    UnknownCommand,
+    WrongVersion,
+)
+from headrace.journal import AppendOptions, new_append
+from headrace.model import Event, NewRecord, TopicPartition, size_of
+from headrace.protocol import Purge, check_events, encode_action
+from headrace.state import BatchName
+
+__all__ = ["CommandHandling", "Decision", "HandledCommand", "RecordLimits", "Repeated"]
+
+S = TypeVar("S")
+
+# The owner adds the name of the batch to each record.
+_BATCH_HEADER_BYTES = 64
+_NO_EVENTS = b"[]"
+_REASON_AT_MOST = 500
+
+
+class RecordLimits(NamedTuple):
+    """How large a record may be, by topic."""
+
+    state_bytes: int
+    journal_bytes: int
+    outputs_bytes: Mapping[str, int] = {}
+
+
+class Repeated(NamedTuple):
+    """A command whose id is remembered: this was its reply."""
+
+    reply: CommandReply
+
+
+class Decision(NamedTuple):
+    """What a handler made of a command; with `reject` or `error` nothing else counts."""
+
+    state: Any = None
+    events: tuple[Any, ...] = ()
+    outputs: tuple[NewRecord, ...] = ()
+    value: Any = None
+    reject: Reject | None = None
+    error: HeadraceError | None = None
+
+
+class HandledCommand(NamedTuple):
+    """What a command leads to. Without a `record` the aggregate stays as it is.
+
+    `value` is the encoded record, `records` are those of the journal and of other topics, in order.
+    """
+
+    reply: CommandReply
+    record: AggregateRecord | None = None
+    value: bytes = b""
+    records: tuple[NewRecord, ...] = ()
+
+    @property
+    def writes(self) -> bool:
+        """True if something of it goes to the log."""
+        return self.record is not None or bool(self.records)
+
+
+class _Change(NamedTuple):
+    """What a decision does to an aggregate, before its command id is remembered."""
+
+    record: AggregateRecord
+    reply: CommandReply
+    records: tuple[NewRecord, ...] = ()
+
+
+class CommandHandling(Generic[S]):
+    """Handles the commands of one partition of an engine."""
+
+    def __init__(self, engine: Engine[S], values: AggregateValues, partition: int, limits: RecordLimits) -> None:
+        self.engine = engine
+        self.values = values
+        self.state_at = TopicPartition(engine.state_topic, partition)
+        self._journal_at = TopicPartition(engine.journal_topic, partition) if engine.journal_topic is not None else None
+        self._limits = limits
+
+    def admit(self, record: AggregateRecord | None, request: CommandRequest, floor: BatchName) -> Repeated | None:
+        """Return the reply of a command that was seen before; None if it is to be handled.
+
+        `floor` is what the partition has forgotten of aggregates without a record. Raises CommandIdReused and
+        CommandTooLate, after which nothing was done and nothing is remembered, and BadArgument.
+        """
+        check_request(request)
+        if request.command_id is None:
+            return None
+        known = record.find(request.command_id) if record is not None else None
+        if known is not None:
+            if known.digest != request.digest:
+                raise CommandIdReused(request.aggregate, request.command_id)
+            return Repeated(decode_reply(known.reply))
+        forgotten = record.forgotten if record is not None else floor
+        if request.since is not None and request.since < forgotten:
+            since = str(BatchName(*request.since))
+            raise CommandTooLate(request.aggregate, request.command_id, since, str(forgotten))
+        return None
+
+    async def decide(self, record: AggregateRecord | None, request: CommandRequest, *, now_ms: int) -> Decision:
+        """Run the handler on the aggregate's state; its errors become part of the decision."""
+        version = record.version if record is not None else 0
+        if request.expected_version is not None and request.expected_version != version:
+            return Decision(error=WrongVersion(request.aggregate, request.expected_version, version))
+        stage = "state"
+        try:
+            state = self._state_of(record)
+            context = CommandContext(
+                self.engine,
+                request.aggregate,
+                state,
+                version=version,
+                command_id=request.command_id,
+                now_ms=now_ms,
+            )
+            stage = "handler"
+            return await self._run(request, state, context)
+        except CommandRejected as rejected:
+            return Decision(reject=rejected.reject)
+        except UnknownCommand as error:
+            return Decision(error=error)
+        except EventHandlerFailed as error:
+            return Decision(error=self._failed(request, "event handler", error.__cause__ or error))
+        except Exception as error:  # the application's own; it is given to the caller, and the next command works
+            return Decision(error=self._failed(request, stage, error))
+
+    def finish(
+        self,
+        record: AggregateRecord | None,
+        request: CommandRequest,
+        decision: Decision,
+        *,
+        batch: BatchName,
+        floor: BatchName,
+        now_ms: int,
+    ) -> HandledCommand:
+        """Return what the command leads to in this batch. What can't be written fails the command, and it alone."""
+        base = record if record is not None else AggregateRecord.new(floor)
+        try:
+            change = self._change(base, request, decision)
+            return self._remembered(base, change, request, batch=batch, now_ms=now_ms)
+        except (CommandTooLarge, CommandFailed, UnknownCommand, WrongVersion) as error:
+            change = _Change(base, failed_reply(error))
+        except (BadArgument, NotStorable) as error:
+            change = _Change(base, failed_reply(self._failed(request, "serialization", error)))
+        return self._remembered(base, change, request, batch=batch, now_ms=now_ms)
+
+    # How it is done.
+
+    def _state_of(self, record: AggregateRecord | None) -> S | None:
+        """Return the state, decoded again for each command: a handler may change the object that it gets."""
+        if record is None or record.state is None:
+            return None
+        state: S = self.values.inner.decode(record.state)
+        return state
+
+    async def _run(self, request: CommandRequest, state: S | None, context: CommandContext[S]) -> Decision:
+        if request.is_events:
+            context.persist(*_events_in(self.engine, request))
+            return Decision(context.state, tuple(context.events))
+        if request.kind not in self.engine.commands.names:
+            raise UnknownCommand(self.engine.name, request.kind, self.engine.commands.names)
+        command = self.engine.commands.decode(request.kind, request.data)
+        returned = self.engine.handler_of(command)(state, command, context)
+        if inspect.isawaitable(returned):
+            returned = await returned
+        if isinstance(returned, Reject):
+            return Decision(reject=returned)
+        if returned is not None:
+            context.persist(
+                *(returned if isinstance(returned, list | tuple) and not _is_named(returned) else [returned])
+            )
+        return Decision(context.state, tuple(context.events), tuple(context.outputs), context.value)
+
+    def _failed(self, request: CommandRequest, stage: str, error: BaseException) -> CommandFailed:
+        reason = str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
+        return CommandFailed(self.engine.name, request.aggregate, request.kind, stage, reason[:_REASON_AT_MOST])
+
+    def _change(self, base: AggregateRecord, request: CommandRequest, decision: Decision) -> _Change:
+        if decision.error is not None:
+            raise decision.error
+        if decision.reject is not None:
+            return _Change(base, _rejected(base.version, decision.reject))
+        payloads = [self.engine.events.payload(event) for event in decision.events]
+        state = self.values.inner.encode(decision.state) if decision.state is not None else None
+        record = self._next(base, state, len(payloads))
+        records = (*self._journal_records(base, request, decision.events, payloads, record), *decision.outputs)
+        for output in decision.outputs:
+            self._check_size(request, f"record for {output.topic!r}", output, self._limits.outputs_bytes[output.topic])
+        value = msgspec.json.encode(decision.value) if decision.value is not None else None
+        # What the caller is told is the version that the command led to, also if the journal was purged with it.
+        version = base.version + len(payloads) if self._journal_at is not None else record.version
+        reply = SuccessReply(version, state, msgspec.json.encode(payloads) if payloads else _NO_EVENTS, value)
+        size, limit = len(encode_reply(reply)), self.engine.limits.reply_bytes
+        if size > limit:
+            raise CommandTooLarge(self.engine.name, request.aggregate, "reply", size, limit)
+        return _Change(record, reply, records)
+
+    def _next(self, base: AggregateRecord, state: bytes | None, events: int) -> AggregateRecord:
+        """Return the aggregate's next record; the same one if nothing has changed."""
+        if self._journal_at is None:
+            if state == base.state:
+                return base
+            return msgspec.structs.replace(base, state=state, version=base.version + 1)
+        if not events:
+            return base
+        version = 0 if state is None and self.engine.none_states == "purge" else base.version + events
+        return msgspec.structs.replace(base, state=state, version=version)
+
+    def _journal_records(
+        self,
+        base: AggregateRecord,
+        request: CommandRequest,
+        events: Sequence[Any],
+        payloads: Sequence[Any],
+        record: AggregateRecord,
+    ) -> list[NewRecord]:
+        """Return the Append of the events, and a Purge if the aggregate is gone and its journal goes with it."""
+        if self._journal_at is None or not events:
+            return []
+        numbered = [
+            Event(base.version + n, payload, self.engine.tags_of(event))
+            for n, (event, payload) in enumerate(zip(events, payloads, strict=True), start=1)
+        ]
+        append = new_append(
+            check_events(numbered), AppendOptions(origin=self.engine.name), with_digest=request.command_id is not None
+        ).record(self._journal_at, request.aggregate, expected=base.version, append_id=request.command_id)
+        self._check_size(request, "events", append, self._limits.journal_bytes)
+        if record.version != 0:
+            return [append]
+        purge = encode_action(Purge(origin=self.engine.name))
+        at = self._journal_at
+        return [append, NewRecord(at.topic, request.aggregate.encode(), None, purge, at.partition)]
+
+    def _remembered(
+        self, base: AggregateRecord, change: _Change, request: CommandRequest, *, batch: BatchName, now_ms: int
+    ) -> HandledCommand:
+        """Return what is written: with a command id always a record, which remembers it."""
+        record = change.record
+        if request.command_id is not None:
+            limits = self.engine.limits
+            kept = encode_reply(_shortened(change.reply, limits.remembered_reply_bytes))
+            command = RememberedCommand(request.command_id, request.digest, batch, now_ms, kept)
+            record = remembering(record, command, limits, now_ms)
+        elif record is base:
+            return HandledCommand(change.reply, records=change.records)
+        record, value = self._fitted(record, request)
+        return HandledCommand(change.reply, record, value, change.records)
+
+    def _fitted(self, record: AggregateRecord, request: CommandRequest) -> tuple[AggregateRecord, bytes]:
+        """Return the record and its bytes, without its oldest ids if it would be too large for its topic."""
+        while True:
+            value = self.values.encode(record)
+            written = NewRecord(self.state_at.topic, request.aggregate.encode(), value)
+            if size_of(written) + _BATCH_HEADER_BYTES <= self._limits.state_bytes:
+                return record, value
+            if not record.ids:
+                self._check_size(request, "state", written, self._limits.state_bytes)
+            record = without_oldest(record, 1)
+
+    def _check_size(self, request: CommandRequest, part: str, record: NewRecord, limit_bytes: int) -> None:
+        size = size_of(record) + _BATCH_HEADER_BYTES
+        if size > limit_bytes:
+            raise CommandTooLarge(self.engine.name, request.aggregate, part, size, limit_bytes)
+
+
+def _events_in(engine: Engine[Any], request: CommandRequest) -> list[Any]:
+    try:
+        payloads = msgspec.json.decode(request.data)
+    except msgspec.DecodeError as error:
+        raise NotReadable("the events", request.kind, str(error)) from error
+    return [engine.events.of_payload(each) for each in payloads]
+
+
+def _is_named(value: object) -> bool:
+    """Return True for a NamedTuple, which is one event and not several."""
+    return hasattr(value, "_fields")
+
+
+def _rejected(version: int, reject: Reject) -> RejectedReply:
+    try:
+        details = msgspec.json.encode(dict(reject.details))
+    except (TypeError, ValueError) as error:
+        raise BadArgument("details", sorted(reject.details), f"JSON must be able to carry them: {error}") from error
+    return RejectedReply(version, reject.code, reject.message, details)
+
+
+def _shortened(reply: CommandReply, limit_bytes: int) -> CommandReply:
+    """Return what is remembered of a reply: all of it, or what happened and no more."""
+    if len(encode_reply(reply)) <= limit_bytes:
+        return reply
+    match reply:
+        case SuccessReply():
+            return SuccessReply(reply.version, None, _NO_EVENTS, is_kept=False)
+        case RejectedReply():
+            return RejectedReply(reply.version, reply.code, reply.message[:_REASON_AT_MOST], b"{}")
+        case FailedReply():
+            return reply

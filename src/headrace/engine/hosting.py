@@ -1,0 +1,118 @@
+"""How a node serves an engine: its topics, its copies of the state topic, its partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headrace.cluster import GroupSpec, HostedGroup, HostingNode, PartitionHost
+from headrace.engine.client import EngineClient
+from headrace.engine.handling import CommandHandling, RecordLimits
+from headrace.engine.models import Engine
+from headrace.engine.partition import EnginePartition
+from headrace.engine.records import AggregateValues
+from headrace.engine.topics import ensure_topics, state_spec
+from headrace.errors import BadArgument
+from headrace.log import Log
+from headrace.runtime import SYSTEM_CLOCK, Clock
+from headrace.serde import Registry
+from headrace.state import KeyValueStore, StatePartition, StateSpec, open_state_store
+from headrace.store import SharedSettings
+
+__all__ = ["EngineHosting", "OpenFolder", "open_partition"]
+
+S = TypeVar("S")
+OpenFolder = Callable[[], Path]
+
+
+async def open_partition(
+    log: Log,
+    engine: Engine[S],
+    partition: int,
+    limits: RecordLimits,
+    *,
+    node: str,
+    registry: Registry | None = None,
+    folder: OpenFolder | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> EnginePartition[S]:
+    """Open one partition of an engine on a node. Without a folder its copy is in memory."""
+    values = AggregateValues(engine.state_codec(registry))
+    await values.open()
+
+    async def open_store(spec: StateSpec[Any, Any]) -> KeyValueStore:
+        if folder is None:
+            return await open_state_store("memory:")
+        return await open_state_store(f"rocksdb:{folder() / 'engines' / spec.name / str(partition)}")
+
+    states = await StatePartition.open(
+        log, [state_spec(engine, values)], partition, open_store=open_store, registry=registry, clock=clock
+    )
+    return EnginePartition(CommandHandling(engine, values, partition, limits), states, node=node, clock=clock)
+
+
+class EngineHosting:
+    """Opens partitions of engines for a node, and makes the clients that send them commands."""
+
+    def __init__(
+        self,
+        log: Log,
+        settings: Callable[[], SharedSettings],
+        registry: Registry | None,
+        *,
+        replicas: int,
+        folder: OpenFolder | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._log = log
+        self._settings = settings
+        self._registry = registry
+        self._replicas = replicas
+        self._folder = folder
+        self._clock = clock
+        self._node: HostingNode | None = None
+        self._clients: dict[str, EngineClient[Any]] = {}
+        self._limits: dict[str, RecordLimits] = {}
+
+    def attach(self, node: HostingNode) -> None:
+        """Say which node the groups of this hosting are part of."""
+        self._node = node
+
+    async def prepare(self, engine: Engine[Any]) -> None:
+        """Make and claim the engine's topics, before the node starts. Raises WrongEngineTopic, WrongStateTopic."""
+        settings = self._settings() if engine.journal_topic is not None else None
+        self._limits[engine.name] = await ensure_topics(self._log, settings, engine)
+
+    def group(self, engine: Engine[Any]) -> HostedGroup:
+        """Return the group of an engine, for a node to take part in."""
+
+        async def open_host(partition: int) -> PartitionHost:
+            return await open_partition(
+                self._log,
+                engine,
+                partition,
+                self._limits[engine.name],
+                node=self._attached().id,
+                registry=self._registry,
+                folder=self._folder,
+                clock=self._clock,
+            )
+
+        spec = GroupSpec(name=engine.name, partitions=engine.partitions, replicas=self._replicas)
+        return HostedGroup(spec, open_host)
+
+    def client(self, engine: Engine[S]) -> EngineClient[S]:
+        """Return the client of an engine, which any node of the cluster may serve."""
+        found = self._clients.get(engine.name)
+        if found is None:
+            found = EngineClient(engine, lambda: self._attached().router, registry=self._registry)
+            self._clients[engine.name] = found
+        if found.engine is not engine:
+            raise BadArgument("engine", engine.name, "another engine of this name is declared already")
+        return found
+
+    def _attached(self) -> HostingNode:
+        if self._node is None:
+            raise BadArgument("engine", None, "no node runs in this process; use `async with hr.node(…):`")
+        return self._node

@@ -1,0 +1,17 @@
+"""What engines measure: how long each stage of a command takes, and how commands end."""
+
+from __future__ import annotations
+
+from headrace.observe import counter, histogram, timed
+
+__all__ = ["COMMANDS", "STAGES", "stage"]
+
+COMMANDS = counter("engine", "commands", "Commands by how they ended.", ["engine", "outcome"])
+STAGES = histogram(
+    "engine", "stage", "Time of each stage: route, load, handle, serialize, publish, apply.", ["engine", "stage"]
+)
+
+
+def stage(engine: str, name: str) -> timed:
+    """Measure one stage, as a context manager."""
+    return timed(STAGES.labels(engine, name))

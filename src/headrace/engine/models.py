@@ -1,0 +1,235 @@
+"""What an application declares: an engine with its state, its commands and its events, as functions or as a class.
+
+    bank = Engine("bank", state=Account)
+
+    @bank.command
+    def deposit(account: Account | None, command: Deposit) -> Deposited | Reject: ...
+
+    @bank.event
+    def deposited(account: Account | None, event: Deposited) -> Account: ...
+
+A command handler gets the state (None if there is no aggregate yet) and the command. It returns one event, several in a
+list, a Reject, or None if nothing is to happen. It may be a coroutine, and it may take a `CommandContext` as well. An
+event handler is a plain function of state and event; it returns the next state, or None if the aggregate is gone.
+Which commands and events a handler is for stands in the annotation of its second parameter.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+
+from headrace.engine.typed_json import TypedJson
+from headrace.errors import BadArgument, UnknownCommand
+from headrace.model import check_topic_name
+from headrace.serde import Registry
+from headrace.state import AvroValues, JsonValues, ValueCodec
+
+__all__ = ["Engine", "EngineLimits", "EventHandler", "Handler", "NoneStates", "TagsOf"]
+
+S = TypeVar("S")
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
+
+NoneStates: TypeAlias = Literal["keep", "purge"]
+EventHandler: TypeAlias = Callable[[Any, Any], Any]
+TagsOf: TypeAlias = Callable[[Any], Sequence[str]]
+
+DEFAULT_PARTITIONS = 16
+
+
+class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much an engine keeps and accepts.
+
+    Of each aggregate the last `command_ids` ids are remembered, for `command_ids_s` and up to `command_ids_bytes`; a
+    reply above `remembered_reply_bytes` is remembered as "done" only. `waiting` bounds the commands of a partition that
+    are not committed yet. An aggregate that is idle for `idle_s` leaves the memory.
+    """
+
+    command_ids: int = 16
+    command_ids_s: float = 24 * 3600.0
+    command_ids_bytes: int = 16 * 1024
+    remembered_reply_bytes: int = 4 * 1024
+    reply_bytes: int = 1024 * 1024
+    waiting: int = 10_000
+    batch_commands: int = 1000
+    batch_bytes: int = 4 * 1024 * 1024
+    idle_s: float = 30.0
+    timeout_s: float = 10.0
+
+
+class Handler(NamedTuple):
+    """A command handler, and how it is called."""
+
+    call: Callable[..., Any]
+    takes_context: bool
+
+    def __call__(self, state: Any, command: Any, context: Any) -> Any | Awaitable[Any]:  # noqa: ANN401
+        """Call it with what it takes."""
+        return self.call(state, command, context) if self.takes_context else self.call(state, command)
+
+
+class Engine(Generic[S]):
+    """A kind of aggregates: their state, and the handlers of their commands and events.
+
+    `state` is the class of the state, stored as JSON; a `ValueCodec` stores it in another way, and `encoding="avro"`
+    with a schema in the registry. Events go to the journal topic `journal`, by default the engine's name; with
+    `journal=None` there are no events, and handlers set the state themselves. `none_states` says what happens to an
+    aggregate whose state becomes None: "keep" keeps its journal and its numbers, "purge" removes the journal, and the
+    next event has number 1. `outputs` are other topics that handlers may write to in the same transaction.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        state: type[S] | ValueCodec[S] | Any,  # noqa: ANN401
+        journal: str | None = "",
+        state_topic: str | None = None,
+        partitions: int = DEFAULT_PARTITIONS,
+        encoding: Literal["json", "avro"] = "json",
+        none_states: NoneStates = "keep",
+        outputs: Sequence[str] = (),
+        limits: EngineLimits | None = None,
+    ) -> None:
+        self.name = check_topic_name(name)
+        self.journal_topic = None if journal is None else check_topic_name(journal or name)
+        self.state_topic = check_topic_name(state_topic or f"{name}-state")
+        if type(partitions) is not int or partitions < 1:
+            raise BadArgument("partitions", partitions, "an engine has at least one partition")
+        if none_states not in ("keep", "purge"):
+            raise BadArgument("none_states", none_states, "it is 'keep' or 'purge'")
+        if encoding not in ("json", "avro"):
+            raise BadArgument("encoding", encoding, "it is 'json' or 'avro'; give a ValueCodec as state for others")
+        self.partitions = partitions
+        self.none_states = none_states
+        self.outputs = tuple(check_topic_name(topic) for topic in outputs)
+        self.limits = limits or EngineLimits()
+        self.commands = TypedJson("command")
+        self.events = TypedJson("event")
+        self._state = state
+        self._encoding = encoding
+        self._handlers: dict[type, Handler] = {}
+        self._event_handlers: dict[type, EventHandler] = {}
+        self._tags_of: TagsOf | None = None
+
+    # Declaring.
+
+    def command(self, handler: F) -> F:
+        """Declare a command handler; a decorator."""
+        parameters = _parameters(handler)
+        if len(parameters) not in (2, 3):
+            rule = "it takes the state, the command, and perhaps a CommandContext"
+            raise BadArgument("command handler", _named(handler), rule)
+        for kind in _kinds_of(handler, parameters[1]):
+            self.commands.add(kind)
+            if kind in self._handlers:
+                raise BadArgument("command handler", _named(handler), f"{kind.__name__} has a handler already")
+            self._handlers[kind] = Handler(handler, len(parameters) == 3)
+        return handler
+
+    def event(self, handler: F) -> F:
+        """Declare an event handler; a decorator."""
+        parameters = _parameters(handler)
+        if len(parameters) != 2 or inspect.iscoroutinefunction(handler):
+            raise BadArgument("event handler", _named(handler), "it is a plain function of the state and the event")
+        for kind in _kinds_of(handler, parameters[1]):
+            self.events.add(kind)
+            if kind in self._event_handlers:
+                raise BadArgument("event handler", _named(handler), f"{kind.__name__} has a handler already")
+            self._event_handlers[kind] = handler
+        return handler
+
+    def tags(self, tags_of: F) -> F:
+        """Declare the function that returns an event's tags; a decorator."""
+        self._tags_of = tags_of
+        return tags_of
+
+    def model(self, kind: C) -> C:
+        """Declare a class: its methods `handle…` are command handlers, `apply…` event handlers, `tags` names tags."""
+        made = kind()
+        for name, method in inspect.getmembers(made, callable):
+            if name.startswith("handle"):
+                self.command(method)
+            elif name.startswith("apply"):
+                self.event(method)
+            elif name == "tags":
+                self.tags(method)
+        return kind
+
+    # Using the declaration.
+
+    def handler_of(self, command: Any) -> Handler:  # noqa: ANN401
+        """Return the handler of a command. Raises UnknownCommand."""
+        found = self._handlers.get(type(command))
+        if found is None:
+            raise UnknownCommand(self.name, type(command).__name__, self.commands.names)
+        return found
+
+    def apply(self, state: S | None, event: Any) -> S | None:  # noqa: ANN401
+        """Return the state after an event. Raises UnknownCommand, and what the event's handler raises."""
+        found = self._event_handlers.get(type(event))
+        if found is None:
+            raise UnknownCommand(self.name, type(event).__name__, self.events.names)
+        result: S | None = found(state, event)
+        return result
+
+    def fold(self, events: Iterable[Any], state: S | None = None) -> S | None:
+        """Return the state after events."""
+        for event in events:
+            state = self.apply(state, event)
+        return state
+
+    def tags_of(self, event: Any) -> tuple[str, ...]:  # noqa: ANN401
+        """Return the tags of an event."""
+        return tuple(self._tags_of(event)) if self._tags_of is not None else ()
+
+    def state_codec(self, registry: Registry | None = None) -> ValueCodec[S]:
+        """Return what turns states into bytes and back. Raises BadArgument for Avro without a registry."""
+        if hasattr(self._state, "encode") and hasattr(self._state, "prepare") and not isinstance(self._state, type):
+            codec: ValueCodec[S] = self._state
+            return codec
+        if self._encoding == "json":
+            return JsonValues(self._state)
+        if registry is None:
+            raise BadArgument("encoding", "avro", "it needs a schema registry")
+        return AvroValues(registry, self.state_topic, self._state)
+
+
+def _parameters(handler: Callable[..., Any]) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [each.name for each in inspect.signature(handler).parameters.values() if each.kind in kinds]
+
+
+def _kinds_of(handler: Callable[..., Any], parameter: str) -> list[type]:
+    """Return the classes in a parameter's annotation: one, or several joined by |."""
+    try:
+        hint = typing.get_type_hints(handler, localns=_enclosing_names(handler)).get(parameter)
+    except NameError as error:
+        rule = f"the annotation of {parameter!r} can't be resolved: {error}"
+        raise BadArgument("handler", _named(handler), rule) from error
+    if hint is None:
+        rule = f"the annotation of {parameter!r} says which commands or events it is for"
+        raise BadArgument("handler", _named(handler), rule)
+    is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    return list(typing.get_args(hint)) if is_union else [hint]
+
+
+def _enclosing_names(handler: Callable[..., Any]) -> dict[str, Any]:
+    """Return the names where the handler is being declared: classes inside a function are in no module."""
+    own = {handler.__code__.co_filename} if hasattr(handler, "__code__") else set()
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_filename in own:
+            return dict(frame.f_locals)
+        frame = frame.f_back
+    return {}
+
+
+def _named(handler: Callable[..., Any]) -> str:
+    return getattr(handler, "__qualname__", repr(handler))

@@ -1,0 +1,86 @@
+"""The bank of the examples, and the code in docs/engine.md, run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.engine import Rejected
+from headrace.errors import CommandFailed, WrongVersion
+from headrace.testing.engines import EngineHarness, given
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The example's module, as `python -m examples.bank` finds it."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    import examples.bank.accounts
+
+    yield examples.bank.accounts
+    for name in [name for name in sys.modules if name == "examples" or name.startswith("examples.")]:
+        del sys.modules[name]
+
+
+def test_the_decisions_of_the_bank(shown: Any) -> None:
+    """N27: what each command leads to, given what has happened before."""
+    bank, ann = shown.bank, shown.Created("ann", 1000)
+    given(bank).when(shown.Create("ann", 1000)).then(ann, state=shown.Account("ann", 1000))
+    given(bank, ann).when(shown.Create("ann", 1)).then(rejected="exists")
+    given(bank, ann).when(shown.Credit(100)).then(shown.Credited(100), state=shown.Account("ann", 1100))
+    given(bank, ann, shown.Debited(900)).when(shown.Debit(101)).then(rejected="overdrawn")
+    given(bank).when(shown.Debit(1)).then(rejected="unknown-account")
+    given(bank, ann).when(shown.Debit(1), expected_version=3).then(failed=WrongVersion)
+
+
+def test_an_expectation_that_is_wrong_is_an_error(shown: Any) -> None:
+    """N27: events, states, rejections and failures that differ from what was expected are said."""
+    done = given(shown.bank).when(shown.Create("ann", 1))
+    rejected = given(shown.bank).when(shown.Credit(1))
+    failed = given(shown.bank).when(shown.Credit(1), expected_version=1)
+    for wrong in (
+        lambda: done.then(),
+        lambda: done.then(shown.Created("ann", 1), state=shown.Account("ann", 2)),
+        lambda: done.then(rejected="exists"),
+        lambda: rejected.then(shown.Credited(1)),
+        lambda: rejected.then(rejected="overdrawn"),
+        lambda: failed.then(),
+        lambda: failed.then(failed=CommandFailed),
+        lambda: done.then(shown.Created("ann", 1), sate=shown.Account("ann", 1)),
+    ):
+        with pytest.raises(AssertionError):
+            wrong()
+
+
+async def test_the_bank_runs(shown: Any) -> None:
+    """N27: create 1000, credit 100: 1100; overdraw is rejected with a code; the journal has the two events."""
+    async with EngineHarness(shown.bank) as harness:
+        account = harness.aggregate("acc-1")
+        await account.send(shown.Create("ann", 1000), command_id="open-acc-1")
+        credited = await account.send(shown.Credit(100))
+        overdrawn = await account.send(shown.Debit(5000))
+        assert credited.state == await account.state() == shown.Account("ann", 1100)  # type: ignore[union-attr]
+        assert isinstance(overdrawn, Rejected)
+        assert (overdrawn.code, overdrawn.details) == ("overdrawn", {"balance": 1100})
+        assert await harness.events("acc-1") == [shown.Created("ann", 1000), shown.Credited(100)]
+
+
+def test_the_python_of_the_document_runs(tmp_path: Path) -> None:
+    """N1: the program ends well and prints what it says."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "engine.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "Account(balance=10) 1",
+        "Account(balance=10) True",
+        "overdrawn {'balance': 10}",
+        "Account(balance=10)",
+        "[(1, {'type': 'Deposited', 'data': {'amount': 10}})]",
+    ]

@@ -1,0 +1,161 @@
+"""Engines on nodes of a cluster, as an application uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.models import Account, Close, Deposit, Deposited, Note, Withdraw, bank_engine, counter_engine
+
+from headrace.app import Headrace, connect
+from headrace.config import ClusterSettings, EmbeddedLogSettings, HeadraceSettings, LogSettings
+from headrace.engine import Engine, Failed, Rejected, Success
+from headrace.errors import BadArgument, ImpossibleTopicChange, TopicClaimed, UnknownCommand, WrongEngineTopic
+from headrace.journal import grow_topic
+from headrace.model import Event
+from headrace.observe import render
+from headrace.testing.conformance.log_setting import eventually
+
+
+def _settings(node: str) -> HeadraceSettings:
+    return HeadraceSettings(
+        log=LogSettings(embedded=EmbeddedLogSettings(fsync=False)), cluster=ClusterSettings(node_id=node)
+    )
+
+
+@contextlib.asynccontextmanager
+async def _node(folder: Path, name: str, *engines: Engine[Any]) -> AsyncIterator[Headrace]:
+    async with connect(f"embedded:{folder}", settings=_settings(name)) as hr, hr.node(*engines):
+        yield hr
+
+
+@pytest.fixture
+async def bank(tmp_path: Path) -> AsyncIterator[tuple[Headrace, Engine[Account]]]:
+    """A node that serves a bank."""
+    engine = bank_engine()
+
+    @engine.tags
+    def tags(event: Any) -> list[str]:
+        return ["large"] if isinstance(event, Deposited) and event.amount >= 100 else []
+
+    async with _node(tmp_path, "n1", engine) as hr:
+        yield hr, engine
+
+
+async def test_a_command_is_handled_by_the_owner_whichever_node_it_arrives_at(tmp_path: Path) -> None:
+    """N18, N34: the reply comes out where the command went in; a moved partition costs the caller no error."""
+    bank = bank_engine()
+    async with contextlib.AsyncExitStack() as leaving, _node(tmp_path, "n2") as caller:
+        await leaving.enter_async_context(_node(tmp_path, "n1", bank_engine()))
+        account = caller.engine(bank).aggregate("a")
+        assert (await account.send(Deposit(1), command_id="x")).version == 1
+        async with _node(tmp_path, "n3", bank_engine()) as standby:
+
+            async def is_online() -> bool:
+                assert standby._node is not None
+                members = standby._node.view.members.values()
+                return sum(each.is_online for member in members for each in member.holdings) == 2
+
+            await eventually(is_online, every_s=0.01, what="the standby")
+            sends = [asyncio.create_task(account.send(Deposit(1))) for _ in range(20)]
+            await sends[5]
+            await leaving.aclose()
+            later = [asyncio.create_task(account.send(Deposit(1))) for _ in range(3)]
+            assert [(await each).version for each in sends + later] == list(range(2, 25))
+            again = await standby.engine(bank).aggregate("a").send(Deposit(1), command_id="x")
+            assert (again.version, again.is_repeated) == (1, True)
+
+
+async def test_the_journal_of_an_engine_is_a_journal(bank: tuple[Headrace, Engine[Account]]) -> None:
+    """N24: its aggregates are read with Journal, replicated, and found by tag, without another line of code."""
+    hr, engine = bank
+    account = hr.engine(engine).aggregate("acc-1")
+    await account.send(Deposit(150), command_id="x")
+    await account.send(Note("hello"))
+    journal = hr.journal("bank", read_only=True)
+    assert [(each.seq_nr, each.payload["type"]) async for each in journal.read("acc-1")] == [
+        (1, "Deposited"),
+        (2, "Noted"),
+    ]
+    assert await journal.pointer("acc-1") == 2
+    tagged = [each async for each in hr.events_by_tag("large")]
+    assert [(each.id, each.seq_nr) for each in tagged] == [("acc-1", 1)]
+
+
+async def test_nobody_else_writes_to_the_journal_of_an_engine(bank: tuple[Headrace, Engine[Account]]) -> None:
+    """N38: appends, deletes, purges and growth are refused, naming the engine; marks of readers are not."""
+    hr, engine = bank
+    await hr.engine(engine).aggregate("acc-1").send(Deposit(1))
+    journal = hr.journal("bank")
+    for call in (
+        journal.append("acc-1", [Event(2, {})]),
+        journal.append("acc-1", [Event(2, {})], expected=1),
+        journal.append("acc-1", [Event(2, {})], append_id="x"),
+        journal.append_next("acc-1", [{}]),
+        journal.delete("acc-1", to=1),
+        journal.purge("acc-1"),
+    ):
+        with pytest.raises(TopicClaimed, match="engine 'bank' is the only writer"):
+            await call
+    with pytest.raises(ImpossibleTopicChange, match="journal of engine 'bank'"):
+        await grow_topic(hr.log, hr.store.settings, "bank", partitions=2, lease_s=0.0)
+    assert await journal.mark("acc-1", "m") >= 0
+    assert [each.seq_nr async for each in journal.read("acc-1")] == [1]
+    assert (await hr.engine(engine).aggregate("acc-1").send(Deposit(1))).version == 2
+
+
+async def test_topics_that_an_engine_can_not_use_are_refused(tmp_path: Path) -> None:
+    """N38: a journal that others wrote, another engine's, or one with another number of partitions."""
+    settings = _settings("n1")
+    async with connect(f"embedded:{tmp_path}", settings=settings) as hr:
+        await hr.journal("taken", partitions=1).append("a", [Event(1, {})])
+        engines = [bank_engine("one", journal="taken"), bank_engine("two", journal="mine", partitions=2)]
+        with pytest.raises(WrongEngineTopic, match="journals that others wrote"):
+            await hr.node(engines[0]).__aenter__()
+        async with hr.node(bank_engine("three", journal="mine")):
+            pass
+        with pytest.raises(WrongEngineTopic, match="it has 1 partitions, the engine is declared with 2"):
+            await hr.node(engines[1]).__aenter__()
+        with pytest.raises(WrongEngineTopic, match="journal of engine 'three'"):
+            await hr.node(bank_engine("four", journal="mine")).__aenter__()
+        with pytest.raises(BadArgument, match="commands go through a node"):
+            hr.engine(engines[0])
+
+
+async def test_results_and_errors_reach_the_caller_typed(bank: tuple[Headrace, Engine[Account]]) -> None:
+    """N6, N7, N22: a success and a rejection are values; a failure is raised, or returned with `outcome_known`."""
+    hr, engine = bank
+    account = hr.engine(engine).aggregate("acc-1")
+    applied = await account.apply_events([Deposited(5), Deposited(6)])
+    assert (applied.state, applied.version, applied.events) == (Account(11), 2, (Deposited(5), Deposited(6)))
+    done, rejected = await account.send(Deposit(1)), await account.send(Withdraw(100))
+    assert isinstance(done, Success)
+    assert isinstance(rejected, Rejected)
+    assert rejected.details == {"balance": 12}
+    failed = await account.try_send(Deposit(1), expected_version=1)
+    assert isinstance(failed, Failed)
+    assert failed.outcome_known
+    assert "expects version 1, it is at 3" in str(failed.error)
+    with pytest.raises(UnknownCommand, match="no handler for Deposited"):
+        await account.send(Deposited(1))
+    read = await account.read()
+    assert (read.state, read.version) == (Account(12), 3)
+    await account.send(Close())
+    assert await account.state() is None
+    metrics = render()
+    for stage in ("route", "load", "handle", "serialize", "publish", "apply"):
+        assert f'headrace_engine_stage_seconds_count{{engine="bank",stage="{stage}"}}' in metrics
+
+
+async def test_a_program_that_starts_again_finds_its_aggregates(tmp_path: Path) -> None:
+    """N10, N21: states, versions and remembered ids outlive the process, in its folder and in the log."""
+    for number in (1, 2):
+        engine, counter = bank_engine(), counter_engine()
+        async with _node(tmp_path, "n1", engine, counter) as hr:
+            done = await hr.engine(engine).aggregate("a").send(Deposit(1), command_id="x")
+            assert (done.version, done.is_repeated) == (1, number == 2)
+            assert (await hr.engine(counter).aggregate("c").send(Deposit(2))).version == number

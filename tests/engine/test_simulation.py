@@ -1,0 +1,104 @@
+"""Random histories: every acknowledged command once and in order, whatever happens; a missing rule is seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from tests.cluster.simulation import HARMS, SUSPICIONS, run_history
+from tests.engine.simulation import EngineWorld
+
+from headrace.cluster import owner
+from headrace.cluster.ownership import Outcome
+from headrace.engine.batches import PendingCommand
+from headrace.engine.commands import CommandRequest
+from headrace.engine.handling import CommandHandling
+from headrace.engine.partition import EnginePartition, _tell
+from headrace.testing.plugin import Size
+
+_PARTS = 4
+
+
+@pytest.mark.parametrize("part", range(_PARTS))
+def test_every_acknowledged_command_is_in_the_journal_once_and_in_order(size: Size, part: int) -> None:
+    """N23, N28, N30, N34: nothing is lost, doubled or told "not done" and done; the state is the journal's fold."""
+    for seed in range(part, size(100, 10_000), _PARTS):
+        problems = run_history(seed, HARMS, EngineWorld)
+        assert not problems, f"history {seed}: {problems[0]} ({len(problems)} problems)"
+
+
+@contextmanager
+def _ids_are_not_looked_at() -> Iterator[None]:
+    with patch.object(CommandHandling, "admit", lambda *_: None):
+        yield
+
+
+@contextmanager
+def _forgotten_ids_are_not_too_late() -> Iterator[None]:
+    admit = CommandHandling.admit
+
+    def without_since(self: Any, record: Any, request: CommandRequest, floor: Any) -> Any:
+        known = record.find(request.command_id) if record is not None and request.command_id else None
+        return admit(self, record, request, floor) if known is not None else None
+
+    with patch.object(CommandHandling, "admit", without_since):
+        yield
+
+
+@contextmanager
+def _unanswered_commits_count_as_not_done() -> Iterator[None]:
+    with patch.object(owner, "outcome_of", lambda *_, **__: Outcome.NOT_COMMITTED):
+        yield
+
+
+@contextmanager
+def _what_stands_on_a_failed_batch_is_kept() -> Iterator[None]:
+    def again_alone(self: Any, batch: Any) -> None:
+        self._queue.again(batch.commands)
+
+    with patch.object(EnginePartition, "_repeat", again_alone):
+        yield
+
+
+@contextmanager
+def _answers_without_a_lease() -> Iterator[None]:
+    async def at_once(self: Any, command: PendingCommand, outcome: Any, *, is_repeated: bool) -> None:
+        await asyncio.sleep(0)
+        _tell(command, outcome, self._last, is_repeated=is_repeated)
+
+    with patch.object(EnginePartition, "_leave_under_lease", at_once):
+        yield
+
+
+@contextmanager
+def _replies_before_the_commit() -> Iterator[None]:
+    commit = EnginePartition._commit
+
+    async def early(self: Any, batch: Any) -> None:
+        for command, outcome, is_repeated in batch.outcomes:
+            _tell(command, outcome, batch.name, is_repeated=is_repeated)
+        await commit(self, batch)
+
+    with patch.object(EnginePartition, "_commit", early):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("weakened", "harms", "first"),  # histories before the first one that is told go well without the rule
+    [
+        (_ids_are_not_looked_at, HARMS, 0),
+        (_forgotten_ids_are_not_too_late, HARMS, 11),
+        (_unanswered_commits_count_as_not_done, HARMS, 20),
+        (_what_stands_on_a_failed_batch_is_kept, HARMS, 0),
+        (_answers_without_a_lease, SUSPICIONS, 18),
+        (_replies_before_the_commit, HARMS, 0),
+    ],
+)
+def test_the_oracle_sees_a_rule_that_is_missing(weakened: Callable[[], Any], harms: Sequence[str], first: int) -> None:
+    """N23: without one of the rules some history goes wrong, and is found."""
+    with weakened():
+        assert any(run_history(seed, harms, EngineWorld) for seed in range(first, first + 300))
