@@ -38,7 +38,7 @@ class ProcessExam:
         for _ in range(size(1, 10)):
             await processes.settled()
             async with under_load(processes.caller.client, processes.keys(4)) as load:
-                owner = processes.owner(0)
+                owner = await processes.owner(0)
                 processes.prepare(owner)
                 processes.children[owner].kill()
                 await load.go_on()
@@ -49,7 +49,7 @@ class ProcessExam:
         for _ in range(size(1, 10)):
             await processes.settled()
             keys = processes.keys(4)
-            owner = processes.owner(0)
+            owner = await processes.owner(0)
             child = processes.children[owner]
             child.send_line(f"read {keys[0]}")
             await asyncio.to_thread(child.wait_for_line, "^read ", 30)
