@@ -8,8 +8,9 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# Two workers, each with servers of its own; a file stays with one of them.
-PARALLEL := -n 2 --dist loadfile
+# Three workers for two cores, as tests of servers wait a lot. Each has servers of its own, and a file stays with one
+# of them (tests/distribution.py).
+PARALLEL := -n 3 --dist loadfile
 
 .PHONY: help
 help:            ## show this list

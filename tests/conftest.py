@@ -1,6 +1,8 @@
-"""Short names for the shipped plugin's fixtures, and the size that the tests run at."""
+"""Short names for the shipped plugin's fixtures, the size that the tests run at, and which worker runs which file."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +23,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="run at the sizes written in docs/behaviours, not at small ones"
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """Hand out files by home, where a file stays with one worker (`--dist loadfile`)."""
+    from tests.distribution import HomeScheduling
+
+    return HomeScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

@@ -46,12 +46,19 @@
     │   ├── KeyPresent              an insert of a key that has a value
     │   ├── NotUnique               a value that another key of the state has claimed
     │   ├── StateReadOnly           a write to a state that this process does not own
+    │   ├── Unauthenticated         a request without credentials, or with wrong ones
     │   ├── UnknownMessage          a keyspace has no handler for it
     │   ├── RequestFailed           a keyspace's handler raised; nothing was written
+    │   ├── WritesInRead            a keyspace's handler is marked as a read, and wrote
     │   ├── AskCycle                a handler asks a key that waits for it
     │   ├── MessageIdReused         the message id belongs to another message
     │   ├── ReplyNotKept            the message was handled before, and its reply was not kept
     │   ├── Forbidden               the server refuses this user
+    │   ├── NoSuchRoute             a path, or a method of a path, that the gateway does not serve
+    │   ├── NotFound                the gateway serves such things, and has none with this name
+    │   ├── PreconditionFailed      the value is not the one that the request names
+    │   ├── BodyTooLarge            a request with more bytes than the gateway takes
+    │   ├── WrongMediaType          a request in, or for, a form that the route does not have
     │   ├── ReadOnlyHandle          a write through something that was opened for reading
     │   └── Closed                  used after it was closed
     ├── Unavailable                 retry later; `outcome_known` says whether it may have happened
@@ -60,6 +67,7 @@
     │   ├── TimedOut
     │   ├── TransactionFailed
     │   ├── ReadAgain               the journal changed under the reader
+    │   ├── ReplicationStalled      a replication with an end has waited too long for the store to move
     │   ├── OperationFailed         the server answered with an error that has no class here
     │   ├── TagBuilding             a tag is being back-filled
     │   ├── StateOffline            a state is being restored from its changelog
@@ -71,6 +79,7 @@
     │   ├── CommandExpired          a command's deadline passed before it was handled
     │   ├── OutcomeUnknown          a command was sent to the log, and nobody can tell whether it was committed
     │   ├── Busy                    as many requests are in flight as may be
+    │   ├── RateExceeded            a caller sends requests faster than it may
     │   └── WorkerFailed
     └── Misconfigured               an operator must act; the message ends with what to run
         ├── InvalidSettings
@@ -96,6 +105,9 @@
         ├── NothingThere            a folder holds no log, store or registry
         ├── FolderUnusable          a folder can't be created
         ├── PortUnusable            metrics can't be served at that port
+        ├── ListenFailed            the gateway can't listen at its address
+        ├── GatewayUnprotected      the gateway would serve other machines without authentication
+        ├── KeysUnusable            the gateway's keys for tokens or signatures can't be read
         ├── IntegrityBroken         the store holds rows that no log could have caused
         ├── TagsDisabled            views by tag are switched off
         ├── TagsInUse               the store keeps views by tag, and this process would not
@@ -133,6 +145,7 @@ __all__ = [
     "AskCycle",
     "BadArgument",
     "BadSchema",
+    "BodyTooLarge",
     "Busy",
     "ChecksumMismatch",
     "Closed",
@@ -149,6 +162,7 @@ __all__ = [
     "FolderUnusable",
     "Forbidden",
     "ForeignCluster",
+    "GatewayUnprotected",
     "HandlerFailed",
     "HeadraceError",
     "ImpossibleTopicChange",
@@ -159,16 +173,20 @@ __all__ = [
     "JournalHeld",
     "JournalTopicExpires",
     "KeyPresent",
+    "KeysUnusable",
     "KeyspaceMissing",
     "LayoutLost",
+    "ListenFailed",
     "MessageIdReused",
     "Misconfigured",
     "MissingExtra",
     "MissingTables",
     "NoSchemaFor",
     "NoStateYet",
+    "NoSuchRoute",
     "NotDecodable",
     "NotEncodable",
+    "NotFound",
     "NotFramed",
     "NotOwner",
     "NotPartitionOwner",
@@ -184,9 +202,11 @@ __all__ = [
     "OutdatedTables",
     "PartitionClosed",
     "PortUnusable",
+    "PreconditionFailed",
     "ProjectionChanged",
     "ProjectionRebuilding",
     "PublishedTooLate",
+    "RateExceeded",
     "ReadAgain",
     "ReadOnlyHandle",
     "RecordTooLarge",
@@ -195,6 +215,7 @@ __all__ = [
     "Refused",
     "RefusedByPeer",
     "ReplayTooOld",
+    "ReplicationStalled",
     "ReplyNotKept",
     "RequestFailed",
     "RetentionTooLong",
@@ -226,6 +247,7 @@ __all__ = [
     "TopicShared",
     "TransactionFailed",
     "TransactionMisused",
+    "Unauthenticated",
     "Unavailable",
     "UnknownBackend",
     "UnknownCommand",
@@ -239,9 +261,11 @@ __all__ = [
     "UnsupportedPlatform",
     "VoidAppend",
     "WorkerFailed",
+    "WritesInRead",
     "WrongBucketSize",
     "WrongEngineTopic",
     "WrongGroupSize",
+    "WrongMediaType",
     "WrongPartitionCount",
     "WrongSeqNr",
     "WrongStateTopic",
@@ -812,6 +836,64 @@ class StateReadOnly(Refused):
 
 
 @dataclass(eq=False)
+class Unauthenticated(Refused):
+    """A request has no credentials, or credentials that are wrong or out of date."""
+
+    reason: str
+    says: ClassVar[str] = "the request is not authenticated: {reason}"
+
+
+@dataclass(eq=False)
+class NoSuchRoute(Refused):
+    """The gateway serves no such path, or not with this method; `allowed` has the methods that it has."""
+
+    method: str
+    path: str
+    allowed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.allowed:
+            return f"{self.path} can't be used with {self.method}; it takes {', '.join(self.allowed)}"
+        return f"there is nothing at {self.path}; see /openapi.json for what is served"
+
+
+@dataclass(eq=False)
+class NotFound(Refused):
+    """There is no thing with the name, number or id of a request's path."""
+
+    what: str
+    says: ClassVar[str] = "there is no {what}"
+
+
+@dataclass(eq=False)
+class PreconditionFailed(Refused):
+    """A write names the version that it replaces, and the key has another one; nothing was written."""
+
+    key: str
+    says: ClassVar[str] = "{key} is not as the request expects it; nothing was written, read it and decide again"
+
+
+@dataclass(eq=False)
+class BodyTooLarge(Refused):
+    """The body of a request is larger than the gateway takes."""
+
+    limit_bytes: int
+    says: ClassVar[str] = "the request's body is larger than {limit_bytes} bytes; split it, or raise max_body_bytes"
+
+
+@dataclass(eq=False)
+class WrongMediaType(Refused):
+    """A request's body, or the answer that it asks for, has a form that the route does not offer."""
+
+    header: str
+    value: str
+    offered: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.header} is {self.value!r}, this route has {', '.join(self.offered)}"
+
+
+@dataclass(eq=False)
 class UnknownMessage(Refused):
     """No handler of the keyspace takes messages of this type."""
 
@@ -830,6 +912,18 @@ class RequestFailed(Refused):
     kind: str
     reason: str
     says: ClassVar[str] = "{message} was not handled by keyspace {keyspace!r}: {kind}: {reason}; nothing was written"
+
+
+@dataclass(eq=False)
+class WritesInRead(Refused):
+    """A handler that is marked as a read has written. A read may be done twice, so nothing was kept."""
+
+    keyspace: str
+    handler: str
+    says: ClassVar[str] = (
+        "handler {handler!r} of keyspace {keyspace!r} is marked read=True and wants to write; nothing was written: "
+        "leave the mark away"
+    )
 
 
 @dataclass(eq=False)
@@ -965,6 +1059,20 @@ class OperationFailed(Unavailable):
 
 
 @dataclass(eq=False)
+class ReplicationStalled(Unavailable):
+    """A replication with an end has waited too long for the stored offsets to move. What it replicated stays."""
+
+    selection: str
+    waited_s: float
+    lag: int
+    reason: str
+    says: ClassVar[str] = (
+        "replication of {selection} has not moved for {waited_s:.0f} s, and {lag:,} records are waiting: {reason}; "
+        "what was replicated stays, run it again (pipeline.once_timeout_s sets the wait)"
+    )
+
+
+@dataclass(eq=False)
 class ReadAgain(Unavailable):
     """A journal, or its topic, changed while it was being read."""
 
@@ -1089,6 +1197,14 @@ class Busy(Unavailable):
     what: str
     limit: int
     says: ClassVar[str] = "{what} has {limit} requests in flight and takes no more; nothing was done, try again later"
+
+
+@dataclass(eq=False)
+class RateExceeded(Unavailable):
+    """A caller sends more requests than it may; this one was not taken."""
+
+    retry_in_s: float
+    says: ClassVar[str] = "too many requests; nothing was done, try again in {retry_in_s:g} s"
 
 
 @dataclass(eq=False)
@@ -1436,6 +1552,40 @@ class PortUnusable(Misconfigured):
         "metrics can't be served at {host}:{port}: {reason}; stop the process that listens there, or set "
         "observe.metrics_port to another port (0 takes a free one)"
     )
+
+
+@dataclass(eq=False)
+class ListenFailed(Misconfigured):
+    """The gateway can't listen: another process uses the address, or this user is not allowed to."""
+
+    host: str
+    port: int
+    reason: str
+    says: ClassVar[str] = (
+        "the gateway can't listen at {host}:{port}: {reason}; stop the process that listens there, or set "
+        "gateway.listen to another address (port 0 takes a free one)"
+    )
+
+
+@dataclass(eq=False)
+class GatewayUnprotected(Misconfigured):
+    """The gateway would listen beyond this machine, and nobody would have to authenticate."""
+
+    host: str
+    says: ClassVar[str] = (
+        "the gateway would serve {host} without authentication; set gateway.jwt.jwks or gateway.signatures.secrets, "
+        "or listen at 127.0.0.1, or, if everybody who reaches it may do everything, set "
+        "gateway.allow_unauthenticated = true"
+    )
+
+
+@dataclass(eq=False)
+class KeysUnusable(Misconfigured):
+    """Keys that the gateway needs to check tokens or signatures can't be read, or are of no use."""
+
+    where: str
+    reason: str
+    says: ClassVar[str] = "the gateway can't use the keys in {where}: {reason}; correct them and start again"
 
 
 @dataclass(eq=False)

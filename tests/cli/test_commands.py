@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -11,14 +12,39 @@ from pathlib import Path
 
 import pytest
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from headrace.cli import main
+
+Done = subprocess.CompletedProcess[str]
+Run = Callable[..., Done]
 
 
 @pytest.fixture
 def headrace(tmp_path: Path) -> Run:
-    """Run the command in a folder of its own."""
+    """Run the command in a folder of its own, in this process: one of its own takes a second to begin."""
 
-    def run(*arguments: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, stdin: str = "", **environ: str) -> Done:
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path)
+            for name, value in {"COLUMNS": "120", **environ}.items():
+                patch.setenv(name, value)
+            given = {"argv": ["headrace", *arguments], "stdin": io.StringIO(stdin), "stdout": out, "stderr": err}
+            for name, replaced in given.items():
+                patch.setattr(sys, name, replaced)
+            try:
+                main()
+            except SystemExit as ended:
+                code = int(ended.code or 0)
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+    return run
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Run:
+    """Run the command in a folder and a process of its own."""
+
+    def run(*arguments: str, stdin: str = "") -> Done:
         return subprocess.run(
             [sys.executable, "-m", "headrace.cli", *arguments],
             cwd=tmp_path,
@@ -26,7 +52,7 @@ def headrace(tmp_path: Path) -> Run:
             capture_output=True,
             text=True,
             timeout=60,
-            env={**os.environ, "COLUMNS": "120", **environ},
+            env={**os.environ, "COLUMNS": "120"},
         )
 
     return run
@@ -64,7 +90,8 @@ def test_topics_from_the_command_line(headrace: Run) -> None:
     assert (again.returncode, "exists already" in again.stderr) == (1, True)
     described = json.loads(headrace("topic", "describe", "t", "--json").stdout)
     assert [partition["end"] for partition in described["partitions"]] == [0, 0]
-    assert "t has 3 partitions, in generation 1" in headrace("topic", "grow", "t", "--partitions", "3").stdout
+    grown = headrace("topic", "grow", "t", "--partitions", "3", HEADRACE__JOURNAL__LEASE_S="0.1")
+    assert "t has 3 partitions, in generation 1" in grown.stdout
     assert json.loads(headrace("topic", "list", "--json").stdout) == {"topic": "t"}
     assert headrace("topic", "delete", "t", "--yes").stdout == "removed t\n"
 
@@ -129,9 +156,19 @@ def test_what_is_wrong_is_said_in_one_message(
     assert "Traceback" not in done.stderr
 
 
-def test_the_demo_ends_well(headrace: Run) -> None:
+def test_a_process_says_the_same(process: Run) -> None:
+    """What the tests above see in their own process is what a shell sees: output, errors, exit codes, input."""
+    assert "appended events 1 to 2" in process("journal", "append", "acc", "a", stdin='{"opened": 1}\n"hi"\n').stdout
+    refused = process("journal", "append", "acc", "a", "7", "--expected", "7")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("error: ")
+    assert "expected seq_nr 7, journal is at 2" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_the_demo_ends_well(process: Run) -> None:
     """It runs through, quickly, and shows every scene."""
-    done = headrace("demo", "--no-spark")
+    done = process("demo", "--no-spark")
     assert done.returncode == 0, done.stderr
     for scene in (
         "all or nothing",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.owner_exam import OwnerExam, StartNode, owned
 
+from headrace.errors import TimedOut
 from headrace.log.embedded.log import FILE_NAME
 from headrace.model import TopicPartition
 from headrace.testing.conformance.log_setting import eventually
@@ -39,3 +41,31 @@ class TestOwnerEmbedded(OwnerExam):
             other.execute("ROLLBACK")
         await owner.serve_gate(timeout_s=20)
         assert not node.losses
+
+    async def test_many_readers_do_not_keep_the_lease_from_being_renewed(
+        self, tmp_path: Path, topic: str, start: StartNode
+    ) -> None:
+        """Readers that wait for a lease look for it together; if each did for itself, nobody had time to renew it."""
+        owner = await owned((await start("a")).replica(TopicPartition(topic, 0)))
+        await owner.serve_gate(timeout_s=20)
+        looks, may_serve = 0, owner.may_serve
+
+        def count() -> bool:
+            nonlocal looks
+            looks += 1
+            return may_serve()
+
+        with contextlib.closing(sqlite3.connect(tmp_path / "log" / FILE_NAME, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+
+            async def is_over() -> bool:
+                return not owner.may_serve()
+
+            await eventually(is_over, every_s=0.01, what="the end of the lease")
+            owner.may_serve = count  # type: ignore[method-assign]
+            gates = [asyncio.create_task(owner.serve_gate(timeout_s=20)) for _ in range(1000)]
+            with pytest.raises(TimedOut):
+                await owner.serve_gate(timeout_s=0.3)
+            assert looks < 1500
+            other.execute("ROLLBACK")
+        await asyncio.gather(*gates)

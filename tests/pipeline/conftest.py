@@ -48,6 +48,7 @@ ONLY_FULL = {
     "test_a_cluster_that_gives_up_is_told",
     "test_a_job_that_was_killed_is_run_again_and_twice",
     "test_a_topic_that_grows_between_the_window_and_the_repair",
+    "test_a_server_of_spark_connect_without_our_jars_is_sent_them",
 }
 
 
@@ -83,7 +84,8 @@ def spark(crash_file: Path) -> Iterator[SparkSession]:
     os.environ[CRASH_FILE_VARIABLE] = str(crash_file)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH"))))
     sys.path.append(str(PLUGIN))
-    session = spark_session(PipelineSettings(master="local[2]"), is_brief=True)
+    settings = PipelineSettings(master="local[2]", spark={"spark.sql.shuffle.partitions": "2"})
+    session = spark_session(settings, is_brief=True)
     yield session
     close_all()
     session.stop()
@@ -91,9 +93,9 @@ def spark(crash_file: Path) -> Iterator[SparkSession]:
     del os.environ[CRASH_FILE_VARIABLE]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def embedded_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return one folder for all: workers keep open what they opened."""
+    """Return one folder for all tests of a file: workers keep open what they opened, and jobs look at every topic."""
     return tmp_path_factory.mktemp("embedded")
 
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from tests.pipeline.tier import Tier, append_all
+from tests.pipeline.tier import LEASE_S, Seen, Tier, append_all
 
 from headrace.errors import WrongPartitionCount
 from headrace.journal import Journal, grow_topic
@@ -14,6 +14,7 @@ from headrace.log import Log
 from headrace.model import Event, NewRecord, partition_of
 from headrace.protocol.headers import append_headers
 from headrace.store import Store
+from headrace.testing.conformance.log_setting import eventually
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -26,32 +27,44 @@ def test_a_topic_grows_under_load(tier: Tier, topic: str) -> None:
     is_grown = threading.Event()
 
     async def load(log: Log, store: Store) -> None:
-        journal = Journal(log, store, topic, cache=None, partitions=4)
+        journal = Journal(log, store, topic, cache=None, partitions=4, lease_s=LEASE_S)
         while not is_grown.is_set():
             for id_ in written:
                 await journal.append(id_, [Event(written[id_] + 1, {"n": written[id_] + 1})])
                 written[id_] += 1
             id_ = f"k{written['k0'] % KEYS}"
             assert [event.seq_nr async for event in journal.read(id_)] == list(range(1, written[id_] + 1))
+            await asyncio.sleep(0.1)  # a steady load: how much it is does not depend on how slow Spark is
 
-    async def grow(log: Log, store: Store) -> None:
-        await asyncio.sleep(1)
+    async def grow(log: Log, store: Store, seen: Seen) -> None:
         for partitions in (6, 8):
-            await grow_topic(log, store.settings, topic, partitions=partitions)
+            await _more_batches(seen)
+            await grow_topic(log, store.settings, topic, partitions=partitions, lease_s=LEASE_S)
+        await _more_batches(seen)
         is_grown.set()
 
-    async def both(log: Log, store: Store) -> None:
-        await asyncio.gather(load(log, store), grow(log, store))
+    async def both(log: Log, store: Store, seen: Seen) -> None:
+        await asyncio.gather(load(log, store), grow(log, store, seen))
 
     tier.with_journal(topic, lambda journal: append_all(journal, 1, 1))
     written["k0"] = 1
-    with tier.replicating(topic):
-        tier.on(both)
+    with tier.replicating(topic) as seen:
+        tier.on(lambda log, store: both(log, store, seen))
     tier.replicate(topic)
     _, rows = tier.dump(topic)
     for id_, last in written.items():
         assert [row.seq_nr for row in rows[id_]] == list(range(1, last + 1))
         assert tier.numbers(topic, id_) == list(range(1, last + 1))
+
+
+async def _more_batches(seen: Seen) -> None:
+    """Wait until replication has done another batch."""
+    before = len(seen.reports)
+
+    async def are_there() -> bool:
+        return len(seen.reports) > before
+
+    await eventually(are_there, within_s=90)
 
 
 def test_partitions_added_behind_our_back_stop_replication(tier: Tier, topic: str) -> None:

@@ -8,20 +8,21 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pyspark
 import pytest
+from pyspark.errors import PySparkException
+from tests.secured.job import QUICK_JAVA
 from typer.testing import CliRunner
 
 from headrace.cli import spark_sessions
 from headrace.cli.main import app
 from headrace.cli.options import command_settings
 from headrace.config import HeadraceSettings, PipelineSettings
-from headrace.errors import FetchFailed, HeadraceError, OperationFailed
+from headrace.errors import FetchFailed, HeadraceError, OperationFailed, UnsupportedPlatform
 from headrace.pipeline import Endpoints, Replication, Selection
-from headrace.pipeline.replication.replication import _progress_after
-from headrace.pipeline.spark.session import _jars
+from headrace.pipeline.spark.session import _jars, check_version, is_submitted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,36 +71,6 @@ def test_a_run_that_ends_by_itself_does_not_wait_forever(
     assert time.monotonic() - began_s < 30
 
 
-class Told:
-    """Progress as Spark keeps it; counts how many of its reports are read."""
-
-    def __init__(self, times: list[int]) -> None:
-        self._times = times
-        self.read = 0
-        self._jsq = self
-
-    def recentProgress(self) -> list[Any]:  # noqa: N802 - Spark's name
-        return [_Report(self, time) for time in self._times]
-
-
-class _Report:
-    def __init__(self, one_line: Told, time: int) -> None:
-        self._told, self._time = one_line, time
-
-    def json(self) -> str:
-        self._told.read += 1
-        return f'{{"timestamp": "{self._time:06}"}}'
-
-
-def test_only_new_progress_is_read() -> None:
-    """FP5: however many reports Spark keeps, a look at them costs what is new."""
-    one_line = Told(list(range(1000)))
-    assert [each["timestamp"] for each in _progress_after(one_line, "000997")] == ["000998", "000999"]
-    assert one_line.read == 3
-    assert _progress_after(one_line, "000999") == []
-    assert len(_progress_after(Told([1, 2]), "")) == 2
-
-
 def test_the_embedded_tier_needs_no_jar_of_kafkas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FP5: without a network and with an empty cache, SQL over a folder works; over Kafka the missing jar is named."""
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
@@ -107,6 +78,57 @@ def test_the_embedded_tier_needs_no_jar_of_kafkas(tmp_path: Path, monkeypatch: p
     assert _jars(Endpoints.of(f"embedded:{tmp_path}"), None) == []
     with pytest.raises(FetchFailed):
         _jars(Endpoints.of("kafka://127.0.0.1:1", store="cassandra://127.0.0.1:1/k"), None)
+
+
+def test_a_driver_inside_a_cluster_is_recognised() -> None:
+    """FP5: YARN's launcher of a driver sets the gateway's port, spark-submit's script its own mark."""
+    assert is_submitted({"PYSPARK_GATEWAY_PORT": "4711", "PATH": "/bin"})
+    assert is_submitted({"SPARK_ENV_LOADED": "1"})
+    assert not is_submitted({"SPARK_HOME": "/opt/spark"})
+
+
+@pytest.mark.parametrize("version", ["4.0.1", "4.1.0", "3.5.7"])
+def test_an_older_spark_is_refused_in_one_sentence(version: str) -> None:
+    """FP1: a server of Spark Connect may be older than this client; its Python sources lack filters or limits."""
+    with pytest.raises(UnsupportedPlatform, match=rf"Spark 4.2.* is needed, found Spark {version}; connect to"):
+        check_version(version)
+    check_version("4.2.0")
+    check_version("4.10.0-SNAPSHOT")
+
+
+def test_a_failure_of_spark_is_one_line(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """FP5: a command prints what failed, and the JVM's traceback only with --verbose."""
+    endpoints, settings = Endpoints.of(f"embedded:{tmp_path}"), HeadraceSettings.load()
+    with (
+        pytest.raises(OperationFailed, match=r"^headrace on Spark failed: it broke; it may or may not") as raised,
+        spark_sessions.spark_for(endpoints, settings) as session,
+    ):
+        session.sql("select raise_error('it broke')").collect()
+    assert "\n" not in str(raised.value)
+    caplog.set_level("DEBUG", "headrace")
+    with pytest.raises(PySparkException), spark_sessions.spark_for(endpoints, settings) as session:
+        session.sql("select raise_error('it broke')").collect()
+
+
+DAEMON = [sys.executable, "-m", "headrace.pipeline.spark.worker_daemon", "pyspark.worker"]
+
+
+def test_a_daemon_that_cannot_preload_serves_workers_all_the_same(tmp_path: Path) -> None:
+    """A module that can't be imported, and prints before it says so, leaves a daemon that Spark understands."""
+    (tmp_path / "pandas.py").write_text("print('hello')\nraise RuntimeError('no such luck')")
+    path = os.pathsep.join((str(tmp_path), *sys.path))
+    done = subprocess.run(DAEMON, input=b"", env={**os.environ, "PYTHONPATH": path}, capture_output=True, timeout=50)
+    assert len(done.stdout) == 4, done.stderr
+    assert 0 < int.from_bytes(done.stdout, "big") < 65536
+    assert "workers import pandas themselves: RuntimeError('no such luck')" in done.stderr.decode()
+
+
+def test_workers_that_plan_are_forked_without_pandas() -> None:
+    """Spark starts six daemons before the first batch, and none of them needs it; that of the tasks does."""
+    code = "import sys; from headrace.pipeline.spark.worker_daemon import _preload; _preload(sys.argv[1])"
+    code += "; print(*(name in sys.modules for name in ('pandas', 'headrace.pipeline.logs.source')))"
+    for worker, loaded in (("pyspark.sql.worker.create_data_source", b"False True"), ("pyspark.worker", b"True True")):
+        assert subprocess.check_output([sys.executable, "-c", code, worker]).strip() == loaded
 
 
 SUBMITTED = """
@@ -127,7 +149,7 @@ def test_what_was_submitted_stays(tmp_path: Path) -> None:
     options = [part for name, value in chosen.items() for part in ("--conf", f"spark.{name}={value}")]
     done = subprocess.run(
         [str(submit), "--master", "local[1]", *options, str(program)],
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **QUICK_JAVA},
         capture_output=True,
         text=True,
         timeout=100,

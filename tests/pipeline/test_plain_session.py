@@ -3,75 +3,165 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.pipeline.tier import Tier, append_all
+from tests.secured.job import QUICK_JAVA
 
-from headrace.pipeline import Selection, journal_frame, query
+from headrace.errors import BadArgument
+from headrace.pipeline import Endpoints, Replication, Selection, journal_frame, query
+from headrace.pipeline.jobs.job_sources import AuditJob
+from headrace.pipeline.jobs.partition_jobs import job_frame
+from headrace.pipeline.spark.connectors import provide_kafka, refuse_speculation
+from headrace.pipeline.spark.session import compiled_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(300)
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "spark.md"
 
 # A program of a user's: nothing is set but what a company's template might set, a time zone.
 PROGRAM = """
     import asyncio, sys
+    from concurrent.futures import ThreadPoolExecutor
     from datetime import UTC, datetime, timedelta
     from pyspark.sql import SparkSession
     import headrace
     from headrace import Event
-    from headrace.pipeline import Endpoints, Selection, compact, journal_frame, meta_frame, pointer_frame, query
-    from headrace.pipeline import state_as_of, topic_frame
+    from headrace.errors import BadArgument
+    from headrace.model import TopicConfig
+    from headrace.pipeline import Endpoints, Replication, Selection, append_frame, audit, compact, journal_frame
+    from headrace.pipeline import query, state_as_of, topic_frame
+    from headrace.serde import BlockingRegistry
 
     async def fill(folder):
         async with headrace.connect(folder) as hr:
-            for key in ("a", "b"):
-                await hr.journal("plain").append(key, [Event(n, {"n": n}) for n in (1, 2, 3)])
+            for key in ("acc-1", "acc-2"):
+                await hr.journal("accounts").append(key, [Event(n, {"n": n}) for n in (1, 2, 3)])
+            await hr.log.admin.create("prices", partitions=1, config=TopicConfig())
 
-    def look(spark, endpoints):
-        selection = Selection(("plain",))
+    def look(spark):
         events = journal_frame(spark, endpoints, selection)
-        assert events.where("key = 'a'").count() == 3
         soon = datetime.now(UTC) + timedelta(minutes=10)
-        assert events.where(events.timestamp < soon).count() == 6
-        assert events.where(events.timestamp > soon - timedelta(minutes=30)).count() == 6
-        assert meta_frame(spark, endpoints, selection).count() == 0
-        assert pointer_frame(spark, endpoints, selection).where("lag > 0").count() > 0
-        assert query(spark, endpoints, "select sum(seq_nr) from journal where key = 'b'", selection).first()[0] == 6
-        assert compact(topic_frame(spark, endpoints, "plain")).count() == 2
+        assert events.where(events.timestamp < soon).where(events.timestamp > soon - timedelta(minutes=30)).count() == 6
+        counts = "(select sum(seq_nr) from journal where key > 'acc-1'), (select count(*) from meta)"
+        statement = f"select {counts}, (select sum(lag) from pointers)"
+        assert tuple(query(spark, endpoints, statement, selection).first())[:2] == (6, 0)
         states = state_as_of(spark, endpoints, selection, lambda state, event: state + event.payload["n"], 0)
-        assert sorted((row.key, row.state) for row in states.collect()) == [("a", "6"), ("b", "6")]
+        assert sorted((row.key, row.state) for row in states.collect()) == [("acc-1", "6"), ("acc-2", "6")]
+        try:
+            query(spark, endpoints, "select * from nowhere", selection)
+            raise AssertionError("there is no such table")
+        except BadArgument as error:
+            assert "there is no table `nowhere`; there are journal, meta, pointers" in str(error), error
 
-    folder = "embedded:" + sys.argv[1]
+    def write(spark):
+        with BlockingRegistry("log:headrace-schemas", log_address=folder) as registry:
+            rows = [("x", ("old", 1)), ("y", ("one", 2)), ("x", ("new", 3))]
+            frame = spark.createDataFrame(rows, "key string, value struct<name:string,n:bigint>")
+            assert append_frame(frame.coalesce(1), endpoints, "prices", registry=registry).records == 3
+            newest = compact(topic_frame(spark, endpoints, "prices", registry=registry))
+            assert sorted(row.value.name for row in newest.collect()) == ["new", "one"]
+
+    def read(spark):
+        with BlockingRegistry("log:headrace-schemas", log_address=folder) as registry:
+            found = query(spark, endpoints, "select sum(value.n) from topic_prices", registry=registry)
+            assert found.first()[0] == 6
+
+    def work(spark):
+        if server:
+            try:
+                Replication(spark, endpoints)
+                raise AssertionError("it would not find its files")
+            except BadArgument as error:
+                assert "run `headrace pipeline replicate` instead" in str(error)
+        else:
+            assert Replication(spark, endpoints, selection).run(once=True).rows == 6
+        assert audit(spark, endpoints, selection).is_clean
+
+    server, cell = sys.argv[1:], sys.stdin.read()
+    folder, selection = "embedded:./data", Selection(("accounts",))
     asyncio.run(fill(folder))
-    session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    spark = session.config("spark.sql.session.timeZone", "Asia/Tokyo").config("spark.driver.host", "127.0.0.1")
-    spark = spark.getOrCreate()
-    look(spark, Endpoints.of(folder))
-    beside = journal_frame(spark.newSession(), Endpoints.of(folder), Selection(("plain",)))
-    assert beside.where("key = 'a'").count() == 3
-    print("seen")
+    endpoints = Endpoints.of(folder)
+    if server:
+        spark = SparkSession.builder.remote(*server).getOrCreate()
+    else:
+        session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+        spark = session.config("spark.sql.session.timeZone", "Asia/Tokyo").config("spark.driver.host", "127.0.0.1")
+        spark = spark.getOrCreate()
+    exec(cell)
+    look(spark)
+    with ThreadPoolExecutor(1) as others:
+        others.submit(write, spark).result()
+    read(spark)
+    work(spark)
+    if not server:
+        assert journal_frame(spark.newSession(), endpoints, selection).where("key = 'acc-1'").count() == 3
+    spark.stop()
+    print("all is well")
 """
 
 
-@pytest.mark.spark
-def test_frames_work_in_a_session_of_the_users_own(tmp_path: Path) -> None:
-    """FP1: journals, heads, offsets, topics, states and SQL work in a plain session and in a new one beside it."""
-    program = tmp_path / "program.py"
+def run_program(folder: Path, *arguments: str) -> None:
+    """Run the program in an activated environment, in a folder of its own."""
+    cell = re.search(r"\n\n((?:    .*\n|\n)+)", PAGE.read_text())
+    assert cell is not None
+    program = folder / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
     activated = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    done = subprocess.run(
-        ["python3", str(program), str(tmp_path / "data")],
-        env={**os.environ, "PATH": activated, "SPARK_LOCAL_IP": "127.0.0.1"},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    with compiled_home():
+        done = subprocess.run(
+            ["python3", str(program), *arguments],
+            cwd=folder,
+            input=textwrap.dedent(cell[1]),
+            env={**os.environ, "PATH": activated, "SPARK_LOCAL_IP": "127.0.0.1", **QUICK_JAVA},
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["seen"]
+    assert done.stdout.count("acc-1") == 3  # the events that the page shows
+    assert done.stdout.endswith("all is well\n")
+
+
+@pytest.mark.spark
+def test_everything_works_in_a_session_of_the_users_own(tmp_path: Path) -> None:
+    """FP1: frames, SQL, typed columns, appends, states and jobs work in a plain session, in a new one beside it and in
+    another thread. The first lines of the page about Spark show the events of a journal."""
+    run_program(tmp_path)
+
+
+@pytest.fixture
+def server(spark: SparkSession) -> Iterator[str]:
+    """Serve the session's Spark to clients of Spark Connect."""
+    conf, service = spark._jvm.org.apache.spark.SparkEnv.get().conf(), spark._jvm.org.apache.spark.sql.connect.service
+    conf.set("spark.connect.grpc.binding.address", "127.0.0.1").set("spark.connect.grpc.binding.port", "0")
+    service.SparkConnectService.start(spark._jsc.sc())
+    none = getattr(spark._jvm.scala, "None$").__getattr__("MODULE$")
+    yield f"sc://127.0.0.1:{service.SparkConnectService.localPort()}"
+    service.SparkConnectService.stop(none, none)
+
+
+def test_everything_but_replication_works_over_spark_connect(server: str, tmp_path: Path) -> None:
+    """FP1: a client without a JVM does the same; replication says in a sentence that it can't, and what to run."""
+    run_program(tmp_path, server)
+
+
+@pytest.mark.spark
+def test_a_server_of_spark_connect_without_our_jars_is_sent_them(tmp_path: Path) -> None:
+    """FP1: the server that pyspark starts has no connector for Kafka or Avro; the client sends them."""
+    run_program(tmp_path, "local[1]")
 
 
 def test_a_new_session_knows_the_sources(tier: Tier, topic: str) -> None:
@@ -95,3 +185,29 @@ def test_a_query_leaves_the_callers_views_alone(tier: Tier, topic: str) -> None:
     finally:
         tier.spark.catalog.dropTempView("journal")
         tier.spark.catalog.dropTempView("ranks")
+
+
+def test_a_session_with_speculation_is_refused_by_what_writes(spark: SparkSession, tmp_path: Path) -> None:
+    """FP1: two attempts of a task would write at once; a session can't change that once it runs, so jobs say it."""
+    chosen = SimpleNamespace(get=lambda name, _: "true" if name == "spark.speculation" else None)
+    risky: Any = SimpleNamespace(conf=chosen)
+    endpoints = Endpoints.of(f"embedded:{tmp_path}")
+    with pytest.raises(BadArgument, match="replication needs a session without it"):
+        Replication(risky, endpoints)
+    with pytest.raises(BadArgument, match="headrace_audit needs a session without it"):
+        job_frame(risky, AuditJob, endpoints, [], {})
+    refuse_speculation(spark, "a test")
+
+
+def test_secrets_of_kafka_are_hidden_in_any_session(spark: SparkSession) -> None:
+    """FP1: a plain session hides too few options of a source; what it hides already stays hidden."""
+    name = "spark.sql.redaction.options.regex"
+    plain = spark.newSession()
+    plain.conf.set(name, "(?i)url")
+    provide_kafka(plain)
+    once = plain.conf.get(name)
+    provide_kafka(plain)
+    assert plain.conf.get(name) == once
+    hidden = plain._jvm.java.util.regex.Pattern.compile(once)
+    found = [hidden.matcher(option).find() for option in ("kafka.sasl.jaas.config", "URL", "subscribe")]
+    assert found == [True, True, False]

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from tests.pipeline.tier import Seen, Tier, append_all
 
 from headrace.errors import OperationFailed, RecordsLost
@@ -144,7 +145,8 @@ def topic_made(tier: Tier, topic: str) -> str:
 
 
 def test_a_key_that_fails_stops_nobody_else(tier: Tier, topic: str) -> None:
-    """E8: other keys of its partition, and other partitions, are replicated all the same."""
+    """E8, FP5: other keys of its partition, and other partitions, are replicated all the same, and are counted, though
+    their micro-batch failed; in the end each record is counted once."""
     faulty = Endpoints(
         tier.endpoints.log, f"faulty:{tier.endpoints.store}", tier.endpoints.log_settings, tier.endpoints.store_settings
     )
@@ -159,9 +161,12 @@ def test_a_key_that_fails_stops_nobody_else(tier: Tier, topic: str) -> None:
     metas, rows = tier.dump(topic)
     assert {f"k{key}" for key in range(20)} <= metas.keys()
     assert "bad-1" not in metas
+    counted = REGISTRY.get_sample_value("headrace_pipeline_records_total", {"topic": topic})
+    assert counted is not None
     tier.replicate(topic)
     assert tier.dump(topic) == tier.expected(topic)
     assert len(rows["k1"]) == 2
+    assert REGISTRY.get_sample_value("headrace_pipeline_records_total", {"topic": topic}) == 41
 
 
 def test_reads_answer_the_same_before_and_after(tier: Tier, topic: str) -> None:

@@ -169,3 +169,19 @@ def test_topics_and_journals_of_avro_are_typed(tier: Tier, topic: str) -> None:
     with pytest.raises(OperationFailed, match="are not all framed Avro: not the record at") as error:
         asked(tier, f"select value from {view_name('compact', topic)}", "--registry", address)
     assert "SQLSTATE" not in str(error.value)
+
+
+def test_without_a_statement_many_are_read(tier: Tier, journals: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K5: statements from standard input are answered in one session; a time and a number are drawn."""
+    endpoints = ["--log", tier.endpoints.log, *([] if tier.is_embedded else ["--store", tier.endpoints.store])]
+    monkeypatch.setenv("COLUMNS", "90")
+    text = "select 1 as one;\ntables\nselect timestamp, seq_nr from journal\n"
+    done = CliRunner().invoke(app, ["sql", "--topics", journals, "--plot", *endpoints], input=text)
+    assert isinstance(done.exception, BadArgument)  # the first rows have no time
+    assert "a plot needs one column with a time" in str(done.exception)
+    done = CliRunner().invoke(app, ["sql", "--topics", journals, *endpoints], input=text)
+    assert done.exception is None, done.exception
+    assert {"one", "journal", view_name("state", journals), "seq_nr"} <= set(done.output.split())
+    drawn = asked(tier, "select timestamp, seq_nr from journal", "--topics", journals, "--plot")
+    assert "timestamp (UTC)" in drawn
+    assert "one statement" in asked(tier, "--out", "x.csv", is_good=False)

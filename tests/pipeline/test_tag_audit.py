@@ -6,6 +6,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,6 +25,12 @@ from headrace.tags import TagQueries
 pytestmark = pytest.mark.timeout(300)
 
 Named = set[tuple[str, FindingKind, int | None, str | None]]
+
+
+@pytest.fixture
+def tier(tier: Tier, tmp_path: Path) -> Tier:
+    """Return a tier with no topics of other tests: queries of a tag read all topics."""
+    return tier.apart(tmp_path / "own")
 
 
 async def write(journal: Journal, tag: str, first: int, last: int) -> None:

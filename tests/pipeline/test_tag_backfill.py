@@ -25,6 +25,13 @@ from headrace.tags import Chooser, TaggedEvent, TagQueries
 
 pytestmark = pytest.mark.timeout(300)
 
+
+@pytest.fixture
+def tier(tier: Tier, tmp_path: Path) -> Tier:
+    """Return a tier with no topics of other tests: queries and jobs of a tag read all topics."""
+    return tier.apart(tmp_path / "own")
+
+
 KEYS = 6
 
 

@@ -47,7 +47,7 @@ class Scene:
 
     async def open(self) -> tuple[Log, Store, Journal]:
         log, store = await log_of(self.endpoints), await store_of(self.endpoints)
-        return log, store, Journal(log, store, TOPIC, cache=None, partitions=4)
+        return log, store, Journal(log, store, TOPIC, cache=None, partitions=4, lease_s=0.05)
 
     async def replicate(self) -> None:
         log, store, _ = await self.open()

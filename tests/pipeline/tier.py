@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from tests.suites.journal_setting import replicate
 
 from headrace.config import PipelineSettings
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Dump = tuple[dict[str, JournalMeta], dict[str, list[EventRow]]]
+
+# A topic that grows waits twice for the longest lease of its writers.
+LEASE_S = 0.1
 
 
 class Seen:
@@ -54,6 +58,15 @@ class Tier:
     def is_embedded(self) -> bool:
         return self.endpoints.log.startswith("embedded:")
 
+    def apart(self, folder: Path) -> Tier:
+        """Return an embedded tier in a folder of its own, for tests of jobs that read all topics of a log."""
+        if not self.is_embedded:
+            return self
+        own = msgspec.structs.replace(self.endpoints, log=f"embedded:{folder}", store=f"embedded:{folder}")
+        tier = Tier(self.spark, own, self.crash_file)
+        tier.keep_views()
+        return tier
+
     def on(self, use: Callable[[Log, Store], Awaitable[T]]) -> T:
         """Do something with the log and the store."""
 
@@ -64,7 +77,11 @@ class Tier:
 
     def with_journal(self, topic: str, use: Callable[[Journal], Awaitable[T]], *, partitions: int = 4) -> T:
         """Do something with the journals of a topic."""
-        return self.on(lambda log, store: use(Journal(log, store, topic, cache=None, partitions=partitions)))
+
+        async def work(log: Log, store: Store) -> T:
+            return await use(Journal(log, store, topic, cache=None, partitions=partitions, lease_s=LEASE_S))
+
+        return self.on(work)
 
     def keep_views(self) -> None:
         """Let the store keep views by tag: the first test that replicates would decide it for all others."""

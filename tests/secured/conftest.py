@@ -1,4 +1,4 @@
-"""Servers that want a login and speak TLS, once for all tests here."""
+"""Servers that want a login and speak TLS, once for all tests of a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left_out)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """Start Kafka and Cassandra."""
     with secured_servers(tmp_path_factory.mktemp("secured")) as servers:

@@ -131,11 +131,13 @@ def secured_servers(folder: Path) -> Iterator[Secured]:
 def _start_kafka(stack: ExitStack, authority: Authority, ports: dict[str, int], *, plain: str, scram: str) -> None:
     own = {role: ports[role] for role in ("client", "controller")}
     kafka = stack.enter_context(start("kafka", ports=own, properties=_kafka_properties(authority, ports, plain)))
+    stack.callback(kafka.kill)  # nobody needs its data
     _add_scram(kafka.address, scram)
 
 
 def _start_cassandra(stack: ExitStack, authority: Authority, login: str) -> RunningService:
     cassandra = stack.enter_context(start("cassandra", properties=_cassandra_properties(authority)))
+    stack.callback(cassandra.kill)
     _add_role(cassandra.host, cassandra.port, login)
     return cassandra
 

@@ -13,6 +13,7 @@ import contextlib
 import random
 from collections import defaultdict
 from collections.abc import Coroutine, Sequence
+from itertools import count
 
 import msgspec
 import pytest
@@ -140,7 +141,10 @@ class _World:
             await self.scene.again().replicate()
 
     async def _write_on(self) -> None:
-        for n in range(self._writes):
+        """Write what is wanted, and on until replication has crashed and failed: on a slow machine it has few turns."""
+        for n in count():
+            if n >= self._writes and self.crashes and self.timeouts:
+                break
             if n == self._writes // 3:
                 await grow_topic(
                     self.scene.log, self.scene.store.settings, self.scene.topic, partitions=6, lease_s=0.01

@@ -43,24 +43,19 @@ async def shared_log(kafka: RunningService) -> AsyncIterator[Log]:
     await log.close()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared_store(cassandra: RunningService) -> AsyncIterator[Store]:
-    """Open the store once: connecting takes longer than most tests."""
-    store = await open_store(f"cassandra://{cassandra.address}/tag_tests")
-    yield store
-    await store.close()
+@pytest_asyncio.fixture(scope="class", loop_scope="module")
+async def shared_store(request: pytest.FixtureRequest, cassandra: RunningService) -> AsyncIterator[Store]:
+    """Open a keyspace for each class: making one takes longer than most tests.
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def minutes_store(cassandra: RunningService) -> AsyncIterator[Store]:
-    """Open a store that is nobody else's."""
-    store = await open_store(f"cassandra://{cassandra.address}/tag_trim_tests")
+    One for all of them would remember the topics of all tests, and each query looks at every topic.
+    """
+    store = await open_store(f"cassandra://{cassandra.address}/tags_{request.cls.__name__.lower()}")
     yield store
     await store.close()
 
 
 class Servers:
-    """One broker, one node, one keyspace; every test has topics and a tag of its own."""
+    """One broker, one node, a keyspace for each class; every test has topics and a tag of its own."""
 
     @pytest.fixture
     def log(self, shared_log: Log) -> Log:
@@ -82,12 +77,7 @@ class TestServedSeveralTags(Servers, SeveralTagsConformance):
 
 
 class TestServedTrimming(Servers, TagTrimConformance):
-    """Retention of the views, in a keyspace of its own: it has buckets of a minute, and times of the day before."""
-
-    @pytest.fixture
-    def store(self, minutes_store: Store) -> Store:
-        """Return the keyspace."""
-        return minutes_store
+    """Retention of the views; its keyspace has buckets of a minute, and times of the day before."""
 
 
 class TestServedFollowing(Servers, TagFollowingConformance):
@@ -108,6 +98,11 @@ class TestServedFills(Servers, TagFillConformance):
 
 class TestServedSimulation(Servers, TagSimulation):
     """Everything at once."""
+
+    @pytest.fixture
+    def restarts(self, size: Size) -> int:
+        """Return how often the query is stopped and resumed, at least: fewer times, as it takes longer here."""
+        return size(40, 100)
 
     @pytest.fixture
     def writes(self, size: Size) -> int:

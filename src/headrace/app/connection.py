@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from headrace.app.nodes import NodePart, RunningNode, running_node
 from headrace.app.projections import ProjectionHandle, opened_projection, running_projection, share_of_arguments
@@ -13,12 +13,17 @@ from headrace.config import HeadraceSettings, StoreSettings
 from headrace.engine import Engine, EngineClient
 from headrace.errors import BadArgument
 from headrace.journal import HeadCache, Journal
-from headrace.keyspace import Keyspace, KeyspaceClient
+from headrace.keyspace import App, Keyspace, KeyspaceClient
 from headrace.log import Log, open_log
 from headrace.projection import Projection
 from headrace.serde import Registry, open_registry
 from headrace.store import Store, open_store
 from headrace.tags import After, TaggedEvent, TagQueries
+
+if TYPE_CHECKING:  # they need the extra `gateway`
+    from starlette.types import ASGIApp
+
+    from headrace.gateway import GatewayApp, GatewayRoute
 
 __all__ = ["Headrace", "connect"]
 
@@ -113,6 +118,29 @@ class Headrace:
     def projection(self, projection: Projection) -> AbstractAsyncContextManager[ProjectionHandle]:
         """Open a projection that runs elsewhere, to check it, wait for it, pause it or resume it."""
         return opened_projection(projection, self.tags, self.store)
+
+    def gateway(
+        self, *parts: type[Keyspace] | App, routes: Sequence[GatewayRoute] = (), beside: ASGIApp | None = None
+    ) -> GatewayApp:
+        """Return the gateway of this connection, an ASGI application; `headrace.gateway.serving` serves it.
+
+        `parts` are the keyspaces that it serves, which needs a node (`hr.node`), and the routes of an App. `routes` are
+        further routes in the gateway's own manner, `beside` is an ASGI application of your own. Raises BadArgument if
+        no store was named, MissingExtra without the extra `gateway`.
+        """
+        from headrace import __version__
+        from headrace.app.gateways import ConnectionParts, served_beside
+        from headrace.gateway import GatewayApp, ServedKeyspace
+
+        app = App(*parts)
+        return GatewayApp(
+            ConnectionParts(self.log, self.registry, self.tags, self.journal),
+            self.settings.gateway,
+            version=__version__,
+            keyspaces=[ServedKeyspace(each.spec, self.keyspace(each)) for each in app.keyspaces.values()],
+            routes=routes,
+            beside=served_beside(app, beside),
+        )
 
     @contextlib.asynccontextmanager
     async def node(self, *parts: NodePart) -> AsyncIterator[RunningNode]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,9 +82,9 @@ def replicate(
     for loss in accept or ():
         run(accept_loss(endpoints, *_loss_of(loss)))
         console.print(f"accepted: {loss}", highlight=False, markup=False)
-    if settings.observe.metrics_port is not None:
-        serve(settings.observe.metrics_port)
-    with spark_for(endpoints, settings) as spark, display_on(console) as display:
+    port = settings.observe.metrics_port
+    metrics: AbstractContextManager[int | None] = nullcontext() if port is None else serve(port)
+    with metrics, spark_for(endpoints, settings) as spark, display_on(console) as display:
         job = Replication(spark, endpoints, selection, settings=settings.pipeline, watcher=display)
         with _stopping(job):
             summary = job.run(once=once)

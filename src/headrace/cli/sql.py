@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 import shutil
+import sys
 import tempfile
 from datetime import datetime
 from pathlib import Path
@@ -14,13 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from headrace.cli.options import Address, AsJson, StoreAddress, command_settings
+from headrace.cli.quiet_jvm import quiet_spark_for
 from headrace.cli.schemas import RegistryAddress
-from headrace.cli.spark_sessions import spark_for
+from headrace.cli.sql_plots import plot_columns, plot_of
+from headrace.cli.sql_shell import SqlShell, piped_lines, typed_lines
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
-from headrace.pipeline import Endpoints, Selection, query, query_error
+from headrace.pipeline import Endpoints, Selection, query, query_error, table_names
 from headrace.serde import BlockingRegistry
 
 if TYPE_CHECKING:
@@ -34,13 +38,24 @@ _WIDE = 60
 
 
 def sql(
-    statement: Annotated[str, typer.Argument(metavar="STATEMENT", help="One SELECT statement. See docs/spark.md.")],
+    statement: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[STATEMENT]", help="One SELECT statement; without one a shell takes many. See docs/spark.md."
+        ),
+    ] = None,
     topics: Annotated[
         list[str] | None, typer.Option("--topics", help="Only these journals; may be given again.")
     ] = None,
     prefix: Annotated[str | None, typer.Option(help="Only journals whose topic has this prefix.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the rows to FILE.parquet or FILE.csv.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Most rows to print.")] = _SHOWN,
+    plot: Annotated[
+        bool | None,
+        typer.Option(
+            "--plot/--no-plot", help="Plot a time and numbers. Default: at a terminal, if the rows have both."
+        ),
+    ] = None,
     skip_held: Annotated[bool, typer.Option("--skip-held", help="Leave quarantined journals out.")] = False,
     registry: RegistryAddress = None,
     address: Address = None,
@@ -49,8 +64,8 @@ def sql(
 ) -> None:
     """Query journals and topics by SQL, on Spark.
 
-    The tables are journal, meta, pointers, topic_NAME and compact_NAME. Topics that the registry has schemas for have
-    typed columns.
+    The tables are journal, meta, pointers, topic_NAME, compact_NAME and state_NAME. Topics that the registry has
+    schemas for have typed columns. Without a statement, statements are read from the terminal or from standard input.
 
     Example: headrace sql "select key, count(*) from journal group by key"
     """
@@ -60,19 +75,37 @@ def sql(
     endpoints = Endpoints.of(address, store=store, settings=settings)
     selection = Selection(tuple(topics or ()), prefix)
     held: Literal["raise", "skip"] = "skip" if skip_held else "raise"
+    if statement is None and out is not None:
+        raise BadArgument("--out", str(out), "a file holds the rows of one statement; give it as an argument")
     # Spark logs the JVM's traceback of failures that the error message describes in one sentence.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     with (
         _registry(registry, endpoints, settings) as schemas,
-        spark_for(endpoints, settings, name="headrace sql") as spark,
+        quiet_spark_for(endpoints, settings, name="headrace sql") as spark,
     ):
-        frame = query(spark, endpoints, statement, selection, held=held, registry=schemas)
-        try:
-            _answer(frame, out, limit, as_json=as_json)
-        except Exception as error:
-            if type(error).__module__.startswith(("pyspark", "py4j")):
-                raise query_error(error) from error
-            raise
+
+        def ask(asked: str) -> None:
+            frame = query(spark, endpoints, asked, selection, held=held, registry=schemas)
+            try:
+                _answer(frame, out, limit, as_json=as_json, plot=plot)
+            except Exception as error:
+                if type(error).__module__.startswith(("pyspark", "py4j")):
+                    raise query_error(error) from error
+                raise
+
+        if statement is not None:
+            ask(statement)
+        else:
+            _run_shell(SqlShell(ask, lambda: table_names(endpoints), spark.sparkContext.cancelAllJobs), endpoints)
+
+
+def _run_shell(shell: SqlShell, endpoints: Endpoints) -> None:
+    if not sys.stdin.isatty():
+        shell.run(piped_lines(), is_interactive=False)
+        return
+    typer.echo("Statements end with a semicolon; help lists the commands, Ctrl-D leaves the shell.")
+    names = table_names(endpoints)
+    shell.run(typed_lines(shell, lambda: names), is_interactive=True)
 
 
 def _registry(address: str | None, endpoints: Endpoints, settings: HeadraceSettings) -> BlockingRegistry:
@@ -84,7 +117,7 @@ def _registry(address: str | None, endpoints: Endpoints, settings: HeadraceSetti
     )
 
 
-def _answer(frame: DataFrame, out: Path | None, limit: int, *, as_json: bool) -> None:
+def _answer(frame: DataFrame, out: Path | None, limit: int, *, as_json: bool, plot: bool | None) -> None:
     if out is not None:
         _write(frame, out)
         typer.echo(f"wrote {out}")
@@ -92,16 +125,24 @@ def _answer(frame: DataFrame, out: Path | None, limit: int, *, as_json: bool) ->
         for row in frame.limit(limit).toLocalIterator():
             typer.echo(json.dumps(_plain(row.asDict(recursive=True)), ensure_ascii=False))
     else:
-        _print(frame, limit)
+        _print(frame, limit, plot=plot)
 
 
-def _print(frame: DataFrame, limit: int) -> None:
+def _print(frame: DataFrame, limit: int, *, plot: bool | None) -> None:
+    columns = plot_columns(frame.dtypes) if plot is not False else None
+    if plot and columns is None:
+        rule = (
+            "a plot needs one column with a time and one to four with numbers, or one with a number and one with text"
+        )
+        raise BadArgument("--plot", ", ".join(f"{name} {kind}" for name, kind in frame.dtypes), rule)
     rows = frame.limit(limit + 1).collect()
     table = Table(*frame.columns, box=None)
     for row in rows[:limit]:
         table.add_row(*(_shown(value) for value in row))
     console = Console()
     console.print(table if rows else "no rows")
+    if columns is not None and (plot or console.is_terminal) and (drawn := plot_of(columns, rows[:limit])) is not None:
+        console.print(Text(drawn))
     if len(rows) > limit:
         console.print(f"… there are more than {limit}; --limit N shows more of them, --out FILE writes all")
 

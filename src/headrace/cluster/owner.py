@@ -18,7 +18,7 @@ from headrace.cluster.tasks import together
 from headrace.errors import BadArgument, NotPartitionOwner, TimedOut, TransactionFailed
 from headrace.log import Log
 from headrace.model import NewRecord, Position, TopicPartition
-from headrace.runtime import SYSTEM_CLOCK, Clock
+from headrace.runtime import SYSTEM_CLOCK, Clock, Lookout
 from headrace.state import BatchName
 
 __all__ = ["Committed", "OwnedPartition", "Owner", "OwnerListener"]
@@ -111,6 +111,7 @@ class Owner:
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
         self._running: set[asyncio.Task[Any]] = set()
+        self._lookout = Lookout(self._is_worth_a_look, every_s=_LOOK_AGAIN_S)
         self._claimant = Claimant(
             log,
             partition,
@@ -164,6 +165,10 @@ class Owner:
         self._expect_tenure()
         return await self._to_its_end(self._commit(records))
 
+    def _is_worth_a_look(self) -> bool:
+        """Return True if those who wait to read may do so, or need not wait any longer."""
+        return self._tenure is None or self._tenure.is_ending or self.may_serve()
+
     def may_serve(self) -> bool:
         """Return True if a read that has arrived may be answered at this moment."""
         tenure = self._tenure
@@ -180,9 +185,10 @@ class Owner:
         deadline_s = seconds(self._clock) + timeout_s
         while not self.may_serve():
             self._expect_tenure()
-            if seconds(self._clock) >= deadline_s:
+            left_s = deadline_s - seconds(self._clock)
+            if left_s <= 0:
                 raise TimedOut(f"waiting to read {self._claimant.partition.at}", timeout_s)
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await self._lookout.wait(left_s)
 
     async def reply_gate(self, committed: Committed) -> None:
         """Wait until the answers to a committed batch may leave the node."""
@@ -370,6 +376,7 @@ class Owner:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         self._tenure = None
+        self._lookout.close()
         await self._claimant.leave_producer()
 
 

@@ -6,6 +6,12 @@ describes its own settings the same way, by deriving from `Settings` and `Sectio
 """
 
 from headrace.config.environment import variable_for
+from headrace.config.gateway_settings import (
+    GatewayJwtSettings,
+    GatewaySettings,
+    GatewaySignatureSettings,
+    GatewayTlsSettings,
+)
 from headrace.config.headrace_settings import (
     CassandraStoreSettings,
     ClusterSettings,
@@ -40,6 +46,10 @@ __all__ = [
     "EffectiveValue",
     "EmbeddedLogSettings",
     "EmbeddedStoreSettings",
+    "GatewayJwtSettings",
+    "GatewaySettings",
+    "GatewaySignatureSettings",
+    "GatewayTlsSettings",
     "HeadraceSettings",
     "HttpRegistrySettings",
     "JournalHeadSettings",

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
+from headrace.config.gateway_settings import GatewaySettings
 from headrace.config.settings import Section, Settings
 
 __all__ = [
@@ -232,7 +233,8 @@ class PipelineSettings(Section):
         description="Failed attempts in a row before replication gives up; waiting does not count.",
     )
     once_timeout_s: Seconds = Field(
-        default=60.0, description="How long a run with an end waits for a log or store that is unavailable."
+        default=60.0,
+        description="How long a run with an end waits while nothing moves; ten times that for a running micro-batch.",
     )
     driver_memory: str = Field(default="1g", description="Memory of Spark's driver, as the JVM writes it.")
     ui: bool = Field(default=False, description="Serve Spark's web page while a job runs.")
@@ -478,6 +480,7 @@ class HeadraceSettings(Settings):
     registry: RegistrySettings = RegistrySettings()
     outbox: OutboxSettings = OutboxSettings()
     cluster: ClusterSettings = ClusterSettings()
+    gateway: GatewaySettings = GatewaySettings()
     keyspace: KeyspaceSettings = KeyspaceSettings()
     services: ServicesSettings = ServicesSettings()
     observe: ObserveSettings = ObserveSettings()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from time import perf_counter
 
@@ -198,7 +198,9 @@ class Journal:
         self._check_writable("prepare")
         return (await self._writer.prepare(check_id(id_))).dump()
 
-    async def read(self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None) -> AsyncIterator[StoredEvent]:
+    async def read(
+        self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None
+    ) -> AsyncGenerator[StoredEvent, None]:
         """Yield the events from a seq_nr on, up to and including `to_seq_nr` if that is given. Huge journals stream.
 
         A journal that was never written is empty, also if its topic does not exist yet. Raises ReadAgain if a delete

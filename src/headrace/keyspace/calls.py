@@ -13,7 +13,6 @@ import msgspec
 from headrace.cluster import PartitionRequest
 from headrace.config import KeyspaceSettings
 from headrace.errors import (
-    AskCycle,
     BadArgument,
     HeadraceError,
     MessageIdReused,
@@ -22,10 +21,11 @@ from headrace.errors import (
     StateConflict,
     TimedOut,
     UnknownMessage,
+    WritesInRead,
 )
 from headrace.keyspace.context import Context
 from headrace.keyspace.declaration import CURRENT_STATES, HandlerSpec, InputSpec, Keyspace, KeyspaceSpec
-from headrace.keyspace.messages import Call, MessageCodecs
+from headrace.keyspace.messages import Call, MessageCodecs, longer_chain
 from headrace.observe import counter, histogram
 from headrace.state import BytesValues, KeyLocks, State, StatePartition, StateSpec, StateWrite, UnitOfWork
 
@@ -47,6 +47,7 @@ _MARGIN_S = 0.05
 _INPUT_S = 60.0
 
 Commit: TypeAlias = Callable[[UnitOfWork], Awaitable[None]]
+Gate: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class _KeptReply(msgspec.Struct, frozen=True, array_like=True):
@@ -60,14 +61,18 @@ _kept = msgspec.msgpack.Decoder(_KeptReply)
 
 
 def replies_spec(keyspace: str, *, partitions: int, kept_s: float) -> StateSpec[Any, Any]:
-    """Return the state of kept replies: by key and message id, each for some minutes."""
+    """Return the state of kept replies: by key and message id, each for some minutes.
+
+    Each has its own time to live, and the topic none: it holds the records of the partition's owners, too, which a
+    retention by age would delete.
+    """
     return StateSpec(
         name=REPLIES,
         topic=f"{keyspace}-{REPLIES}",
         key=tuple[bytes, str],
         value=BytesValues(),
         partitions=partitions,
-        ttl=kept_s,
+        ttl_of=lambda _key, _reply: kept_s,
     )
 
 
@@ -88,6 +93,7 @@ class CallRunner:
         self._codecs = codecs
         self._client_of = client_of
         self._settings = settings
+        self._changelogs = {each.spec.topic for each in states.replicas.values()}
         self._locks = KeyLocks()
         self._logic: Keyspace | None = None
 
@@ -95,7 +101,7 @@ class CallRunner:
         """Begin a tenure: the application's object is a new one."""
         self._logic = self._spec.kind()
 
-    async def run(self, request: PartitionRequest, call: Call, deadline_s: float, commit: Commit) -> bytes:
+    async def run(self, request: PartitionRequest, call: Call, deadline_s: float, commit: Commit, gate: Gate) -> bytes:
         """Run the handler of a message until it is committed, and return its reply."""
         handler = self._spec.handlers.get(call.message)
         if handler is None:
@@ -107,7 +113,7 @@ class CallRunner:
         began_s = asyncio.get_running_loop().time()
         outcome = "failed"
         try:
-            reply = await self._in_turn(request, call, handler, chain, deadline_s, commit)
+            reply = await self._in_turn(request, call, handler, chain, deadline_s, commit, gate)
             outcome = "done"
             return reply
         finally:
@@ -118,11 +124,7 @@ class CallRunner:
         """Return the keys that wait for one another, this one last. Raises AskCycle."""
         if call.key is None:
             return call.chain
-        here = (self._spec.name, call.key)
-        chain = (*call.chain, here)
-        if here in call.chain:
-            raise AskCycle(" → ".join(f"{name}/{key.decode(errors='replace')}" for name, key in chain))
-        return chain
+        return longer_chain(call.chain, (self._spec.name, call.key))
 
     async def _in_turn(
         self,
@@ -132,19 +134,26 @@ class CallRunner:
         chain: tuple[tuple[str, bytes], ...],
         deadline_s: float,
         commit: Commit,
+        gate: Gate,
     ) -> bytes:
         loop = asyncio.get_running_loop()
         given_s = deadline_s - loop.time()
-        margin_s = min(_MARGIN_S, given_s / 4)
+        ends_s = deadline_s - min(_MARGIN_S, given_s / 4)
         try:
-            async with asyncio.timeout_at(deadline_s - margin_s) as limit, self._turn(call.key):
+            async with asyncio.timeout_at(ends_s) as limit, self._turn(call.key):
                 message = await self._codecs.message(handler, call.payload)
 
                 async def commit_unit(unit: UnitOfWork) -> None:
                     limit.reschedule(None)  # from here on the outcome may be that it was done
-                    await commit(unit)
+                    try:
+                        await commit(unit)
+                    except StateConflict:
+                        limit.reschedule(ends_s)  # it was not, and the handler runs again
+                        raise
 
-                return await self._until_committed(request, call, handler, message, chain, deadline_s, commit_unit)
+                return await self._until_committed(
+                    request, call, handler, message, chain, deadline_s, commit_unit, gate
+                )
         except TimeoutError:
             what = f"{self._spec.name}.{handler.name} with key {_shown(call.key)}"
             raise TimedOut(what, round(given_s, 3)) from None
@@ -166,6 +175,7 @@ class CallRunner:
         chain: tuple[tuple[str, bytes], ...],
         deadline_s: float,
         commit: Commit,
+        gate: Gate,
     ) -> bytes:
         digest = hashlib.blake2b(call.message.encode() + b"\x00" + call.payload, digest_size=16).digest()
         for attempt in range(1, _ATTEMPTS + 1):
@@ -176,15 +186,19 @@ class CallRunner:
                 return kept
             context = Context(
                 partition=self._states.partition,
-                key=call.key,
+                key=None if handler.key_of is None else handler.key_of(message),
                 now_ms=self._now_ms(),
                 deadline_s=deadline_s,
                 request_id=request.command_id or call.request_id,
                 chain=chain,
                 unit=unit,
                 client_of=self._client_of,
+                gate=gate,
+                changelogs=self._changelogs,
             )
             result = await self._handle(handler, message, context, unit)
+            if handler.is_read and _has_written(unit):
+                raise WritesInRead(self._spec.name, handler.name)
             reply = self._codecs.reply_bytes(handler, result)
             if request.command_id is not None and not handler.is_read:
                 self._keep(unit, call, request.command_id, digest, reply)
@@ -247,9 +261,9 @@ class CallRunner:
         try:
             with self._within(unit) as logic:
                 return await handler.call(logic, message, context)
-        except (HeadraceError, TimeoutError):
+        except HeadraceError:
             raise
-        except Exception as error:
+        except Exception as error:  # a time-out of its own, too; ours arrives here as a cancellation
             kind = type(error).__name__
             raise RequestFailed(self._spec.name, type(message).__name__, kind, str(error)) from error
 
@@ -272,7 +286,13 @@ class CallRunner:
         is_small = len(reply) <= self._settings.reply_bytes_kept
         kept = msgspec.msgpack.encode(_KeptReply(digest, reply if is_small else None))
         replica = self._states.replica(REPLIES)
-        unit.write(replica, replica.keys.encode((call.key or b"", message_id)), StateWrite(kept))
+        key = (call.key or b"", message_id)
+        unit.write(replica, replica.keys.encode(key), StateWrite(kept, replica.spec.ttl_ms_of(key, kept)))
+
+
+def _has_written(unit: UnitOfWork) -> bool:
+    """Return True if a handler has written or emitted something; that due values go is not its doing."""
+    return bool(unit.others) or any(not write.is_expiry for own in unit.writes.values() for write in own.values())
 
 
 def _shown(key: bytes | None) -> str:

@@ -14,6 +14,7 @@ from headrace.errors import (
     BadArgument,
     HeadraceError,
     NotPartitionOwner,
+    StateConflict,
     SubscriptionEnded,
     Unavailable,
     UnknownMessage,
@@ -21,6 +22,7 @@ from headrace.errors import (
 from headrace.keyspace.calls import REPLIES
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec, StateDeclaration
 from headrace.keyspace.messages import (
+    PUT_CONFLICT,
     Call,
     ChangesPage,
     CountKeys,
@@ -34,6 +36,7 @@ from headrace.keyspace.messages import (
     RawRead,
     ReadPage,
     encode,
+    longer_chain,
 )
 from headrace.keyspace.routes import KeyspaceRoute
 from headrace.runtime import Backoff
@@ -48,7 +51,6 @@ from headrace.state import (
     codec_of,
     index_prefix,
     index_row,
-    ttl_in_ms,
 )
 
 __all__ = ["NO_VALUE", "KeyRead", "KeyspaceClient", "LocalCopies", "Scattered"]
@@ -229,7 +231,7 @@ class KeyspaceClient:
         """Return a page of the keys that begin with these parts; the first part decides the partition."""
         opened = await self._state(state)
         if not opened.keys.is_compound:
-            raise BadArgument("prefix", prefix, "keys without parts lie in all partitions; use `items`, or `range`")
+            raise BadArgument("prefix", prefix, "keys without parts lie in all partitions; use `items`")
         start, end = opened.keys.prefix_range(prefix)
         parts = prefix if isinstance(prefix, tuple) else (prefix,)
         partition = self._route.partition(OrderedKeys(type(parts[0])).routing_bytes(parts[0]))
@@ -283,8 +285,11 @@ class KeyspaceClient:
         Raises StateConflict if it is not.
         """
         opened = await self._state(state)
-        ttl_ms = None if ttl is None else ttl_in_ms(ttl)
-        await self._put(opened, key, opened.values.encode(value), ttl_ms, expected, timeout_s)
+        if value is None:
+            raise BadArgument("value", None, "None is no value; delete the key instead")
+        data, ttl_ms = opened.values.encode(value), opened.spec.ttl_ms_of(key, value, ttl)
+        is_due = ttl_ms is not None and ttl_ms <= 0
+        await self._put(opened, key, None if is_due else data, None if is_due else ttl_ms, expected, timeout_s)
 
     async def delete(
         self,
@@ -351,6 +356,7 @@ class KeyspaceClient:
         if message_id is not None and (not isinstance(message_id, str) or not 1 <= len(message_id) <= 300):
             raise BadArgument("message_id", message_id, "an id is a text of 1 to 300 characters")
         routing, key = self._key_of(handler, message)
+        longer_chain(chain, (self.name, key))  # before it waits behind the request that it would wait for
         payload = self._codecs.message_bytes(message)
         return handler, routing, encode(Call(type(message).__name__, payload, key, uuid.uuid4().hex, chain))
 
@@ -396,7 +402,9 @@ class KeyspaceClient:
         timeout_s: float | None,
     ) -> None:
         asked = PutValue(opened.spec.name, opened.keys.encode(key), value, ttl_ms, expected)
-        await self._route.ask(opened.keys.routing_bytes(key), encode(asked), timeout_s=timeout_s)
+        routing = opened.keys.routing_bytes(key)
+        if await self._route.ask(routing, encode(asked), timeout_s=timeout_s) == PUT_CONFLICT:
+            raise StateConflict(opened.spec.name, repr(key))
 
     async def _page(
         self,
@@ -457,7 +465,7 @@ class KeyspaceClient:
                     item.is_lagged,
                 )
             topic_id, offset = page.topic_id, page.offset
-            if not page.items and heartbeat_s is not None:
+            if not page.items and page.offset is not None and heartbeat_s is not None:
                 token = f"{page.topic_id}:{page.offset}"
                 yield StateChange(None, None, page.offset, token, is_heartbeat=True, age_ms=page.age_ms)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import BadArgument
 from headrace.keyspace.messages import Entry
-from headrace.model import NewRecord
+from headrace.model import NewRecord, check_topic_name
 from headrace.state import UnitOfWork
 
 if TYPE_CHECKING:
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from headrace.keyspace.declaration import Keyspace
 
 __all__ = ["Context"]
+
+# Ids of asks within asks grow longer and longer; what is longer than this becomes a digest.
+_LONGEST_ID = 200
 
 
 class Context:
@@ -35,6 +40,8 @@ class Context:
         chain: tuple[Entry, ...],
         unit: UnitOfWork,
         client_of: Callable[[type[Keyspace]], KeyspaceClient],
+        gate: Callable[[], Awaitable[None]] | None = None,
+        changelogs: Collection[str] = (),
     ) -> None:
         self.partition = partition
         self.key = key
@@ -44,6 +51,8 @@ class Context:
         self._chain = chain
         self._unit = unit
         self._client_of = client_of
+        self._gate = gate
+        self._changelogs = changelogs
         self._asks = 0
         self._tells: list[tuple[KeyspaceClient, Any]] = []
 
@@ -55,9 +64,12 @@ class Context:
     async def ask(self, keyspace: type[Keyspace], message: object, *, timeout_s: float | None = None) -> Any:  # noqa: ANN401
         """Ask another key, here or in another keyspace, and return its reply. Raises AskCycle, and what it raises."""
         self._asks += 1
+        number = self._asks
+        if self._gate is not None:
+            await self._gate()  # what is read here may be told to nobody while the last owner may still answer
         left_s = self.left_s if timeout_s is None else min(timeout_s, self.left_s)
         return await self._client_of(keyspace).ask(
-            message, message_id=f"{self.request_id}/{self._asks}", timeout_s=max(left_s, 0.001), chain=self._chain
+            message, message_id=_id_of(self.request_id, number), timeout_s=max(left_s, 0.001), chain=self._chain
         )
 
     def tell(self, keyspace: type[Keyspace], message: object) -> None:
@@ -75,10 +87,23 @@ class Context:
         headers: Mapping[str, bytes] | None = None,
         partition: int | None = None,
     ) -> None:
-        """Write a record to another topic, in the transaction of this call."""
+        """Write a record to another topic, in the transaction of this call. Raises BadArgument for a changelog."""
+        if topic in self._changelogs:
+            raise BadArgument("topic", topic, "it is the changelog of a state; write to the state instead")
+        check_topic_name(topic)
+        for name, data in (("key", key), ("value", value), *(headers or {}).items()):
+            if data is not None and not isinstance(data, bytes):
+                raise BadArgument(name, data, "what is emitted is bytes")
         self._unit.add(NewRecord(topic, key, value, tuple((headers or {}).items()), partition=partition))
 
     def send_tells(self) -> None:
         """Send what was told; called when the call is committed."""
         for client, message in self._tells:
             client.tell(message)
+
+
+def _id_of(request_id: str, number: int) -> str:
+    """Return the id of an ask, the same whenever the request is handled again."""
+    if len(request_id) > _LONGEST_ID:
+        request_id = hashlib.blake2b(request_id.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    return f"{request_id}/{number}"

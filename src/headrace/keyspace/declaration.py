@@ -43,6 +43,8 @@ EVERY_NODE: Literal["all"] = "all"
 
 # A node is one of several processes; more than this nobody has.
 _MOST_NODES = 1000
+# States that every keyspace has beside the declared ones, and what the class itself needs.
+_TAKEN = ("replies", "inputs", "spec")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 CURRENT_STATES: ContextVar[Callable[[str], State[Any, Any]]] = ContextVar("headrace_keyspace_states")
@@ -245,6 +247,9 @@ class Keyspace:
         chosen = name or _kebab(cls.__name__)
         if not _NAME.fullmatch(chosen):
             raise BadArgument("name", chosen, "a keyspace's name is 1 to 100 letters, digits, '.', '_' and '-'")
+        for what, number in (("partitions", partitions), ("replicas", None if replicas == EVERY_NODE else replicas)):
+            if number is not None and (type(number) is not int or number < 1):
+                raise BadArgument(what, number, f"{cls.__name__} needs a whole number, 1 at least")
         cls.spec = KeyspaceSpec(
             chosen,
             cls,
@@ -255,6 +260,7 @@ class Keyspace:
             _handlers_of(cls, names),
             _inputs_of(cls, names),
         )
+        cls.spec.state_specs(partitions=1)  # what a state's options don't allow is refused here
 
 
 def _kebab(name: str) -> str:
@@ -280,6 +286,8 @@ def _states_of(cls: type, names: Mapping[str, Any]) -> dict[str, tuple[StateDecl
                     f"{cls.__name__}.{name} needs an annotation with the types of keys and values: State[str, Account]"
                 )
                 raise BadArgument("state", name, rule)
+            if name in _TAKEN:
+                raise BadArgument("state", name, f"every keyspace has its own {name!r}; choose another name")
             key, value = typing.get_args(hint)
             OrderedKeys(key)  # a type that is no key is refused here, where its name is seen
             found[name] = (member, key, value)
@@ -327,7 +335,7 @@ def _handler_of(shown: str, function: Callable[..., Any], mark: _Mark, names: Ma
     if not 1 <= len(parameters) <= 2:
         raise BadArgument("handles", shown, "a handler takes a message, and a Context if it wants one")
     message, reply = hints.get(parameters[0].name), hints.get("return")
-    if not isinstance(message, type) or "return" not in hints:
+    if not isinstance(message, type) or message in (Any, object) or "return" not in hints:
         raise BadArgument("handles", shown, "annotate the message with its class, and what is returned")
     return HandlerSpec(
         function.__name__,

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from headrace.cluster import GroupSpec, HostedGroup, HostingNode, PartitionHost, PartitionRequest
 from headrace.config import HeadraceSettings
-from headrace.errors import BadArgument, FolderUnusable, StateOffline, StateStale
+from headrace.errors import BadArgument, FolderUnusable, Unavailable
 from headrace.keyspace.calls import REPLIES, CallRunner
 from headrace.keyspace.client import KeyspaceClient
 from headrace.keyspace.declaration import Keyspace, KeyspaceSpec
@@ -85,7 +85,7 @@ class NodeCopies:
             return None  # the owner's way has its own gate
         try:
             return await host.handle(PartitionRequest(group, partition, payload, is_read=True), 0.0)
-        except (StateOffline, StateStale):
+        except Unavailable:  # it is too old, or the log that it asks does not answer; the owner may know
             return None
 
 

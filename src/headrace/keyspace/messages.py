@@ -12,12 +12,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from headrace.errors import BadArgument, NotStorable
+from headrace.errors import AskCycle, BadArgument, NotStorable
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec
 from headrace.serde import Registry
 from headrace.state import JsonValues, ValueCodec, values_of
 
 __all__ = [
+    "PUT_CONFLICT",
     "Call",
     "ChangesPage",
     "CountKeys",
@@ -34,6 +35,7 @@ __all__ = [
     "ReadPage",
     "decode_operation",
     "encode",
+    "longer_chain",
 ]
 
 
@@ -148,15 +150,29 @@ class RawItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChangesPage(msgspec.Struct, frozen=True, array_like=True):
-    """Changes, and where to go on: nothing else has changed up to `offset` of the topic."""
+    """Changes, and where to go on: nothing else has changed up to `offset` of the topic.
 
-    topic_id: str
+    If the copy had nothing to tell, topic and offset are those that the caller asked with; it asks again.
+    """
+
+    topic_id: str | None
     items: list[RawItem]
-    offset: int
+    offset: int | None
     age_ms: int | None = None
 
 
 encode = msgspec.msgpack.Encoder().encode
+
+PUT_CONFLICT = b"\x01"
+"""The reply to a put that found another version than it expected; the reply to any other is empty."""
+
+
+def longer_chain(chain: tuple[Entry, ...], here: Entry) -> tuple[Entry, ...]:
+    """Return the keys that wait for one another, this one last. Raises AskCycle if it waits already."""
+    longer = (*chain, here)
+    if here in chain:
+        raise AskCycle(" → ".join(f"{name}/{key.decode(errors='replace')}" for name, key in longer))
+    return longer
 
 
 def decode_operation(payload: bytes) -> Operation:

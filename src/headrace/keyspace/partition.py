@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.cluster import Committed, Owner, PartitionRequest
 from headrace.config import KeyspaceSettings
-from headrace.errors import HeadraceError, NotPartitionOwner, OperationFailed, StateOffline, StateReadOnly, TimedOut
-from headrace.keyspace.calls import CallRunner
+from headrace.errors import (
+    HeadraceError,
+    NotPartitionOwner,
+    OperationFailed,
+    StateConflict,
+    StateOffline,
+    StateReadOnly,
+    TimedOut,
+)
+from headrace.keyspace.calls import REPLIES, CallRunner
 from headrace.keyspace.declaration import KeyspaceSpec
 from headrace.keyspace.inputs import CommitUnit, InputPump
 from headrace.keyspace.messages import (
+    PUT_CONFLICT,
     Call,
     CountKeys,
     FindByIndex,
@@ -30,7 +39,7 @@ from headrace.keyspace.messages import (
 from headrace.keyspace.reads import change_page, count_keys, find_by_index, put_value, read_page, read_value
 from headrace.model import NewRecord, Position, TopicPartition
 from headrace.observe import get_logger
-from headrace.runtime import SYSTEM_CLOCK, Clock, moment_of
+from headrace.runtime import SYSTEM_CLOCK, Clock, Lookout, moment_of
 from headrace.state import StatePartition, UnitOfWork
 
 if TYPE_CHECKING:
@@ -50,34 +59,35 @@ _READS = GetValue | ReadPage | FindByIndex | CountKeys
 class OwnerWriter:
     """The owner as states see it: a `ChangelogWriter` that remembers when what it committed may be told."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, changelogs: Collection[TopicPartition]) -> None:
         self._owner = owner
+        self._changelogs = changelogs
         self.last: Committed | None = None
 
     async def commit(self, records: Sequence[NewRecord]) -> Sequence[Position]:
         """Write the records in one transaction; returns where each landed, as far as that is known."""
         self.last = await self._owner.commit(records)
-        return _in_order(records, self.last.positions)
+        return in_order(records, self.last.positions, self._changelogs)
 
 
-def _in_order(records: Sequence[NewRecord], positions: Sequence[Position]) -> list[Position]:
+def in_order(
+    records: Sequence[NewRecord], positions: Sequence[Position], changelogs: Collection[TopicPartition]
+) -> list[Position]:
     """Return the positions in the order of the records.
 
     A batch that was found by reading has them in the order of reading; within one topic partition that is the order of
-    writing. Those of records to other topics are not known then: they are at -1. Raises OperationFailed if a record of
-    a changelog is not found.
+    writing. Those of records to other topics are not known then, and nobody needs them: they are at -1. Raises
+    OperationFailed if a record of a changelog is not found.
     """
     landed: dict[TopicPartition, deque[Position]] = {}
-    by_topic: dict[str, deque[Position]] = {}
     for position in positions:
         landed.setdefault(TopicPartition(position.topic, position.partition), deque()).append(position)
-        by_topic.setdefault(position.topic, deque()).append(position)
     found = []
     for record in records:
-        if record.partition is None:
+        if (record.topic, record.partition) not in changelogs:
             found.append(Position(record.topic, -1, -1, -1))
             continue
-        waiting = landed.get(TopicPartition(record.topic, record.partition))
+        waiting = landed.get(TopicPartition(record.topic, record.partition or 0))
         if not waiting:
             what = f"finding the place of a record in {record.topic}[{record.partition}]"
             raise OperationFailed(what, "it was committed, and is not there any more", outcome_known=False)
@@ -115,6 +125,7 @@ class KeyspacePartition:
         self._is_owned = False
         self._stepping_down: asyncio.Task[None] | None = None
         self._minding: asyncio.Task[None] | None = None
+        self._lookout = Lookout(self._is_settled, every_s=_LOOK_EVERY_S)
         self._calls = CallRunner(spec, states, codecs, client_of, settings=settings)
         self._make_pumps = pumps
         self._pumping: list[asyncio.Task[None]] = []
@@ -123,8 +134,13 @@ class KeyspacePartition:
 
     @property
     def changelogs(self) -> tuple[TopicPartition, ...]:
-        """The changelogs of all states that are ours to write."""
-        return tuple(each.at for each in self._states.replicas.values() if not each.spec.is_external)
+        """The changelogs of all states that are ours to write.
+
+        That of the replies, which every keyspace has, is first and gives the partition its transactional id: versions
+        of an application with other states still fence one another.
+        """
+        written = [each for each in self._states.replicas.values() if not each.spec.is_external]
+        return tuple(each.at for each in sorted(written, key=lambda each: each.spec.name != REPLIES))
 
     @property
     def ownership_read_from(self) -> Mapping[TopicPartition, int]:
@@ -163,7 +179,7 @@ class KeyspacePartition:
             await self._stepping_down
         owner = self._expect_owner()
         await self._states.catch_up()
-        self._writer = OwnerWriter(owner)
+        self._writer = OwnerWriter(owner, self.changelogs)
         self._states.own(self._writer, is_held=True)
         self._tenure += 1
         self._is_owned = True
@@ -203,6 +219,7 @@ class KeyspacePartition:
     async def close(self) -> None:
         """Stop everything."""
         self._is_owned = False
+        self._lookout.close()
         for task in (self._minding, *self._pumping, self._stepping_down):
             if task is not None:
                 task.cancel()
@@ -215,17 +232,24 @@ class KeyspacePartition:
         match operation:
             case Call():
                 return await self._call(request, operation, tenure, deadline_s)
-            case PutValue():
-                unit = self._states.begin()
-                put_value(unit, self._states.replica(operation.state), operation)
-                await self._commit(unit, tenure, deadline_s)
-                return b""
             case PollChanges():
                 raise AssertionError(operation)
             case _:
+                return await self._until_committed(operation, tenure, deadline_s)
+
+    async def _until_committed(
+        self, operation: PutValue | GetValue | ReadPage | FindByIndex | CountKeys, tenure: int, deadline_s: float
+    ) -> bytes:
+        """Do it again whenever a key that it has read changes before its commit: a put, or a read that expires keys."""
+        while True:
+            unit = self._states.begin()
+            if isinstance(operation, PutValue):
+                is_done = put_value(unit, self._states.replica(operation.state), operation)
+                answer = b"" if is_done else PUT_CONFLICT
+            else:
                 await self._gate(tenure, deadline_s)
-                unit = self._states.begin()
                 answer = await self._read(unit, operation)
+            with contextlib.suppress(StateConflict):
                 await self._commit(unit, tenure, deadline_s)  # what was found due becomes a tombstone
                 return answer
 
@@ -233,8 +257,11 @@ class KeyspacePartition:
         async def commit(unit: UnitOfWork) -> None:
             await self._commit(unit, tenure, deadline_s)
 
+        async def gate() -> None:
+            await self._gate(tenure, deadline_s)
+
         try:
-            return await self._calls.run(request, call, deadline_s, commit)
+            return await self._calls.run(request, call, deadline_s, commit, gate)
         except (StateOffline, StateReadOnly):
             raise
         except HeadraceError as error:
@@ -249,9 +276,11 @@ class KeyspacePartition:
         if unit.is_empty:
             await self._gate(tenure, deadline_s)
             return
+        # This tenure's: when the commit returns, the node may have lost the partition and taken it again.
+        owner, writer = self._expect_owner(), self._writer
         await unit.commit()
-        if self._writer is not None and self._writer.last is not None:
-            await self._expect_owner().reply_gate(self._writer.last)
+        if writer is not None and writer.last is not None:
+            await owner.reply_gate(writer.last)
 
     async def _gate(self, tenure: int, deadline_s: float) -> None:
         """Wait until this node may answer without a commit. Raises NotPartitionOwner, TimedOut."""
@@ -263,12 +292,17 @@ class KeyspacePartition:
     async def _settled(self, deadline_s: float) -> None:
         """Wait until the states can be used again."""
         loop = asyncio.get_running_loop()
-        while self._is_owned and (self._states.unsettled is not None or not self._states.is_online):
-            if loop.time() >= deadline_s:
+        while not self._is_settled():
+            left_s = deadline_s - loop.time()
+            if left_s <= 0:
                 raise TimedOut(f"waiting for the states of {self._spec.name}[{self._states.partition}]", 0.0)
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await self._lookout.wait(left_s)
         if not self._is_owned:
             self._expect_tenure()
+
+    def _is_settled(self) -> bool:
+        """Return True if the states can be used, or if this node has lost them."""
+        return not self._is_owned or (self._states.unsettled is None and self._states.is_online)
 
     def _is_between(self, error: HeadraceError) -> bool:
         """Return True if the states refuse because of their owner, and not because of what was asked."""
@@ -282,18 +316,22 @@ class KeyspacePartition:
             try:
                 if self._states.unsettled is not None:
                     await self._states.catch_up()
+                # Before it is looked at whether this node is the owner: it may be stopped in between, and deposed.
+                moment = moment_of(self._clock)
                 if owner.may_serve():
                     if is_held:
                         self._states.release()
                         is_held = False
                     if loop.time() >= confirm_at_s:
-                        self._states.confirm(moment_of(self._clock))
+                        self._states.confirm(moment)
                         confirm_at_s = loop.time() + _CONFIRM_EVERY_S
                     if loop.time() >= expire_at_s:
                         await self._states.expire_due()
                         expire_at_s = loop.time() + self._settings.expire_every_s
-            except HeadraceError as error:
-                _logger.warning("minding failed", keyspace=self._spec.name, error=str(error))
+            except StateConflict:
+                pass  # a value that was due was written again; it is looked at in the next round
+            except Exception as error:  # whatever it is, the partition needs this task for as long as it is owned
+                _logger.warning("minding failed", keyspace=self._spec.name, error=f"{error!r}")
                 await asyncio.sleep(_CONFIRM_EVERY_S)
             await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -314,6 +352,8 @@ class KeyspacePartition:
     async def _read_standby(self, operation: GetValue | ReadPage | FindByIndex | CountKeys) -> bytes:
         if operation.max_staleness_s is None:
             self._expect_tenure()
+        if self._stepping_down is not None and not self._stepping_down.done():
+            raise StateOffline(operation.state, "it was owned here until now, and is not followed yet")
         at_least = operation.at_least if isinstance(operation, GetValue) else None
         await self._states.check_fresh(operation.state, max_staleness_s=operation.max_staleness_s, at_least=at_least)
         return await self._read(self._states.begin(), operation)

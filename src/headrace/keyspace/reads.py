@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from headrace.errors import BadArgument, StateConflict, StateOffline
+from headrace.errors import BadArgument, StateOffline
 from headrace.keyspace.messages import (
     ChangesPage,
     FindByIndex,
@@ -59,15 +59,15 @@ def count_keys(unit: UnitOfWork, replica: StateReplica) -> int:
     return unit.count(replica)
 
 
-def put_value(unit: UnitOfWork, replica: StateReplica, asked: PutValue) -> None:
-    """Write one key, or delete it. Raises StateConflict if it is not as expected."""
+def put_value(unit: UnitOfWork, replica: StateReplica, asked: PutValue) -> bool:
+    """Write one key, or delete it; returns False if it is not as expected."""
     stored = unit.get(replica, asked.key)
     written = unit.seen.get((replica, asked.key), -1) if stored is not None else -1
     if asked.expected is not None and asked.expected != written:
-        raise StateConflict(replica.spec.name, repr(replica.keys.decode(asked.key)))
-    if asked.value is None and stored is None:
-        return
-    unit.write(replica, asked.key, StateWrite(asked.value, asked.ttl_ms))
+        return False
+    if asked.value is not None or stored is not None:
+        unit.write(replica, asked.key, StateWrite(asked.value, asked.ttl_ms))
+    return True
 
 
 async def change_page(states: StatePartition, asked: PollChanges) -> ChangesPage:
@@ -88,12 +88,12 @@ async def change_page(states: StatePartition, asked: PollChanges) -> ChangesPage
 
 async def _page_of(subscription: Subscription, topic_id: str, asked: PollChanges) -> ChangesPage:
     items: list[RawItem] = []
-    offset = -1 if asked.after is None else asked.after
+    offset: int | None = None
     try:
         async with asyncio.timeout(asked.wait_s + 1.0) as limit:
             while len(items) < asked.limit:
                 item = await anext(subscription)
-                offset = max(offset, item.offset)
+                offset = item.offset
                 if isinstance(item, Heartbeat):
                     return ChangesPage(topic_id, items, offset, item.age_ms)
                 items.append(_raw_item(item, asked.key))
@@ -102,7 +102,7 @@ async def _page_of(subscription: Subscription, topic_id: str, asked: PollChanges
                 limit.reschedule(asyncio.get_running_loop().time() + asked.wait_s)
     except TimeoutError:
         pass  # the copy has not come as far as the caller yet; it asks again
-    return ChangesPage(topic_id, items, offset)
+    return ChangesPage(asked.topic_id, [], asked.after) if offset is None else ChangesPage(topic_id, items, offset)
 
 
 def _raw_item(item: PresentValue | RawChange, key: bytes | None) -> RawItem:

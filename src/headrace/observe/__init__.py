@@ -1,4 +1,5 @@
-"""Observability of a process: structured logs, metrics, traces through headers, a health tree, progress.
+"""Observability of a process: structured logs, metrics, traces through headers, a health tree, progress,
+charts for terminals.
 
 Promises: using the library configures nothing global. Logs go where the application's handlers send them,
 traces go nowhere until the application sets up an SDK, metrics are in Prometheus' default registry, and
@@ -6,6 +7,7 @@ secrets are hidden in everything that is written.
 """
 
 from headrace.observe.health import Health, HealthState, Probe
+from headrace.observe.line_charts import line_chart
 from headrace.observe.logs import LogFormat, Logger, configure, get_logger
 from headrace.observe.metrics import LATENCY_BUCKETS_S, counter, gauge, histogram, render, serve, timed
 from headrace.observe.progress import (
@@ -39,6 +41,7 @@ __all__ = [
     "get_logger",
     "histogram",
     "inject",
+    "line_chart",
     "progress_on",
     "render",
     "serve",

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from headrace.pipeline.jobs.backfill import backfill as backfill
     from headrace.pipeline.jobs.expiry import ExpirySummary as ExpirySummary
     from headrace.pipeline.jobs.expiry import purge_expired as purge_expired
+    from headrace.pipeline.jobs.exports import ExportSummary as ExportSummary
+    from headrace.pipeline.jobs.exports import export_journals as export_journals
+    from headrace.pipeline.jobs.exports import exported_frame as exported_frame
+    from headrace.pipeline.jobs.imports import ImportSummary as ImportSummary
+    from headrace.pipeline.jobs.imports import import_journals as import_journals
+    from headrace.pipeline.jobs.state_load import LoadSummary as LoadSummary
+    from headrace.pipeline.jobs.state_load import StateGroup as StateGroup
+    from headrace.pipeline.jobs.state_load import load_state as load_state
     from headrace.pipeline.jobs.tag_backfill import TagBackfillSummary as TagBackfillSummary
     from headrace.pipeline.jobs.tag_backfill import backfill_tag as backfill_tag
     from headrace.pipeline.logs.plan import Plan as Plan
@@ -46,6 +54,8 @@ if TYPE_CHECKING:
     from headrace.pipeline.tables.frames import pointer_frame as pointer_frame
     from headrace.pipeline.tables.sql_views import query as query
     from headrace.pipeline.tables.sql_views import query_error as query_error
+    from headrace.pipeline.tables.sql_views import table_names as table_names
+    from headrace.pipeline.tables.state_frames import state_frame as state_frame
     from headrace.pipeline.tables.states import state_as_of as state_as_of
     from headrace.pipeline.topics.append import Appended as Appended
     from headrace.pipeline.topics.append import append_frame as append_frame
@@ -60,6 +70,9 @@ __getattr__, __dir__, __all__ = lazy_names(
         "headrace.pipeline.jobs.audit": "AuditReport audit",
         "headrace.pipeline.jobs.backfill": "BackfillSummary backfill",
         "headrace.pipeline.jobs.expiry": "ExpirySummary purge_expired",
+        "headrace.pipeline.jobs.exports": "ExportSummary export_journals exported_frame",
+        "headrace.pipeline.jobs.imports": "ImportSummary import_journals",
+        "headrace.pipeline.jobs.state_load": "LoadSummary StateGroup load_state",
         "headrace.pipeline.jobs.tag_backfill": "TagBackfillSummary backfill_tag",
         "headrace.pipeline.logs.plan": "Plan Selection topics_of",
         "headrace.pipeline.replication.display": "LineDisplay display_on",
@@ -70,7 +83,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "headrace.pipeline.spark.process": "close_all log_of run store_of",
         "headrace.pipeline.spark.session": "end_session spark_session",
         "headrace.pipeline.tables.frames": "journal_frame meta_frame pointer_frame",
-        "headrace.pipeline.tables.sql_views": "query query_error",
+        "headrace.pipeline.tables.sql_views": "query query_error table_names",
+        "headrace.pipeline.tables.state_frames": "state_frame",
         "headrace.pipeline.tables.states": "state_as_of",
         "headrace.pipeline.topics.append": "Appended append_frame",
         "headrace.pipeline.topics.frames": "compact topic_frame typed",

@@ -43,6 +43,8 @@ from headrace.protocol.limits import (
 )
 from headrace.protocol.payloads import (
     AppendValue,
+    Encoded,
+    checked_json,
     decode_payload,
     encode_binary_events,
     encode_events,
@@ -59,6 +61,7 @@ __all__ = [
     "AppendValue",
     "Delete",
     "Effect",
+    "Encoded",
     "Entry",
     "EntryScanner",
     "Expected",
@@ -95,6 +98,7 @@ __all__ = [
     "check_tag",
     "check_text",
     "check_timestamp",
+    "checked_json",
     "decode_action",
     "decode_append",
     "decode_payload",

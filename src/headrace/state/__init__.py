@@ -15,12 +15,13 @@ from headrace.state.changelog import (
     changelog_config,
     ensure_changelog,
     is_reserved,
+    new_record,
     parse_batch,
 )
 from headrace.state.commits import KeyLocks, ProducerWriter
 from headrace.state.declaration import StateSpec, index_row
 from headrace.state.expiry import Duration, ttl_in_ms
-from headrace.state.keys import OWNERSHIP_KEY, RESERVED_PREFIX, OrderedKeys
+from headrace.state.keys import OWNERSHIP_KEY, RESERVED_PREFIX, OrderedKeys, decode_parts
 from headrace.state.partition import StatePartition
 from headrace.state.ports import ChangelogWriter, KeyValueStore, StoredPair, StoreWrite
 from headrace.state.replica import StateReplica
@@ -74,10 +75,12 @@ __all__ = [
     "batch_header_of",
     "changelog_config",
     "codec_of",
+    "decode_parts",
     "ensure_changelog",
     "index_prefix",
     "index_row",
     "is_reserved",
+    "new_record",
     "open_state_store",
     "parse_batch",
     "ttl_in_ms",

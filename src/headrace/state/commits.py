@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from headrace.errors import (
     Fenced,
     HeadraceError,
+    NotPartitionOwner,
     NotUnique,
     OperationFailed,
     RecordTooLarge,
+    Refused,
     StateConflict,
     StateOffline,
     StateReadOnly,
@@ -218,13 +220,20 @@ class CommitQueue:
         try:
             while self._waiting:
                 group = self._next_group()
-                error = await self._commit(group)
-                for each in group:
-                    self._finish(each, error)
-                if isinstance(error, asyncio.CancelledError):
-                    raise error
+                await self._commit_group(group)
         finally:
             self._running = None
+
+    async def _commit_group(self, group: Sequence[_Submitted]) -> None:
+        error = await self._commit(group)
+        if len(group) > 1 and _is_ones_fault(error):
+            for each in group:
+                await self._commit_group([each])
+            return
+        for each in group:
+            self._finish(each, error)
+        if isinstance(error, asyncio.CancelledError):
+            raise error
 
     def _next_group(self) -> Sequence[_Submitted]:
         """Take the units that waited longest, as many as one transaction should hold, and at least one."""
@@ -292,6 +301,11 @@ class CommitQueue:
             self._unsettled.__cause__ = error
             return self._unsettled if isinstance(error, Exception) else error
         return None
+
+
+def _is_ones_fault(error: BaseException | None) -> bool:
+    """Return True if the log refuses what one unit of a group wants to write: nothing was written of any."""
+    return isinstance(error, Refused) and not isinstance(error, Fenced | NotPartitionOwner)
 
 
 def _claims_of(unit: UnitOfWork) -> set[object]:

@@ -82,6 +82,18 @@ class StateSpec(Generic[K, V]):
         longest = self.longest_ttl if self.longest_ttl is not None else self.ttl
         return None if longest is None else ttl_in_ms(longest)
 
+    def ttl_ms_of(self, key: K, value: V, ttl: Duration | None = None) -> int | None:
+        """Return the time to live of a write; None if it has none of its own. Raises BadArgument if it is too long."""
+        if ttl is None and self.ttl_of is not None:
+            ttl = self.ttl_of(key, value)
+        if ttl is None:
+            return None
+        ttl_ms = ttl_in_ms(ttl)
+        if self.longest_ttl_ms is not None and ttl_ms > self.longest_ttl_ms:
+            rule = f"the longest in state {self.name!r} is {self.longest_ttl_ms} ms; declare a longer longest_ttl"
+            raise BadArgument("ttl", ttl, rule)
+        return ttl_ms
+
     @property
     def layout(self) -> str:
         """Names all that the rows of a copy depend on besides the log; another one means: build them again."""

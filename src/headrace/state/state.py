@@ -12,7 +12,7 @@ from headrace.model import partition_of
 from headrace.state.changelog import StateWrite
 from headrace.state.commits import CommitQueue, KeyLocks
 from headrace.state.declaration import index_row
-from headrace.state.expiry import Duration, ttl_in_ms
+from headrace.state.expiry import Duration
 from headrace.state.replica import StateReplica
 from headrace.state.subscriptions import Heartbeat, PresentValue, RawChange, Subscription
 from headrace.state.table import index_prefix
@@ -274,17 +274,8 @@ class State(Generic[K, V]):
         """Return the write of a value; one that is due at once is a deletion."""
         if value is None:
             raise BadArgument("value", None, "None is no value; delete the key instead")
-        spec = self._replica.spec
-        if ttl is None and spec.ttl_of is not None:
-            ttl = spec.ttl_of(key, value)
-        data = self._replica.codec.encode(value)
-        if ttl is None:
-            return StateWrite(data)
-        ttl_ms = ttl_in_ms(ttl)
-        if spec.longest_ttl_ms is not None and ttl_ms > spec.longest_ttl_ms:
-            rule = f"the longest in state {spec.name!r} is {spec.longest_ttl_ms} ms; declare a longer longest_ttl"
-            raise BadArgument("ttl", ttl, rule)
-        return StateWrite(data, ttl_ms) if ttl_ms > 0 else StateWrite(None)
+        data, ttl_ms = self._replica.codec.encode(value), self._replica.spec.ttl_ms_of(key, value, ttl)
+        return StateWrite(data, ttl_ms) if ttl_ms is None or ttl_ms > 0 else StateWrite(None)
 
     async def _update(
         self, key: K, change: Callable[[V | None], V | None], ttl: Duration | None

@@ -220,7 +220,8 @@ class Subscription:
             if item is not None:
                 return item
             if not await self._wait_for_news():
-                return self._heartbeat()
+                # News may have come in the very moment in which the time was up; a heartbeat would pass over them.
+                return self._next_item() or self._heartbeat()
 
     @property
     def has_more(self) -> bool:

@@ -65,3 +65,5 @@ def _started(name: str) -> Iterator[RunningService]:
 
     with start(name) as service:
         yield service
+        if name != "postgres":  # which would leave a segment of shared memory behind
+            service.kill()  # its data is thrown away, and an orderly end would take seconds

@@ -34,6 +34,7 @@ def broker(proxied: TcpProxy) -> Iterator[RunningService]:
     }
     with start("kafka", ports={"client": client, "controller": controller}, properties=properties) as service:
         yield service
+        service.kill()  # nobody needs its data
 
 
 @pytest.fixture(scope="session")
@@ -51,9 +52,12 @@ def proxy(broker: RunningService, proxied: TcpProxy) -> Iterator[TcpProxy]:
     proxied.restore()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def brokers() -> Iterator[RunningService]:
-    """Three brokers that miss one of them within seconds; whoever freezes one lets it go on."""
+    """Three brokers that miss one of them within seconds; whoever freezes one lets it go on.
+
+    They end with the one module that uses them: idle brokers take time, too.
+    """
     properties = {
         "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
@@ -64,6 +68,7 @@ def brokers() -> Iterator[RunningService]:
     }
     with start("kafka", nodes=3, properties=properties) as service:
         yield service
+        service.kill()  # nobody needs its data
 
 
 @pytest_asyncio.fixture

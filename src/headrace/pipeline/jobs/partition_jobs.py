@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from headrace.model import TopicPartition
+from headrace.pipeline.spark.connectors import refuse_speculation
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.session import register
 
@@ -73,6 +74,7 @@ def job_frame(
     arguments: Arguments,
 ) -> DataFrame:
     """Return a frame of the tasks' rows. Every action on the frame runs the job."""
+    refuse_speculation(spark, job.name())
     register(spark, job)
     options = {
         ENDPOINTS_OPTION: endpoints.pack(),

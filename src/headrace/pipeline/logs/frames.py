@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from headrace.pipeline.logs.plan import Offsets, assigned, encode_offsets
 from headrace.pipeline.logs.records import LOG_COLUMNS
+from headrace.pipeline.spark.connectors import provide_kafka
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.kafka_properties import java_properties
 from headrace.pipeline.spark.session import register
@@ -21,6 +22,7 @@ __all__ = ["log_stream", "log_table"]
 def log_stream(spark: SparkSession, endpoints: Endpoints, starts: Offsets, *, max_records: int) -> DataFrame:
     """Return the committed records from `starts` on, as a stream of at most `max_records` a batch."""
     if _is_kafka(endpoints):
+        provide_kafka(spark)
         options = {
             **_kafka_options(endpoints),
             "assign": assigned(starts),
@@ -41,6 +43,7 @@ def log_table(spark: SparkSession, endpoints: Endpoints, starts: Offsets, ends: 
     """Return the committed records from `starts` up to `ends` (exclusive), as a table."""
     starts = {at: starts[at] for at in ends}
     if _is_kafka(endpoints):
+        provide_kafka(spark)
         options = {
             **_kafka_options(endpoints),
             "assign": assigned(starts),

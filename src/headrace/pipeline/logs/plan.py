@@ -5,6 +5,7 @@ Only the stored offsets count: there is no checkpoint that could disagree with t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,21 +16,27 @@ from headrace.errors import LayoutLost, OffsetOutOfRange, RecordsLost, UnknownTo
 from headrace.journal import Layout, Topology
 from headrace.log import Log
 from headrace.model import Bounds, TopicPartition
+from headrace.pipeline.spark.process import side_by_side
 from headrace.store import ReplicatedOffset, Store
 
 __all__ = [
     "Offsets",
+    "PartitionLook",
     "Plan",
     "Selection",
     "assigned",
     "decode_offsets",
     "encode_offsets",
     "items",
+    "look_at_partition",
     "plan_of",
+    "start_of",
     "topics_of",
 ]
 
 Offsets: TypeAlias = Mapping[TopicPartition, int]
+
+_LOOKS = 3
 
 _decode = msgspec.json.Decoder(dict[str, dict[str, int]]).decode
 
@@ -115,16 +122,51 @@ async def plan_of(log: Log, store: Store, selection: Selection) -> Plan:
     layouts = {}
     starts: dict[TopicPartition, int] = {}
     ends: dict[TopicPartition, int] = {}
-    for topic in await topics_of(log, store, selection):
-        layout = layouts[topic] = await _layout(log, store, topic)
-        for partition in range(layout.partitions):
-            at = TopicPartition(topic, partition)
-            bounds, replicated = await log.bounds(at), await store.reader.replicated(at)
-            if replicated is not None and replicated.generation > layout.generation:
-                layout = layouts[topic] = await _newer_layout(log, store, at, replicated)
-            starts[at] = start_of(layout, at, bounds, replicated)
-            ends[at] = bounds.end
+    topics = await topics_of(log, store, selection)
+    for layout, looks in await side_by_side(_look_at_topic(log, store, topic) for topic in topics):
+        layouts[layout.topic] = layout
+        starts |= {look.at: look.start for look in looks}
+        ends |= {look.at: look.bounds.end for look in looks}
     return Plan(layouts, starts, ends)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLook:
+    """One partition: the bounds of its log, its replicated offset, and the first offset that the store lacks."""
+
+    at: TopicPartition
+    bounds: Bounds
+    replicated: ReplicatedOffset | None
+    start: int
+
+
+async def look_at_partition(log: Log, store: Store, layout: Layout, at: TopicPartition) -> PartitionLook:
+    """Compare a partition's log with the store. Raises RecordsLost, OffsetOutOfRange.
+
+    The bounds are read first: what a removal took from the log before that is replicated. But between both reads
+    records may be appended and replicated, so a replicated offset behind the log's end counts only if it stays there.
+    """
+    for _ in range(_LOOKS - 1):
+        bounds, replicated = await log.bounds(at), await store.reader.replicated(at)
+        with contextlib.suppress(OffsetOutOfRange):
+            return PartitionLook(at, bounds, replicated, start_of(layout, at, bounds, replicated))
+    bounds, replicated = await log.bounds(at), await store.reader.replicated(at)
+    return PartitionLook(at, bounds, replicated, start_of(layout, at, bounds, replicated))
+
+
+async def _look_at_topic(log: Log, store: Store, topic: str) -> tuple[Layout, list[PartitionLook]]:
+    layout = await _layout(log, store, topic)
+    while True:
+        partitions = [TopicPartition(topic, number) for number in range(layout.partitions)]
+        looks = await side_by_side(look_at_partition(log, store, layout, at) for at in partitions)
+        newest = max(looks, key=_generation, default=None)
+        if newest is None or _generation(newest) <= layout.generation:
+            return layout, looks
+        layout = await _newer_layout(log, store, newest.at, _generation(newest))
+
+
+def _generation(look: PartitionLook) -> int:
+    return look.replicated.generation if look.replicated is not None else -1
 
 
 async def _layout(log: Log, store: Store, topic: str) -> Layout:
@@ -135,11 +177,11 @@ async def _layout(log: Log, store: Store, topic: str) -> Layout:
     return layout
 
 
-async def _newer_layout(log: Log, store: Store, at: TopicPartition, replicated: ReplicatedOffset) -> Layout:
+async def _newer_layout(log: Log, store: Store, at: TopicPartition, generation: int) -> Layout:
     """Return the layout of a topic that grew a moment ago. Raises LayoutLost if the store's layout is older."""
     layout = await _layout(log, store, at.topic)
-    if replicated.generation > layout.generation:
-        known = f"{at} is replicated in generation {replicated.generation}, the layout knows {layout.generation}"
+    if generation > layout.generation:
+        known = f"{at} is replicated in generation {generation}, the layout knows {layout.generation}"
         raise LayoutLost(at.topic, known)
     return layout
 

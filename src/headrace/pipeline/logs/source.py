@@ -16,7 +16,7 @@ from headrace.model import TopicPartition
 from headrace.pipeline.logs.plan import Offsets, decode_offsets, encode_offsets, items
 from headrace.pipeline.logs.records import LOG_SCHEMA, batch_of_records
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
-from headrace.pipeline.spark.process import log_of, run
+from headrace.pipeline.spark.process import log_of, run, side_by_side
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -146,7 +146,8 @@ def _slices(starts: Offsets, ends: Offsets) -> list[InputPartition]:
 
 async def _ends(endpoints: Endpoints, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
     log = await log_of(endpoints)
-    return {at: (await log.bounds(at)).end for at in partitions}
+    bounds = await side_by_side(log.bounds(at) for at in partitions)
+    return {at: each.end for at, each in zip(partitions, bounds, strict=True)}
 
 
 def _read(endpoints: Endpoints, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -5,7 +5,6 @@ On a terminal the display is redrawn in place; elsewhere it prints one line for 
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from headrace.errors import MissingExtra
+from headrace.observe import line_chart
 from headrace.pipeline.replication.reports import BatchReport
 
 if TYPE_CHECKING:
@@ -111,15 +110,4 @@ class LiveDisplay:
 
 def plot(speeds: list[tuple[float, float]]) -> str:
     """Return a plot of records a second over time, in characters."""
-    try:
-        import plotext
-    except ImportError as error:
-        raise MissingExtra("plotext", "pipeline") from error
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plotsize(min(100, shutil.get_terminal_size().columns), 12)
-    plotext.plot([at for at, _ in speeds], [speed for _, speed in speeds], marker="braille")
-    plotext.ylim(0, None)
-    plotext.title("records/s")
-    plotext.xlabel("seconds")
-    return str(plotext.build())
+    return line_chart({"records/s": speeds}, title="records/s", x_label="seconds")

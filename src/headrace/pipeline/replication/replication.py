@@ -7,12 +7,12 @@ something failed. That takes about a second, and the stored offsets stay the onl
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,24 +20,27 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.config import PipelineSettings
-from headrace.errors import BadArgument, OperationFailed, Unavailable, WorkerFailed
+from headrace.errors import BadArgument, OperationFailed, ReplicationStalled, Unavailable, WorkerFailed
 from headrace.journal import Topology
 from headrace.model import TopicPartition
 from headrace.observe import get_logger
 from headrace.pipeline.logs.frames import log_stream
-from headrace.pipeline.logs.plan import Plan, Selection, plan_of
+from headrace.pipeline.logs.plan import Offsets, Plan, Selection, plan_of
+from headrace.pipeline.replication.progress import ProgressReports
 from headrace.pipeline.replication.removal import check_plan, remove_old
 from headrace.pipeline.replication.reports import (
     RESTARTS,
-    BatchReport,
+    RUNNING,
     ReplicationWatcher,
     SilentWatcher,
     TaskOutcome,
     count,
+    count_outcomes,
+    read_failed_batch,
     read_outcomes,
-    read_unfinished,
 )
 from headrace.pipeline.replication.sink import finish_batch
+from headrace.pipeline.spark.connectors import refuse_connect, refuse_speculation
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of, tag_writer_of
 from headrace.pipeline.spark.session import register
@@ -79,6 +82,10 @@ async def accept_loss(endpoints: Endpoints, topic: str, partition: int, last: in
 
 _LOOK_EVERY_S = 0.05
 _LET_BATCH_END_S = 20.0
+_CHECK_EVERY_S = 1.0
+_END_TOLD_S = 5.0
+_BATCH_PATIENCE = 10  # a large micro-batch moves the stored offsets late
+_RUNNING_BATCH = "the running micro-batch has not ended"
 _RETRY = Backoff(first_s=0.2, factor=2.0, limit_s=10.0, jitter=0.2)
 
 
@@ -102,6 +109,31 @@ class Ended(Enum):
     FAILED = "failed"
 
 
+@dataclass(slots=True)
+class _Movement:
+    """When the stored offsets moved last, and what replication has waited for since."""
+
+    starts: Offsets | None = None
+    at_s: float = field(default_factory=time.monotonic)
+    waits_for: str = _RUNNING_BATCH
+
+    @property
+    def ago_s(self) -> float:
+        """The time since."""
+        return time.monotonic() - self.at_s
+
+    def now(self) -> None:
+        """Note a movement."""
+        self.at_s = time.monotonic()
+
+    def to(self, starts: Offsets) -> bool:
+        """Note where the stored offsets are. Return True if that is elsewhere than before."""
+        has_moved, self.starts = starts != self.starts, starts
+        if has_moved:
+            self.now()
+        return has_moved
+
+
 class Replication:
     """Replicates journals into the store, once or until it is stopped."""
 
@@ -114,27 +146,40 @@ class Replication:
         settings: PipelineSettings | None = None,
         watcher: ReplicationWatcher | None = None,
     ) -> None:
+        refuse_connect(
+            spark, "replication needs the driver's files and its listener", "run `headrace pipeline replicate` instead"
+        )
+        refuse_speculation(spark, "replication")
         self._spark = spark
         self._endpoints = endpoints
         self._selection = selection or Selection()
         self._settings = settings or PipelineSettings()
         self._watcher = watcher or SilentWatcher()
         self._stop = threading.Event()
+        self._reports = ProgressReports()
         self._give_up_s: float | None = None
+        self._moved = _Movement()
         self._summary = Summary()
         self._remove_at_s = 0.0
 
     def stop(self) -> None:
         """Stop after the running micro-batch. It may be called from any thread or signal handler."""
         self._stop.set()
+        self._reports.wake()
 
     def run(self, *, once: bool = False) -> Summary:
         """Replicate until `stop`; with `once`, until everything that the log held at the start is in the store.
 
         Raises errors that an operator must act on: RecordsLost, WrongPartitionCount, …. Passing failures are waited
-        out; with `once` for at most `once_timeout_s` each. Raises WorkerFailed if Spark ended the session.
+        out; with `once` for at most `once_timeout_s`, then ReplicationStalled or the failure itself is raised. Raises
+        WorkerFailed if Spark ended the session.
         """
         self._give_up_s = self._settings.once_timeout_s if once else None
+        self._check_session()
+        with self._reports.of(self._spark):
+            return self._run(once=once)
+
+    def _run(self, *, once: bool) -> Summary:
         target = self._plan() if once else None
         failures, before = 0, None
         while (plan := self._plan()) is not None and not (target is not None and _is_reached(plan, target)):
@@ -142,12 +187,14 @@ class Replication:
                 self._pause(self._settings.discover_every_s)
                 continue
             failures, before = failures + 1 if plan.starts == before else 0, plan.starts
+            self._check_movement(plan, patience=1)
             ended, error = self._query(plan, once=once)
             if ended is Ended.STOPPED:
                 break
             if ended is not Ended.DONE:
                 self._summary.restarts += 1
                 RESTARTS.labels(ended.value).inc()
+            self._moved.waits_for = error or _RUNNING_BATCH
             if ended is Ended.FAILED:
                 self._failed(error, failures)
             elif ended is Ended.HELD:  # it waits for other partitions, which is no failure
@@ -191,9 +238,11 @@ class Replication:
             except Exception:
                 self._check_session()
                 raise
+            RUNNING.inc()
             try:
                 return self._watch(query, plan, outcomes, once=once)
             finally:
+                RUNNING.dec()
                 with contextlib.suppress(Exception):  # the session may be gone already
                     query.stop()
 
@@ -204,6 +253,7 @@ class Replication:
         frame = log_stream(self._spark, self._endpoints, plan.starts, max_records=self._settings.max_records)
         writer = (
             frame.writeStream.format("headrace_store")
+            .queryName(f"headrace: {self._selection} ({uuid.uuid4().hex[:6]})")  # for people; Spark wants it unique
             .option(ENDPOINTS_OPTION, self._endpoints.pack())
             .option("outcomes", str(outcomes))
             .option("checkpointLocation", (Path(folder) / "checkpoint").as_uri())
@@ -213,34 +263,48 @@ class Replication:
 
     def _watch(self, query: Any, plan: Plan, outcomes: Path, *, once: bool) -> tuple[Ended, str]:  # noqa: ANN401
         """Finish batches as they end, until the query ends or another one is needed."""
-        seen = ""
+        run_id = str(query.runId)
         look_at_s = time.monotonic() + self._settings.discover_every_s
         while True:
-            is_active = query.isActive
-            seen = self._finish_batches(query, plan, outcomes, seen)
-            if not is_active:
-                error = query.exception()
-                if error is None:
-                    return Ended.DONE, ""
-                return (Ended.STOPPED, "") if self._stop.is_set() else _reason(str(error), read_unfinished(outcomes))
-            if self._stop.is_set():
+            next_s = min(look_at_s - time.monotonic(), _CHECK_EVERY_S) if not once else _CHECK_EVERY_S
+            self._finish_batches(self._reports.take(run_id, next_s), plan, outcomes)
+            if self._stop.is_set() and query.isActive:
                 self._let_batch_end(query)
-                query.stop()
-                self._finish_batches(query, plan, outcomes, seen)
+                self._end(query, plan, outcomes)
                 return Ended.STOPPED, ""
-            if not once and time.monotonic() > look_at_s:
+            if self._reports.has_ended(run_id) or not query.isActive:
+                return self._ended(query, plan, outcomes)
+            if once:
+                self._check_batch()
+                continue
+            if time.monotonic() > look_at_s:
                 look_at_s = time.monotonic() + self._settings.discover_every_s
                 if self._has_changed(plan):
                     self._let_batch_end(query)
+                    self._end(query, plan, outcomes)
                     return Ended.CHANGED, ""
-            if not once and time.monotonic() > self._remove_at_s:
+            if time.monotonic() > self._remove_at_s:
                 self._remove_old(plan)
-            self._stop.wait(_LOOK_EVERY_S)
 
-    def _finish_batches(self, query: Any, plan: Plan, outcomes: Path, seen: str) -> str:  # noqa: ANN401
-        """Move the stored offsets to the ends of finished batches; return the time of the last one."""
-        for progress in _progress_after(query, seen):
-            seen = progress["timestamp"]
+    def _end(self, query: Any, plan: Plan, outcomes: Path) -> None:  # noqa: ANN401
+        """Stop the query, and finish what it did."""
+        query.stop()
+        self._finish_batches(self._reports.take_to_end(str(query.runId), _END_TOLD_S), plan, outcomes)
+        self._count_failed(read_failed_batch(outcomes))
+
+    def _ended(self, query: Any, plan: Plan, outcomes: Path) -> tuple[Ended, str]:  # noqa: ANN401
+        """Return why a query ended by itself. What a failed batch has written is counted too."""
+        self._finish_batches(self._reports.take_to_end(str(query.runId), _END_TOLD_S), plan, outcomes)
+        failed = read_failed_batch(outcomes)
+        self._count_failed(failed)
+        error = query.exception()
+        if error is None:
+            return Ended.DONE, ""
+        return (Ended.STOPPED, "") if self._stop.is_set() else _reason(str(error), failed)
+
+    def _finish_batches(self, reports: Sequence[Mapping[str, Any]], plan: Plan, outcomes: Path) -> None:
+        """Move the stored offsets to the ends of finished batches."""
+        for progress in reports:
             source = progress["sources"][0] if progress["sources"] else None
             if source is None or source["endOffset"] == source["startOffset"]:
                 continue  # Spark also reports from time to time when there is nothing to do
@@ -248,9 +312,33 @@ class Replication:
             self._summary.batches += 1
             self._summary.records += report.records
             self._summary.rows += report.rows
+            self._moved.now()
             count(report)
-            self._report(report)
-        return seen
+            self._notify_keys(report.outcomes)
+            self._watcher.batch(report)
+
+    def _count_failed(self, outcomes: Sequence[TaskOutcome]) -> None:
+        """Count what the tasks of a failed batch have written: it stays, and is not written again."""
+        written = [outcome.written() for outcome in outcomes]
+        self._summary.records += sum(outcome.records for outcome in written)
+        self._summary.rows += sum(outcome.rows for outcome in written)
+        count_outcomes(written)
+        self._notify_keys(written)
+
+    def _check_batch(self) -> None:
+        """Raise ReplicationStalled if the store has got nothing for a long time, though a micro-batch is running."""
+        if self._give_up_s is None or self._moved.ago_s < _BATCH_PATIENCE * self._give_up_s:
+            return
+        now = self._plan(is_checked=False)
+        if now is not None:
+            self._check_movement(now, patience=_BATCH_PATIENCE)
+
+    def _check_movement(self, plan: Plan, *, patience: int) -> None:
+        """Raise ReplicationStalled if a run with an end has waited too long for the stored offsets to move."""
+        if self._moved.to(plan.starts) or self._give_up_s is None:
+            return
+        if self._moved.ago_s > patience * self._give_up_s:
+            raise ReplicationStalled(str(self._selection), self._moved.ago_s, plan.lag, self._moved.waits_for)
 
     def _remove_old(self, plan: Plan) -> None:
         """Remove replicated records that are older than their topic's retention from the log."""
@@ -258,15 +346,14 @@ class Replication:
         for text in run(remove_old(self._endpoints, plan.layouts, now_ms=_now_ms())):
             self._notify(text)
 
-    def _report(self, report: BatchReport) -> None:
-        for outcome in report.outcomes:
+    def _notify_keys(self, outcomes: Sequence[TaskOutcome]) -> None:
+        for outcome in outcomes:
             for key in outcome.quarantined:
                 self._notify(
                     f"journal {key!r} is quarantined: a record can't be decoded; headrace pipeline quarantine list"
                 )
             for stray in outcome.strays:
                 self._notify(f"a record of a key that has moved is void: {stray} of {outcome.at}")
-        self._watcher.batch(report)
 
     def _has_changed(self, plan: Plan) -> bool:
         """Return True if topics or layouts have changed. Raises errors that an operator must act on."""
@@ -290,7 +377,8 @@ class Replication:
 
     def _check_session(self) -> None:
         """Raise WorkerFailed if Spark has ended the session. Only the caller can start another one."""
-        if self._spark.sparkContext._jsc.sc().isStopped():  # noqa: SLF001 - there is no public way to ask
+        context = self._spark.sparkContext._jsc  # noqa: SLF001 - there is no public way to ask
+        if context is None or context.sc().isStopped():
             reason = "Spark ended its session: executors died too often, or the cluster's master is gone"
             raise WorkerFailed(
                 f"replication of {self._selection}", f"{reason}; run it again, it continues from the stored offsets"
@@ -304,21 +392,6 @@ class Replication:
         self._stop.wait(seconds)
 
 
-def _progress_after(query: Any, seen: str) -> list[dict[str, Any]]:  # noqa: ANN401
-    """Return the query's progress reports after a time, oldest first.
-
-    Spark keeps a thousand reports. Only the new ones are read: reading all of them takes most of a second.
-    """
-    kept = query._jsq.recentProgress()  # noqa: SLF001 - the public property reads all of them
-    found: list[dict[str, Any]] = []
-    for place in reversed(range(len(kept))):
-        progress = json.loads(kept[place].json())
-        if progress["timestamp"] <= seen:
-            break
-        found.append(progress)
-    return found[::-1]
-
-
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -327,8 +400,9 @@ def _is_reached(plan: Plan, target: Plan) -> bool:
     return all(plan.starts.get(at, end) >= end for at, end in target.ends.items())
 
 
-def _reason(text: str, unfinished: Sequence[TaskOutcome]) -> tuple[Ended, str]:
+def _reason(text: str, outcomes: Sequence[TaskOutcome]) -> tuple[Ended, str]:
     """Return why a batch failed, from the reports of its tasks or else from Spark's message."""
+    unfinished = [outcome for outcome in outcomes if not outcome.is_complete]
     errors = [f"{outcome.at}: {outcome.error}" for outcome in unfinished if outcome.error is not None]
     if errors:
         return Ended.FAILED, errors[0]

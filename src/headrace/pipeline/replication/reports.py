@@ -21,8 +21,9 @@ __all__ = [
     "SilentWatcher",
     "TaskOutcome",
     "count",
+    "count_outcomes",
+    "read_failed_batch",
     "read_outcomes",
-    "read_unfinished",
     "write_outcomes",
 ]
 
@@ -60,6 +61,12 @@ class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
         """Whether all records of the task are in the store."""
         return self.error is None and not self.is_held
 
+    def written(self) -> TaskOutcome:
+        """Return the outcome with only those records that are in the store, for a batch that failed."""
+        if self.is_complete:
+            return self
+        return msgspec.structs.replace(self, records=max(0, min(self.records, self.applied - self.first + 1)))
+
     def packed(self) -> dict[str, Any]:
         """Return the outcome as plain values."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
@@ -78,10 +85,10 @@ def write_outcomes(folder: Path, batch_id: int, outcomes: Sequence[TaskOutcome])
     part.rename(folder / f"{batch_id}.json")
 
 
-def read_unfinished(folder: Path) -> list[TaskOutcome]:
-    """Return the outcomes of a failed batch's unfinished tasks; none if it failed for another reason."""
-    found = [TaskOutcome.unpack(plain) for path in folder.glob("*.json") for plain in json.loads(path.read_text())]
-    return [outcome for outcome in found if not outcome.is_complete]
+def read_failed_batch(folder: Path) -> list[TaskOutcome]:
+    """Return the outcomes of a batch that has not succeeded, and remove their file; none if no task ended."""
+    batches = [int(path.stem) for path in folder.glob("*.json")]
+    return [outcome for batch_id in sorted(batches) for outcome in read_outcomes(folder, batch_id)]
 
 
 def read_outcomes(folder: Path, batch_id: int) -> list[TaskOutcome]:
@@ -103,6 +110,8 @@ ROWS = counter("pipeline", "rows", "Rows that were written.", ["topic"])
 VOID = counter("pipeline", "void_actions", "Actions that changed nothing.", ["topic"])
 HELD = counter("pipeline", "quarantined", "Keys that were quarantined.", ["topic"])
 BATCH = histogram("pipeline", "batch", "Time of a micro-batch.", [])
+LAST_BATCH = gauge("pipeline", "last_batch", "timestamp_seconds", "When a micro-batch ended last, in Unix time.")
+RUNNING = gauge("pipeline", "running", "queries", "Queries of Spark that replicate now.")
 RESTARTS = counter("pipeline", "restarts", "Queries that were started again, by reason.", ["reason"])
 
 
@@ -147,9 +156,15 @@ class SilentWatcher:
 def count(report: BatchReport) -> None:
     """Add a batch to the metrics."""
     BATCH.observe(report.took_s)
+    LAST_BATCH.set_to_current_time()
     for at, lag in report.lag.items():
         LAG.labels(at.topic, str(at.partition)).set(lag)
-    for outcome in report.outcomes:
+    count_outcomes(report.outcomes)
+
+
+def count_outcomes(outcomes: Sequence[TaskOutcome]) -> None:
+    """Add what tasks have done to the metrics."""
+    for outcome in outcomes:
         RECORDS.labels(outcome.topic).inc(outcome.records)
         ROWS.labels(outcome.topic).inc(outcome.rows)
         VOID.labels(outcome.topic).inc(outcome.void)

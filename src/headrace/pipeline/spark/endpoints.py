@@ -124,8 +124,12 @@ class Endpoints(msgspec.Struct, frozen=True):
         return msgspec.json.decode(text, type=cls)
 
     def pack(self) -> str:
-        """Serialize the endpoints as text, for an option of a data source."""
-        return msgspec.json.encode(self).decode()
+        """Serialize the endpoints as text, for an option of a data source.
+
+        Folders are absolute in it: workers, and the server of a Spark Connect session, may run in other folders.
+        """
+        placed = msgspec.structs.replace(self, log=_absolute(self.log), store=_absolute(self.store))
+        return msgspec.json.encode(placed).decode()
 
     def settings_of_log(self) -> LogSettings:
         """Return the log's settings, typed."""
@@ -144,6 +148,11 @@ class Endpoints(msgspec.Struct, frozen=True):
         from headrace.config import TagSettings
 
         return TagSettings.model_validate(self.tag_settings)
+
+
+def _absolute(address: str) -> str:
+    scheme, is_embedded, folder = address.partition("embedded:")
+    return f"embedded:{Path(folder).absolute()}" if is_embedded and folder and not scheme else address
 
 
 def _revealed(value: object) -> Any:  # noqa: ANN401 - plain JSON values

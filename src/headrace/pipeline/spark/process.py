@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -34,6 +34,7 @@ __all__ = [
     "micros",
     "one_line",
     "run",
+    "side_by_side",
     "store_of",
     "tag_trim_of",
     "tag_writer_of",
@@ -61,6 +62,28 @@ def one_line(error: BaseException) -> str:
 
 
 T = TypeVar("T")
+
+_AT_ONCE = 16
+
+
+async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await requests, up to 16 at the same time, and return their results in the given order.
+
+    All of them end before an error is raised, and the error is that of the first in order, not of the quickest.
+    """
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(request: Coroutine[Any, Any, T]) -> T:
+        async with limit:
+            return await request
+
+    found = await asyncio.gather(*(one(request) for request in work), return_exceptions=True)
+    done = []
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+        done.append(each)
+    return done
 
 
 class _Process:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -16,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import PipelineSettings
-from headrace.errors import FetchFailed, MissingExtra
+from headrace.errors import FetchFailed, MissingExtra, UnsupportedPlatform
 from headrace.observe import get_logger
+from headrace.pipeline.spark.connectors import is_connect
 from headrace.pipeline.spark.endpoints import SECRET_NAMES, Endpoints, is_secret
 from headrace.services import Quiet, Watcher, cache_folder, find_java, spark_jars
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSource
 
-__all__ = ["compiled_home", "end_session", "register", "spark_session"]
+__all__ = ["check_version", "compiled_home", "end_session", "is_submitted", "register", "spark_session"]
 
 _logger = get_logger(__name__)
 
@@ -75,6 +77,7 @@ _lock = threading.Lock()
 
 # Spark refuses a source that takes filters unless this is on, and it is off by default.
 _PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
+_OLDEST = (4, 2)
 
 
 def register(spark: SparkSession, source: type[DataSource]) -> None:
@@ -82,15 +85,29 @@ def register(spark: SparkSession, source: type[DataSource]) -> None:
 
     Sources belong to a session, so a property of the session notes which ones are registered. The JVM looks for a
     source in the session that is active in the calling thread. Spark sets that only in the thread that made the
-    session, and has no public way to set it elsewhere.
+    session, and has no public way to set it elsewhere. A server of Spark Connect does so itself. Raises
+    UnsupportedPlatform if the session's Spark is too old.
     """
-    spark._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)  # noqa: SLF001
+    if not is_connect(spark):
+        spark._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)  # noqa: SLF001
     known = f"headrace.source.{source.name()}"
     with _lock:
         if spark.conf.get(known, None) is None:
+            check_version(spark.version)
             spark.conf.set(_PUSH_DOWN, "true")
             spark.dataSource.register(source)
             spark.conf.set(known, "registered")
+
+
+def check_version(version: str) -> None:
+    """Raise UnsupportedPlatform for a Spark whose Python sources lack what ours need.
+
+    Sources get filters since Spark 4.1. Since 4.2 a stream's source is told how much to read and where to end.
+    """
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers < _OLDEST:
+        need = "Spark 4.2, whose Python sources get filters and limits,"
+        raise UnsupportedPlatform(need, f"Spark {version}", "connect to a newer one, or start one with spark_session()")
 
 
 _LOOPBACK = "127.0.0.1"
@@ -102,7 +119,6 @@ _REQUIRED = {
     "spark.speculation": "false",  # two attempts of a task would write at the same time
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
-    "spark.sql.streaming.numRecentProgressUpdates": "1000",
     "spark.sql.streaming.noDataProgressEventInterval": "2000",
     "spark.redaction.regex": SECRET_NAMES,
     "spark.sql.redaction.options.regex": SECRET_NAMES,
@@ -120,6 +136,11 @@ _PREFERRED = {
 }
 # Set for the driver's process by spark-submit's script, and by the launcher of a driver inside a YARN cluster.
 _SUBMITTED = ("SPARK_ENV_LOADED", "PYSPARK_GATEWAY_PORT")
+
+
+def is_submitted(environ: Mapping[str, str]) -> bool:
+    """Return True if spark-submit, or a cluster that it submitted to, started this process."""
+    return any(name in environ for name in _SUBMITTED)
 
 
 def spark_session(
@@ -145,14 +166,14 @@ def spark_session(
         return active
     # py4j logs every call with its arguments, and some of those are secret.
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    is_submitted = any(name in os.environ for name in _SUBMITTED)
-    if is_submitted:
+    was_submitted = is_submitted(os.environ)
+    if was_submitted:
         base = {**_not_submitted(_PREFERRED), **_REQUIRED}
     else:
         base = {**_PREFERRED, **_REQUIRED, **_local(settings, _jars(endpoints, watcher), is_brief=is_brief)}
     config = {**base, **settings.spark}
     with _jvm_ends_with_failure():
-        if not is_submitted:
+        if not was_submitted:
             find_java()
             with compiled_home() if settings.master.startswith("local") else nullcontext():
                 _launch(config)

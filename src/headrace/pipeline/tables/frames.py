@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.errors import UnknownSubject
 from headrace.pipeline.logs.plan import Selection, topics_of
+from headrace.pipeline.spark.connectors import provide_avro
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of
 from headrace.pipeline.spark.session import register
@@ -61,6 +62,7 @@ def with_reading(frame: DataFrame, reading: SchemaReading) -> DataFrame:
     """Return a journal's frame with the columns `event_type` and `event`."""
     from pyspark.sql import functions as f
 
+    provide_avro(frame.sparkSession)
     place = f.concat(f.lit("event "), f.col("seq_nr"), f.lit(" of '"), f.col("key"), f.lit("'"))
     is_avro = (f.col("payload_type") == "binary") & is_framed_column(f.col("payload"))
     payload = f.when(is_avro, f.col("payload"))

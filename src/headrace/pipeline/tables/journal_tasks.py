@@ -30,7 +30,7 @@ __all__ = ["JOURNAL_SCHEMA", "EventBatch", "JournalsReader"]
 JOURNAL_SCHEMA = (
     "topic string, key string, seq_nr bigint, payload_type string, payload binary, tags array<string>, "
     "metadata string, headers map<string,string>, timestamp timestamp, partition int, offset bigint, "
-    "generation int, origin string, version string, log_time timestamp"
+    "generation int, origin string, version string, log_time timestamp, record_id string"
 )
 
 _ARROW = pa.schema(
@@ -50,6 +50,7 @@ _ARROW = pa.schema(
         ("origin", pa.string()),
         ("version", pa.string()),
         ("log_time", TIME),
+        ("record_id", pa.string()),
     ]
 )
 _ROWS_AT_MOST = 2000
@@ -102,6 +103,7 @@ def _arrays(topic: str, keys: list[str], rows: list[EventRow]) -> list[pa.Array]
         "origin": [row.origin for row in rows],
         "version": [row.version for row in rows],
         "log_time": [micros(row.log_time_ms) for row in rows],
+        "record_id": [str(row.record_id) for row in rows],
     }
     return [pa.array(columns[field.name], field.type) for field in _ARROW]
 

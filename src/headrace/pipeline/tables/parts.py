@@ -16,9 +16,9 @@ from headrace.errors import ReadAgain, WrongPartitionCount
 from headrace.journal import Layout, Topology
 from headrace.log import Log
 from headrace.model import TopicPartition
-from headrace.pipeline.logs.plan import Selection, start_of, topics_of
+from headrace.pipeline.logs.plan import Selection, look_at_partition, topics_of
 from headrace.pipeline.spark.endpoints import ENDPOINTS_OPTION, Endpoints
-from headrace.pipeline.spark.process import log_of, run, store_of
+from headrace.pipeline.spark.process import log_of, run, side_by_side, store_of
 from headrace.pipeline.tables.predicates import EVERYTHING, Predicates, predicates_of
 from headrace.pipeline.tables.scans import predicates_of_all_scans
 from headrace.store import Store
@@ -74,7 +74,7 @@ async def stable_layout(log: Log, store: Store, topic: str) -> tuple[Layout, dic
     topology = Topology(log, store.settings, topic, is_reader=True)
     layout = await topology.refresh()
     for _ in range(_ATTEMPTS):
-        ends = {partition: await _end(log, store, layout, partition) for partition in range(layout.partitions)}
+        ends = dict(await side_by_side(_end(log, store, layout, number) for number in range(layout.partitions)))
         before, layout = layout, await topology.refresh()
         if layout == before:
             await _check_partitions(log, layout)
@@ -82,12 +82,10 @@ async def stable_layout(log: Log, store: Store, topic: str) -> tuple[Layout, dic
     raise ReadAgain(topic, "the topic kept growing")
 
 
-async def _end(log: Log, store: Store, layout: Layout, partition: int) -> int:
-    """Return the end behind open transactions: acknowledged records may lie behind one."""
-    at = TopicPartition(layout.topic, partition)
-    bounds = await log.bounds(at)
-    start_of(layout, at, bounds, await store.reader.replicated(at))  # raises if log and store lack records
-    return bounds.high_watermark
+async def _end(log: Log, store: Store, layout: Layout, partition: int) -> tuple[int, int]:
+    """Return a partition and its end behind open transactions: acknowledged records may lie behind one."""
+    look = await look_at_partition(log, store, layout, TopicPartition(layout.topic, partition))
+    return partition, look.bounds.high_watermark
 
 
 async def _check_partitions(log: Log, layout: Layout) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from headrace.errors import BadArgument, HeadraceError, OperationFailed
 from headrace.pipeline.logs.plan import Selection
+from headrace.pipeline.spark.connectors import is_connect, provide_avro
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run
 from headrace.pipeline.tables.frames import journal_frame, meta_frame, pointer_frame, reading_of_selection, with_reading
+from headrace.pipeline.tables.state_frames import state_frame
 from headrace.pipeline.topics.avro_read import decoded
 from headrace.pipeline.topics.avro_schemas import reading_of_topic
 from headrace.pipeline.topics.frames import compact, place, topic_frame
@@ -19,7 +21,9 @@ from headrace.serde import BlockingRegistry, Part
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["query", "query_error", "topic_view", "view_name"]
+__all__ = ["TopicViewKind", "query", "query_error", "table_names", "topic_of_view", "topic_view", "view_name"]
+
+TopicViewKind: TypeAlias = Literal["topic", "compact", "state"]
 
 _COLUMNS = (
     "partition",
@@ -57,12 +61,16 @@ def _decoded(frame: DataFrame, topic: str, part: Part, registry: BlockingRegistr
 
     reading = None if registry is None else reading_of_topic(registry, topic, part)
     data = f.col(part)
-    return frame.withColumn(part, data.cast("string") if reading is None else decoded(data, reading, place()))
+    if reading is None:
+        return frame.withColumn(part, data.cast("string"))
+    provide_avro(frame.sparkSession)
+    return frame.withColumn(part, decoded(data, reading, place()))
 
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
-_OF_TOPICS = ("topic_", "compact_")
+_GENERATION = re.compile(r"\.(\d+)$")
+_OF_TOPICS = ("topic_", "compact_", "state_")
 _OURS = re.compile(r"headrace\.errors\.\w+: (.*)|\[USER_RAISED_EXCEPTION\] (.*?) SQLSTATE")
 
 
@@ -77,11 +85,11 @@ def query(
 ) -> DataFrame:
     """Return the frame of an SQL statement; nothing is run yet.
 
-    Views: `journal`, `meta` and `pointers` of the selected journals; `topic_NAME` and `compact_NAME` of any topic,
-    where characters that SQL names can't have are underscores. With a `registry`, keys and values of topics are
-    typed where it has schemas, and journals have the column `event`. The statement can also name the caller's own
-    views; these never change, because the views here are made in a copy of the session. Raises BadArgument for a
-    statement with a mistake.
+    Views: `journal`, `meta` and `pointers` of the selected journals; `topic_NAME` and `compact_NAME` of any topic, and
+    `state_NAME` of a state's changelog topic, where characters that SQL names can't have are underscores. With a
+    `registry`, keys and values of topics are typed where it has schemas, and journals have the column `event`. The
+    statement can also name the caller's own views; these never change, because the views here are made in a copy of
+    the session. Raises BadArgument for a statement with a mistake.
     """
     chosen = selection or Selection()
     spark = _copy_of(spark)
@@ -103,18 +111,31 @@ def query(
         raise _explained(statement, error, topics) from error
 
 
-def view_name(kind: Literal["topic", "compact"], topic: str) -> str:
+def kind_of_view(name: str) -> TopicViewKind:
+    """Return which view of a topic has this name."""
+    return next(kind for kind in get_args(TopicViewKind) if name.startswith(f"{kind}_"))
+
+
+def view_name(kind: TopicViewKind, topic: str) -> str:
     """Return the name of a topic's view."""
     return f"{kind}_{re.sub(r'[^A-Za-z0-9_]', '_', topic)}".lower()
 
 
-def query_error(error: Exception) -> HeadraceError:
-    """Return the error of a running query with a message of one line, taken from Spark's text."""
+def table_names(endpoints: Endpoints) -> list[str]:
+    """Return the names of all views that a statement can name now."""
+    topics = run(_topics(endpoints))
+    names = [view_name(kind, topic) for kind in get_args(TopicViewKind) for topic in topics]
+    return ["journal", "meta", "pointers", *names]
+
+
+def query_error(error: Exception, what: str = "running the statement", *, outcome_known: bool = True) -> HeadraceError:
+    """Return the error of a running query, or of other work of Spark, with a message of one line, from Spark's text."""
     text = str(error)
     found = _OURS.search(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     of_worker = lines[-1] if "Traceback (most recent call last)" in text else lines[0]
-    return OperationFailed("running the statement", (found[1] or found[2]) if found else of_worker)
+    reason = (found[1] or found[2]) if found else of_worker
+    return OperationFailed(what, reason, outcome_known=outcome_known)
 
 
 def _copy_of(spark: SparkSession) -> SparkSession:
@@ -123,11 +144,17 @@ def _copy_of(spark: SparkSession) -> SparkSession:
     It takes statements literally. Spark would replace each `${name}` by the value of a setting, even inside quotes,
     and by nothing if there is no such setting: a journal with such an id would not be found.
     """
-    from pyspark.sql import SparkSession
-
-    copied = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - no public way
+    copied = _cloned(spark)
     copied.conf.set("spark.sql.variable.substitute", "false")
     return copied
+
+
+def _cloned(spark: SparkSession) -> SparkSession:
+    if is_connect(spark):
+        return spark.cloneSession()
+    from pyspark.sql import SparkSession
+
+    return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - no public way
 
 
 async def _topics(endpoints: Endpoints) -> Sequence[str]:
@@ -145,13 +172,34 @@ def _make_topic_view(
     spark: SparkSession, endpoints: Endpoints, name: str, topics: Sequence[str], registry: BlockingRegistry | None
 ) -> None:
     """Make the view if there is a topic for it."""
-    kind: Literal["topic", "compact"] = "topic" if name.startswith("topic_") else "compact"
-    fitting = [topic for topic in topics if view_name(kind, topic) == name]
-    if not fitting:
+    kind, topic = kind_of_view(name), topic_of_view(name, topics)
+    if topic is None:
         return
+    if kind == "state":
+        frame = state_frame(spark, endpoints, topic, registry=registry)
+    else:
+        frame = topic_view(spark, endpoints, topic, kind, registry)
+    frame.createOrReplaceTempView(name)
+
+
+def topic_of_view(name: str, topics: Sequence[str]) -> str | None:
+    """Return the topic that a view shows; None if there is none. Raises BadArgument if it could be several.
+
+    A state that was resized has another topic, with a number behind its name: its view shows the newest.
+    """
+    kind = kind_of_view(name)
+    fitting = [topic for topic in topics if view_name(kind, topic) == name]
+    bases = {base for topic in topics if view_name(kind, base := _GENERATION.sub("", topic)) == name}
+    if kind == "state" and len(bases) == 1:
+        return max((topic for topic in topics if _GENERATION.sub("", topic) in bases), key=_generation)
     if len(fitting) > 1:
         raise BadArgument("the statement", name, f"it could be any of the topics {', '.join(fitting)}")
-    topic_view(spark, endpoints, fitting[0], kind, registry).createOrReplaceTempView(name)
+    return fitting[0] if fitting else None
+
+
+def _generation(topic: str) -> int:
+    found = _GENERATION.search(topic)
+    return 1 if found is None else int(found[1])
 
 
 def _explained(statement: str, error: Exception, topics: Sequence[str]) -> HeadraceError:
@@ -163,7 +211,8 @@ def _explained(statement: str, error: Exception, topics: Sequence[str]) -> Headr
         return BadArgument("the statement", statement, f"there is no column {names.get('objectName')}{near}")
     if condition.startswith("TABLE_OR_VIEW_NOT_FOUND"):
         known = ["journal", "meta", "pointers", *(view_name("topic", topic) for topic in topics)]
-        rule = f"there is no table {names.get('relationName')}; there are {', '.join(known)}, and compact_… for topic_…"
+        others = "and compact_… and state_… for topic_…"
+        rule = f"there is no table {names.get('relationName')}; there are {', '.join(known)}, {others}"
         return BadArgument("the statement", statement, rule)
     lines = [line for line in str(error).splitlines() if line.strip()]
     return BadArgument("the statement", statement, lines[0].strip() if lines else type(error).__name__)

@@ -8,15 +8,25 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, InputPartition
 
-from headrace.journal import Topology
+from headrace.journal import Layout, Topology
+from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.pipeline.logs.plan import topics_of
 from headrace.pipeline.spark.endpoints import Endpoints
-from headrace.pipeline.spark.process import TIME, batch_of_rows, blocking_iterator, log_of, micros, run, store_of
+from headrace.pipeline.spark.process import (
+    TIME,
+    batch_of_rows,
+    blocking_iterator,
+    log_of,
+    micros,
+    run,
+    side_by_side,
+    store_of,
+)
 from headrace.pipeline.tables.parts import JournalPart, SelectedReader
 from headrace.pipeline.tables.predicates import Predicates
 from headrace.pipeline.tables.scans import Counts
-from headrace.store import JournalMeta, StoreReader
+from headrace.store import JournalMeta, Store, StoreReader
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -184,15 +194,14 @@ class _OffsetReader(SelectedReader):
 async def _pointers(endpoints: Endpoints, topic: str) -> list[tuple[Any, ...]]:
     log, store = await log_of(endpoints), await store_of(endpoints)
     layout = await Topology(log, store.settings, topic, is_reader=True).layout()
-    rows = []
-    for partition in range(layout.partitions):
-        at = TopicPartition(topic, partition)
-        bounds = await log.bounds(at)
-        known = await store.reader.replicated(at)
-        if known is None or known.generation < layout.first_generation(partition):
-            rows.append((*at, *[None] * 5, bounds.start, bounds.end, bounds.end - bounds.start))
-            continue
-        times = (micros(known.log_time_ms), micros(known.created_ms), micros(known.updated_ms))
-        lag = max(0, bounds.end - known.offset - 1)
-        rows.append((*at, known.generation, known.offset, *times, bounds.start, bounds.end, lag))
-    return rows
+    return await side_by_side(_pointer(log, store, layout, number) for number in range(layout.partitions))
+
+
+async def _pointer(log: Log, store: Store, layout: Layout, partition: int) -> tuple[Any, ...]:
+    at = TopicPartition(layout.topic, partition)
+    bounds, known = await log.bounds(at), await store.reader.replicated(at)
+    if known is None or known.generation < layout.first_generation(partition):
+        return (*at, *[None] * 5, bounds.start, bounds.end, bounds.end - bounds.start)
+    times = (micros(known.log_time_ms), micros(known.created_ms), micros(known.updated_ms))
+    lag = max(0, bounds.end - known.offset - 1)
+    return (*at, known.generation, known.offset, *times, bounds.start, bounds.end, lag)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headrace.errors import BadArgument, UnknownSubject
+from headrace.pipeline.spark.connectors import provide_avro
 from headrace.pipeline.topics.avro_read import unframed
 from headrace.serde import (
     NO_DEFAULT,
@@ -254,6 +255,7 @@ def encoded(frame: DataFrame, topic: str, encoding: ColumnEncoding) -> tuple[Dat
     All schemas are found and checked against the columns before the first one is registered. Raises BadArgument,
     IncompatibleSchema.
     """
+    provide_avro(frame.sparkSession)
     key, value = _kind_of(frame, "key"), _kind_of(frame, "value")
     is_framed = encoding.key is None and key.simpleString() not in _AS_THEY_ARE
     value_schema = _schema_for(value, topic, "value", encoding.registry, encoding.schema)

@@ -12,8 +12,9 @@ from headrace.log import Log
 from headrace.model import Bounds, TopicPartition
 from headrace.pipeline.logs.frames import log_table
 from headrace.pipeline.logs.records import LOG_SCHEMA
+from headrace.pipeline.spark.connectors import provide_avro
 from headrace.pipeline.spark.endpoints import Endpoints
-from headrace.pipeline.spark.process import log_of, run
+from headrace.pipeline.spark.process import log_of, run, side_by_side
 from headrace.pipeline.topics.avro_read import decoded, unframed
 from headrace.pipeline.topics.avro_schemas import SchemaReading, reading_of_topic, spark_limit
 from headrace.serde import BlockingRegistry, KeyCodec, Part, Schema, schema_of, subject_of
@@ -123,17 +124,21 @@ def _millis(time: datetime) -> int:
 async def _ranges(
     log: Log, topics: Sequence[str], start: Edge | None, end: Edge | None, skew: timedelta
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    starts, ends = {}, {}
-    for topic in topics:
-        for partition in range((await log.admin.describe(topic)).partitions):
-            at = TopicPartition(topic, partition)
-            bounds = await log.bounds(at)
-            low = bounds.start if start is None else await _offset(log, at, bounds, start, bounds.start)
-            latest = end + skew if isinstance(end, datetime) else end
-            high = bounds.end if latest is None else await _offset(log, at, bounds, latest, bounds.end)
-            ends[at] = min(max(high, bounds.start), bounds.end)
-            starts[at] = min(max(low, bounds.start), ends[at])
-    return starts, ends
+    described = await side_by_side(log.admin.describe(topic) for topic in topics)
+    partitions = [TopicPartition(each.name, number) for each in described for number in range(each.partitions)]
+    latest = end + skew if isinstance(end, datetime) else end
+    ranges = await side_by_side(_range(log, at, start, latest) for at in partitions)
+    starts = {at: first for at, (first, _) in zip(partitions, ranges, strict=True)}
+    return starts, {at: last for at, (_, last) in zip(partitions, ranges, strict=True)}
+
+
+async def _range(log: Log, at: TopicPartition, start: Edge | None, end: Edge | None) -> tuple[int, int]:
+    """Return the first offset and the end (exclusive) of one partition, within the bounds of the log."""
+    bounds = await log.bounds(at)
+    low = bounds.start if start is None else await _offset(log, at, bounds, start, bounds.start)
+    high = bounds.end if end is None else await _offset(log, at, bounds, end, bounds.end)
+    last = min(max(high, bounds.start), bounds.end)
+    return min(max(low, bounds.start), last), last
 
 
 async def _offset(log: Log, at: TopicPartition, bounds: Bounds, edge: Edge, otherwise: int) -> int:
@@ -166,6 +171,7 @@ def typed(
     and BadArgument for a type that Spark can't represent, such as a recursive record; among several types it stays
     bytes.
     """
+    provide_avro(frame.sparkSession)
     columns = {}
     if "value" in parts:
         columns["value"] = _values(topic, registry, subject)

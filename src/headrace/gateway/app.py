@@ -1,0 +1,307 @@
+"""The gateway as an ASGI application: guards, then its own routes, then the application's.
+
+Every request passes the same way: limits, host and origin, the route, the caller, the permission, the body, and the
+handler, all of it under a deadline. Whatever raises on this way is answered as a problem, and harms no other request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers, QueryParams
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headrace.config import GatewaySettings
+from headrace.errors import (
+    BodyTooLarge,
+    Forbidden,
+    HeadraceError,
+    NoSuchRoute,
+    NotFound,
+    TimedOut,
+    Unauthenticated,
+)
+from headrace.gateway.exchange import ClientLeft, Exchange, path_of
+from headrace.gateway.identity import Authentication, signed_parts
+from headrace.gateway.journals import JournalRoutes
+from headrace.gateway.keyspaces import KEY_PATH, KeyspaceRoutes, ServedKeyspace
+from headrace.gateway.limits import Rates, Slots
+from headrace.gateway.metrics import IN_FLIGHT, REFUSED, REQUESTS, SOCKETS, STREAMS
+from headrace.gateway.operations import OperationRoutes
+from headrace.gateway.origins import Origins
+from headrace.gateway.permissions import Caller
+from headrace.gateway.ports import GatewayParts
+from headrace.gateway.problems import problem_of
+from headrace.gateway.requests import GatewayRequest
+from headrace.gateway.routes import JSON, GatewayRoute, Match, RouteTable
+from headrace.gateway.schemas import SchemaRoutes
+from headrace.gateway.sockets import Sockets, SocketTerms
+from headrace.gateway.streams import StreamResponse, StreamTerms
+from headrace.gateway.tag_events import TagRoutes
+from headrace.observe import get_logger
+
+__all__ = ["CALLER", "GatewayApp"]
+
+CALLER = "headrace.caller"
+
+_logger = get_logger(__name__)
+SOCKET_PATH = b"/socket"
+TOKEN_PROTOCOL = "headrace.bearer."  # noqa: S105 - a prefix, no token
+_READS = ("GET", "HEAD")
+
+
+class GatewayApp:
+    """The ASGI application.
+
+    `keyspaces` are served over HTTP and WebSocket. `routes` are further routes in the gateway's own manner. `beside` is
+    any ASGI application; it gets what no route takes, with the Caller in `scope["headrace.caller"]`.
+    """
+
+    def __init__(
+        self,
+        parts: GatewayParts,
+        settings: GatewaySettings,
+        *,
+        version: str,
+        keyspaces: Sequence[ServedKeyspace] = (),
+        routes: Sequence[GatewayRoute] = (),
+        beside: ASGIApp | None = None,
+    ) -> None:
+        self._settings = settings
+        self._beside = beside
+        self._closing = asyncio.Event()
+        self._in_flight = Slots("requests", settings.max_requests_in_flight, IN_FLIGHT)
+        self._origins = Origins(settings)
+        self._authentication = Authentication(settings)
+        self._rates = Rates(settings.requests_per_s, settings.burst)
+        terms = StreamTerms(Slots("streams", settings.max_streams, STREAMS), self._closing, settings.heartbeat_s)
+        self._operations = OperationRoutes(
+            parts.health,
+            lambda: self._table.routes,
+            self._closing,
+            version=version,
+            has_authentication=settings.has_authentication,
+        )
+        journals = JournalRoutes(parts, terms, page_limit=settings.page_limit, create_topics=settings.create_topics)
+        served = KeyspaceRoutes(keyspaces, parts.registry, terms, page_limit=settings.page_limit)
+        self._sockets = Sockets(served, parts.registry, _socket_terms(settings, self._closing))
+        self._table = RouteTable(
+            [
+                *journals.routes(),
+                *TagRoutes(parts, terms, page_limit=settings.page_limit).routes(),
+                *SchemaRoutes(parts.registry).routes(),
+                *served.routes(),
+                *self._operations.routes(),
+                *routes,
+            ]
+        )
+
+    def close_streams(self) -> None:
+        """End all live streams in order, and answer that the gateway is not ready: it is about to stop."""
+        self._closing.set()
+
+    def description(self) -> dict[str, Any]:
+        """Return the OpenAPI document of all routes."""
+        return self._operations.document()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or hand the application's part of the protocol to it."""
+        if scope["type"] == "http":
+            await self._http(Exchange(scope, receive, send))
+        elif scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+        elif self._beside is not None:
+            await self._beside(scope, receive, send)
+        else:
+            await _empty_lifespan(receive, send)
+
+    async def _http(self, exchange: Exchange) -> None:
+        """Answer a request, whatever happens on the way."""
+        started_s = perf_counter()
+        try:
+            await self._send_answer(exchange)
+        except ClientLeft:
+            REFUSED.labels("incomplete").inc()
+        except Exception as error:  # every failure has an answer, and none harms the next request
+            await exchange.fail(error)
+        finally:
+            elapsed_s = perf_counter() - started_s
+            REQUESTS.labels(exchange.method_label, exchange.route, str(exchange.status or 0)).observe(elapsed_s)
+            _logger.debug(
+                "request", request_id=exchange.request_id, route=exchange.route, status=exchange.status, s=elapsed_s
+            )
+
+    async def _send_answer(self, exchange: Exchange) -> None:
+        with self._in_flight.take():
+            response = await self._answer(exchange)
+            if not isinstance(response, StreamResponse):
+                await response(exchange.scope, exchange.receive, exchange.send)
+                return
+        await response(exchange.scope, exchange.receive, exchange.send)  # streams have places of their own
+
+    async def _answer(self, exchange: Exchange) -> ASGIApp:
+        """Return the response to a request. Raises what is answered as a problem."""
+        scope, headers = exchange.scope, exchange.headers
+        self._origins.check(scope["method"], scope["scheme"], headers)
+        exchange.more_headers |= self._origins.headers(headers)
+        if scope["method"] == "OPTIONS" and (allowed := self._origins.preflight(headers)) is not None:
+            return Response(status_code=204, headers=allowed)
+        match = self._table.find(scope["method"], exchange.path)
+        if match is not None:
+            exchange.route = match.route.path
+            return await self._under_deadline(exchange, match)
+        if self._beside is None:
+            raise NoSuchRoute(scope["method"], scope["path"][:200])
+        exchange.route = "application"
+        exchange.check_length(self._settings.max_body_bytes)
+        scope[CALLER] = await self._caller(exchange)
+        if self._authentication.is_signed(headers):
+            return _Handed(self._beside, exchange.replayed(await self._body(exchange)))
+        return _Handed(self._beside, exchange.limited_receive(self._settings.max_body_bytes))
+
+    async def _under_deadline(self, exchange: Exchange, match: Match) -> ASGIApp:
+        timeout_s = exchange.timeout_s(self._settings.request_timeout_s)
+        deadline = asyncio.timeout(timeout_s)
+        try:
+            async with deadline:
+                return await self._handled(exchange, match)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            is_known = exchange.scope["method"] in _READS or not exchange.is_handling
+            raise TimedOut(f"{match.route.method} {match.route.path}", timeout_s, outcome_known=is_known) from error
+
+    async def _handled(self, exchange: Exchange, match: Match) -> ASGIApp:
+        caller = await self._caller(exchange)
+        self._check_permission(caller, match)
+        body = await self._body(exchange)
+        request = GatewayRequest(
+            match.route,
+            match.path,
+            QueryParams(exchange.scope["query_string"]),
+            exchange.headers,
+            body,
+            caller,
+            exchange.request_id,
+        )
+        exchange.is_handling = True
+        try:
+            found = await match.route.handler(request)
+        except Forbidden as error:
+            raise self._refusal(caller, error) from error
+        return _response_of(found, match)
+
+    async def _body(self, exchange: Exchange) -> bytes:
+        try:
+            body = await exchange.body(self._settings.max_body_bytes, within_s=self._settings.request_timeout_s)
+        except BodyTooLarge:
+            REFUSED.labels("body").inc()
+            raise
+        self._authentication.check_body(exchange.headers, body)
+        return body
+
+    async def _caller(self, exchange: Exchange) -> Caller:
+        """Return who sent the request. Raises Unauthenticated; RateExceeded, also for one who guesses."""
+        scope = exchange.scope
+        address = f"address {scope['client'][0] if scope.get('client') else ''}"
+        parts = signed_parts(scope["method"], exchange.sent_path, scope["query_string"], exchange.headers)
+        try:
+            caller = await self._authentication.caller(exchange.headers, parts)
+        except Unauthenticated:
+            REFUSED.labels("credentials").inc()
+            self._rates.take(address)
+            raise
+        self._rates.take(address if caller.is_anonymous else f"subject {caller.subject}")
+        return caller
+
+    def _check_permission(self, caller: Caller, match: Match) -> None:
+        needs = match.route.needs
+        if needs is None:
+            return
+        try:
+            caller.check(needs.operation, needs.kind, needs.thing(match.path))
+        except Forbidden as error:
+            raise self._refusal(caller, error) from error
+
+    def _refusal(self, caller: Caller, error: Forbidden) -> Exception:
+        REFUSED.labels("permission").inc()
+        if caller.is_anonymous and self._settings.has_authentication:
+            return Unauthenticated(f"{error.operation} needs a token or a signature")
+        return error
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check where a WebSocket comes from and who opens it, and serve it; others are the application's."""
+        headers = Headers(raw=_with_token(scope))
+        exchange = Exchange({**scope, "headers": headers.raw, "method": "GET"}, receive, send)
+        try:
+            self._origins.check_socket(scope["scheme"], headers)
+            caller = scope[CALLER] = await self._caller(exchange)
+            await self._open_socket(scope, receive, send, caller)
+        except HeadraceError as error:
+            # Only what is refused before the socket is accepted comes here; afterwards it is closed with a code.
+            _logger.info("WebSocket refused", request_id=exchange.request_id, reason=str(error))
+            await send({"type": "websocket.close", "code": 1008, "reason": problem_of(error).detail[:100]})
+
+    async def _open_socket(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
+        query, path = QueryParams(scope["query_string"]), path_of(scope)
+        if path.rstrip(b"/") == SOCKET_PATH:
+            await self._sockets.serve_many(scope, receive, send, caller)
+            return
+        match = self._table.find("GET", path)
+        if match is not None and match.route.path == KEY_PATH:
+            await self._sockets.serve_key(scope, receive, send, caller, match.path, query.get("after"))
+        elif self._beside is not None:
+            await self._beside(scope, receive, send)
+        else:
+            raise NoSuchRoute("WebSocket", scope["path"][:200])
+
+
+class _Handed:
+    """A response of the application beside: it gets the request with another `receive`."""
+
+    def __init__(self, app: ASGIApp, receive: Receive) -> None:
+        self._app = app
+        self._receive = receive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, self._receive, send)
+
+
+def _response_of(found: Any, match: Match) -> ASGIApp:  # noqa: ANN401 - whatever a handler returns
+    if found is None:
+        last = match.route.segments[-1]
+        things = ", ".join(f"{name} {value!r}" for name, value in match.path.items())
+        raise NotFound(things if last.startswith("{") else f"{last} of {things}")
+    if isinstance(found, Response | StreamResponse):
+        return found
+    return Response(msgspec.json.encode(found), match.route.answer.status, {"cache-control": "no-store"}, JSON)
+
+
+def _socket_terms(settings: GatewaySettings, closing: asyncio.Event) -> SocketTerms:
+    return SocketTerms(
+        slots=Slots("sockets", settings.max_sockets, SOCKETS),
+        closing=closing,
+        max_subscriptions=settings.max_subscriptions_per_socket,
+        max_waiting=settings.max_waiting_changes,
+        is_closing_slow=settings.slow_socket == "close",
+    )
+
+
+def _with_token(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a WebSocket; a token in a sub-protocol counts, because browsers can't send headers."""
+    tokens = [each.removeprefix(TOKEN_PROTOCOL) for each in scope["subprotocols"] if each.startswith(TOKEN_PROTOCOL)]
+    return [*scope["headers"], *((b"authorization", f"Bearer {token}".encode()) for token in tokens)]
+
+
+async def _empty_lifespan(receive: Receive, send: Send) -> None:
+    """Take part in the start and the end of the server, at which nothing happens."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

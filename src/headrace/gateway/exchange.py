@@ -1,0 +1,152 @@
+"""One request and its answer: reading the body within limits, and what goes with every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
+
+from headrace.errors import BadArgument, BodyTooLarge, TimedOut
+from headrace.gateway.problems import problem_response
+from headrace.observe import get_logger
+
+__all__ = ["ClientLeft", "Exchange", "path_of"]
+
+_logger = get_logger(__name__)
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_OWN_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+
+
+class ClientLeft(Exception):
+    """The connection ended before the request was complete; nobody is left to answer to."""
+
+
+class Exchange:
+    """A request and what is known of its answer. `is_handling` is set when a handler may have done something."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.headers = Headers(scope=scope)
+        self.receive = receive
+        self.request_id = _request_id(self.headers)
+        self.more_headers: dict[str, str] = {}
+        self.route = "none"
+        self.is_handling = False
+        self.status: int | None = None
+        self._send = send
+        self._is_read = not ("transfer-encoding" in self.headers or self.headers.get("content-length", "0") != "0")
+
+    @property
+    def path(self) -> bytes:
+        """The path as it was sent, below the place where the gateway is mounted."""
+        return path_of(self.scope)
+
+    @property
+    def sent_path(self) -> bytes:
+        """The whole path as it was sent, which a signature covers."""
+        return _raw_path(self.scope)
+
+    @property
+    def method_label(self) -> str:
+        """The method as metrics show it: callers must not make up labels."""
+        return self.scope["method"] if self.scope["method"] in _METHODS else "other"
+
+    def timeout_s(self, most_s: float) -> float:
+        """Return the deadline that the header Request-Timeout asks for, in seconds. Raises BadArgument."""
+        text = self.headers.get("request-timeout")
+        if text is None:
+            return most_s
+        try:
+            asked_s = float(text)
+        except ValueError as error:
+            raise BadArgument("Request-Timeout", text[:60], "it is a number of seconds") from error
+        if not asked_s > 0:
+            raise BadArgument("Request-Timeout", text[:60], "it is a number of seconds above 0")
+        return min(asked_s, most_s)
+
+    async def fail(self, error: Exception) -> None:
+        """Answer with a problem; an answer that has begun stays incomplete, and the server closes the connection."""
+        if self.status is None:
+            await problem_response(error, self.request_id)(self.scope, self.receive, self.send)
+            return
+        _logger.error(
+            "request failed after its answer had begun", request_id=self.request_id, error=repr(error), exc_info=error
+        )
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer; the first one with the headers of every answer."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            more = [(name.encode(), value.encode("latin-1", "replace")) for name, value in self.more_headers.items()]
+            if not self._is_read:
+                more.append((b"connection", b"close"))  # the rest of a body that nobody wants must not go on
+            given = [*message.get("headers", ()), *more, *_OWN_HEADERS, (b"x-request-id", self.request_id.encode())]
+            message = {**message, "headers": given}
+        await self._send(message)
+
+    def check_length(self, limit_bytes: int) -> None:
+        """Raise BodyTooLarge if the request announces a body that is too large."""
+        length = self.headers.get("content-length", "")
+        if length.isdigit() and int(length[:20]) > limit_bytes:
+            raise BodyTooLarge(limit_bytes)
+
+    async def body(self, limit_bytes: int, *, within_s: float) -> bytes:
+        """Return the whole body. Raises BodyTooLarge as soon as that is known, TimedOut, ClientLeft."""
+        self.check_length(limit_bytes)
+        receive = self.limited_receive(limit_bytes)
+        chunks: list[bytes] = []
+        deadline = asyncio.timeout(within_s)
+        try:
+            async with deadline:
+                while not self._is_read or not chunks:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientLeft
+                    chunks.append(message.get("body", b""))
+        except TimeoutError as error:
+            raise TimedOut("reading the body of the request", within_s) from error
+        return b"".join(chunks)
+
+    def limited_receive(self, limit_bytes: int) -> Receive:
+        """Return `receive` with a limit on the bytes of the body. It raises BodyTooLarge."""
+        read_bytes = 0
+
+        async def receive() -> Message:
+            nonlocal read_bytes
+            message = await self.receive()
+            read_bytes += len(message.get("body", b""))
+            if read_bytes > limit_bytes:
+                raise BodyTooLarge(limit_bytes)
+            self._is_read = not message.get("more_body", False)
+            return message
+
+        return receive
+
+    def replayed(self, body: bytes) -> Receive:
+        """Return `receive` for a body that was read already."""
+        waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            return waiting.pop() if waiting else await self.receive()
+
+        return receive
+
+
+def path_of(scope: Scope) -> bytes:
+    """Return the path as it was sent, below the place where the gateway is mounted."""
+    return _raw_path(scope).removeprefix(scope.get("root_path", "").encode())
+
+
+def _raw_path(scope: Scope) -> bytes:
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw
+
+
+def _request_id(headers: Headers) -> str:
+    """Return the request's id: the caller's own if it is plain, or a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

@@ -1,0 +1,390 @@
+"""Journals over HTTP: read, append, pointer, delete, purge."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.responses import JSONResponse, Response
+
+from headrace.errors import AppendIdReused, BadArgument, UnknownTopic, VoidAppend, WrongSeqNr
+from headrace.gateway.event_json import EVENT_SCHEMA, NEW_EVENT_SCHEMA, EventRenderer, NewEvent, payload_of
+from headrace.gateway.ports import GatewayParts, ServedJournal
+from headrace.gateway.requests import GatewayRequest
+from headrace.gateway.routes import JSON, GatewayRoute, Needs, RouteAnswer, RouteParameter
+from headrace.gateway.streams import NDJSON, StreamItem, StreamResponse, StreamTerms
+from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent
+from headrace.protocol import check_text
+from headrace.serde import JsonRenderer, is_framed
+
+__all__ = ["IDEMPOTENCY_HEADER", "AppendForm", "JournalRoutes"]
+
+AVRO = "avro/binary"
+IDEMPOTENCY_HEADER = "idempotency-key"
+
+_GROUP = "Journals"
+_PATH = "/journals/{topic}/{id}"
+_LIMIT = 100
+_NEXT_ATTEMPTS = 100
+_MOST_KEY_BYTES = 255
+_NUMBER = {"type": "integer", "minimum": 1}
+_AVRO_PARAMETER = RouteParameter("avro", "With `json`, payloads that are framed Avro are decoded.", {"enum": ["json"]})
+_PLACE_SCHEMA = {
+    "type": "object",
+    "required": ["topic", "id", "first", "last"],
+    "properties": {
+        "topic": {"type": "string"},
+        "id": {"type": "string"},
+        "first": {"type": "integer"},
+        "last": {"type": "integer"},
+        "partition": {"type": "integer"},
+        "offset": {"type": "integer"},
+        "timestamp_ms": {"type": "integer"},
+    },
+}
+_PAGE_SCHEMA = {
+    "type": "object",
+    "required": ["events", "next"],
+    "properties": {
+        "events": {"type": "array", "items": EVENT_SCHEMA},
+        "next": {"type": ["integer", "null"], "description": "What `from` of the next page is; null at the end."},
+    },
+}
+_APPEND_SCHEMA = {
+    "type": "object",
+    "required": ["events"],
+    "additionalProperties": False,
+    "properties": {
+        "events": {"type": "array", "minItems": 1, "items": NEW_EVENT_SCHEMA},
+        "expected": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": MAX_SEQ_NR,
+            "description": "The seq_nr that the journal must be at, 0 if there must be none.",
+        },
+        "metadata": {},
+        "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+        "expire_after": {"type": "string"},
+    },
+}
+
+
+class AppendForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of an append."""
+
+    events: tuple[NewEvent, ...]
+    expected: int | None = None
+    metadata: Any = None
+    headers: dict[str, str] = {}
+    expire_after: str | None = None
+
+
+class JournalRoutes:
+    """The routes of journals."""
+
+    def __init__(self, parts: GatewayParts, terms: StreamTerms, *, page_limit: int, create_topics: bool) -> None:
+        self._parts = parts
+        self._terms = terms
+        self._page_limit = page_limit
+        self._create_topics = create_topics
+        self._renderer = JsonRenderer(parts.registry)
+
+    def routes(self) -> list[GatewayRoute]:
+        """Return the routes."""
+        limits = {**_NUMBER, "maximum": self._page_limit}
+        route = partial(GatewayRoute, group=_GROUP)
+        return [
+            route(
+                "GET",
+                _PATH,
+                self.read,
+                "Read events of a journal: a page as JSON, or all of them as lines of JSON.",
+                answer=RouteAnswer("The events.", content={JSON: _PAGE_SCHEMA, NDJSON: EVENT_SCHEMA}),
+                needs=Needs("read", "topic", "{topic}"),
+                parameters=(
+                    RouteParameter("from", "The first seq_nr.", _NUMBER),
+                    RouteParameter("to", "The last seq_nr.", _NUMBER),
+                    RouteParameter("limit", f"Most events of a page; {_LIMIT} if absent.", limits),
+                    _AVRO_PARAMETER,
+                ),
+            ),
+            route(
+                "POST",
+                _PATH,
+                self.append,
+                "Append events, all of them or none. With Idempotency-Key the request may be repeated.",
+                answer=RouteAnswer("Where the events are.", 201, {JSON: _PLACE_SCHEMA}),
+                needs=Needs("append", "topic", "{topic}"),
+                parameters=(
+                    RouteParameter(
+                        "Idempotency-Key",
+                        "Any text, of its own for each append. Needs `expected`, or a seq_nr for each event.",
+                        place="header",
+                    ),
+                    RouteParameter("seq_nr", f"The event's number, if the body is {AVRO}.", _NUMBER),
+                ),
+                body={JSON: _APPEND_SCHEMA, AVRO: {"type": "string", "contentMediaType": AVRO}},
+            ),
+            route(
+                "DELETE",
+                _PATH,
+                self.delete,
+                "Delete the events up to a seq_nr.",
+                answer=RouteAnswer("Deleted.", 204),
+                needs=Needs("delete", "topic", "{topic}"),
+                parameters=(RouteParameter("to", "The last seq_nr to delete.", _NUMBER, is_required=True),),
+            ),
+            route(
+                "GET",
+                f"{_PATH}/pointer",
+                self.pointer,
+                "Get the last seq_nr of a journal.",
+                answer=RouteAnswer(
+                    "The pointer.", content={JSON: {"type": "object", "properties": {"pointer": {"type": "integer"}}}}
+                ),
+                needs=Needs("read", "topic", "{topic}"),
+            ),
+            route(
+                "GET",
+                f"{_PATH}/events/{{seq_nr}}",
+                self.read_one,
+                "Get one event as JSON, or its payload if that is framed Avro.",
+                answer=RouteAnswer("The event.", content={JSON: EVENT_SCHEMA, AVRO: {"type": "string"}}),
+                needs=Needs("read", "topic", "{topic}"),
+                parameters=(_AVRO_PARAMETER,),
+            ),
+            route(
+                "GET",
+                f"{_PATH}/tags",
+                self.tags,
+                "Get the tags of a journal's replicated events, and how many events each has.",
+                answer=RouteAnswer("Counts by tag.", content={JSON: {"type": "object"}}),
+                needs=Needs("read", "topic", "{topic}"),
+            ),
+            route(
+                "POST",
+                f"{_PATH}/purge",
+                self.purge,
+                "Remove a whole journal; the next append begins a new one.",
+                answer=RouteAnswer("Removed.", 204),
+                needs=Needs("purge", "topic", "{topic}"),
+            ),
+        ]
+
+    async def read(self, request: GatewayRequest) -> object:
+        """Answer with a page of events, or with a stream of all of them."""
+        first = request.number("from", default=1, least=1, most=MAX_SEQ_NR)
+        last = request.number("to", default=MAX_SEQ_NR, least=1, most=MAX_SEQ_NR)
+        writer = self._writer(request)
+        journal = self._parts.journal(request.path["topic"])
+        if request.wants((JSON, NDJSON)) == NDJSON:
+            source = _items(journal.read(request.path["id"], first, to_seq_nr=last), writer)
+            stream = StreamResponse(source, NDJSON, self._terms, request_id=request.request_id, is_live=False)
+            return await stream.fetch_first()
+        limit = request.number("limit", default=min(_LIMIT, self._page_limit), least=1, most=self._page_limit)
+        found = await _page(journal, request.path["id"], first, last, limit + 1)
+        page = [await writer.write(event) for event in found[:limit]]
+        return {"events": page, "next": found[limit].seq_nr if len(found) > limit else None}
+
+    async def read_one(self, request: GatewayRequest) -> object:
+        """Answer with one event, or with the bytes of its payload."""
+        number = request.path["seq_nr"]
+        if not (number.isascii() and number.isdigit() and 1 <= int(number[:20]) <= MAX_SEQ_NR):
+            raise BadArgument("seq_nr", number[:60], f"numbers go from 1 to {MAX_SEQ_NR}")
+        journal = self._parts.journal(request.path["topic"])
+        found = await _page(journal, request.path["id"], int(number), int(number), 1)
+        if not found:
+            return None
+        payload = found[0].payload
+        offered = (JSON, AVRO) if isinstance(payload, bytes) and is_framed(payload) else (JSON,)
+        if request.wants(offered) == AVRO:
+            return Response(payload, media_type=AVRO)
+        return await self._writer(request).write(found[0])
+
+    async def append(self, request: GatewayRequest) -> object:
+        """Append, checked: the journal must be where the caller thinks it is."""
+        topic, id_ = request.path["topic"], request.path["id"]
+        form = await self._form(request)
+        key = _idempotency_key(request)
+        events = _numbered(form)
+        if events is None and key is not None:
+            rule = "an append that may be repeated names its numbers: give expected, or the seq_nr of each event"
+            raise BadArgument("Idempotency-Key", key[:60], rule)
+        journal = await self._writable(topic)
+        if events is None:
+            written, position = await _append_next(journal, id_, form)
+            return JSONResponse(_place(topic, id_, written, position), 201)
+        found = await _append_numbered(journal, id_, form, events, key)
+        return JSONResponse(_place(topic, id_, events, found), 201)
+
+    async def delete(self, request: GatewayRequest) -> object:
+        """Delete events; None if there is no journal."""
+        if request.text("to") is None:
+            raise BadArgument("to", None, "it is needed: the last seq_nr to delete")
+        to = request.number("to", default=0, least=1, most=MAX_SEQ_NR)
+        position = await self._parts.journal(request.path["topic"]).delete(request.path["id"], to=to)
+        return None if position is None else Response(status_code=204)
+
+    async def pointer(self, request: GatewayRequest) -> object:
+        """Answer with the last seq_nr; None if there is no journal."""
+        pointer = await self._parts.journal(request.path["topic"]).pointer(request.path["id"])
+        return None if pointer is None else {"pointer": pointer}
+
+    async def tags(self, request: GatewayRequest) -> object:
+        """Answer with the counts by tag, of the tags that the caller may read."""
+        counts = await self._parts.tags.tags_of(request.path["topic"], request.path["id"])
+        return {tag: count for tag, count in counts.items() if request.caller.may("read", "tag", tag)}
+
+    async def purge(self, request: GatewayRequest) -> object:
+        """Remove the journal; None if there is none."""
+        journal = self._parts.journal(request.path["topic"])
+        if await journal.pointer(request.path["id"]) is None:
+            return None
+        await journal.purge(request.path["id"])
+        return Response(status_code=204)
+
+    async def _form(self, request: GatewayRequest) -> AppendForm:
+        """Return what the body asks for. An Avro body is the payload of one event; its schema must be known."""
+        if request.content_type != AVRO:
+            return request.json(AppendForm)
+        if not is_framed(request.body):
+            raise BadArgument("body", f"{len(request.body)} bytes", "it must be framed Avro: 0, schema id, Avro")
+        shown = await self._renderer.render(request.body)
+        if isinstance(shown, dict) and "error" in shown:
+            raise BadArgument("body", f"{len(request.body)} bytes", "its schema is unknown, or it does not follow it")
+        number = request.number("seq_nr", default=0, least=1, most=MAX_SEQ_NR)
+        return AppendForm((NewEvent(request.body, seq_nr=number or None),))
+
+    async def _writable(self, topic: str) -> ServedJournal:
+        """Return a topic's journals. Raises UnknownTopic: callers choose topics, so they must not make them."""
+        journal = self._parts.journal(topic)
+        if not self._create_topics and not await self._parts.has_topic(topic):
+            raise UnknownTopic(topic)
+        return journal
+
+    def _writer(self, request: GatewayRequest) -> EventRenderer:
+        form = request.text("avro")
+        if form not in (None, "json"):
+            raise BadArgument("avro", form, "it is json, or absent")
+        return EventRenderer(self._renderer if form else None)
+
+
+async def _append(
+    journal: ServedJournal,
+    id_: str,
+    form: AppendForm,
+    events: Sequence[Event],
+    *,
+    expected: int,
+    key: str | None = None,
+) -> Position:
+    headers = form.headers if key is None else {**form.headers, IDEMPOTENCY_HEADER: key}
+    return await journal.append(
+        id_,
+        events,
+        expected=expected,
+        append_id=key,
+        metadata=form.metadata,
+        headers=headers,
+        expire_after=form.expire_after,
+    )
+
+
+async def _append_numbered(
+    journal: ServedJournal, id_: str, form: AppendForm, events: Sequence[Event], key: str | None
+) -> Position | StoredEvent:
+    """Append events that have numbers. A first try that is not remembered here is found in the journal itself."""
+    expected = events[0].seq_nr - 1 if form.expected is None else form.expected
+    try:
+        return await _append(journal, id_, form, events, expected=expected, key=key)
+    except (WrongSeqNr, VoidAppend):
+        earlier = await _earlier_try(journal, id_, events, key) if key is not None else None
+        if earlier is None:
+            raise
+        return earlier
+
+
+async def _append_next(journal: ServedJournal, id_: str, form: AppendForm) -> tuple[Sequence[Event], Position]:
+    """Append events behind the last one, and again if another writer was faster."""
+    for attempt in range(1, _NEXT_ATTEMPTS + 1):
+        pointer = await journal.pointer(id_) or 0
+        events = _events(form, range(pointer + 1, pointer + 1 + len(form.events)))
+        try:
+            return events, await _append(journal, id_, form, events, expected=pointer)
+        except (WrongSeqNr, VoidAppend):
+            if attempt == _NEXT_ATTEMPTS:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def _earlier_try(journal: ServedJournal, id_: str, events: Sequence[Event], key: str) -> StoredEvent | None:
+    """Return the first event of an append that was written with the key; None if other appends have the numbers.
+
+    Raises AppendIdReused if the key was used for other events with these numbers.
+    """
+    found = await _page(journal, id_, events[0].seq_nr, events[-1].seq_nr, len(events) + 1)
+    if not found or any(event.headers.get(IDEMPOTENCY_HEADER) != key for event in found):
+        return None
+    written = [(event.seq_nr, _comparable(event.payload), event.tags) for event in found]
+    if written != [(event.seq_nr, _comparable(event.payload), event.tags) for event in events]:
+        raise AppendIdReused(id_, key)
+    return found[0]
+
+
+def _idempotency_key(request: GatewayRequest) -> str | None:
+    key = request.headers.get(IDEMPOTENCY_HEADER)
+    return None if key is None else check_text("Idempotency-Key", key, least=1, most=_MOST_KEY_BYTES)
+
+
+def _comparable(payload: Any) -> bytes:  # noqa: ANN401
+    """Return a payload so that 1 and true, and text and bytes, are different."""
+    return msgspec.msgpack.Encoder(order="deterministic").encode(payload)
+
+
+def _numbered(form: AppendForm) -> Sequence[Event] | None:
+    """Return the events with the caller's numbers; None if there are none. Raises BadArgument."""
+    if not form.events:
+        raise BadArgument("events", [], "an append holds at least one event")
+    given = [event.seq_nr for event in form.events if event.seq_nr is not None]
+    if not given:
+        first = None if form.expected is None else form.expected + 1
+        return None if first is None else _events(form, range(first, first + len(form.events)))
+    if len(given) < len(form.events):
+        raise BadArgument("events", f"{len(given)} numbers", "give a seq_nr to each event, or to none")
+    return _events(form, given)
+
+
+def _events(form: AppendForm, numbers: Iterable[int]) -> Sequence[Event]:
+    pairs = zip(numbers, form.events, strict=True)
+    return [Event(number, payload_of(event), event.tags) for number, event in pairs]
+
+
+def _place(topic: str, id_: str, events: Sequence[Event], at: Position | StoredEvent) -> dict[str, Any]:
+    return {
+        "topic": topic,
+        "id": id_,
+        "first": events[0].seq_nr,
+        "last": events[-1].seq_nr,
+        "partition": at.partition,
+        "offset": at.offset,
+        "timestamp_ms": at.timestamp_ms,
+    }
+
+
+async def _page(journal: ServedJournal, id_: str, first: int, last: int, limit: int) -> list[StoredEvent]:
+    found: list[StoredEvent] = []
+    async with contextlib.aclosing(journal.read(id_, first, to_seq_nr=last)) as events:
+        async for event in events:
+            found.append(event)
+            if len(found) == limit:
+                break
+    return found
+
+
+async def _items(events: AsyncGenerator[StoredEvent, None], writer: EventRenderer) -> AsyncGenerator[StreamItem, None]:
+    async with contextlib.aclosing(events):
+        async for event in events:
+            yield StreamItem(await writer.write(event))

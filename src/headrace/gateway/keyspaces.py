@@ -1,0 +1,367 @@
+"""Keyspaces over HTTP: states by key with versions, pages of keys, and messages to their handlers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.responses import JSONResponse, Response
+
+from headrace.errors import BadArgument, NotFound, PreconditionFailed, StateConflict
+from headrace.gateway.requests import GatewayRequest
+from headrace.gateway.routes import JSON, GatewayRoute, Needs, RouteAnswer, RouteParameter
+from headrace.gateway.state_forms import AVRO, MessageForm, StateForm, json_of
+from headrace.gateway.streams import NDJSON, StreamItem, StreamResponse, StreamTerms
+from headrace.keyspace import NO_VALUE, KeyspaceClient, KeyspaceSpec, Scattered
+from headrace.protocol import check_text
+from headrace.serde import Registry
+
+__all__ = ["KEY_PATH", "KeyspaceRoutes", "ServedKeyspace"]
+
+_GROUP = "Keyspaces"
+_ONE = "/keyspaces/{keyspace}"
+_STATE = f"{_ONE}/states/{{state}}"
+KEY_PATH = f"{_STATE}/{{key}}"
+_LIMIT = 100
+_MOST_ID_CHARS = 255
+_ANY: dict[str, dict[str, Any]] = {JSON: {}}
+_ANY_OR_AVRO = {JSON: {}, AVRO: {"type": "string"}}
+_STALENESS = RouteParameter("max_staleness_s", "A copy that is at most this old may answer.", {"type": "number"})
+_MATCH = RouteParameter("If-Match", 'Only if the version is this one, as in "7"; * for any.', place="header")
+_NONE_MATCH = RouteParameter("If-None-Match", "With *, only if there is no value.", place="header")
+
+
+class ServedKeyspace(NamedTuple):
+    """A keyspace as the gateway serves it: what it declares, and how it is reached."""
+
+    spec: KeyspaceSpec
+    client: KeyspaceClient
+
+
+class _Forms(NamedTuple):
+    served: ServedKeyspace
+    states: Mapping[str, StateForm]
+    messages: Mapping[str, MessageForm]
+
+
+class KeyspaceRoutes:
+    """The routes of keyspaces."""
+
+    def __init__(
+        self, keyspaces: Sequence[ServedKeyspace], registry: Registry, terms: StreamTerms, *, page_limit: int
+    ) -> None:
+        self._keyspaces = {each.spec.name: _forms_of(each, registry) for each in keyspaces}
+        self._terms = terms
+        self._page_limit = page_limit
+
+    def routes(self) -> list[GatewayRoute]:
+        """Return the routes."""
+        route = partial(GatewayRoute, group=_GROUP)
+        read, write, command = (Needs(each, "keyspace", "{keyspace}") for each in ("read", "write", "command"))
+        limits = {"type": "integer", "minimum": 1, "maximum": self._page_limit}
+        limit = RouteParameter("limit", f"Most pairs; {_LIMIT} if absent.", limits)
+        value = RouteAnswer("The value; ETag is its version.", content=_ANY_OR_AVRO)
+        return [
+            route(
+                "GET",
+                "/keyspaces",
+                self.listing,
+                "List the keyspaces that the caller may read, with their states and messages.",
+                answer=RouteAnswer("The keyspaces.", content=_ANY),
+            ),
+            route(
+                "GET",
+                KEY_PATH,
+                self.get,
+                "Get the value of a key, as JSON or as framed Avro.",
+                answer=value,
+                needs=read,
+                parameters=(_STALENESS, RouteParameter("If-None-Match", "The version you have.", place="header")),
+            ),
+            route(
+                "PUT",
+                KEY_PATH,
+                self.put,
+                "Set the value of a key.",
+                answer=RouteAnswer("Set.", 204),
+                needs=write,
+                parameters=(
+                    _MATCH,
+                    _NONE_MATCH,
+                    RouteParameter("ttl_s", "Seconds until the value is gone.", {"type": "number"}),
+                ),
+                body=_ANY_OR_AVRO,
+            ),
+            route(
+                "DELETE",
+                KEY_PATH,
+                self.delete,
+                "Delete a key.",
+                answer=RouteAnswer("Deleted.", 204),
+                needs=write,
+                parameters=(_MATCH,),
+            ),
+            route(
+                "GET",
+                _STATE,
+                self.scan,
+                "Get a page of the keys with a prefix, or all pairs as lines of JSON.",
+                answer=RouteAnswer("The pairs.", content={JSON: {}, NDJSON: {}}),
+                needs=read,
+                parameters=(
+                    RouteParameter("prefix", "The first parts of the keys, as a JSON list."),
+                    RouteParameter("after", "The last key of the page before."),
+                    limit,
+                ),
+            ),
+            route(
+                "GET",
+                f"{_ONE}/counts/{{state}}",
+                self.count,
+                "Count the keys of a state.",
+                answer=RouteAnswer("The count.", content=_ANY),
+                needs=read,
+            ),
+            route(
+                "GET",
+                f"{_ONE}/indexes/{{state}}/{{index}}",
+                self.find,
+                "Find the pairs that an index has under a value.",
+                answer=RouteAnswer("The pairs.", content=_ANY),
+                needs=read,
+                parameters=(
+                    RouteParameter("value", 'What to look for, as JSON, as in 7 or "ann".', is_required=True),
+                    limit,
+                ),
+            ),
+            route(
+                "POST",
+                f"{_ONE}/messages/{{message}}",
+                self.send,
+                "Send a message to the handler of its key, or of all partitions, and get the reply.",
+                answer=RouteAnswer("The reply.", content=_ANY),
+                needs=command,
+                parameters=(
+                    RouteParameter(
+                        "Idempotency-Key",
+                        "Any text, of its own for each message; repeats get its reply.",
+                        place="header",
+                    ),
+                ),
+                body=_ANY_OR_AVRO,
+            ),
+        ]
+
+    async def listing(self, request: GatewayRequest) -> object:
+        """List keyspaces."""
+        return {
+            "keyspaces": [
+                {
+                    "name": name,
+                    "states": [
+                        {"name": each.name, "is_avro": each.is_avro, "indexes": each.indexes}
+                        for each in forms.states.values()
+                    ],
+                    "messages": sorted(forms.messages),
+                }
+                for name, forms in sorted(self._keyspaces.items())
+                if request.caller.may("read", "keyspace", name)
+            ]
+        }
+
+    async def get(self, request: GatewayRequest) -> object:
+        """Answer with a value and its version; 304 if the caller has that version."""
+        forms, state = self._state(request)
+        staleness_s = _seconds(request, "max_staleness_s")
+        found = await forms.served.client.read(state.name, state.key(request.path["key"]), max_staleness_s=staleness_s)
+        if found.value is None:
+            return None
+        headers = {"etag": _etag(found.version), "cache-control": "no-cache"}
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        if request.wants((JSON, AVRO) if state.is_avro else (JSON,)) == AVRO:
+            return Response(await state.to_avro(found.value), headers=headers, media_type=AVRO)
+        return Response(msgspec.json.encode(state.to_json(found.value)), headers=headers, media_type=JSON)
+
+    async def put(self, request: GatewayRequest) -> object:
+        """Set a value, if its version is the one that the caller names."""
+        forms, state = self._state(request)
+        key = state.key(request.path["key"])
+        is_avro = request.content_type == AVRO
+        value = await state.from_avro(request.body) if is_avro else state.from_json(request.json(Any))
+        if value is None:
+            raise BadArgument("value", None, "null is no value; use DELETE to remove one")
+        ttl_s = _seconds(request, "ttl_s")
+        expected = await self._expected(request, forms, state, key)
+        with _precondition(expected, key):
+            await forms.served.client.put(state.name, key, value, ttl=ttl_s, expected=expected)
+        return Response(status_code=204)
+
+    async def delete(self, request: GatewayRequest) -> object:
+        """Delete a key, if its version is the one that the caller names."""
+        forms, state = self._state(request)
+        key = state.key(request.path["key"])
+        expected = await self._expected(request, forms, state, key)
+        with _precondition(expected, key):
+            await forms.served.client.delete(state.name, key, expected=expected)
+        return Response(status_code=204)
+
+    async def scan(self, request: GatewayRequest) -> object:
+        """Answer with a page of a prefix, or with a stream of all pairs."""
+        forms, state = self._state(request)
+        if request.wants((JSON, NDJSON)) == NDJSON:
+            source = _pairs(forms.served.client, state)
+            stream = StreamResponse(source, NDJSON, self._terms, request_id=request.request_id, is_live=False)
+            return await stream.fetch_first()
+        prefix, after = request.text("prefix"), request.text("after")
+        if prefix is None:
+            raise BadArgument("prefix", None, f"a page has a prefix; ask for {NDJSON} to get all pairs")
+        page = await forms.served.client.prefix(
+            state.name,
+            state.prefix(prefix),
+            after=None if after is None else state.key(after),
+            limit=self._limit(request),
+        )
+        pairs = [_pair(state, key, value) for key, value in page.items]
+        return {"pairs": pairs, "next": None if page.next_after is None else json_of(page.next_after)}
+
+    async def count(self, request: GatewayRequest) -> object:
+        """Answer with the number of keys."""
+        forms, state = self._state(request)
+        return {"count": await forms.served.client.count(state.name)}
+
+    async def find(self, request: GatewayRequest) -> object:
+        """Answer with what an index has."""
+        forms, state = self._state(request)
+        index, text = request.path["index"], request.text("value")
+        if index not in state.indexes:
+            raise NotFound(f"index {index!r} of state {state.name!r}")
+        try:
+            value = msgspec.json.decode((text or "").encode())
+        except msgspec.DecodeError as error:
+            raise BadArgument("value", (text or "")[:60], 'it is JSON, as in 7 or "ann"') from error
+        limit = self._limit(request)
+        found = await forms.served.client.find(
+            state.name, index, tuple(value) if isinstance(value, list) else value, limit=limit
+        )
+        return {"pairs": [_pair(state, key, each) for key, each in found]}
+
+    async def send(self, request: GatewayRequest) -> object:
+        """Ask the handler of a message. An Idempotency-Key is the message's id: the handler's work is done once."""
+        forms = self._forms(request)
+        form = forms.messages.get(request.path["message"])
+        if form is None:
+            raise NotFound(f"message {request.path['message']!r} of keyspace {forms.served.spec.name!r}")
+        is_avro = request.content_type == AVRO
+        message = await form.from_avro(request.body) if is_avro else form.from_json(request.json(Any))
+        client = forms.served.client
+        if client.check(message).key_of is None:
+            return _gathered(await client.scatter(message))
+        key = request.headers.get("idempotency-key")
+        message_id = None if key is None else check_text("Idempotency-Key", key, least=1, most=_MOST_ID_CHARS)
+        reply = await client.ask(message, message_id=message_id)
+        return Response(status_code=204) if reply is None else JSONResponse(json_of(reply))
+
+    def form(self, keyspace: str, state: str) -> tuple[ServedKeyspace, StateForm]:
+        """Return a keyspace and one of its states. Raises NotFound."""
+        if keyspace not in self._keyspaces:
+            raise NotFound(f"keyspace {keyspace!r}")
+        forms = self._keyspaces[keyspace]
+        if state not in forms.states:
+            raise NotFound(f"state {state!r} of keyspace {keyspace!r}")
+        return forms.served, forms.states[state]
+
+    def messages(self, keyspace: str) -> Mapping[str, MessageForm]:
+        """Return the messages of a keyspace."""
+        return self._keyspaces[keyspace].messages
+
+    def _forms(self, request: GatewayRequest) -> _Forms:
+        name = request.path["keyspace"]
+        if name not in self._keyspaces:
+            raise NotFound(f"keyspace {name!r}")
+        return self._keyspaces[name]
+
+    def _state(self, request: GatewayRequest) -> tuple[_Forms, StateForm]:
+        _, state = self.form(request.path["keyspace"], request.path["state"])
+        return self._forms(request), state
+
+    def _limit(self, request: GatewayRequest) -> int:
+        return request.number("limit", default=min(_LIMIT, self._page_limit), least=1, most=self._page_limit)
+
+    async def _expected(self, request: GatewayRequest, forms: _Forms, state: StateForm, key: Any) -> int | None:  # noqa: ANN401
+        """Return the version that a write expects; None if the caller does not care."""
+        match, none_match = request.headers.get("if-match"), request.headers.get("if-none-match")
+        if none_match is not None:
+            if none_match.strip() != "*" or match is not None:
+                raise BadArgument("If-None-Match", none_match[:60], "for a write it is *, and without If-Match")
+            return NO_VALUE
+        if match is None:
+            return None
+        if match.strip() == "*":
+            version = (await forms.served.client.read(state.name, key)).version
+            if version == NO_VALUE:
+                raise PreconditionFailed(repr(key))
+            return version
+        return _version_of(match)
+
+
+def _forms_of(served: ServedKeyspace, registry: Registry) -> _Forms:
+    specs = served.spec.state_specs(partitions=1)
+    states = {name: StateForm(spec, registry) for name, spec in specs.items()}
+    messages = {name: MessageForm(each.message, registry) for name, each in served.spec.handlers.items()}
+    return _Forms(served, states, messages)
+
+
+@contextlib.contextmanager
+def _precondition(expected: int | None, key: Any) -> Iterator[None]:  # noqa: ANN401
+    """Turn a conflict into a failed precondition, if the caller has named one."""
+    try:
+        yield
+    except StateConflict as error:
+        if expected is None:
+            raise
+        raise PreconditionFailed(repr(key)) from error
+
+
+def _etag(version: int) -> str:
+    return f'"{version}"'
+
+
+def _version_of(etag: str) -> int:
+    text = etag.strip().removeprefix('"').removesuffix('"')
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and etag.strip() == f'"{text}"'):
+        raise BadArgument("If-Match", etag[:60], 'it is one ETag of a value, as in "7"')
+    return int(text)
+
+
+def _seconds(request: GatewayRequest, name: str) -> float | None:
+    text = request.text(name)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e12:
+        raise BadArgument(name, text[:60], "it is a number of seconds")
+    return seconds
+
+
+def _pair(state: StateForm, key: Any, value: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {"key": json_of(key), "value": state.to_json(value)}
+
+
+async def _pairs(client: KeyspaceClient, state: StateForm) -> AsyncGenerator[StreamItem, None]:
+    async for key, value in client.items(state.name):
+        yield StreamItem(_pair(state, key, value))
+
+
+def _gathered(found: Scattered) -> dict[str, Any]:
+    """Return the replies by partition, and which partitions did not reply; why is for the log."""
+    return {
+        "replies": {str(partition): json_of(reply) for partition, reply in found.replies.items()},
+        "failed": sorted(found.failures),
+    }

@@ -1,0 +1,98 @@
+"""Hosts and origins: which web pages may use the gateway from a browser, and by which names it may be called.
+
+Browsers send requests of any page to any address, also to this machine's own. So a page of another origin is refused
+unless the settings name it; and a gateway without authentication answers only to names that nobody else can own, or
+a page could have its own name lead here and be of the same origin.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from headrace.config import GatewaySettings
+from headrace.errors import BadArgument, Forbidden
+from headrace.gateway.metrics import REFUSED
+
+__all__ = ["Origins", "host_and_port", "is_loopback"]
+
+_ALL = "*"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_READS = ("GET", "HEAD")
+_PREFLIGHT_S = 600
+
+
+def host_and_port(listen: str) -> tuple[str, int]:
+    """Return the parts of HOST:PORT or [HOST]:PORT. Raises BadArgument."""
+    host, colon, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise BadArgument("gateway.listen", listen, "it is HOST:PORT, as in 127.0.0.1:8080")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches the host."""
+    return host in _LOOPBACK or host.startswith("127.")
+
+
+class Origins:
+    """Checks the headers Host and Origin, and makes the headers of CORS."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in settings.origins)
+        self._hosts = frozenset(host.lower() for host in settings.hosts)
+        if not self._hosts and not settings.has_authentication and not settings.allow_unauthenticated:
+            self._hosts = frozenset({*_LOOPBACK, host_and_port(settings.listen)[0].lower()})
+
+    def check(self, method: str, scheme: str, headers: Headers) -> None:
+        """Raise Forbidden for a request that a page without permission may have caused."""
+        host = headers.get("host", "").lower()
+        if self._hosts and (urlsplit(f"//{host}").hostname or "") not in self._hosts:
+            REFUSED.labels("host").inc()
+            raise Forbidden("use this gateway by this name", "the header Host is not one of gateway.hosts")
+        origin = headers.get("origin")
+        if origin is None or method in _READS or self._is_allowed(origin):
+            return
+        if origin.lower() != f"{scheme}://{host}":
+            REFUSED.labels("origin").inc()
+            raise Forbidden("use this gateway from that page", "its origin is not one of gateway.origins")
+
+    def check_socket(self, scheme: str, headers: Headers) -> None:
+        """Raise Forbidden for a WebSocket of a page without permission: browsers don't ask before they open one."""
+        self.check("POST", {"ws": "http", "wss": "https"}.get(scheme, scheme), headers)
+
+    def headers(self, headers: Headers) -> dict[str, str]:
+        """Return the headers that let a page of an allowed origin read the answer."""
+        origin = headers.get("origin")
+        if not self._origins:
+            return {}
+        if origin is None or not self._is_allowed(origin):
+            return {"vary": "origin"}
+        return {
+            "vary": "origin",
+            "access-control-allow-origin": origin,
+            "access-control-expose-headers": "etag, retry-after, x-request-id",
+        }
+
+    def preflight(self, headers: Headers) -> dict[str, str] | None:
+        """Return the answer to a browser's question whether a page may send a request; None if it is no such question.
+
+        A page that is not allowed gets no headers, and its browser does not send the request.
+        """
+        method = headers.get("access-control-request-method")
+        if method is None or "origin" not in headers:
+            return None
+        allowed = self.headers(headers)
+        if "access-control-allow-origin" not in allowed:
+            return allowed
+        return {
+            **allowed,
+            "access-control-allow-methods": "GET, POST, PUT, DELETE",
+            "access-control-allow-headers": headers.get("access-control-request-headers", ""),
+            "access-control-max-age": str(_PREFLIGHT_S),
+        }
+
+    def _is_allowed(self, origin: str) -> bool:
+        return _ALL in self._origins or origin.lower() in self._origins

@@ -1,0 +1,104 @@
+"""What callers may do: grants by subject and role, read from the settings.
+
+A grant is text: operations, then what they are allowed on, as in `read,append topic/orders-*`. Operations and names may
+be `*`; a name may end with `*`. A lone `*` grants everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, get_args
+
+from headrace.errors import BadArgument, Forbidden
+
+__all__ = ["ANONYMOUS", "EVERYTHING", "Caller", "Grant", "GrantBook", "ResourceKind", "parse_grant"]
+
+ResourceKind: TypeAlias = Literal["topic", "tag", "schema", "keyspace", "engine", "system"]
+
+ANONYMOUS: Final = "anonymous"
+_ALL = "*"
+_KINDS = frozenset(get_args(ResourceKind))
+_OPERATIONS = frozenset({"read", "append", "delete", "purge", "register", "configure", "write", "command"})
+_RULE = "a grant is OPERATIONS KIND/NAME, as in 'read,append topic/orders-*', or '*' for everything"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Operations that are allowed on things of one kind, by name or prefix."""
+
+    operations: frozenset[str]
+    kind: str
+    name: str
+
+    def allows(self, operation: str, kind: str, name: str) -> bool:
+        """Return True if the grant covers the operation on this thing."""
+        if self.operations.isdisjoint((operation, _ALL)) or self.kind not in (kind, _ALL):
+            return False
+        if self.name.endswith(_ALL):
+            return name.startswith(self.name[:-1])
+        return name == self.name
+
+
+EVERYTHING: Final = Grant(frozenset({_ALL}), _ALL, _ALL)
+
+
+def parse_grant(text: str) -> Grant:
+    """Return the grant that a text describes. Raises BadArgument."""
+    if text.strip() == _ALL:
+        return EVERYTHING
+    operations, _, resource = text.strip().partition(" ")
+    kind, slash, name = resource.strip().partition("/")
+    given = frozenset(operation.strip() for operation in operations.split(","))
+    if not slash or not name or kind not in _KINDS | {_ALL} or _ALL in name[:-1]:
+        raise BadArgument("grant", text, f"{_RULE}; kinds are {', '.join(sorted(_KINDS))}")
+    if unknown := given - _OPERATIONS - {_ALL}:
+        known = ", ".join(sorted(_OPERATIONS))
+        raise BadArgument("grant", text, f"there is no operation {', '.join(sorted(unknown))!r}; known are {known}")
+    return Grant(given, kind, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request, and what this caller may do.
+
+    `expires_s` is when its token ends, in Unix time. The anonymous caller has sent no credentials.
+    """
+
+    subject: str
+    grants: tuple[Grant, ...] = ()
+    expires_s: float | None = None
+    is_anonymous: bool = False
+
+    def may(self, operation: str, kind: ResourceKind, name: str) -> bool:
+        """Return True if a grant of the caller covers the operation."""
+        return any(grant.allows(operation, kind, name) for grant in self.grants)
+
+    def check(self, operation: str, kind: ResourceKind, name: str) -> None:
+        """Raise Forbidden unless a grant of the caller covers the operation."""
+        if not self.may(operation, kind, name):
+            raise Forbidden(f"{operation} {kind} {name!r}", f"{self.subject} has no grant for it")
+
+
+class GrantBook:
+    """The grants of the settings. Raises BadArgument for a grant that can't be understood."""
+
+    def __init__(self, grants: Mapping[str, Sequence[str]], *, has_authentication: bool) -> None:
+        self._grants = {who: tuple(parse_grant(text) for text in texts) for who, texts in grants.items()}
+        self._has_authentication = has_authentication
+
+    def anonymous(self) -> Caller:
+        """Return the caller without credentials: it may do everything only if nobody can have any."""
+        if not self._has_authentication:
+            return Caller(ANONYMOUS, (EVERYTHING,), is_anonymous=True)
+        return Caller(ANONYMOUS, self._grants.get(ANONYMOUS, ()), is_anonymous=True)
+
+    def caller(self, subject: str, roles: Iterable[str] = (), *, expires_s: float | None = None) -> Caller:
+        """Return an authenticated caller with its own grants, those of its roles, and those of everybody."""
+        names = (_ALL, f"subject:{subject}", *(f"role:{role}" for role in roles))
+        own = self._grants.get(subject, ()) if self._is_plain(subject) else ()
+        return Caller(subject, own + tuple(grant for name in names for grant in self._grants.get(name, ())), expires_s)
+
+    def _is_plain(self, subject: str) -> bool:
+        """Return False for a subject that would pass for a role, for everybody or for the anonymous caller."""
+        return subject not in (_ALL, ANONYMOUS) and not subject.startswith(("role:", "subject:"))

@@ -1,0 +1,86 @@
+"""What is on its way to the client of a WebSocket: a bounded queue for each subscription, and the frames in it.
+
+A client that is slower than the changes of a key gets the newest value, marked as lagged, in place of all that waited.
+Others are not slowed, and memory is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import OrderedDict, deque
+from typing import Any
+
+from headrace.errors import Busy
+from headrace.gateway.metrics import REFUSED
+from headrace.state import StateChange
+
+__all__ = ["PUSH", "SCHEMA", "VALUE", "PushQueue", "encode_push", "schema_frame", "schema_id_asked"]
+
+VALUE, PUSH, SCHEMA = 0, 1, 123
+
+_LAGGED, _ABSENT, _PRESENT, _EXPIRED = 1, 2, 4, 8
+_ASKED = struct.Struct(">Bi")
+_HEAD = struct.Struct(">BiBH")
+
+
+class PushQueue:
+    """The changes that wait to be sent, by the number of their subscription, in turn.
+
+    With `is_closing` a client that is too slow makes `get` raise Busy; otherwise its changes are conflated.
+    """
+
+    def __init__(self, limit: int, *, is_closing: bool = False) -> None:
+        self._limit = limit
+        self._is_closing = is_closing
+        self._waiting: OrderedDict[int, deque[StateChange[Any, Any]]] = OrderedDict()
+        self._is_overrun = False
+        self._filled = asyncio.Event()
+
+    def put(self, number: int, change: StateChange[Any, Any]) -> None:
+        """Add a change; if too many wait, it replaces them, and is marked as lagged."""
+        queue = self._waiting.setdefault(number, deque())
+        if len(queue) >= self._limit:
+            REFUSED.labels("slow_socket").inc()
+            self._is_overrun = self._is_closing
+            queue.clear()
+            change = change._replace(is_lagged=True, delta=None)
+        queue.append(change)
+        self._filled.set()
+
+    def drop(self, number: int) -> None:
+        """Forget what waits for a subscription that has ended."""
+        self._waiting.pop(number, None)
+
+    async def get(self) -> tuple[int, StateChange[Any, Any]]:
+        """Return the next change, of each subscription in turn. Raises Busy if the client is to be closed."""
+        while not self._waiting and not self._is_overrun:
+            self._filled.clear()
+            await self._filled.wait()
+        if self._is_overrun:
+            raise Busy("the queue of a WebSocket", self._limit)
+        number, queue = self._waiting.popitem(last=False)
+        change = queue.popleft()
+        if queue:
+            self._waiting[number] = queue
+        return number, change
+
+
+def encode_push(number: int, change: StateChange[Any, Any], avro: bytes) -> bytes:
+    """Return the binary frame of a change: 1, the subscription, flags, the place to resume after, the framed value."""
+    flags = _LAGGED * change.is_lagged + _ABSENT * (change.value is None)
+    flags += _PRESENT * change.is_present + _EXPIRED * change.is_expiry
+    place = change.token.encode()
+    return _HEAD.pack(PUSH, number, flags, len(place)) + place + avro
+
+
+def schema_frame(schema_id: int, text: str) -> bytes:
+    """Return the frame that tells a schema: 123, its id, its JSON."""
+    return _ASKED.pack(SCHEMA, schema_id) + text.encode()
+
+
+def schema_id_asked(frame: bytes) -> int | None:
+    """Return the id of the schema that a client asks for; None if the frame asks for none."""
+    if len(frame) != _ASKED.size or frame[0] != SCHEMA:
+        return None
+    return int(_ASKED.unpack(frame)[1])

@@ -1,0 +1,136 @@
+"""A request as handlers see it: checked parameters, the body, and the form of the answer that the caller wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+from starlette.datastructures import Headers, QueryParams
+
+from headrace.errors import BadArgument, WrongMediaType
+from headrace.gateway.permissions import Caller
+from headrace.gateway.routes import JSON, GatewayRoute
+
+__all__ = ["GatewayRequest", "chosen_media_type"]
+
+T = TypeVar("T")
+_WORDS = {"true": True, "1": True, "": True, "false": False, "0": False}
+_MOST_DIGITS = 20  # of the largest number that any parameter takes
+
+
+class GatewayRequest:
+    """One request. The body has been read, and is at most as large as the settings allow."""
+
+    def __init__(
+        self,
+        route: GatewayRoute,
+        path: Mapping[str, str],
+        query: QueryParams,
+        headers: Headers,
+        body: bytes,
+        caller: Caller,
+        request_id: str,
+    ) -> None:
+        self.route = route
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.body = body
+        self.caller = caller
+        self.request_id = request_id
+        if not route.takes_any_query:
+            self._check_query()
+
+    def text(self, name: str) -> str | None:
+        """Return a parameter of the query; None if it is absent. Raises BadArgument if it is given twice."""
+        given = self.query.getlist(name)
+        if len(given) > 1:
+            raise BadArgument(name, len(given), "it may be given once only")
+        return given[0] if given else None
+
+    def number(self, name: str, *, default: int, least: int, most: int) -> int:
+        """Return a whole number of the query. Raises BadArgument."""
+        text = self.text(name)
+        if text is None:
+            return default
+        is_number = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+        if not is_number or not least <= int(text) <= most:
+            raise BadArgument(name, text[:60], f"it is a whole number from {least} to {most}")
+        return int(text)
+
+    def flag(self, name: str) -> bool:
+        """Return True if the query says `name` or `name=true`. Raises BadArgument."""
+        text = self.text(name)
+        if text is None:
+            return False
+        if text.lower() not in _WORDS:
+            raise BadArgument(name, text[:60], "it is true or false")
+        return _WORDS[text.lower()]
+
+    def json(self, form: type[T]) -> T:
+        """Return the body, which must be JSON of this form. Raises BadArgument, WrongMediaType."""
+        sent = self.content_type
+        if sent and sent != JSON and not sent.endswith("+json"):
+            raise WrongMediaType("Content-Type", sent, tuple(self.route.body or (JSON,)))
+        try:
+            return msgspec.json.decode(self.body, type=form)
+        except msgspec.ValidationError as error:
+            raise BadArgument("body", "…", f"it must have the form of this route: {error}") from error
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise BadArgument("body", f"{len(self.body)} bytes", f"it must be JSON: {error}") from error
+
+    @property
+    def content_type(self) -> str:
+        """The media type of the body, without parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    def wants(self, offered: Sequence[str]) -> str:
+        """Return the media type to answer in, of those that are offered. Raises WrongMediaType."""
+        return chosen_media_type(", ".join(self.headers.getlist("accept")), offered)
+
+    def _check_query(self) -> None:
+        """Raise BadArgument for a parameter that the route does not have: a misspelt one must not be ignored."""
+        known = [each.name for each in self.route.parameters if each.place == "query"]
+        for name in self.query:
+            if name not in known:
+                rule = f"this route has {', '.join(known)}" if known else "this route has no parameters"
+                raise BadArgument("parameter", name[:60], rule)
+
+
+def chosen_media_type(accept: str, offered: Sequence[str]) -> str:
+    """Return the offered type that an Accept header likes best; the first one if it likes several equally.
+
+    Raises WrongMediaType if it takes none of them.
+    """
+    ranges = [_range_of(part) for part in accept.split(",") if part.strip()]
+    if not ranges:
+        return offered[0]
+    best = max(offered, key=lambda each: _quality(each, ranges))
+    if _quality(best, ranges) <= 0:
+        raise WrongMediaType("Accept", accept[:200], tuple(offered))
+    return best
+
+
+def _range_of(part: str) -> tuple[str, float]:
+    """Return a media range and its quality. A quality that is no number counts as 0."""
+    media, *parameters = (piece.strip().lower() for piece in part.split(";"))
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                quality = float(value)
+            except ValueError:
+                quality = 0.0
+            return media, quality if 0 <= quality <= 1 else 0.0
+    return media, 1.0
+
+
+def _quality(media: str, ranges: Sequence[tuple[str, float]]) -> float:
+    """Return how much a type is liked: the most specific range that names it decides."""
+    kind = media.partition("/")[0]
+    for name in (media, f"{kind}/*", "*/*"):
+        found = [quality for each, quality in ranges if each == name]
+        if found:
+            return max(found)
+    return 0.0

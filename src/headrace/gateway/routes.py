@@ -1,0 +1,141 @@
+"""The table of routes: what is served at which path, who may use it, and how it is described.
+
+Paths are matched by their raw segments, each decoded alone, so that a journal whose id holds a slash has a path too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from urllib.parse import unquote_to_bytes
+
+from headrace.errors import BadArgument, NoSuchRoute
+from headrace.gateway.permissions import ResourceKind
+
+if TYPE_CHECKING:
+    from headrace.gateway.requests import GatewayRequest
+
+__all__ = ["JSON", "GatewayRoute", "Handler", "Match", "Needs", "RouteAnswer", "RouteParameter", "RouteTable"]
+
+Handler: TypeAlias = "Callable[[GatewayRequest], Awaitable[object]]"
+JsonSchema: TypeAlias = Mapping[str, Any]
+
+JSON = "application/json"
+
+
+class Needs(NamedTuple):
+    """The permission that a route needs; `name` is the path parameter that names the thing, or a fixed name."""
+
+    operation: str
+    kind: ResourceKind
+    name: str
+
+    def thing(self, path: Mapping[str, str]) -> str:
+        """Return the name of the thing in a request's path."""
+        return path[self.name[1:-1]] if self.name.startswith("{") else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class RouteParameter:
+    """A parameter in the query or in a header."""
+
+    name: str
+    about: str
+    schema: JsonSchema = field(default_factory=lambda: {"type": "string"})
+    place: Literal["query", "header"] = "query"
+    is_required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RouteAnswer:
+    """A successful answer: its status, and its schema by media type."""
+
+    about: str
+    status: int = 200
+    content: Mapping[str, JsonSchema] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayRoute:
+    """One method of one path. `{name}` in the path is a parameter.
+
+    A handler gets the request and returns what JSON can carry, a Response, or None, which is answered with 404. The
+    deadline is the handler's: a stream that it returns has none. Without `needs` everybody may use the route.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    group: str
+    answer: RouteAnswer
+    needs: Needs | None = None
+    parameters: tuple[RouteParameter, ...] = ()
+    body: Mapping[str, JsonSchema] | None = None
+    takes_any_query: bool = False
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """The parts of the path."""
+        return tuple(self.path.strip("/").split("/")) if self.path != "/" else ()
+
+    @property
+    def path_parameters(self) -> tuple[str, ...]:
+        """The names of the parameters in the path."""
+        return tuple(part[1:-1] for part in self.segments if part.startswith("{"))
+
+
+class Match(NamedTuple):
+    """The route of a request, and the parameters of its path."""
+
+    route: GatewayRoute
+    path: dict[str, str]
+
+
+class RouteTable:
+    """All routes. A fixed segment wins over a parameter. Raises BadArgument for two routes that are the same."""
+
+    def __init__(self, routes: Sequence[GatewayRoute]) -> None:
+        self.routes = tuple(routes)
+        self._by_length: dict[int, list[GatewayRoute]] = {}
+        seen: set[tuple[str, tuple[str, ...]]] = set()
+        for route in sorted(routes, key=lambda each: [part.startswith("{") for part in each.segments]):
+            shape = tuple("{}" if part.startswith("{") else part for part in route.segments)
+            if (route.method, shape) in seen:
+                raise BadArgument("routes", f"{route.method} {route.path}", "another route has this method and path")
+            seen.add((route.method, shape))
+            self._by_length.setdefault(len(shape), []).append(route)
+
+    def find(self, method: str, raw_path: bytes) -> Match | None:
+        """Return the route of a request; None if nothing is served at the path. Raises NoSuchRoute, BadArgument."""
+        raw = raw_path.split(b"?", 1)[0].strip(b"/")
+        given = raw.split(b"/") if raw else []
+        fitting = [route for route in self._by_length.get(len(given), ()) if _fits(route, given)]
+        if not fitting:
+            return None
+        wanted = "GET" if method == "HEAD" else method
+        for route in fitting:
+            if route.method == wanted:
+                return Match(route, _parameters(route, given))
+        allowed = sorted({route.method for route in fitting})
+        raise NoSuchRoute(method, fitting[0].path, tuple(allowed))
+
+
+def _fits(route: GatewayRoute, given: Sequence[bytes]) -> bool:
+    return all(
+        bool(raw) if part.startswith("{") else part.encode() == raw
+        for part, raw in zip(route.segments, given, strict=True)
+    )
+
+
+def _parameters(route: GatewayRoute, given: Sequence[bytes]) -> dict[str, str]:
+    pairs = zip(route.segments, given, strict=True)
+    return {part[1:-1]: _decoded(part[1:-1], raw) for part, raw in pairs if part.startswith("{")}
+
+
+def _decoded(name: str, raw: bytes) -> str:
+    try:
+        return unquote_to_bytes(raw).decode()
+    except UnicodeDecodeError as error:
+        raise BadArgument(name, raw.decode("ascii", "replace"), "a path is UTF-8, percent-encoded") from error

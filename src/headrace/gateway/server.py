@@ -1,0 +1,315 @@
+"""Serving the gateway: uvicorn, with guards on each connection.
+
+uvicorn waits for a request's headers without limits on time and size, and for a client that reads nothing. The guards
+here end such connections, count connections by address, and answer what is malformed with a problem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headrace.config import GatewaySettings
+from headrace.errors import GatewayUnprotected, KeysUnusable, ListenFailed
+from headrace.gateway.app import GatewayApp
+from headrace.gateway.metrics import CONNECTIONS, REFUSED
+from headrace.gateway.origins import host_and_port, is_loopback
+from headrace.gateway.problems import PROBLEM_JSON
+from headrace.observe import get_logger
+
+__all__ = ["RunningGateway", "check_protected", "serving"]
+
+_logger = get_logger(__name__)
+_KEEP_ALIVE_S = 5
+_BACKLOG = 2048
+
+
+class RunningGateway:
+    """A gateway that serves. `url` is where; `ended` is done when the server has stopped, for whatever reason."""
+
+    def __init__(self, url: str, ended: asyncio.Future[None]) -> None:
+        self.url = url
+        self.ended = ended
+
+
+@contextlib.asynccontextmanager
+async def serving(app: GatewayApp, settings: GatewaySettings) -> AsyncIterator[RunningGateway]:
+    """Serve the application while the block runs; then end its streams, and let requests finish.
+
+    Raises ListenFailed, GatewayUnprotected, KeysUnusable.
+    """
+    check_protected(settings)
+    config = _config_of(app, settings)
+    listener = _bound(settings)
+    server = _Server(config)
+    ended = asyncio.ensure_future(server.serve(sockets=[listener]))
+    started = asyncio.ensure_future(server.has_started.wait())
+    try:
+        await asyncio.wait({ended, started}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            ended.result()
+        yield RunningGateway(_url_of(listener, settings), ended)
+    finally:
+        started.cancel()
+        app.close_streams()
+        server.should_exit = True
+        await ended
+        listener.close()
+
+
+def check_protected(settings: GatewaySettings) -> None:
+    """Raise GatewayUnprotected if other machines could use the gateway without authentication; warn if they may."""
+    host, _ = host_and_port(settings.listen)
+    if is_loopback(host):
+        return
+    if not settings.has_authentication:
+        if not settings.allow_unauthenticated:
+            raise GatewayUnprotected(host)
+        _logger.warning("the gateway serves other machines without authentication", listen=settings.listen)
+    elif settings.tls.certificate_location is None:
+        _logger.warning(
+            "the gateway serves other machines without TLS: tokens can be read on the way", listen=settings.listen
+        )
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to the program, and tells when it has started."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.has_started = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.has_started.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing: the program has its own handlers."""
+        yield
+
+
+def _config_of(app: GatewayApp, settings: GatewaySettings) -> uvicorn.Config:
+    """Return uvicorn's settings. Raises KeysUnusable."""
+    tls = settings.tls
+    config = uvicorn.Config(
+        app,
+        http=partial(GuardedProtocol, guards=ConnectionGuards(settings)),  # type: ignore[arg-type] # it makes one
+        ws="websockets-sansio",
+        ws_max_size=settings.max_frame_bytes,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,  # anybody could send them, and pass for another address
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
+        ssl_certfile=tls.certificate_location,
+        ssl_keyfile=tls.key_location,
+        ssl_keyfile_password=tls.key_password.get_secret_value() if tls.key_password else None,
+        ssl_ca_certs=tls.ca_location,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if tls.ca_location else ssl.CERT_NONE,
+    )
+    try:
+        config.load()
+    except (OSError, ValueError) as error:
+        raise KeysUnusable("gateway.tls", str(error)) from error
+    return config
+
+
+def _bound(settings: GatewaySettings) -> socket.socket:
+    host, port = host_and_port(settings.listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ListenFailed(host, port, error.strerror or str(error)) from error
+
+
+def _url_of(listener: socket.socket, settings: GatewaySettings) -> str:
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if settings.tls.certificate_location else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+class ConnectionGuards:
+    """The limits of connections, and how many there are of each address."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.header_timeout_s = settings.header_timeout_s
+        self.max_header_bytes = settings.max_header_bytes
+        self.slow_client_s = settings.slow_client_s
+        self._most = settings.max_connections
+        self._most_per_address = settings.max_connections_per_address
+        self._open: Counter[str] = Counter()
+
+    def admit(self, address: str) -> bool:
+        """Count a connection; return False, and count nothing, if there are too many."""
+        if self._open.total() >= self._most or self._open[address] >= self._most_per_address:
+            REFUSED.labels("connections").inc()
+            return False
+        self._open[address] += 1
+        CONNECTIONS.inc()
+        return True
+
+    def release(self, address: str) -> None:
+        """Count a connection no more."""
+        self._open[address] -= 1
+        if not self._open[address]:
+            del self._open[address]
+        CONNECTIONS.dec()
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. A head is the request line and the headers of a request."""
+
+    def __init__(self, *args: Any, guards: ConnectionGuards, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own
+        super().__init__(*args, **kwargs)
+        self._guards = guards
+        self._address: str | None = None
+        self._head_bytes = 0
+        self._is_in_head = True
+        self._is_refused = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
+        """Begin to wait for a head, unless there are too many connections."""
+        super().connection_made(transport)
+        address = self.client[0] if self.client else ""
+        if not self._guards.admit(address):
+            self._is_refused = True
+            transport.abort()
+            return
+        self._address = address
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all timers and free the place."""
+        self._end()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Count the bytes of a head that is not complete yet; feed the parser."""
+        if self._is_refused:
+            return
+        if self._is_in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_head and not self._is_refused and self._head_bytes > self._guards.max_header_bytes:
+            self._refuse(431, "headers", "the request's headers are too large")
+
+    def on_message_begin(self) -> None:
+        """Begin a head: the time for it runs from its first byte."""
+        super().on_message_begin()
+        if not self._is_in_head:
+            self._begin_head()
+
+    def on_headers_complete(self) -> None:
+        """End a head; one that is too large gets no further."""
+        self._is_in_head = False
+        self._stop_head_timer()
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > self._guards.max_header_bytes:
+            self._refuse(431, "headers", "the request's headers are too large")
+        if not self._is_refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body, unless the request was refused."""
+        if not self._is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request, unless it was refused."""
+        if not self._is_refused:
+            super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection to the WebSocket's protocol; it keeps its place until it is lost."""
+        self._stop_head_timer()
+        transport = self.transport
+        super().handle_websocket_upgrade()
+        upgraded = transport.get_protocol()
+        lost = upgraded.connection_lost
+
+        def connection_lost(exc: Exception | None) -> None:
+            self._end()
+            lost(exc)
+
+        upgraded.connection_lost = connection_lost  # type: ignore[method-assign] # this one gets no call any more
+
+    def pause_writing(self) -> None:
+        """Give a client that does not read some time."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self._guards.slow_client_s, self._cut)
+
+    def resume_writing(self) -> None:
+        """Stop the time: the client reads."""
+        super().resume_writing()
+        self._stop_write_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
+        self._refuse(400, "malformed", "this is no valid HTTP request")
+
+    def _begin_head(self) -> None:
+        self._is_in_head, self._head_bytes = True, 0
+        self._stop_head_timer()
+        self._head_timer = self.loop.call_later(self._guards.header_timeout_s, self._give_up_head)
+
+    def _give_up_head(self) -> None:
+        self._head_timer = None
+        if self.transport.is_closing():
+            return
+        if self._head_bytes == 0:
+            self.transport.close()
+            return
+        self._refuse(408, "slow_headers", f"the headers took longer than {self._guards.header_timeout_s:g} s")
+
+    def _cut(self) -> None:
+        self._write_timer = None
+        REFUSED.labels("slow_client").inc()
+        self.transport.abort()
+
+    def _refuse(self, status: int, reason: str, detail: str) -> None:
+        """Answer with a problem, and close the connection."""
+        self._is_refused = True
+        REFUSED.labels(reason).inc()
+        if self.transport.is_closing():
+            return
+        title = HTTPStatus(status).phrase
+        problem = {"type": f"urn:headrace:problem:{reason.replace('_', '-')}", "title": title}
+        body = json.dumps({**problem, "status": status, "detail": detail}).encode()
+        head = f"HTTP/1.1 {status} {title}\r\ncontent-type: {PROBLEM_JSON}\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.transport.close()
+
+    def _end(self) -> None:
+        self._stop_head_timer()
+        self._stop_write_timer()
+        if self._address is not None:
+            self._guards.release(self._address)
+            self._address = None
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None

@@ -1,0 +1,368 @@
+"""WebSockets on keys: the present value, then each change as it is committed.
+
+A socket on one key is plain: frames are values, as framed Avro or as JSON. A socket of the sub-protocol `headrace.v1`
+carries many keys, with the place to resume after in each push. The layout of all frames is in docs/formats.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Iterable
+from typing import Any, Literal
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from headrace.errors import (
+    BadArgument,
+    Busy,
+    HeadraceError,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+)
+from headrace.gateway.keyspaces import KeyspaceRoutes, ServedKeyspace
+from headrace.gateway.limits import Slots
+from headrace.gateway.metrics import REFUSED
+from headrace.gateway.permissions import Caller
+from headrace.gateway.problems import problem_of
+from headrace.gateway.pushes import VALUE, PushQueue, encode_push, schema_id_asked
+from headrace.gateway.socket_wire import SocketTypes, SocketWire
+from headrace.gateway.state_forms import MessageForm, StateForm
+from headrace.observe import get_logger
+from headrace.serde import Registry, is_framed, schema_id_of
+from headrace.state import StateChange
+
+__all__ = ["JSON_PROTOCOL", "MANY_KEYS", "SocketTerms", "Sockets"]
+
+MANY_KEYS = "headrace.v1"
+JSON_PROTOCOL = "headrace.json"
+
+RESTARTING, TRY_LATER, REFUSED_AT = 1012, 1013, 4000
+
+_logger = get_logger(__name__)
+
+
+class SocketTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What all sockets of a gateway share."""
+
+    slots: Slots
+    closing: asyncio.Event
+    max_subscriptions: int
+    max_waiting: int
+    is_closing_slow: bool
+
+
+class _Subscribe(msgspec.Struct, frozen=True, tag="subscribe", tag_field="op", forbid_unknown_fields=True):
+    id: int
+    keyspace: str
+    state: str
+    key: str
+    after: str | None = None
+    format: Literal["json", "avro"] = "json"
+
+
+class _Unsubscribe(msgspec.Struct, frozen=True, tag="unsubscribe", tag_field="op", forbid_unknown_fields=True):
+    id: int
+
+
+_requests: msgspec.json.Decoder[_Subscribe | _Unsubscribe] = msgspec.json.Decoder(_Subscribe | _Unsubscribe)
+
+
+class Sockets:
+    """Opens sockets. `serve_key` is for one key, `serve_many` for the sub-protocol with many."""
+
+    def __init__(self, routes: KeyspaceRoutes, registry: Registry, terms: SocketTerms) -> None:
+        self._routes = routes
+        self._registry = registry
+        self._terms = terms
+
+    async def serve_key(
+        self, scope: Scope, receive: Receive, send: Send, caller: Caller, path: dict[str, str], after: str | None
+    ) -> None:
+        """Serve a socket on one key. Raises Forbidden, NotFound, BadArgument before it is accepted."""
+        caller.check("read", "keyspace", path["keyspace"])
+        served, state = self._routes.form(path["keyspace"], path["state"])
+        key = state.key(path["key"])
+        is_json = JSON_PROTOCOL in scope["subprotocols"] or not state.is_avro
+        socket = _KeySocket(
+            SocketWire(receive, send), self._terms, caller, served, state, key, self._types(served), is_json=is_json
+        )
+        protocol = JSON_PROTOCOL if JSON_PROTOCOL in scope["subprotocols"] else None
+        with self._terms.slots.take():
+            await socket.run(protocol, after)
+
+    async def serve_many(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
+        """Serve a socket of the sub-protocol `headrace.v1`. Raises BadArgument if the client does not speak it."""
+        if MANY_KEYS not in scope["subprotocols"]:
+            raise BadArgument("sub-protocol", ", ".join(scope["subprotocols"]), f"this socket speaks {MANY_KEYS}")
+        with self._terms.slots.take():
+            await _ManySocket(SocketWire(receive, send), self._terms, caller, self._routes).run(MANY_KEYS)
+
+    def _types(self, served: ServedKeyspace) -> SocketTypes:
+        return SocketTypes(self._registry, served, self._routes.messages(served.spec.name))
+
+
+class _Socket:
+    """What both kinds of sockets do: read, write, and end together."""
+
+    def __init__(self, wire: SocketWire, terms: SocketTerms, caller: Caller) -> None:
+        self.wire = wire
+        self.terms = terms
+        self.caller = caller
+        self.queue = PushQueue(terms.max_waiting, is_closing=terms.is_closing_slow)
+        self.following: dict[int, asyncio.Task[None]] = {}
+
+    async def live(self, receiving: Awaitable[None]) -> None:
+        """Run until the client leaves, the gateway stops, the token ends, or something fails; then close."""
+        tasks = {
+            asyncio.ensure_future(receiving),
+            asyncio.ensure_future(self._write()),
+            asyncio.ensure_future(self._expire()),
+        }
+        stop = asyncio.ensure_future(self.terms.closing.wait())
+        try:
+            done, _ = await asyncio.wait({*tasks, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if stop in done:
+                await self.wire.close(RESTARTING, "the gateway stops; connect again")
+            for task in done - {stop}:
+                await self._end(task.exception())
+        finally:
+            await _cancelled({*tasks, stop, *self.following.values()})
+
+    async def frame_of(self, number: int, change: StateChange[Any, Any]) -> str | bytes | None:
+        """Return the frame of a change; None if the client has it already."""
+        raise NotImplementedError
+
+    async def _write(self) -> None:
+        while True:
+            frame = await self.frame_of(*await self.queue.get())
+            if frame is not None:
+                await self.wire.send(frame)
+
+    async def _expire(self) -> None:
+        if self.caller.expires_s is None:
+            await asyncio.Event().wait()
+            return
+        await asyncio.sleep(max(0.0, self.caller.expires_s - time.time()))
+        raise Unauthenticated("the token has expired; connect again with a new one")
+
+    async def _end(self, error: BaseException | None) -> None:
+        if error is None:
+            return  # the client has left
+        if isinstance(error, Unavailable):
+            reason = "too slow" if isinstance(error, Busy) else problem_of(error).detail
+            await self.wire.close(TRY_LATER, reason)
+            return
+        problem = problem_of(error)
+        if problem.status == 500:
+            _logger.error("socket failed", error=repr(error), exc_info=error)
+        REFUSED.labels("frame").inc()
+        await self.wire.close(REFUSED_AT + problem.status, problem.detail)
+
+
+class _KeySocket(_Socket):
+    """A socket on one key."""
+
+    def __init__(
+        self,
+        wire: SocketWire,
+        terms: SocketTerms,
+        caller: Caller,
+        served: ServedKeyspace,
+        state: StateForm,
+        key: Any,  # noqa: ANN401
+        types: SocketTypes,
+        *,
+        is_json: bool,
+    ) -> None:
+        super().__init__(wire, terms, caller)
+        self._served = served
+        self._state = state
+        self._key = key
+        self._types = types
+        self._is_json = is_json
+        self._last: str | bytes | None = None
+
+    async def run(self, protocol: str | None, after: str | None) -> None:
+        """Serve the socket to its end."""
+        await self.wire.accept(protocol)
+        await self.live(self._both(after))
+
+    async def frame_of(self, number: int, change: StateChange[Any, Any]) -> str | bytes | None:
+        """Return the value: empty if there is none.
+
+        After a fail-over the present value comes again. Frames of this socket have no offsets, so a client could not
+        tell it from a change: it is left out if it is what the client got last.
+        """
+        frame = await self._frame_of_value(change.value)
+        is_known = change.is_present and frame == self._last
+        self._last = frame
+        return None if is_known else frame
+
+    async def _frame_of_value(self, value: Any) -> str | bytes:  # noqa: ANN401
+        if self._is_json:
+            return "{}" if value is None else msgspec.json.encode(self._state.to_json(value)).decode()
+        return b"" if value is None else await self._state.to_avro(value)
+
+    async def _both(self, after: str | None) -> None:
+        """Follow the key and take frames, until either ends."""
+        follow = asyncio.ensure_future(_follow(self, 0, self._served, self._state, self._key, after))
+        take = asyncio.ensure_future(self._take())
+        try:
+            done, _ = await asyncio.wait({follow, take}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await _cancelled({follow, take})
+
+    async def _take(self) -> None:
+        async for frame in self.wire.frames():
+            if isinstance(frame, str):
+                await self._take_text(frame)
+            elif (asked := schema_id_asked(frame)) is not None:
+                await self.wire.send(await self._types.by_id(asked, self.caller))
+            elif is_framed(frame) and frame[0] == VALUE:
+                await self._take_message(frame)
+            else:
+                raise BadArgument("frame", f"{len(frame)} bytes", "it is 123 and a schema id, or framed Avro")
+
+    async def _take_text(self, text: str) -> None:
+        if not text.startswith("{"):
+            await self.wire.send(await self._types.by_name(text))
+            return
+        try:
+            sent = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise BadArgument("frame", text[:60], "it is JSON, or the name of a type") from error
+        name = sent.get("type")
+        form = self._message(name if isinstance(name, str) else "")
+        await self._send_message(form.from_json(sent))
+
+    async def _take_message(self, frame: bytes) -> None:
+        name = (await self._types.schema(schema_id_of(frame))).name
+        await self._send_message(await self._message(name).from_avro(frame))
+
+    def _message(self, name: str) -> MessageForm:
+        found = [form for full, form in self._types.messages.items() if name in (full, form.name)]
+        if not found:
+            raise NotFound(f"message {name[:60]!r} of keyspace {self._served.spec.name!r}")
+        return found[0]
+
+    async def _send_message(self, message: Any) -> None:  # noqa: ANN401
+        """Hand a message to the key's handler. Raises Forbidden; BadArgument if it is for another key."""
+        self.caller.check("command", "keyspace", self._served.spec.name)
+        key_of = self._served.client.check(message).key_of
+        if key_of is None or key_of(message) != self._key:
+            raise BadArgument("message", type(message).__name__, "it must be for the key of this socket")
+        await self._served.client.ack(message)
+
+
+class _ManySocket(_Socket):
+    """A socket with many keys, each a subscription with a number that the client chooses."""
+
+    def __init__(self, wire: SocketWire, terms: SocketTerms, caller: Caller, routes: KeyspaceRoutes) -> None:
+        super().__init__(wire, terms, caller)
+        self._routes = routes
+        self._asked: dict[int, tuple[_Subscribe, StateForm]] = {}
+
+    async def run(self, protocol: str) -> None:
+        """Serve the socket to its end."""
+        await self.wire.accept(protocol)
+        await self.live(self._take())
+
+    async def frame_of(self, number: int, change: StateChange[Any, Any]) -> str | bytes | None:
+        """Return the push of a change, in the format that the subscription asked for; None if that has ended."""
+        if number not in self._asked:
+            return None
+        asked, state = self._asked[number]
+        if asked.format == "avro":
+            return encode_push(number, change, b"" if change.value is None else await state.to_avro(change.value))
+        push: dict[str, Any] = {"op": "lagged" if change.is_lagged else "value", "id": number, "offset": change.token}
+        push["value"] = state.to_json(change.value)
+        if change.is_present:
+            push["is_present"] = True
+        if change.is_expiry:
+            push["is_expiry"] = True
+        return msgspec.json.encode(push).decode()
+
+    async def _take(self) -> None:
+        async for frame in self.wire.frames():
+            request = _request_of(frame)
+            try:
+                if isinstance(request, _Subscribe):
+                    self._subscribe(request)
+                else:
+                    await self._unsubscribe(request.id)
+            except HeadraceError as error:
+                await self._tell(request.id, error)
+
+    def _subscribe(self, request: _Subscribe) -> None:
+        """Begin to follow a key. Raises BadArgument, Forbidden, NotFound, Busy."""
+        if not 0 <= request.id < 2**31 or request.id in self.following:
+            raise BadArgument("id", request.id, "it is a number below 2**31 that no other subscription has")
+        if len(self.following) >= self.terms.max_subscriptions:
+            raise Busy("this socket (subscriptions)", self.terms.max_subscriptions)
+        self.caller.check("read", "keyspace", request.keyspace)
+        served, state = self._routes.form(request.keyspace, request.state)
+        key = state.key(request.key)
+        if request.format == "avro" and not state.is_avro:
+            raise BadArgument("format", "avro", f"values of state {state.name!r} have no Avro form; use json")
+        self._asked[request.id] = (request, state)
+        follow = self._followed(request, served, state, key)
+        self.following[request.id] = asyncio.ensure_future(follow)
+
+    async def _followed(self, request: _Subscribe, served: ServedKeyspace, state: StateForm, key: Any) -> None:  # noqa: ANN401
+        try:
+            await _follow(self, request.id, served, state, key, request.after)
+        except HeadraceError as error:
+            await self._tell(request.id, error)
+            self._forget(request.id)
+
+    async def _unsubscribe(self, number: int) -> None:
+        task = self.following.get(number)
+        if task is None:
+            raise NotFound(f"subscription {number}")
+        await _cancelled({task})
+        self._forget(number)
+        await self.wire.send(msgspec.json.encode({"op": "unsubscribed", "id": number}).decode())
+
+    def _forget(self, number: int) -> None:
+        self.queue.drop(number)
+        self.following.pop(number, None)
+        self._asked.pop(number, None)
+
+    async def _tell(self, number: int, error: HeadraceError) -> None:
+        problem = {"op": "problem", "id": number, "problem": problem_of(error).to_json("")}
+        await self.wire.send(msgspec.json.encode(problem).decode())
+
+
+async def _follow(
+    socket: _Socket,
+    number: int,
+    served: ServedKeyspace,
+    state: StateForm,
+    key: Any,  # noqa: ANN401
+    after: str | None,
+) -> None:
+    """Put the changes of a key into the socket's queue, until cancelled. Raises what ends the subscription."""
+    async with contextlib.aclosing(served.client.changes(state.name, key, after=after)) as changes:  # type: ignore[type-var]
+        async for change in changes:
+            if not change.is_heartbeat:
+                socket.queue.put(number, change)
+
+
+def _request_of(frame: str | bytes) -> _Subscribe | _Unsubscribe:
+    """Return what a frame asks for. Raises BadArgument, which ends the socket: the two sides do not understand."""
+    try:
+        return _requests.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadArgument("frame", f"{len(frame)} characters", f"it is no request of {MANY_KEYS}: {error}") from error
+
+
+async def _cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

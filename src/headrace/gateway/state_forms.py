@@ -1,0 +1,143 @@
+"""Keys and values of a state as text, JSON and Avro: how they stand in paths, bodies and frames."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_origin
+
+import msgspec
+
+from headrace.errors import BadArgument, NotDecodable, NotStorable, WrongMediaType
+from headrace.serde import Codec, Registry, Serde, codec_for, is_framed, subject_of
+from headrace.state import AvroValues, OrderedKeys, StateSpec, values_of
+
+__all__ = ["AVRO", "MessageForm", "StateForm", "json_of"]
+
+AVRO = "avro/binary"
+
+
+class StateForm:
+    """One state of a keyspace. Values of classes are Avro, and have the JSON form {"type", "data"}; others are JSON."""
+
+    def __init__(self, spec: StateSpec[Any, Any], registry: Registry) -> None:
+        self.name = spec.name
+        self.indexes = sorted(spec.indexes)
+        self._key = spec.key
+        self._keys: OrderedKeys[Any] = OrderedKeys(spec.key)
+        self._kind = spec.value
+        is_codec = hasattr(spec.value, "prepare") and not isinstance(spec.value, type)
+        is_avro = not is_codec and isinstance(values_of(spec.value, topic=spec.topic, registry=registry), AvroValues)
+        self._hint = Any if is_codec else spec.value
+        self._codec: Codec[Any] | None = codec_for(spec.value) if is_avro else None
+        self._serde: Serde[Any] | None = Serde(registry, subject_of(spec.topic), spec.value) if is_avro else None
+
+    @property
+    def is_avro(self) -> bool:
+        """True if values have an Avro form."""
+        return self._serde is not None
+
+    @property
+    def is_compound(self) -> bool:
+        """True if keys have several parts."""
+        return self._keys.is_compound
+
+    def key(self, text: str) -> Any:  # noqa: ANN401 - keys are of the type that the state declares
+        """Return the key that a text stands for; one of several parts is a JSON list. Raises BadArgument."""
+        if self._key is str:
+            return self._checked(text)
+        try:
+            given = json.loads(text) if self.is_compound else text
+            return self._checked(msgspec.convert(given, self._key, strict=False))
+        except (msgspec.ValidationError, ValueError, RecursionError) as error:
+            raise BadArgument("key", text[:60], f"it is no key of state {self.name!r}: {error}") from error
+
+    def prefix(self, text: str) -> tuple[Any, ...]:
+        """Return the first parts of a compound key, from a JSON list. Raises BadArgument."""
+        rule = f"it is a JSON list of the first parts of a key of state {self.name!r}"
+        try:
+            given = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise BadArgument("prefix", text[:60], rule) from error
+        kinds = getattr(self._key, "__args__", ())
+        if get_origin(self._key) is not tuple or not isinstance(given, list) or not 1 <= len(given) <= len(kinds):
+            raise BadArgument("prefix", text[:60], rule)
+        try:
+            return tuple(msgspec.convert(each, kind, strict=False) for each, kind in zip(given, kinds, strict=False))
+        except msgspec.ValidationError as error:
+            raise BadArgument("prefix", text[:60], rule) from error
+
+    def to_json(self, value: Any) -> Any:  # noqa: ANN401
+        """Return a value as JSON values."""
+        if value is None:
+            return None
+        return self._codec.to_json(value) if self._codec is not None else msgspec.to_builtins(value)
+
+    def from_json(self, value: Any) -> Any:  # noqa: ANN401
+        """Return the value that JSON stands for. Raises NotDecodable, BadArgument."""
+        if self._codec is not None:
+            return self._codec.from_json(value)
+        try:
+            return msgspec.convert(value, self._hint)
+        except msgspec.ValidationError as error:
+            raise BadArgument("value", "…", f"it is no value of state {self.name!r}: {error}") from error
+
+    async def to_avro(self, value: Any) -> bytes:  # noqa: ANN401
+        """Return a value as framed Avro. Raises WrongMediaType if values have no such form."""
+        if self._serde is None:
+            raise WrongMediaType("Accept", AVRO, ("application/json",))
+        return await self._serde.encode(value) or b""
+
+    async def from_avro(self, data: bytes) -> Any:  # noqa: ANN401
+        """Return the value of framed Avro. Raises WrongMediaType, NotFramed, UnknownSchema, NotDecodable."""
+        if self._serde is None:
+            raise WrongMediaType("Content-Type", AVRO, ("application/json",))
+        return await self._serde.decode(data)
+
+    def _checked(self, key: Any) -> Any:  # noqa: ANN401
+        try:
+            self._keys.encode(key)
+        except NotStorable as error:
+            raise BadArgument("key", str(key)[:60], str(error)) from error
+        return key
+
+
+class MessageForm:
+    """One type of messages of a keyspace."""
+
+    def __init__(self, kind: type[Any], registry: Registry) -> None:
+        self.name = kind.__name__
+        self.kind = kind
+        self._codec: Codec[Any] = codec_for(kind)
+        self._serde: Serde[Any] = Serde(registry, f"{kind.__name__}-value", kind, auto_register=False)
+
+    @property
+    def schema_name(self) -> str:
+        """The name that the message's schema has."""
+        return self._codec.schema.name
+
+    def from_json(self, value: Any) -> Any:  # noqa: ANN401
+        """Return the message that JSON stands for. Raises NotDecodable."""
+        if not isinstance(value, dict):
+            raise NotDecodable(self.name, "the top", "a message is a JSON object with its fields")
+        return self._codec.from_json(value)
+
+    async def from_avro(self, data: bytes) -> Any:  # noqa: ANN401
+        """Return the message of framed Avro. Raises NotFramed, UnknownSchema, NotDecodable."""
+        if not is_framed(data):
+            raise BadArgument("body", f"{len(data)} bytes", "it must be framed Avro: 0, schema id, Avro")
+        return await self._serde.decode(data)
+
+
+def json_of(value: Any) -> Any:  # noqa: ANN401 - the reply of a handler is anything
+    """Return a reply as JSON values: {"type", "data"} for classes that Avro can describe, else as msgspec has it."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, list | tuple | set | frozenset):
+        return [json_of(each) for each in value]
+    if isinstance(value, dict):
+        return {str(key): json_of(each) for key, each in value.items()}
+    if hasattr(type(value), "__struct_fields__") or hasattr(type(value), "__dataclass_fields__"):
+        return codec_for(type(value)).to_json(value)
+    if hasattr(type(value), "model_fields"):
+        return codec_for(type(value)).to_json(value)
+    return msgspec.to_builtins(value)

@@ -1,0 +1,45 @@
+"""A keyspace for the tests of the gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.keyspace import Context, Keyspace, State, handles, state
+
+
+@dataclass(frozen=True)
+class Account:
+    owner: str
+    balance: int = 0
+
+
+@dataclass(frozen=True)
+class Deposit:
+    id: str
+    amount: int
+
+
+@dataclass(frozen=True)
+class CountAccounts:
+    at_least: int = 0
+
+
+class Accounts(Keyspace, partitions=2, replicas=1, store="memory"):
+    balances: State[str, Account] = state(index={"owner": lambda account: account.owner})
+    lines: State[tuple[str, int], int] = state()
+    notes: State[int, str] = state()
+
+    @handles
+    async def deposit(self, message: Deposit, context: Context) -> Account:
+        if message.amount < 0:
+            raise ValueError("an amount is not negative")
+        if message.amount == 0:
+            raise RuntimeError("db-7.internal")
+        found = await self.balances.get(message.id) or Account("ann")
+        new = Account(found.owner, found.balance + message.amount)
+        await self.balances.put(message.id, new)
+        return new
+
+    @handles(scatter=True, read=True)
+    async def count(self, message: CountAccounts) -> int:
+        return await self.balances.count()

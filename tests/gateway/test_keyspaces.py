@@ -1,0 +1,385 @@
+"""Keyspaces over HTTP and WebSocket, on one node of the embedded tier that all tests here share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+import pytest_asyncio
+import websockets
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from tests.gateway.market import Account, Accounts, Deposit
+
+from headrace.app import Headrace, connect
+from headrace.config import HeadraceSettings
+from headrace.errors import Busy
+from headrace.gateway import GatewayApp, serving
+from headrace.gateway.pushes import PushQueue, encode_push, schema_frame, schema_id_asked
+from headrace.keyspace import App, KeyspaceClient
+from headrace.serde import GenericCodec, Schema, frame_header, schema_id_of, schema_of
+from headrace.state import StateChange
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # all tests here are async, and share the node's loop
+
+STATE = "/keyspaces/accounts/states/balances"
+SECRETS = {"secrets": {"k": "A" * 44}}
+
+
+class Market(NamedTuple):
+    """The node, a client of its gateway without a network, and the address of one that serves."""
+
+    hr: Headrace
+    client: httpx.AsyncClient
+    url: str
+    app: GatewayApp
+
+    @property
+    def accounts(self) -> KeyspaceClient:
+        return self.hr.keyspace(Accounts)
+
+    def socket(self, key: str, **options: Any) -> Any:
+        return websockets.connect(f"{self.url.replace('http', 'ws')}{STATE}/{key}", **options)
+
+    def many(self, **options: Any) -> Any:
+        return websockets.connect(f"{self.url.replace('http', 'ws')}/socket", subprotocols=["headrace.v1"], **options)
+
+    def with_settings(self, **gateway: Any) -> httpx.AsyncClient:
+        self.hr.settings = settings_in(self.hr.settings.log.address, **gateway)
+        app = self.hr.gateway(Accounts)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+
+
+def settings_in(address: str, **gateway: Any) -> HeadraceSettings:
+    return HeadraceSettings.model_validate(
+        {
+            "log": {"address": address},
+            "store": {"address": address},
+            "registry": {"address": "memory:"},
+            "cluster": {"node_id": "n1"},
+            "gateway": {"listen": "127.0.0.1:0", **gateway},
+        }
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def market(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Market]:
+    folder: Path = tmp_path_factory.mktemp("market")
+    settings = settings_in(f"embedded:{folder}")
+
+    async def hello(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("hello")
+
+    app = App(Accounts, routes=[Route("/hello", hello)])
+    async with connect(settings=settings) as hr, hr.node(app):
+        gateway = hr.gateway(app)
+        transport = httpx.ASGITransport(gateway)
+        async with (
+            serving(gateway, settings.gateway) as running,
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+        ):
+            yield Market(hr, client, running.url, gateway)
+
+
+async def received(socket: Any) -> Any:
+    async with asyncio.timeout(20):
+        return await socket.recv()
+
+
+async def test_values_are_read_and_written_by_key(market: Market) -> None:
+    """G4: a state is served by key: JSON with its type, 404 without a value, keys of any text."""
+    for key in ("a", "a%2Fb", "%E4%BD%A0"):
+        path = f"{STATE}/{key}"
+        assert (await market.client.get(path)).status_code == 404
+        assert (await market.client.put(path, json={"owner": "ann", "balance": 7})).status_code == 204
+        assert (await market.client.get(path)).json() == {"type": "Account", "data": {"owner": "ann", "balance": 7}}
+        assert (await market.client.delete(path)).status_code == 204
+        assert (await market.client.get(path)).status_code == 404
+
+
+async def test_a_version_guards_a_write(market: Market) -> None:
+    """G1: ETag is a value's version; a write whose If-Match or If-None-Match does not fit is 412."""
+    path, value = f"{STATE}/versions", {"owner": "ann", "balance": 1}
+    put = market.client.put
+    assert (await put(path, json=value, headers={"if-match": "*"})).status_code == 412
+    assert (await put(path, json=value, headers={"if-none-match": "*"})).status_code == 204
+    assert (await put(path, json=value, headers={"if-none-match": "*"})).status_code == 412
+    etag = (await market.client.get(path)).headers["etag"]
+    assert (await market.client.get(path, headers={"if-none-match": etag})).status_code == 304
+    assert (await put(path, json={"owner": "bob"}, headers={"if-match": etag})).status_code == 204
+    assert (await put(path, json=value, headers={"if-match": etag})).status_code == 412
+    assert (await market.client.delete(path, headers={"if-match": etag})).status_code == 412
+    assert (await market.client.get(path)).json()["data"]["owner"] == "bob"
+    for wrong in ("7", '"x"', 'W/"7"', '"1", "2"', ""):
+        assert (await put(path, json=value, headers={"if-match": wrong})).status_code == 400
+
+
+async def test_a_value_has_an_avro_form(market: Market) -> None:
+    """V1, G4: with avro/binary a value goes in and out as framed Avro; states that are not Avro say so."""
+    avro = {"accept": "avro/binary", "content-type": "avro/binary"}
+    await market.client.put(f"{STATE}/avro", json={"owner": "ann", "balance": 3})
+    read = await market.client.get(f"{STATE}/avro", headers=avro)
+    assert read.headers["content-type"] == "avro/binary"
+    assert await market.hr.registry.schema(schema_id_of(read.content)) == schema_of(Account)
+    assert (await market.client.put(f"{STATE}/avro2", content=read.content, headers=avro)).status_code == 204
+    assert (await market.client.get(f"{STATE}/avro2")).json()["data"]["balance"] == 3
+    notes = "/keyspaces/accounts/states/notes/7"
+    assert (await market.client.put(notes, json="hi")).status_code == 204
+    assert (await market.client.get(notes)).json() == "hi"
+    assert (await market.client.get(notes, headers={"accept": "avro/binary"})).status_code == 406
+    assert (await market.client.put(notes, content=read.content, headers=avro)).status_code == 415
+
+
+async def test_what_does_not_fit_a_state_is_refused(market: Market) -> None:
+    """G1: a key or value of another type is 400; a keyspace, state or message that is not there is 404."""
+    put, notes = market.client.put, "/keyspaces/accounts/states/notes"
+    for path, value in (
+        (f"{STATE}/x", {"owner": 1}),
+        (f"{STATE}/x", {"balance": 1}),
+        (f"{STATE}/x", None),
+        (f"{STATE}/x", []),
+        (f"{STATE}/%00hr", {"owner": "a"}),
+        (f"{notes}/seven", "x"),
+        (f"{notes}/7", 7),
+        ("/keyspaces/accounts/states/lines/x", 7),
+        ('/keyspaces/accounts/states/lines/["a"]', 7),
+    ):
+        assert (await put(path, json=value)).status_code == 400, (path, value)
+    for path in (
+        "/keyspaces/x/states/a/b",
+        "/keyspaces/accounts/states/x/b",
+        "/keyspaces/accounts/states/__replies__/b",
+    ):
+        assert (await market.client.get(path)).status_code == 404
+    assert (await market.client.post("/keyspaces/accounts/messages/Fly", json={})).status_code == 404
+    assert (await market.client.get(f"{STATE}/x?max_staleness_s=soon")).status_code == 400
+
+
+async def test_keys_are_listed_counted_and_found(market: Market) -> None:
+    """G4: pages of a prefix, all pairs as lines, counts, and what an index has."""
+    lines = "/keyspaces/accounts/states/lines"
+    for number in range(5):
+        assert (await market.client.put(f'{lines}/["p",{number}]', json=number)).status_code == 204
+    seen: list[Any] = []
+    after = None
+    while True:
+        query = {"prefix": '["p"]', "limit": "2", **({"after": json.dumps(after)} if after else {})}
+        page = (await market.client.get(lines, params=query)).json()
+        seen += [(tuple(pair["key"]), pair["value"]) for pair in page["pairs"]]
+        after = page["next"]
+        if after is None:
+            break
+    assert seen == [(("p", n), n) for n in range(5)]
+    listed = await market.client.get(lines, headers={"accept": "application/x-ndjson"})
+    assert [json.loads(line)["value"] for line in listed.text.splitlines()] == [0, 1, 2, 3, 4]
+    assert (await market.client.get("/keyspaces/accounts/counts/lines")).json() == {"count": 5}
+    await market.client.put(f"{STATE}/found", json={"owner": "zoe"})
+    found = await market.client.get("/keyspaces/accounts/indexes/balances/owner", params={"value": '"zoe"'})
+    assert [pair["key"] for pair in found.json()["pairs"]] == ["found"]
+    assert (await market.client.get(lines)).status_code == 400
+    assert (await market.client.get(lines, params={"prefix": "p"})).status_code == 400
+
+
+async def test_messages_reach_their_handlers(market: Market) -> None:
+    """G1: a reply is JSON; what the handler raises has the status of its kind, and shows no internals."""
+    path = "/keyspaces/accounts/messages/Deposit"
+    reply = await market.client.post(path, json={"id": "msg", "amount": 5})
+    assert reply.json() == {"type": "Account", "data": {"owner": "ann", "balance": 5}}
+    refused = await market.client.post(path, json={"id": "msg", "amount": -1})
+    assert (refused.status_code, refused.json()["detail"]) == (400, "an amount is not negative")
+    failed = await market.client.post(path, json={"id": "msg", "amount": 0})
+    assert failed.status_code == 500
+    assert "db-7" not in failed.text
+    assert (await market.client.post(path, json={"id": "msg"})).status_code == 400
+    assert (await market.client.post(path, json=[])).status_code == 400
+    counted = (await market.client.post("/keyspaces/accounts/messages/CountAccounts", json={})).json()
+    assert sum(counted["replies"].values()) >= 1
+    assert counted["failed"] == []
+
+
+async def test_a_repeated_message_is_handled_once(market: Market) -> None:
+    """G14: an Idempotency-Key makes a message safe to repeat; the same key with another body is 422."""
+    path, key = "/keyspaces/accounts/messages/Deposit", {"idempotency-key": "m-1"}
+    body = {"id": "once", "amount": 5}
+    answers = [await market.client.post(path, json=body, headers=key) for _ in range(3)]
+    assert [each.json()["data"]["balance"] for each in answers] == [5, 5, 5]
+    assert (await market.client.post(path, json={**body, "amount": 6}, headers=key)).status_code == 422
+    assert (await market.client.get(f"{STATE}/once")).json()["data"]["balance"] == 5
+
+
+async def test_keyspaces_need_grants_of_their_own(market: Market) -> None:
+    """G10: reading, writing and sending messages are three permissions; the list shows what may be read."""
+    async with market.with_settings(signatures=SECRETS, grants={"anonymous": ["read keyspace/acc*"]}) as reader:
+        assert (await reader.get(f"{STATE}/grants")).status_code == 404
+        assert (await reader.put(f"{STATE}/grants", json={"owner": "a"})).status_code == 401
+        message = await reader.post("/keyspaces/accounts/messages/Deposit", json={"id": "grants", "amount": 1})
+        assert message.status_code == 401
+        assert [each["name"] for each in (await reader.get("/keyspaces")).json()["keyspaces"]] == ["accounts"]
+    async with market.with_settings(signatures=SECRETS) as nobody:
+        assert (await nobody.get("/keyspaces")).json() == {"keyspaces": []}
+    assert (await market.client.get("/hello")).text == "hello"
+
+
+async def test_a_socket_shows_the_value_and_each_change(market: Market) -> None:
+    """G5: an empty frame without a value, then each change as framed Avro; an empty frame again when it is deleted."""
+    async with market.socket("s1") as socket:
+        assert await received(socket) == b""
+        await market.accounts.put("balances", "s1", Account("ann", 1))
+        frame = await received(socket)
+        assert frame[0] == 0
+        schema = await market.hr.registry.schema(schema_id_of(frame))
+        assert GenericCodec(schema).to_json(GenericCodec(schema).decode(frame, start=5))["data"]["balance"] == 1
+        await market.accounts.delete("balances", "s1")
+        assert await received(socket) == b""
+    async with market.socket("s1", subprotocols=["headrace.json"]) as socket:
+        assert await received(socket) == "{}"
+        await market.accounts.put("balances", "s1", Account("ann", 2))
+        assert json.loads(await received(socket)) == {"type": "Account", "data": {"owner": "ann", "balance": 2}}
+
+
+async def test_a_socket_tells_schemas_by_id_and_by_name(market: Market) -> None:
+    """G5: byte 123 and an id, or a type's name as text: 123, the id, the schema; also of messages."""
+    async with market.socket("s2") as socket:
+        await received(socket)
+        for name, kind in (("Account", Account), ("Deposit", Deposit)):
+            await socket.send(name)
+            frame = await received(socket)
+            schema_id = int.from_bytes(frame[1:5], "big")
+            assert (frame[0], Schema(frame[5:].decode())) == (123, schema_of(kind))
+            await socket.send(frame[:5])
+            assert await received(socket) == frame
+            assert frame == schema_frame(schema_id, schema_of(kind).text)
+
+
+async def test_a_message_on_a_socket_is_for_its_key(market: Market) -> None:
+    """G5: framed Avro, or JSON, is a message to the key; its effect comes back as a change."""
+    subject = "accounts.Deposit-value"
+    version = (await market.hr.registry.versions(subject))[-1]
+    sent = GenericCodec(version.schema).encode({"id": "s3", "amount": 4}, prefix=frame_header(version.schema_id))
+    async with market.socket("s3", subprotocols=["headrace.json"]) as socket:
+        await received(socket)
+        await socket.send(sent)
+        assert json.loads(await received(socket))["data"]["balance"] == 4
+        await socket.send(json.dumps({"type": "Deposit", "data": {"id": "s3", "amount": 3}}))
+        assert json.loads(await received(socket))["data"]["balance"] == 7
+        await socket.send(json.dumps({"type": "Deposit", "data": {"id": "other", "amount": 3}}))
+        with pytest.raises(websockets.ConnectionClosed) as closed:
+            await received(socket)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4400
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [
+        (b"\x05abc", 4400),
+        (b"", 4400),
+        (b"\x7b\0\0\x99\0", 4404),
+        (b"\0\0\0\x99\0x", 4404),
+        ("NoSuchType", 4404),
+        ("{", 4400),
+        (b"\0" * (1 << 21), 1009),
+    ],
+)
+async def test_a_malformed_frame_closes_its_socket_only(market: Market, frame: Any, code: int) -> None:
+    """G11: what is not understood, or too large, closes the socket with a code; others go on."""
+    async with market.socket("s4") as bystander, market.socket("s4") as socket:
+        await received(bystander)
+        await received(socket)
+        await socket.send(frame)
+        with pytest.raises(websockets.ConnectionClosed) as closed:
+            await received(socket)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == code
+        await bystander.send("Account")
+        assert (await received(bystander))[0] == 123
+
+
+async def test_many_keys_on_one_socket(market: Market) -> None:
+    """G6: subscribe and unsubscribe; each push carries the offset, from which a new socket gets what it missed."""
+
+    def subscribe(number: int, key: str, **more: Any) -> str:
+        return json.dumps(
+            {"op": "subscribe", "id": number, "keyspace": "accounts", "state": "balances", "key": key, **more}
+        )
+
+    async with market.many() as socket:
+        await socket.send(subscribe(1, "m1"))
+        first = json.loads(await received(socket))
+        assert (first["op"], first["id"], first["value"], first["is_present"]) == ("value", 1, None, True)
+        await market.accounts.put("balances", "m1", Account("ann", 1))
+        change = json.loads(await received(socket))
+        assert change["value"]["data"]["balance"] == 1
+        await socket.send(subscribe(2, "m2", format="avro"))
+        pushed = await received(socket)
+        assert pushed[:6] == b"\x01\0\0\0\x02\x06"
+        await socket.send(json.dumps({"op": "unsubscribe", "id": 1}))
+        assert json.loads(await received(socket)) == {"op": "unsubscribed", "id": 1}
+        await market.accounts.put("balances", "m1", Account("ann", 2))
+        await market.accounts.put("balances", "m1", Account("ann", 3))
+        for wrong in (subscribe(2, "m1"), subscribe(-1, "m1"), subscribe(3, "m1", state="x")):
+            await socket.send(wrong)
+            assert json.loads(await received(socket))["op"] == "problem"
+    async with market.many() as socket:
+        await socket.send(subscribe(1, "m1", after=change["offset"]))
+        missed = [json.loads(await received(socket)) for _ in range(2)]
+        assert [each["value"]["data"]["balance"] for each in missed] == [2, 3]
+        await socket.send(subscribe(2, "m1", after="another-topic:7"))
+        lagged = json.loads(await received(socket))
+        assert (lagged["op"], lagged["value"]["data"]["balance"]) == ("lagged", 3)
+
+
+async def test_sockets_are_refused_before_they_open(market: Market) -> None:
+    """G10: a wrong origin, a keyspace that is not there, a sub-protocol that is not spoken."""
+    for opening in (
+        market.socket("a", origin="https://evil.example"),
+        websockets.connect(f"{market.url.replace('http', 'ws')}/keyspaces/x/states/y/z"),
+        websockets.connect(f"{market.url.replace('http', 'ws')}/socket"),
+    ):
+        with pytest.raises(websockets.InvalidStatus):
+            await opening
+
+
+def change_of(number: int) -> StateChange[str, int]:
+    return StateChange("k", number, number, f"t:{number}")
+
+
+async def test_a_slow_client_gets_the_newest_value_and_is_told() -> None:
+    """G7: too many waiting changes of a key become the newest one, marked as lagged; other keys wait for nothing."""
+    queue = PushQueue(3)
+    for number in range(10):
+        queue.put(1, change_of(number))
+    queue.put(2, change_of(0))
+    got = [await queue.get() for _ in range(2)]
+    assert [(number, change.value, change.is_lagged) for number, change in got] == [(1, 9, True), (2, 0, False)]
+    for number in range(3):
+        queue.put(1, change_of(number))
+    queue.drop(1)
+    queue.put(3, change_of(5))
+    assert (await queue.get())[0] == 3
+
+
+async def test_a_slow_client_is_closed_if_the_settings_say_so() -> None:
+    """G7: with `close` a client that is too slow is closed, and connects again."""
+    queue = PushQueue(1, is_closing=True)
+    queue.put(1, change_of(1))
+    queue.put(1, change_of(2))
+    with pytest.raises(Busy):
+        await queue.get()
+
+
+async def test_the_frames_are_those_of_the_document() -> None:
+    """G6: the test vectors of docs/formats.md, which other clients share."""
+    vectors = json.loads((Path(__file__).parents[2] / "docs" / "socket-frames.json").read_text())
+    for each in vectors["pushes"]:
+        change = StateChange("k", each["value"], 0, each["offset"], **dict.fromkeys(each["flags"], True))
+        avro = bytes.fromhex(each["avro"])
+        assert encode_push(each["id"], change, avro).hex() == each["frame"]
+    for each in vectors["schemas"]:
+        assert schema_frame(each["id"], each["schema"]).hex() == each["frame"]
+        assert schema_id_asked(bytes.fromhex(each["asked"])) == each["id"]

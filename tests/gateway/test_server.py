@@ -1,0 +1,246 @@
+"""The server: what clients may do to a connection, and that nobody else suffers from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+from prometheus_client import REGISTRY
+from tests.gateway.conftest import Serve
+from tests.secured.authority import Authority
+
+from headrace.errors import KeysUnusable, ListenFailed
+from headrace.gateway import CALLER, RunningGateway
+from headrace.testing.conformance.log_setting import eventually
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def refused(reason: str) -> float:
+    return REGISTRY.get_sample_value("headrace_gateway_refused_total", {"reason": reason}) or 0.0
+
+
+def open_connections() -> float:
+    return REGISTRY.get_sample_value("headrace_gateway_open_connections") or 0.0
+
+
+async def all_closed() -> bool:
+    return open_connections() == 0
+
+
+@contextlib.asynccontextmanager
+async def connected(gateway: RunningGateway) -> AsyncIterator[Stream]:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def answer_of(reader: asyncio.StreamReader) -> tuple[int, Any]:
+    """Return the status and the problem of an answer, after which the server closes the connection."""
+    async with asyncio.timeout(20):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+async def is_alive(gateway: RunningGateway) -> bool:
+    async with httpx.AsyncClient(timeout=20) as client:
+        return (await client.get(f"{gateway.url}/health/live")).status_code == 200
+
+
+async def test_headers_that_come_too_slowly_end_the_connection(serve: Serve) -> None:
+    """G11: slow-loris: a head that is not complete in time is refused and counted; others are answered meanwhile."""
+    before = refused("slow_headers")
+    async with serve(header_timeout_s=0.3) as gateway, connected(gateway) as (reader, writer):
+        writer.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx-slow: ")
+        answer = asyncio.create_task(answer_of(reader))
+        while not answer.done():
+            assert await is_alive(gateway)
+            if not writer.is_closing():
+                writer.write(b"x")
+        assert (await answer)[0] == 408
+    assert refused("slow_headers") == before + 1
+
+
+async def test_a_connection_without_a_request_is_closed(serve: Serve) -> None:
+    """G11: a client that says nothing holds no connection."""
+    async with serve(header_timeout_s=0.05) as gateway, connected(gateway) as (reader, _):
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_headers_that_are_too_large_are_refused(serve: Serve, is_whole: bool) -> None:
+    """G11: 431, whether the head ends or not; a head of the largest size is answered."""
+    async with serve(max_header_bytes=20_000) as gateway:
+        async with connected(gateway) as (reader, writer):
+            writer.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 30_000)
+            writer.write(b"\r\n\r\n" if is_whole else b"")
+            assert (await answer_of(reader))[0] == 431
+        async with httpx.AsyncClient() as client:
+            answer = await client.get(f"{gateway.url}/health/live", headers={"x": "x" * 15_000})
+        assert answer.status_code == 200
+
+
+async def test_what_is_no_http_is_refused(serve: Serve) -> None:
+    """G11: malformed requests get a problem, are counted, and end with their connection."""
+    wrong = [
+        b"\0\1\2\3\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ]
+    before = refused("malformed")
+    async with serve() as gateway:
+        for request in wrong:
+            async with connected(gateway) as (reader, writer):
+                writer.write(request)
+                status, problem = await answer_of(reader)
+                assert (status, problem["status"]) == (400, 400), request
+        assert await is_alive(gateway)
+    assert refused("malformed") == before + len(wrong)
+
+
+async def test_a_body_that_comes_too_slowly_meets_the_deadline(serve: Serve) -> None:
+    """G3, G11: 503 when the deadline passes while the body is on its way; then the connection is closed."""
+    async with serve(request_timeout_s=0.1) as gateway, connected(gateway) as (reader, writer):
+        writer.write(b"POST /journals/accounts/a HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
+        status, problem = await answer_of(reader)
+        assert (status, problem["outcome_known"]) == (503, True)
+
+
+async def test_half_closed_and_abandoned_connections_harm_nobody(serve: Serve) -> None:
+    """G11: clients that leave in the middle of a request leave nothing behind."""
+    parts = (b"", b"GET / HT", b"POST /journals/accounts/a HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
+    async with serve() as gateway:
+        for part in parts:
+            for is_half in (True, False):
+                async with connected(gateway) as (_, writer):
+                    writer.write(part)
+                    await writer.drain()
+                    if is_half:
+                        writer.write_eof()
+        assert await is_alive(gateway)
+    assert open_connections() == 0
+
+
+async def test_too_many_connections_of_one_address_are_refused(serve: Serve) -> None:
+    """G11: further connections are closed at once, and accepted again when others have gone."""
+    before = refused("connections")
+    async with serve(max_connections_per_address=2) as gateway:
+        async with connected(gateway) as (reader, writer), connected(gateway):
+            writer.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            async with connected(gateway) as (third, _), asyncio.timeout(20):
+                with contextlib.suppress(ConnectionResetError):  # an orderly end is as good
+                    assert await third.read() == b""
+            assert refused("connections") == before + 1
+        await eventually(all_closed)
+        assert await is_alive(gateway)
+
+
+async def test_a_client_that_does_not_read_is_cut(serve: Serve) -> None:
+    """G7, G11: an answer that nobody takes ends after a while; its memory is bounded, and others are not slowed."""
+    ended, sent = asyncio.Event(), 0
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal sent
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        gone = asyncio.create_task(receive_all(receive))
+        while not gone.done():
+            await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
+            sent += 1
+            await asyncio.sleep(0)
+        ended.set()
+
+    async def receive_all(receive: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    before = refused("slow_client")
+    async with serve(beside=endless, slow_client_s=0.2) as gateway:
+        host, port = gateway.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.sendall(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            async with asyncio.timeout(30):
+                await ended.wait()
+                assert await is_alive(gateway)
+    assert refused("slow_client") == before + 1
+    assert sent < 1000
+
+
+async def test_the_gateway_speaks_tls(serve: Serve, tmp_path: Path) -> None:
+    """G10: with a certificate only TLS is spoken; with an authority for clients, strangers are refused."""
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("server")
+    tls = {"certificate_location": str(certificate), "key_location": str(key)}
+    trusting = ssl.create_default_context(cafile=str(authority.ca))
+    async with serve(tls=tls) as gateway:
+        assert gateway.url.startswith("https://")
+        async with httpx.AsyncClient(verify=trusting) as asked:
+            assert (await asked.get(f"{gateway.url}/health/live")).status_code == 200
+    async with serve(tls={**tls, "ca_location": str(authority.ca)}) as gateway:
+        async with httpx.AsyncClient(verify=trusting) as stranger:
+            with pytest.raises(httpx.TransportError):
+                await stranger.get(f"{gateway.url}/health/live")
+        trusting.load_cert_chain(*authority.issue("client"))
+        async with httpx.AsyncClient(verify=trusting) as known:
+            assert (await known.get(f"{gateway.url}/health/live")).status_code == 200
+
+
+async def test_a_certificate_that_can_not_be_used_stops_the_start(serve: Serve, tmp_path: Path) -> None:
+    """G10: a missing or broken certificate is an error at the start, never plain HTTP."""
+    (tmp_path / "broken.pem").write_text("no certificate")
+    for file in ("broken.pem", "missing.pem"):
+        with pytest.raises(KeysUnusable, match=r"gateway\.tls"):
+            async with serve(tls={"certificate_location": str(tmp_path / file)}):
+                pass
+
+
+async def test_a_port_in_use_is_an_error_that_names_it(serve: Serve) -> None:
+    """The gateway says where it can't listen, and what to set."""
+    async with serve() as gateway:
+        listen = gateway.url.removeprefix("http://")
+        with pytest.raises(ListenFailed, match=r"gateway\.listen"):
+            async with serve(listen=listen):
+                pass
+        assert await is_alive(gateway)
+
+
+async def test_websockets_of_the_application_are_guarded_too(serve: Serve) -> None:
+    """G4, G10: a WebSocket of the application gets its caller; one of a page of another origin is refused."""
+
+    async def echo(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "websocket":
+            return
+        await receive()
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.send", "text": scope[CALLER].subject})
+        await send({"type": "websocket.close"})
+
+    async with serve(beside=echo) as gateway:
+        url = gateway.url.replace("http", "ws") + "/echo"
+        async with websockets.connect(url, origin=gateway.url) as opened:
+            assert await opened.recv() == "anonymous"
+        with pytest.raises(websockets.InvalidStatus) as answered:
+            await websockets.connect(url, origin="https://evil.example")
+        assert answered.value.response.status_code == 403
+        await eventually(all_closed)
+    async with serve() as gateway:
+        with pytest.raises(websockets.InvalidStatus):
+            await websockets.connect(gateway.url.replace("http", "ws") + "/echo")

@@ -1,0 +1,110 @@
+"""Exports of journals to Parquet: incremental, whole or not at all, and without what was deleted since."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipeline.tier import Tier, append_all
+from tests.suites.journal_setting import replicate
+from typer.testing import CliRunner
+
+from headrace.cli.main import app
+from headrace.errors import BadArgument, OperationFailed
+from headrace.journal import Journal
+from headrace.model import Event
+from headrace.pipeline import Selection, export_journals, exported_frame, journal_frame
+from headrace.pipeline.jobs.export_manifest import ExportedFile, ExportFolder, ExportManifest, delta_commit
+from headrace.store import Place
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def manifest(version: int, *files: ExportedFile) -> ExportManifest:
+    return ExportManifest(
+        version=version,
+        created_ms=1_700_000_000_000,
+        offsets={"t": {0: Place(0, 7)}},
+        whole_heads=["t"],
+        schemas={"journal": '{"type":"struct","fields":[]}'},
+        files={"journal": files},
+    )
+
+
+def test_one_of_two_exports_at_once_counts(tmp_path: Path) -> None:
+    """Of two exports with the same number the second is refused; what an earlier one left behind is removed."""
+    folder = ExportFolder(tmp_path)
+    folder.commit(manifest(0))
+    with pytest.raises(OperationFailed, match="another export"):
+        folder.commit(manifest(0))
+    assert [each.version for each in folder.manifests()] == [0]
+    for number in ("00000000-dead", "00000001-alive"):
+        (folder.data("journal", number) / "topic=t").mkdir(parents=True)
+    folder.remove_leftovers()
+    assert [path.name for path in (tmp_path / "journal").iterdir()] == ["export=00000001-alive"]
+    (tmp_path / "_headrace" / f"{1:020}.json").write_text("{")
+    with pytest.raises(OperationFailed, match="reading the manifest"):
+        folder.manifests()
+
+
+def test_commits_have_the_form_of_deltas_protocol() -> None:
+    """The first commit has the protocol and the schema, every commit its files with their partition values."""
+    file = ExportedFile("export=0/topic=t/date=2024-05-01/part-0.parquet", {"topic": "t", "date": "2024-05-01"}, 3, 99)
+    first = [json.loads(line) for line in delta_commit(manifest(0, file), "journal").splitlines()]
+    assert [next(iter(action)) for action in first] == ["commitInfo", "protocol", "metaData", "add"]
+    assert first[1]["protocol"] == {"minReaderVersion": 1, "minWriterVersion": 2}
+    assert first[2]["metaData"]["partitionColumns"] == ["topic", "date"]
+    added = first[3]["add"]
+    assert (added["path"], added["partitionValues"], added["size"]) == (file.path, dict(file.values), 99)
+    assert json.loads(added["stats"]) == {"numRecords": 3}
+    later = [json.loads(line) for line in delta_commit(manifest(1), "journal").splitlines()]
+    assert [next(iter(action)) for action in later] == ["commitInfo"]
+
+
+def events_of(frame: Any) -> list[tuple[Any, ...]]:
+    columns = ("topic", "key", "seq_nr", "payload_text", "partition", "offset", "timestamp", "record_id")
+    return sorted(tuple(row) for row in frame.select(*columns).collect())
+
+
+def test_an_export_adds_what_is_new_and_hides_what_is_gone(tier: Tier, topic: str, tmp_path: Path) -> None:
+    """After every export its folder has the events of the journals, whatever was appended, deleted and purged since."""
+    spark, endpoints, selection = tier.spark, tier.endpoints, Selection((topic,))
+    with pytest.raises(BadArgument, match="nothing was exported"):
+        exported_frame(spark, tmp_path)
+    tier.with_journal(topic, lambda journal: append_all(journal, 3, 2), partitions=2)
+    tier.on(lambda log, store: replicate(log, store, topic))
+    first = export_journals(spark, endpoints, tmp_path, selection)
+    assert (first.version, first.events, first.heads) == (0, 6, 3)
+    assert export_journals(spark, endpoints, tmp_path, selection).events == 0
+
+    async def change(journal: Journal) -> None:
+        await journal.append("k0", [Event(3, {"n": 3}, ("t1", "t2"))])
+        await journal.delete("k0", to=1)
+        await journal.purge("k1")
+        await journal.append("k1", [Event(1, {"n": 10}), Event(2, {"n": 20})])
+        await journal.purge("k2")
+
+    tier.with_journal(topic, change)
+    tier.on(lambda log, store: replicate(log, store, topic))
+    tier.with_journal(topic, lambda journal: journal.append("late", [Event(1)]))  # not replicated, so not exported
+    options = ["--topics", topic, "--json", "--log", endpoints.log]
+    options += [] if tier.is_embedded else ["--store", endpoints.store]
+    second = CliRunner().invoke(app, ["export", "journals", str(tmp_path), *options], catch_exceptions=False)
+    assert json.loads(second.stdout) == {"version": 1, "events": 3, "tags": 2, "heads": 3}
+    expected = events_of(journal_frame(spark, endpoints, selection).where("key != 'late'"))
+    assert events_of(exported_frame(spark, tmp_path)) == expected
+    assert sorted((row.tag, row.key, row.seq_nr) for row in exported_frame(spark, tmp_path, "tags").collect()) == [
+        ("t1", "k0", 3),
+        ("t2", "k0", 3),
+    ]
+    heads = exported_frame(spark, tmp_path, "heads").collect()
+    assert {row.key: (row.seq_nr, row.delete_to, row.is_purged) for row in heads} == {
+        "k0": (3, 1, False),
+        "k1": (2, 0, False),
+        "k2": (2, 0, True),
+    }
+    assert [path.name for path in sorted((tmp_path / "journal" / "_delta_log").glob("*.json"))] == [
+        f"{n:020}.json" for n in range(2)
+    ]
