@@ -157,7 +157,7 @@ async def test_results_and_errors_reach_the_caller_typed(bank: tuple[Headrace, E
 async def test_a_command_is_traced_from_the_caller_to_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N26: the spans of caller and owner, and the record in the journal, have one trace; the node's health is a tree."""
+    """N26: the spans of caller and owner, and the record in the journal, have one trace; a node's health is a tree."""
     exporter, engine = InMemorySpanExporter(), bank_engine()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
