@@ -8,19 +8,22 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.engine.models import Account, Close, Deposit, Deposited, Note, Withdraw, bank_engine, counter_engine
+from tests.suites.journal_setting import replicate
 
 from headrace.app import Headrace, connect
 from headrace.config import ClusterSettings, EmbeddedLogSettings, HeadraceSettings, LogSettings
 from headrace.engine import Engine, Failed, Rejected, Success
 from headrace.errors import BadArgument, ImpossibleTopicChange, TopicClaimed, UnknownCommand, WrongEngineTopic
-from headrace.journal import grow_topic
-from headrace.model import Event
+from headrace.journal import change_terms, grow_topic
+from headrace.model import Event, TopicPartition
 from headrace.observe import render, traces
+from headrace.pipeline.jobs.expiry import purge_expired_of
 from headrace.testing.conformance.log_setting import eventually
 
 
@@ -109,6 +112,16 @@ async def test_nobody_else_writes_to_the_journal_of_an_engine(bank: tuple[Headra
     assert await journal.mark("acc-1", "m") >= 0
     assert [each.seq_nr async for each in journal.read("acc-1")] == [1]
     assert (await hr.engine(engine).aggregate("acc-1").send(Deposit(1))).version == 2
+
+
+async def test_expired_journals_of_an_engine_are_left_alone(tmp_path: Path) -> None:
+    """N38: the job that purges expired journals is refused, naming the engine."""
+    async with connect(f"embedded:{tmp_path}", settings=_settings("n1")) as hr:
+        await hr.journal("t", partitions=1).append("a", [Event(1, {})], expire_after="1 ms")
+        await replicate(hr.log, hr.store, "t")
+        await change_terms(hr.store.settings, "t", lambda terms: msgspec.structs.replace(terms, engine="bank"))
+        with pytest.raises(TopicClaimed, match="purge_expired is refused in topic 't': engine 'bank'"):
+            await purge_expired_of(hr.log, hr.store, TopicPartition("t", 0), 10**14)
 
 
 async def test_topics_that_an_engine_can_not_use_are_refused(tmp_path: Path) -> None:
