@@ -9,7 +9,7 @@ from typing import Any
 from headrace.errors import TimedOut
 from headrace.log import Log
 from headrace.model import Batch, NewRecord, Position, TopicPartition
-from headrace.store import EventRow, JournalMeta, ReplicatedOffset, Store, StoreReader
+from headrace.store import EventRow, HeadShare, JournalMeta, ReplicatedOffset, Store, StoreReader
 from headrace.testing.conformance.log_on_top import LogOnTop, Reading
 
 __all__ = [
@@ -105,9 +105,9 @@ class ReaderOnTop:
         return await self.reader.topics()
 
     def metas(
-        self, topic: str, *, partition: int | None = None, page_size: int = 500
+        self, topic: str, *, partition: int | None = None, share: HeadShare | None = None, page_size: int = 500
     ) -> AsyncIterator[Sequence[JournalMeta]]:
-        return self.reader.metas(topic, partition=partition, page_size=page_size)
+        return self.reader.metas(topic, partition=partition, share=share, page_size=page_size)
 
 
 class WatchedReader(ReaderOnTop):

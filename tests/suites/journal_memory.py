@@ -10,7 +10,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 
 from headrace.model import TopicPartition
-from headrace.store import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion, SegmentGap, SnapshotRow, Tags
+from headrace.store import (
+    EventRow,
+    HeadShare,
+    JournalMeta,
+    Place,
+    ReplicatedOffset,
+    RowDeletion,
+    SegmentGap,
+    SnapshotRow,
+    Tags,
+    meta_segment,
+)
 
 __all__ = ["MemoryStore", "Tables"]
 
@@ -115,9 +126,11 @@ class MemoryStore:
         return sorted({at.topic for at in self.tables.replicated})
 
     async def metas(
-        self, topic: str, *, partition: int | None = None, page_size: int = 500
+        self, topic: str, *, partition: int | None = None, share: HeadShare | None = None, page_size: int = 500
     ) -> AsyncIterator[Sequence[JournalMeta]]:
         found = [meta for (of, _), meta in self.tables.metas.items() if of == topic]
+        if share is not None:
+            found = [meta for meta in found if meta_segment(meta.id, share.of) == share.number]
         yield [meta for meta in found if partition is None or meta.partition == partition]
 
     async def write_rows(self, topic: str, id_: str, rows: Sequence[EventRow]) -> None:

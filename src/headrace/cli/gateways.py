@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,7 +57,16 @@ def run(
         async with shutdown_on_signals() as stopping, _gateway_of(hr, found) as gateway:
             await _serve(gateway, hr.settings.gateway, stopping, as_json=as_json)
 
-    with_headrace(address, store, use)
+    with_headrace(address, store, use, loop_factory=_fastest_loop())
+
+
+def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return the kind of loop to serve with: uvloop's, which does not exist for every platform."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 @contextlib.asynccontextmanager

@@ -19,7 +19,7 @@ from headrace.protocol.entries import (
 from headrace.protocol.events import decode_append, event_of_row, events_of_record
 from headrace.protocol.fold import Effect, Entry, Step, exists, held_place, pointer_of, record_id_of, step
 from headrace.protocol.head import Head, HeadAnswer, HeadIndex, HeadKind
-from headrace.protocol.headers import append_headers, decode_action, encode_action, encode_user_headers
+from headrace.protocol.headers import ACTION_HEADER, append_headers, decode_action, encode_action, encode_user_headers
 from headrace.protocol.key_writes import KeyFold, KeyWrites, Removal, fold_key, rows_of
 from headrace.protocol.layout import Generation, Layout, Stay, layout_key
 from headrace.protocol.limits import (
@@ -53,6 +53,7 @@ from headrace.protocol.payloads import (
 )
 
 __all__ = [
+    "ACTION_HEADER",
     "BOUNDARY_KEY",
     "MAX_METADATA_BYTES",
     "MAX_VALUE_BYTES",

@@ -11,6 +11,7 @@ from typing import Protocol
 from headrace.model import TopicPartition
 from headrace.store.rows import (
     EventRow,
+    HeadShare,
     JournalMeta,
     Place,
     ReplicatedOffset,
@@ -54,11 +55,12 @@ class StoreReader(Protocol):
         ...
 
     def metas(
-        self, topic: str, *, partition: int | None = None, page_size: int = 500
+        self, topic: str, *, partition: int | None = None, share: HeadShare | None = None, page_size: int = 500
     ) -> AsyncIterator[Sequence[JournalMeta]]:
         """Yield pages of all heads of a topic, purge markers included, in no order.
 
-        With `partition` only those whose last record is in that partition.
+        With `partition` only those whose last record is in that partition. With `share` only that share: each head
+        is in one share, and reading all shares costs as much as reading all heads.
         """
         ...
 

@@ -22,6 +22,7 @@ __all__ = [
     "FIRST_TAG_TIME",
     "LAST_TAG_TIME",
     "EventRow",
+    "HeadShare",
     "JournalMeta",
     "Place",
     "ReplicatedOffset",
@@ -111,6 +112,13 @@ class JournalMeta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def place(self) -> Place:
         """The last record that was applied."""
         return Place(self.generation, self.offset)
+
+
+class HeadShare(NamedTuple):
+    """One of `of` shares of a topic's heads, numbered from 0. Together they hold each head once."""
+
+    number: int
+    of: int
 
 
 class ReplicatedOffset(msgspec.Struct, frozen=True, kw_only=True):

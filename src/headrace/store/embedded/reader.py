@@ -16,9 +16,9 @@ from headrace.sqlite import Readers
 from headrace.store.embedded.columns import EVENT, HEAD, REPLICATED, Values, event_of, head_of, replicated_of
 from headrace.store.embedded.journals import number_of
 from headrace.store.embedded.schema import MAX_SEQ_NR
-from headrace.store.limits import check_paging
+from headrace.store.limits import check_paging, check_share
 from headrace.store.metrics import PAGES, REQUEST_SECONDS, REQUESTS
-from headrace.store.rows import EventRow, JournalMeta, ReplicatedOffset, segment_of
+from headrace.store.rows import EventRow, HeadShare, JournalMeta, ReplicatedOffset, segment_of
 
 __all__ = ["Access", "EmbeddedReader"]
 
@@ -63,6 +63,12 @@ _HEADS = (
 )
 _HEAD = f"{_HEADS} AND id = ?"
 _HEADS_PAGE = f"{_HEADS} AND id > ? AND partition = ifnull(?, partition) ORDER BY id LIMIT ?"
+# The plus keeps SQLite from using the index of topics: it would go through all heads of the topic for each block.
+_HEADS_OF_BLOCK = (
+    f"{_HEADS.replace('topic =', '+topic =')} "
+    "AND number BETWEEN ? AND ? AND partition = ifnull(?, partition) ORDER BY number"
+)
+_LAST_NUMBER = "SELECT ifnull(max(number), 0) FROM journals"
 _EVENTS_PAGE = (
     f"SELECT {', '.join(EVENT)} FROM events "  # noqa: S608
     "WHERE journal = ? AND (segment, seq_nr, timestamp_ms) > (?, ?, ?) AND segment <= ? "
@@ -71,6 +77,8 @@ _EVENTS_PAGE = (
 )
 
 _NO_TIME_LATER = (1 << 63) - 1
+# Shares take turns at blocks of this many journals, so that it does not matter which journals are added meanwhile.
+_BLOCK = 1000
 
 
 class EmbeddedReader:
@@ -116,20 +124,34 @@ class EmbeddedReader:
         return [topic for (topic,) in rows]
 
     async def metas(
-        self, topic: str, *, partition: int | None = None, page_size: int = 500
+        self, topic: str, *, partition: int | None = None, share: HeadShare | None = None, page_size: int = 500
     ) -> AsyncIterator[Sequence[JournalMeta]]:
         """Yield pages of heads."""
         check_paging(segment_size=1, page_size=page_size)
+        check_share(share)
+        found = self._all_heads(topic, partition, page_size)
+        if share is not None:
+            found = self._heads_of(share, topic, partition)
+        async for rows in found:
+            PAGES.labels("embedded", "metajournal").inc()
+            for start in range(0, len(rows), page_size):
+                yield [head_of(topic, row[0], row[2:]) for row in rows[start : start + page_size]]
+
+    async def _all_heads(self, topic: str, partition: int | None, page_size: int) -> AsyncIterator[list[Values]]:
         after = ""
         while True:
             asked = (topic, self._clock.now_ms(), after, partition, page_size)
-            found = await self._access.ask("read metas", partial(_heads, asked=asked))
-            PAGES.labels("embedded", "metajournal").inc()
-            if found:
-                yield [head_of(topic, row[0], row[2:]) for row in found]
+            found = await self._access.ask("read metas", partial(_heads, query=_HEADS_PAGE, asked=asked))
+            yield found
             if len(found) < page_size:
                 return
             after = found[-1][0]
+
+    async def _heads_of(self, share: HeadShare, topic: str, partition: int | None) -> AsyncIterator[list[Values]]:
+        last = await self._access.ask("read metas", lambda db: db.execute(_LAST_NUMBER).fetchone()[0])
+        for first in range(share.number * _BLOCK, last + 1, share.of * _BLOCK):
+            asked = (topic, self._clock.now_ms(), first, first + _BLOCK - 1, partition)
+            yield await self._access.ask("read metas", partial(_heads, query=_HEADS_OF_BLOCK, asked=asked))
 
 
 def _events(db: sqlite3.Connection, topic: str, id_: str, asked: tuple[int, ...]) -> list[EventRow]:
@@ -137,5 +159,5 @@ def _events(db: sqlite3.Connection, topic: str, id_: str, asked: tuple[int, ...]
     return [] if number is None else [event_of(row) for row in db.execute(_EVENTS_PAGE, (number, *asked))]
 
 
-def _heads(db: sqlite3.Connection, asked: tuple[str, int, str, int | None, int]) -> list[Values]:
-    return db.execute(_HEADS_PAGE, asked).fetchall()
+def _heads(db: sqlite3.Connection, query: str, asked: tuple[object, ...]) -> list[Values]:
+    return db.execute(query, asked).fetchall()
