@@ -16,6 +16,7 @@ from headrace.engine.commands import CommandReply
 from headrace.engine.handling import CommandHandling, Decision
 from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, encode_floor
 from headrace.errors import CommandExpired, CommandFailed, HeadraceError
+from headrace.observe import extract, span
 from headrace.state import BatchName
 
 __all__ = ["CommandQueue", "Outcome", "TaskSet"]
@@ -208,7 +209,9 @@ class CommandQueue(Generic[S]):
                     lane.remove(command)
                     command.fail(CommandExpired(self._engine.name, aggregate, command.timeout_s))
                 else:
-                    await self._handle(command, lane)
+                    named = {"engine": self._engine.name, "aggregate": aggregate, "command": command.request.kind}
+                    with span("engine.handle", parent=extract(command.request.trace), **named):
+                        await self._handle(command, lane)
         finally:
             lane.is_running = False
             if not lane.waiting and self._lanes.get(aggregate) is lane:

@@ -245,6 +245,7 @@ class EnginePartition(Generic[S]):
         try:
             committed = await self._owned_by().commit(records)
         except NotPartitionOwner as error:
+            self._queue.rewind(self._queue.floor)  # what was handled on top of it stands on nothing
             self._fail(batch, error)
         except _REFUSED_BY_THE_LOG as error:
             self._refused(batch, error)
