@@ -60,8 +60,9 @@ _READS = ("GET", "HEAD")
 class GatewayApp:
     """The ASGI application.
 
-    `keyspaces` are served over HTTP and WebSocket, `engines` over HTTP. `routes` are further routes in the gateway's own
-    manner. `beside` is any ASGI application; it gets what no route takes, with the Caller in `scope["headrace.caller"]`.
+    `keyspaces` are served over HTTP and WebSocket, `engines` over HTTP. `routes` are further routes in the gateway's
+    own manner. `beside` is any ASGI application; it gets what no route takes, with the Caller in
+    `scope["headrace.caller"]`.
     """
 
     def __init__(
