@@ -57,7 +57,7 @@
     │   ├── NoSuchRoute             a path, or a method of a path, that the gateway does not serve
     │   ├── NotFound                the gateway serves such things, and has none with this name
     │   ├── PreconditionFailed      the value is not the one that the request names
-    │   ├── CommandRejected         an engine's application does not accept the command
+    │   ├── RejectedCommand         an engine's application does not accept the command
     │   ├── BodyTooLarge            a request with more bytes than the gateway takes
     │   ├── WrongMediaType          a request in, or for, a form that the route does not have
     │   ├── ReadOnlyHandle          a write through something that was opened for reading
@@ -153,7 +153,6 @@ __all__ = [
     "CommandExpired",
     "CommandFailed",
     "CommandIdReused",
-    "CommandRejected",
     "CommandTooLarge",
     "CommandTooLate",
     "DeadLettersFull",
@@ -216,6 +215,7 @@ __all__ = [
     "RecordsLost",
     "Refused",
     "RefusedByPeer",
+    "RejectedCommand",
     "ReplayTooOld",
     "ReplicationStalled",
     "ReplyNotKept",
@@ -876,7 +876,7 @@ class PreconditionFailed(Refused):
 
 
 @dataclass(eq=False)
-class CommandRejected(Refused):
+class RejectedCommand(Refused):
     """The application of an engine does not accept a command, as the gateway answers it; nothing was done."""
 
     code: str

@@ -10,7 +10,7 @@ import msgspec
 from starlette.responses import Response
 
 from headrace.engine import EngineClient, Rejected, Success
-from headrace.errors import BadArgument, CommandRejected, NotFound, NotReadable, PreconditionFailed, WrongVersion
+from headrace.errors import BadArgument, NotFound, NotReadable, PreconditionFailed, RejectedCommand, WrongVersion
 from headrace.gateway.requests import GatewayRequest
 from headrace.gateway.routes import JSON, GatewayRoute, Needs, RouteAnswer, RouteParameter
 from headrace.protocol import check_text
@@ -79,7 +79,7 @@ class EngineRoutes:
         return Response(msgspec.json.encode(content), headers=headers, media_type=JSON)
 
     async def send(self, request: GatewayRequest) -> object:
-        """Send a command. Raises CommandRejected if the application does not accept it, and what the engine raises."""
+        """Send a command. Raises RejectedCommand if the application does not accept it, and what the engine raises."""
         client = self._client(request)
         command = _command_of(client, request)
         expected = _expected_of(request)
@@ -93,7 +93,7 @@ class EngineRoutes:
         except WrongVersion as error:
             raise PreconditionFailed(repr(request.path["id"])) from error
         if isinstance(result, Rejected):
-            raise CommandRejected(result.code, result.message, msgspec.to_builtins(dict(result.details)))
+            raise RejectedCommand(result.code, result.message, msgspec.to_builtins(dict(result.details)))
         return _as_json(client, result)
 
     def _client(self, request: GatewayRequest) -> EngineClient[Any]:

@@ -78,7 +78,7 @@ _ANSWERS: Mapping[type[BaseException], _Answer] = {
     errors.MessageIdReused: _Answer(422, ("keyspace",)),
     errors.ReplyNotKept: _Answer(409, ("keyspace",)),
     errors.UnknownCommand: _Answer(404, ("engine", "kind")),
-    errors.CommandRejected: _Answer(409, ("code", "details")),
+    errors.RejectedCommand: _Answer(409, ("code", "details")),
     errors.CommandTooLarge: _Answer(413, ("size_bytes", "limit_bytes")),
     errors.CommandIdReused: _Answer(422, ("aggregate",)),
     errors.CommandTooLate: _Answer(409, ("aggregate",)),
