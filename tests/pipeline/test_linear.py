@@ -52,10 +52,10 @@ def test_an_audit_reads_each_record_once(tier: Tier, topic: str) -> None:
     assert report.is_clean, [str(found) for found in report.findings]
     assert (report.total("read"), report.total("journals")) == (in_log, JOURNALS)
     assert (report.total("records"), report.total("rows")) == (JOURNALS * EVENTS, JOURNALS * EVENTS)
-    operator_of(tier).lose_rows(topic, [f"k{key}" for key in range(20)])
+    operator_of(tier).lose_rows(topic, [f"k{key}" for key in range(JOURNALS)])
     report = audit(tier.spark, tier.endpoints, Selection((topic,)), events_at_once=5)
     report.close()
-    assert report.counts == {FindingKind.ROW_MISSING: 20 * EVENTS}
+    assert report.counts == {FindingKind.ROW_MISSING: JOURNALS * EVENTS}
     assert report.total("read") == 2 * in_log
 
 
