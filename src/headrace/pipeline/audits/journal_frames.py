@@ -168,9 +168,10 @@ class ViewRowReader:
         return blocking_iterator(self._batches(part))
 
     async def _batches(self, part: Sequence[tuple[str, int]]) -> AsyncIterator[pa.RecordBatch]:
-        views = (await store_of(self._endpoints)).tags.views
+        tags = (await store_of(self._endpoints)).tags
+        await tags.prepare()  # this worker may not have used them before
         for tag, bucket_ms in part:
-            async for page in views.read(tag, bucket_ms):
+            async for page in tags.views.read(tag, bucket_ms):
                 for topic, rows in self._by_topic(page).items():
                     values = [pickle.dumps(row) for row in rows]
                     yield batch_of_values(RowKind.VIEW_ROW, topic, 0, [_key(row.pid) for row in rows], values)

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.pipeline.audits.log_facts import LogFact, MarkFact, StretchFact, encode_fact
+from headrace.pipeline.audits.log_facts import MarkFact, StretchFact, encode_fact
 from headrace.pipeline.audits.row_columns import ROW_COLUMNS, RowKind, batch_of_values
 from headrace.pipeline.logs.records import LOG_COLUMNS, records_of_batch
 from headrace.protocol import ACTION_HEADER, Mark, decode_action
@@ -39,14 +40,17 @@ class LogScan:
             stretch = stretch or _Stretch.of(batch)
             yield stretch.rows(batch)
         if stretch is not None:
-            yield from self._facts(stretch)
+            yield self._facts(stretch)
 
-    def _facts(self, stretch: _Stretch) -> Iterator[pa.RecordBatch]:
-        for task in range(self._tasks):
-            counted = stretch.records if task == 0 else 0
-            facts: list[LogFact] = [StretchFact(stretch.first, stretch.log_time_ms, counted), *stretch.marks]
-            values = [encode_fact(fact) for fact in facts]
-            yield batch_of_values(RowKind.FACT, stretch.topic, stretch.partition, [b""] * len(facts), values, task=task)
+    def _facts(self, stretch: _Stretch) -> pa.RecordBatch:
+        """Return the facts for all tasks, in one batch: there may be thousands of tasks."""
+        counted = StretchFact(stretch.first, stretch.log_time_ms, stretch.records)
+        marks = [encode_fact(mark) for mark in stretch.marks]
+        first, others = encode_fact(counted), encode_fact(msgspec.structs.replace(counted, records=0))
+        values = [first, *marks, *[others, *marks] * (self._tasks - 1)]
+        tasks = [task for task in range(self._tasks) for _ in range(len(marks) + 1)]
+        keys = [b""] * len(values)
+        return batch_of_values(RowKind.FACT, stretch.topic, stretch.partition, keys, values, tasks=tasks)
 
 
 @dataclass(slots=True)
@@ -67,8 +71,8 @@ class _Stretch:
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a row for each record of a journal."""
-        highest = pc.min_max(batch.column("partition"))
-        if highest["min"].as_py() != highest["max"].as_py():
+        partitions = pc.min_max(batch.column("partition"))
+        if partitions["min"].as_py() != partitions["max"].as_py():
             raise AssertionError("a task of the log reads one partition")
         times = batch.column("timestamp_ms").to_numpy(zero_copy_only=False)
         highest_ms = np.maximum(np.maximum.accumulate(times), self.log_time_ms)

@@ -57,9 +57,9 @@ def batch_of_values(
     keys: Sequence[bytes],
     values: Sequence[bytes],
     *,
-    task: int | None = None,
+    tasks: Sequence[int] | None = None,
 ) -> pa.RecordBatch:
-    """Return rows that are no records, each with a key and an encoded value. `task` is where they must go."""
+    """Return rows that are no records, each with a key and an encoded value. `tasks` are where they must go."""
     count = len(keys)
     columns = {
         "topic": pa.array([topic] * count, pa.string()),
@@ -67,7 +67,7 @@ def batch_of_values(
         "key": pa.array(keys, pa.binary()),
         "value": pa.array(values, pa.binary()),
         "kind": pa.array([int(kind)] * count, pa.int32()),
-        "task": pa.array([task] * count, pa.int32()),
+        "task": pa.nulls(count, pa.int32()) if tasks is None else pa.array(tasks, pa.int32()),
     }
     empty = {field.name: pa.nulls(count, field.type) for field in _ARROW}
     return pa.RecordBatch.from_arrays([{**empty, **columns}[name] for name in ROW_COLUMNS], schema=_ARROW)
