@@ -32,7 +32,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "spark.md"
 
 # A program of a user's: nothing is set but what a company's template might set, a time zone.
 PROGRAM = """
-    import asyncio, sys
+    import asyncio, os, sys
     from concurrent.futures import ThreadPoolExecutor
     from datetime import UTC, datetime, timedelta
     from pyspark.sql import SparkSession
@@ -89,12 +89,12 @@ PROGRAM = """
         else:
             assert Replication(spark, endpoints, selection).run(once=True).rows == 6
 
-    server, cell = sys.argv[1:], sys.stdin.read()
+    server, cell = os.environ.get("SPARK_REMOTE"), sys.stdin.read()
     folder, selection = "embedded:./data", Selection(("accounts",))
     asyncio.run(fill(folder))
     endpoints = Endpoints.of(folder)
     if server:
-        spark = SparkSession.builder.remote(*server).getOrCreate()
+        spark = SparkSession.builder.getOrCreate()
     else:
         session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
         spark = session.config("spark.sql.session.timeZone", "Asia/Tokyo").config("spark.driver.host", "127.0.0.1")
@@ -110,7 +110,7 @@ PROGRAM = """
 """
 
 
-def run_program(folder: Path, *arguments: str) -> None:
+def run_program(folder: Path, **environ: str) -> None:
     """Run the program in an activated environment, in a folder of its own."""
     cell = re.search(r"\n\n((?:    .*\n|\n)+)", PAGE.read_text())
     assert cell is not None
@@ -119,10 +119,10 @@ def run_program(folder: Path, *arguments: str) -> None:
     activated = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     with compiled_home():
         done = subprocess.run(
-            ["python3", str(program), *arguments],
+            ["python3", str(program)],
             cwd=folder,
             input=textwrap.dedent(cell[1]),
-            env={**os.environ, "PATH": activated, "SPARK_LOCAL_IP": "127.0.0.1"},
+            env={**os.environ, "PATH": activated, "SPARK_LOCAL_IP": "127.0.0.1", **environ},
             capture_output=True,
             text=True,
             timeout=250,
@@ -155,13 +155,13 @@ def server(spark: SparkSession) -> Iterator[str]:
 
 def test_everything_but_replication_works_over_spark_connect(server: str, tmp_path: Path) -> None:
     """FP1: a client without a JVM does the same; replication says in a sentence that it can't, and what to run."""
-    run_program(tmp_path, server)
+    run_program(tmp_path, SPARK_REMOTE=server)
 
 
 @pytest.mark.spark
 def test_a_server_of_spark_connect_without_our_jars_is_sent_them(tmp_path: Path) -> None:
     """FP1: the server that pyspark starts has no connector for Kafka or Avro; the client sends them."""
-    run_program(tmp_path, "local[1]")
+    run_program(tmp_path, SPARK_REMOTE="local[1]")
 
 
 def test_a_new_session_knows_the_sources(tier: Tier, topic: str) -> None:
