@@ -37,6 +37,7 @@ _NO_METADATA = b"{}"
 _PAYLOAD_AT = _ONE.size
 _AROUND_PAYLOAD = _ONE.size + len(_NO_METADATA)
 _AROUND_IN_EVENT = 17
+_TAGS_SIZE_AT = 17
 _LARGEST_VALUE = _AROUND_PAYLOAD + MAX_PAYLOAD_BYTES
 
 T = TypeVar("T")
@@ -199,7 +200,10 @@ def _decoded(
     value: bytes | None, lone: tuple[str, bytes | None] | None
 ) -> tuple[RecordEvents | None, AppendTemplate | None]:
     """Decode a record; (None, None) unless it is a plain append."""
-    if lone is None or lone[0] != ACTION_HEADER or lone[1] is None or (found := plain_append(lone[1])) is None:
+    if lone is None or lone[0] != ACTION_HEADER or lone[1] is None or value is None or _may_have_tags(value):
+        return None, None
+    found = plain_append(lone[1])
+    if found is None:
         return None, None
     append, template = found
     try:
@@ -210,6 +214,13 @@ def _decoded(
     if has_more or any(event.tags for event in decoded.events):
         return None, None
     return decoded, template
+
+
+def _may_have_tags(value: bytes) -> bool:
+    """Return True if a value seems to have tags. The general fold decodes it then, and it need not be decoded here."""
+    if value.startswith(b"{"):  # JSON
+        return b'"tags":["' in value
+    return value[_TAGS_SIZE_AT : _TAGS_SIZE_AT + 4] != b"\x00\x00\x00\x00"
 
 
 def _run(
