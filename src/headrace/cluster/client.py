@@ -24,6 +24,7 @@ from headrace.errors import BadArgument, Busy, TimedOut, Unreachable
 __all__ = ["Peer"]
 
 _CONNECT_S = 3.0
+_LOOK_EVERY_S = 0.05
 
 
 class Peer:
@@ -47,6 +48,13 @@ class Peer:
         """Return the peer's reply. Raises what its handler raised, Busy, Unreachable, TimedOut."""
         connection, left_s = await self._connected(timeout_s)
         return await connection.call(method.encode(), payload, left_s)
+
+    async def finish(self) -> None:
+        """Take no further requests, and close the connection when those in flight have ended."""
+        self._is_closed = True
+        while any(connection.is_busy for connection in self._opened):  # noqa: ASYNC110 - each has a time to end
+            await asyncio.sleep(_LOOK_EVERY_S)
+        await self.close()
 
     async def close(self) -> None:
         """Close the connection; what is in flight fails."""
@@ -133,6 +141,11 @@ class _Connection:
         self._tasks: list[asyncio.Task[None]] = []
         self.is_lost = False
         self._is_leaving = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Return True while requests wait for their replies."""
+        return bool(self._requests) and not self.is_lost
 
     @property
     def takes_requests(self) -> bool:
