@@ -22,6 +22,7 @@ from headrace.errors import (
     OutcomeUnknown,
     RecordTooLarge,
     StateBroken,
+    StateDiskFull,
 )
 from headrace.model import NewRecord, TopicConfig
 from headrace.state import BatchName
@@ -348,6 +349,28 @@ async def test_a_state_that_cannot_be_read_fails_the_command_alone(
         with pytest.raises(StateBroken, match="the disk is gone"):
             await node.send("a", Deposit(1))
     assert (await node.send("a", Deposit(1))).version == 1
+
+
+async def test_what_is_committed_and_not_applied_is_read_from_the_log(
+    setting: EngineSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N11, N28: a store that fails after the commit costs nothing: the next command sees what was done."""
+    bank = bank_engine(setting.name())
+    node = await setting.owner(bank)
+    replica: Any = node.partition._replica
+    apply, failures = replica.apply_committed, [StateDiskFull("folder", "no space left")]
+
+    def full_once(*args: Any, **options: Any) -> None:
+        if failures:
+            raise failures.pop()
+        apply(*args, **options)
+
+    monkeypatch.setattr(replica, "apply_committed", full_once)
+    first, second = await asyncio.gather(node.send("a", Deposit(1)), node.send("a", Deposit(2)))
+    third = await node.send("a", Withdraw(3))
+    assert [each.version for each in (first, second, third)] == [1, 2, 3]
+    assert not failures
+    assert [each["amount"] for each in await setting.payloads(bank)] == [1, 2, 3]
 
 
 async def test_an_event_without_a_change_moves_the_version_over_a_failover(setting: EngineSetting) -> None:
