@@ -273,6 +273,30 @@ async def test_a_command_tried_too_often_is_not_handled_again(setting: EngineSet
     assert (await node.send("a", Deposit(1), command_id="x", attempt=4)).is_repeated
 
 
+async def test_a_command_that_must_be_alone_is_not_starved(setting: EngineSetting) -> None:
+    """N37: a repeated command gets its own batch, however many others arrive; those go on afterwards."""
+    bank = bank_engine(setting.name(), limits=EngineLimits(batch_commands=2))
+    node = await setting.owner(bank)
+    is_over = asyncio.Event()
+
+    async def flood(aggregate: str) -> int:
+        count = 0
+        while not is_over.is_set():
+            count = (await node.send(aggregate, Deposit(1))).version
+        return count
+
+    floods = [asyncio.create_task(flood(f"flood-{n % 2}")) for n in range(20)]
+    await asyncio.sleep(0)
+    for number in range(3):
+        asked = await node.send("a", Query(), attempt=2, command_id=f"q-{number}", timeout_s=3)
+        done = await node.send("a", Deposit(1), attempt=2, command_id=f"x-{number}", timeout_s=3)
+        assert (asked.value, done.version) == (number or None, number + 1)
+    is_over.set()
+    assert min(await asyncio.gather(*floods)) > 1
+    own = [each for each in await setting.records(bank.name) if each.key == b"a"]
+    assert len({batch_of(each) for each in own}) == 3
+
+
 async def test_a_marker_without_ids_becomes_a_tombstone_and_nothing_is_done_twice(setting: EngineSetting) -> None:
     """N20, N33: the record goes when its ids are too old; the partition remembers that it forgot them."""
     limits = EngineLimits(command_ids_s=0.0)
