@@ -68,9 +68,8 @@ class EngineClient(Generic[S]):
         check_request(request)
         await self._open()
         request = await self._with_since(request, timeout_s)
-        name = self.engine.name
-        traced = span("engine.send", engine=name, aggregate=request.aggregate, command=request.kind)
-        with metrics.stage(name, "route"), traced:
+        sending = span("engine.send", engine=self.engine.name, aggregate=request.aggregate, command=request.kind)
+        with metrics.stage(self.engine.name, "route"), sending:
             data = await self._router().ask(
                 self.engine.name,
                 request.aggregate.encode(),
