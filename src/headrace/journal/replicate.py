@@ -219,11 +219,15 @@ async def _write_all(store: Store, topic: str, folds: _Folds) -> None:
 
 
 async def _write_runs(store: Store, runs: Mapping[str, RunFold]) -> None:
+    """Write the rows and the state of all runs. Each key passes the same crash points as one that is written alone."""
     if not runs:
         return
-    crash_point("replicate.before-runs")
+    for _ in runs:
+        crash_point("replicate.before-meta")
     await store.writer.write_journals([JournalWrite(fold.meta, fold.rows) for fold in runs.values()])
-    crash_point("replicate.after-runs")
+    for _ in runs:
+        crash_point("replicate.before-deletions")
+        crash_point("replicate.after-key")
 
 
 async def _write_key(store: Store, topic: str, id_: str, fold: KeyFold) -> None:
