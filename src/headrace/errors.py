@@ -57,6 +57,7 @@
     │   ├── NoSuchRoute             a path, or a method of a path, that the gateway does not serve
     │   ├── NotFound                the gateway serves such things, and has none with this name
     │   ├── PreconditionFailed      the value is not the one that the request names
+    │   ├── RejectedCommand         an engine's application does not accept the command
     │   ├── BodyTooLarge            a request with more bytes than the gateway takes
     │   ├── WrongMediaType          a request in, or for, a form that the route does not have
     │   ├── ReadOnlyHandle          a write through something that was opened for reading
@@ -214,6 +215,7 @@ __all__ = [
     "RecordsLost",
     "Refused",
     "RefusedByPeer",
+    "RejectedCommand",
     "ReplayTooOld",
     "ReplicationStalled",
     "ReplyNotKept",
@@ -871,6 +873,18 @@ class PreconditionFailed(Refused):
 
     key: str
     says: ClassVar[str] = "{key} is not as the request expects it; nothing was written, read it and decide again"
+
+
+@dataclass(eq=False)
+class RejectedCommand(Refused):
+    """The application of an engine does not accept a command, as the gateway answers it; nothing was done."""
+
+    code: str
+    message: str
+    details: object
+
+    def __str__(self) -> str:
+        return self.message or f"the command was rejected: {self.code}"
 
 
 @dataclass(eq=False)

@@ -140,6 +140,23 @@ class OwnerExam(LogSetting):
         assert values(await _records(log, at)) == [b"before", b"after"]
         assert (old.epoch, new.epoch) == (None, 2)
 
+    async def test_an_epoch_that_is_written_again_outlives_what_the_log_drops(
+        self, log: Log, topic: str, start: StartNode
+    ) -> None:
+        """C15: retention removed the owner's first Epoch; the next one goes on from the one written again."""
+        at = TopicPartition(topic, 0)
+        first = await start("a")
+        owner = await owned(first.replica(at))
+        epoch = owner.epoch
+        assert epoch is not None
+        before = (await log.bounds(at)).end
+        await owner.refresh()
+        assert owner.epoch == epoch
+        await log.retention.truncate(at, before=before)
+        await first.stop()
+        second = await start("b")
+        assert (await owned(second.replica(at))).epoch == epoch + 1
+
     async def test_nobody_waits_after_a_release(self, topic: str, start: StartNode) -> None:
         """The next owner serves at once, because the last one said that it had stopped; the last one refuses all."""
         at = TopicPartition(topic, 0)

@@ -1,9 +1,10 @@
-"""A keyspace for the tests of the gateway."""
+"""A keyspace and an engine for the tests of the gateway."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.engine import Engine, Reject
 from headrace.keyspace import Context, Keyspace, State, handles, state
 
 
@@ -43,3 +44,35 @@ class Accounts(Keyspace, partitions=2, replicas=1, store="memory"):
     @handles(scatter=True, read=True)
     async def count(self, message: CountAccounts) -> int:
         return await self.balances.count()
+
+
+@dataclass(frozen=True)
+class Purse:
+    coins: int
+
+
+@dataclass(frozen=True)
+class Pay:
+    coins: int
+
+
+@dataclass(frozen=True)
+class Paid:
+    coins: int
+
+
+purses: Engine[Purse] = Engine("purses", state=Purse, partitions=1)
+
+
+@purses.command
+def pay(purse: Purse | None, command: Pay) -> Paid | Reject:
+    if command.coins < 0:
+        return Reject("negative", "coins are not negative", {"coins": command.coins})
+    if command.coins == 0:
+        raise RuntimeError("db-7.internal")
+    return Paid(command.coins)
+
+
+@purses.event
+def paid(purse: Purse | None, event: Paid) -> Purse:
+    return Purse((purse.coins if purse else 0) + event.coins)

@@ -1,4 +1,4 @@
-"""Keyspaces over HTTP and WebSocket, on one node of the embedded tier that all tests here share."""
+"""Keyspaces and engines over HTTP and WebSocket, on one node of the embedded tier that all tests here share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest_asyncio
 import websockets
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from tests.gateway.market import Account, Accounts, Deposit
+from tests.gateway.market import Account, Accounts, Deposit, purses
 
 from headrace.app import Headrace, connect
 from headrace.config import HeadraceSettings
@@ -76,8 +76,8 @@ async def market(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mark
         return PlainTextResponse("hello")
 
     app = App(Accounts, routes=[Route("/hello", hello)])
-    async with connect(settings=settings) as hr, hr.node(app):
-        gateway = hr.gateway(app)
+    async with connect(settings=settings) as hr, hr.node(app, purses):
+        gateway = hr.gateway(app, purses)
         transport = httpx.ASGITransport(gateway)
         async with (
             serving(gateway, settings.gateway) as running,
@@ -210,6 +210,45 @@ async def test_a_repeated_message_is_handled_once(market: Market) -> None:
     assert [each.json()["data"]["balance"] for each in answers] == [5, 5, 5]
     assert (await market.client.post(path, json={**body, "amount": 6}, headers=key)).status_code == 422
     assert (await market.client.get(f"{STATE}/once")).json()["data"]["balance"] == 5
+
+
+async def test_commands_reach_their_aggregate(market: Market) -> None:
+    """G1, G4: a command's events, state and version; a rejection is 409 with its code; a bug shows no internals."""
+    path, pay = "/engines/purses/p1", "/engines/purses/p1/commands/Pay"
+    assert (await market.client.get(path)).status_code == 404
+    done = (await market.client.post(pay, json={"coins": 3})).json()
+    assert (done["version"], done["state"], done["events"]) == (
+        1,
+        {"coins": 3},
+        [{"type": "Paid", "data": {"coins": 3}}],
+    )
+    read = await market.client.get(path)
+    assert (read.json()["state"], read.headers["etag"]) == ({"coins": 3}, '"1"')
+    rejected = await market.client.post(pay, json={"coins": -1})
+    assert (rejected.status_code, rejected.json()["code"], rejected.json()["details"]) == (
+        409,
+        "negative",
+        {"coins": -1},
+    )
+    failed = await market.client.post(pay, json={"coins": 0})
+    assert failed.status_code == 500
+    assert "db-7" not in failed.text
+    assert (await market.client.post(pay, json={"coins": 1}, headers={"if-match": '"7"'})).status_code == 412
+    assert (await market.client.post(pay, json={"coins": 1}, headers={"if-match": '"1"'})).status_code == 200
+    for body in ({}, {"coins": "x"}, [], 1):
+        assert (await market.client.post(pay, json=body)).status_code == 400
+    assert (await market.client.post("/engines/purses/p1/commands/Fly", json={})).status_code == 404
+    assert (await market.client.get("/engines/none/p1")).status_code == 404
+    assert (await market.client.get("/engines")).json() == {"engines": [{"name": "purses", "commands": ["Pay"]}]}
+
+
+async def test_a_repeated_command_is_done_once(market: Market) -> None:
+    """G14: Idempotency-Key is the command's id; the same key with another body is 422."""
+    pay, key = "/engines/purses/p2/commands/Pay", {"idempotency-key": "c-1"}
+    first, again = [(await market.client.post(pay, json={"coins": 2}, headers=key)).json() for _ in range(2)]
+    assert (first["version"], first["is_repeated"], again["version"], again["is_repeated"]) == (1, False, 1, True)
+    assert (await market.client.post(pay, json={"coins": 5}, headers=key)).status_code == 422
+    assert (await market.client.get("/engines/purses/p2")).json()["state"] == {"coins": 2}
 
 
 async def test_keyspaces_need_grants_of_their_own(market: Market) -> None:

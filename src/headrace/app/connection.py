@@ -120,24 +120,25 @@ class Headrace:
         return opened_projection(projection, self.tags, self.store)
 
     def gateway(
-        self, *parts: type[Keyspace] | App, routes: Sequence[GatewayRoute] = (), beside: ASGIApp | None = None
+        self, *parts: NodePart, routes: Sequence[GatewayRoute] = (), beside: ASGIApp | None = None
     ) -> GatewayApp:
         """Return the gateway of this connection, an ASGI application; `headrace.gateway.serving` serves it.
 
-        `parts` are the keyspaces that it serves, which needs a node (`hr.node`), and the routes of an App. `routes` are
-        further routes in the gateway's own manner, `beside` is an ASGI application of your own. Raises BadArgument if
-        no store was named, MissingExtra without the extra `gateway`.
+        `parts` are the keyspaces and engines that it serves, which needs a node (`hr.node`), and the routes of an App.
+        `routes` are further routes in the gateway's own manner, `beside` is an ASGI application of your own. Raises
+        BadArgument if no store was named, MissingExtra without the extra `gateway`.
         """
         from headrace import __version__
         from headrace.app.gateways import ConnectionParts, served_beside
         from headrace.gateway import GatewayApp, ServedKeyspace
 
-        app = App(*parts)
+        app = App(*(part for part in parts if not isinstance(part, Engine)))
         return GatewayApp(
             ConnectionParts(self.log, self.registry, self.tags, self.journal),
             self.settings.gateway,
             version=__version__,
             keyspaces=[ServedKeyspace(each.spec, self.keyspace(each)) for each in app.keyspaces.values()],
+            engines=[self.engine(part) for part in parts if isinstance(part, Engine)],
             routes=routes,
             beside=served_beside(app, beside),
         )

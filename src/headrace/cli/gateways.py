@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +14,7 @@ from headrace.app import Headrace
 from headrace.cli.loader import load
 from headrace.cli.options import Address, AsJson, StoreAddress, answer, with_headrace
 from headrace.config import GatewaySettings
+from headrace.engine import Engine
 from headrace.keyspace import App, Keyspace
 from headrace.runtime import shutdown_on_signals
 
@@ -29,7 +30,7 @@ Served = Annotated[
     typer.Option(
         "--app",
         metavar="MODULE:NAME",
-        help="An App or a Keyspace, which other nodes run, or an ASGI application to serve beside.",
+        help="An App, a Keyspace or an Engine, which other nodes run, or an ASGI application to serve beside.",
     ),
 ]
 
@@ -57,14 +58,23 @@ def run(
         async with shutdown_on_signals() as stopping, _gateway_of(hr, found) as gateway:
             await _serve(gateway, hr.settings.gateway, stopping, as_json=as_json)
 
-    with_headrace(address, store, use)
+    with_headrace(address, store, use, loop_factory=_fastest_loop())
+
+
+def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return the kind of loop to serve with: uvloop's, which does not exist for every platform."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 @contextlib.asynccontextmanager
 async def _gateway_of(hr: Headrace, found: Any) -> AsyncIterator[GatewayApp]:  # noqa: ANN401 - whatever was named
-    """Make the gateway. Keyspaces need a node, which has no partitions of its own: it only calls others."""
+    """Make the gateway. Keyspaces and engines need a node, which has no partitions of its own: it only calls others."""
     is_keyspace = isinstance(found, type) and issubclass(found, Keyspace)
-    if is_keyspace or isinstance(found, App):
+    if is_keyspace or isinstance(found, App | Engine):
         async with hr.node():
             yield hr.gateway(found)
     else:
@@ -80,7 +90,7 @@ async def _serve(gateway: GatewayApp, settings: GatewaySettings, stopping: async
         await stopping.wait()
 
 
-_APP_RULE = "name an App, a Keyspace or an ASGI application as module:name, such as shop.market:app"
+_APP_RULE = "name an App, a Keyspace, an Engine or an ASGI application as module:name, such as shop.market:app"
 
 
 @app.command("openapi")

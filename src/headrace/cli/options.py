@@ -66,9 +66,15 @@ def creating_settings() -> HeadraceSettings:
     return settings.model_copy(update={"store": settings.store.model_copy(update={"cassandra": cassandra})})
 
 
-def with_headrace(address: str | None, store: str | None, use: Callable[[Headrace], Awaitable[T]]) -> T:
-    """Open an existing Headrace, use it, and close it again. Raises NothingThere."""
-    return _run(address, store, command_settings(), use)
+def with_headrace(
+    address: str | None,
+    store: str | None,
+    use: Callable[[Headrace], Awaitable[T]],
+    *,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> T:
+    """Open an existing Headrace, use it, and close it again, on a loop of the given kind. Raises NothingThere."""
+    return _run(address, store, command_settings(), use, loop_factory)
 
 
 def creating_headrace(address: str | None, store: str | None, use: Callable[[Headrace], Awaitable[T]]) -> T:
@@ -110,10 +116,15 @@ def _unless_set(settings: HeadraceSettings, section: S, key: str) -> S:
 
 
 def _run(
-    address: str | None, store: str | None, settings: HeadraceSettings, use: Callable[[Headrace], Awaitable[T]]
+    address: str | None,
+    store: str | None,
+    settings: HeadraceSettings,
+    use: Callable[[Headrace], Awaitable[T]],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> T:
     async def run() -> T:
         async with connect(address, store=store, settings=settings) as hr:
             return await use(hr)
 
-    return asyncio.run(run())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(run())

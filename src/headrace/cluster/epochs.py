@@ -22,6 +22,7 @@ __all__ = [
     "OwnershipRecord",
     "Release",
     "batch_of",
+    "epoch_records",
     "is_same_tenure",
     "note_record",
     "ownership_in",
@@ -89,6 +90,12 @@ def ownership_records(
     value = _encode(record)
     headers = ((BATCH_HEADER, str(name).encode()),)
     return [NewRecord(at.topic, OWNERSHIP_KEY, value, headers, partition=at.partition) for at in changelogs]
+
+
+def epoch_records(epoch: Epoch, changelogs: Iterable[TopicPartition]) -> list[NewRecord]:
+    """Return an Epoch that is written again, as part of a batch that gets its name later."""
+    value = _encode(epoch)
+    return [NewRecord(at.topic, OWNERSHIP_KEY, value, partition=at.partition) for at in changelogs]
 
 
 def seed_records(changelogs: Iterable[TopicPartition], epoch: int, by: Identity) -> list[NewRecord]:

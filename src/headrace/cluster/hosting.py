@@ -38,6 +38,8 @@ _LOOK_EVERY_S = 0.1
 _RELEASE_S = 10.0
 # Whoever a partition was handed over to has so long to take it, before the last owner takes it back.
 _STAND_BACK_S = 2.0
+# Changelogs whose values all have a time to live drop what is older than that and a day, Epochs too.
+_REFRESH_S = 600.0
 
 
 class PartitionHost(Protocol):
@@ -326,6 +328,7 @@ class HostingNode:
         while True:
             for hosted in list(self._hosted.values()):
                 hosted.tell(self.view)
+                hosted.refresh_when_due()
             for name in list(self._groups):
                 OWNED.labels(name).set(sum(of == name for of, _ in self.owned()))
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -371,6 +374,8 @@ class _Hosted:
         self._owner_of = owner_of
         self._is_alive = is_alive
         self._stands_back_until_s = 0.0
+        self._refresh_at_s = asyncio.get_running_loop().time() + _REFRESH_S
+        self._refreshing: asyncio.Task[None] | None = None
         self._owner: Owner | None = None
         self._task: asyncio.Task[None] | None = None
         self._releasing: asyncio.Task[None] | None = None
@@ -417,6 +422,14 @@ class _Hosted:
         )
         if not self.epoch:
             self.follow(view)
+
+    def refresh_when_due(self) -> None:
+        """Write the Epoch again now and then, so that it does not get old."""
+        now_s = asyncio.get_running_loop().time()
+        if not self.epoch or self._owner is None or now_s < self._refresh_at_s:
+            return
+        self._refresh_at_s = now_s + _REFRESH_S
+        self._refreshing = asyncio.create_task(self._refresh(self._owner), name=f"headrace-refresh-{self.name}")
 
     async def stop(self) -> None:
         """Release the partition and close its copy."""
@@ -482,6 +495,14 @@ class _Hosted:
             if was_owned:
                 await host.lost()
             await host.close()
+
+    async def _refresh(self, owner: Owner) -> None:
+        try:
+            await owner.refresh()
+        except HeadraceError as error:
+            _logger.warning(
+                "an Epoch was not written again", group=self.name, partition=self._partition, error=str(error)
+            )
 
     def _failed(self, error: Exception) -> None:
         self.failure = str(error) or repr(error)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from prometheus_client import Counter
 
 from headrace.cluster.claimant import FAILED, Claimant, OwnedPartition
-from headrace.cluster.epochs import Closure, Epoch, Release, is_same_tenure, note_record, with_batch
+from headrace.cluster.epochs import Closure, Epoch, Release, epoch_records, is_same_tenure, note_record, with_batch
 from headrace.cluster.lease import LeaseKeeper
 from headrace.cluster.ownership import Outcome, Serve, due_s, outcome_of
 from headrace.cluster.tail import CLOCK_STEP_S, seconds, sleep_until
@@ -203,6 +203,11 @@ class Owner:
         if self._tenure is not None:
             self._tenure.is_ending = True
         await self._to_its_end(self._release())
+
+    async def refresh(self) -> None:
+        """Write this owner's Epoch once more, for changelogs that drop what is old. Raises what `commit` raises."""
+        epoch = self._expect_tenure().epoch
+        await self.commit(epoch_records(epoch, self._claimant.partition.changelogs))
 
     async def close_partition(self) -> None:
         """Close the partition for good: nobody owns it again. Raises NotPartitionOwner, TransactionFailed."""

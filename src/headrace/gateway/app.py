@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.config import GatewaySettings
+from headrace.engine import EngineClient
 from headrace.errors import (
     BodyTooLarge,
     Forbidden,
@@ -26,6 +27,7 @@ from headrace.errors import (
     TimedOut,
     Unauthenticated,
 )
+from headrace.gateway.engines import EngineRoutes
 from headrace.gateway.exchange import ClientLeft, Exchange, path_of
 from headrace.gateway.identity import Authentication, signed_parts
 from headrace.gateway.journals import JournalRoutes
@@ -58,8 +60,9 @@ _READS = ("GET", "HEAD")
 class GatewayApp:
     """The ASGI application.
 
-    `keyspaces` are served over HTTP and WebSocket. `routes` are further routes in the gateway's own manner. `beside` is
-    any ASGI application; it gets what no route takes, with the Caller in `scope["headrace.caller"]`.
+    `keyspaces` are served over HTTP and WebSocket, `engines` over HTTP. `routes` are further routes in the gateway's
+    own manner. `beside` is any ASGI application; it gets what no route takes, with the Caller in
+    `scope["headrace.caller"]`.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class GatewayApp:
         *,
         version: str,
         keyspaces: Sequence[ServedKeyspace] = (),
+        engines: Sequence[EngineClient[Any]] = (),
         routes: Sequence[GatewayRoute] = (),
         beside: ASGIApp | None = None,
     ) -> None:
@@ -96,6 +100,7 @@ class GatewayApp:
                 *TagRoutes(parts, terms, page_limit=settings.page_limit).routes(),
                 *SchemaRoutes(parts.registry).routes(),
                 *served.routes(),
+                *EngineRoutes(engines).routes(),
                 *self._operations.routes(),
                 *routes,
             ]

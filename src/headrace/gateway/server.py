@@ -129,12 +129,20 @@ def _config_of(app: GatewayApp, settings: GatewaySettings) -> uvicorn.Config:
 
 
 def _bound(settings: GatewaySettings) -> socket.socket:
+    """Return a socket that is bound to the address of the settings. Raises ListenFailed."""
     host, port = host_and_port(settings.listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because asyncio switches Nagle's algorithm off only where it is: answers in two parts would
+    # wait 40 ms for each other.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
     except OSError as error:
+        listener.close()
         raise ListenFailed(host, port, error.strerror or str(error)) from error
+    return listener
 
 
 def _url_of(listener: socket.socket, settings: GatewaySettings) -> str:

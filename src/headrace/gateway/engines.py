@@ -1,0 +1,140 @@
+"""Engines over HTTP: the state of an aggregate with its version, and commands to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from headrace.engine import EngineClient, Rejected, Success
+from headrace.errors import BadArgument, NotFound, NotReadable, PreconditionFailed, RejectedCommand, WrongVersion
+from headrace.gateway.requests import GatewayRequest
+from headrace.gateway.routes import JSON, GatewayRoute, Needs, RouteAnswer, RouteParameter
+from headrace.protocol import check_text
+
+__all__ = ["EngineRoutes"]
+
+_GROUP = "Engines"
+_ONE = "/engines/{engine}/{id}"
+_MOST_ID_BYTES = 255
+_RESULT = {"type": "object", "required": ["version", "events", "since", "is_repeated"]}
+
+
+class EngineRoutes:
+    """The routes of engines."""
+
+    def __init__(self, engines: Sequence[EngineClient[Any]]) -> None:
+        self._engines = {each.engine.name: each for each in engines}
+
+    def routes(self) -> list[GatewayRoute]:
+        """Return the routes."""
+        route = partial(GatewayRoute, group=_GROUP)
+        return [
+            route(
+                "GET",
+                "/engines",
+                self.listing,
+                "List the engines that the caller may read, with their commands.",
+                answer=RouteAnswer("The engines.", content={JSON: {"type": "object", "required": ["engines"]}}),
+            ),
+            route(
+                "GET",
+                _ONE,
+                self.read,
+                "Get the committed state of an aggregate; ETag is its version.",
+                answer=RouteAnswer("The state.", content={JSON: {"type": "object", "required": ["state", "version"]}}),
+                needs=Needs("read", "engine", "{engine}"),
+            ),
+            route(
+                "POST",
+                f"{_ONE}/commands/{{command}}",
+                self.send,
+                "Send a command to an aggregate; the answer comes when its events are in the log.",
+                answer=RouteAnswer("What the command led to.", content={JSON: _RESULT}),
+                needs=Needs("command", "engine", "{engine}"),
+                parameters=(
+                    RouteParameter("Idempotency-Key", "The command's id: sent again, it is done once.", place="header"),
+                    RouteParameter("If-Match", 'Only if the version is this one, as in "7".', place="header"),
+                    RouteParameter("since", "What an earlier answer gave, if another gateway was tried first."),
+                ),
+                body={JSON: {"type": "object"}},
+            ),
+        ]
+
+    async def listing(self, request: GatewayRequest) -> object:
+        """List engines."""
+        readable = [name for name in sorted(self._engines) if request.caller.may("read", "engine", name)]
+        return {"engines": [{"name": each, "commands": self._engines[each].engine.commands.names} for each in readable]}
+
+    async def read(self, request: GatewayRequest) -> object:
+        """Answer with the state of an aggregate; None if there is none."""
+        found = await self._client(request).aggregate(request.path["id"]).read()
+        if found.state is None:
+            return None
+        content = {"state": msgspec.to_builtins(found.state), "version": found.version, "since": found.since}
+        headers = {"etag": f'"{found.version}"', "cache-control": "no-cache"}
+        return Response(msgspec.json.encode(content), headers=headers, media_type=JSON)
+
+    async def send(self, request: GatewayRequest) -> object:
+        """Send a command. Raises RejectedCommand if the application does not accept it, and what the engine raises."""
+        client = self._client(request)
+        command = _command_of(client, request)
+        expected = _expected_of(request)
+        try:
+            result = await client.aggregate(request.path["id"]).send(
+                command,
+                command_id=_command_id_of(request),
+                expected_version=expected,
+                since=request.text("since"),
+            )
+        except WrongVersion as error:
+            raise PreconditionFailed(repr(request.path["id"])) from error
+        if isinstance(result, Rejected):
+            raise RejectedCommand(result.code, result.message, msgspec.to_builtins(dict(result.details)))
+        return _as_json(client, result)
+
+    def _client(self, request: GatewayRequest) -> EngineClient[Any]:
+        name = request.path["engine"]
+        if name not in self._engines:
+            raise NotFound(f"engine {name!r}")
+        return self._engines[name]
+
+
+def _command_of(client: EngineClient[Any], request: GatewayRequest) -> Any:  # noqa: ANN401 - of the application's class
+    name = request.path["command"]
+    if name not in client.engine.commands.names:
+        raise NotFound(f"command {name!r} of engine {client.engine.name!r}")
+    request.json(dict[str, Any])
+    try:
+        return client.engine.commands.decode(name, request.body)
+    except NotReadable as error:
+        raise BadArgument("body", "…", f"it has the fields of {name}: {error.reason}") from error
+
+
+def _command_id_of(request: GatewayRequest) -> str | None:
+    key = request.headers.get("idempotency-key")
+    return None if key is None else check_text("Idempotency-Key", key, least=1, most=_MOST_ID_BYTES)
+
+
+def _expected_of(request: GatewayRequest) -> int | None:
+    sent = request.headers.get("if-match")
+    if sent is None:
+        return None
+    text = sent.strip().strip('"')
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and sent.strip() == f'"{text}"'):
+        raise BadArgument("If-Match", sent[:60], 'it is the ETag of the aggregate, as in "7"')
+    return int(text)
+
+
+def _as_json(client: EngineClient[Any], result: Success[Any]) -> dict[str, Any]:
+    return {
+        "version": result.version,
+        "state": msgspec.to_builtins(result.state),
+        "events": [client.engine.events.payload(event) for event in result.events],
+        "value": msgspec.to_builtins(result.value),
+        "since": result.since,
+        "is_repeated": result.is_repeated,
+    }
