@@ -25,6 +25,8 @@ __all__ = ["Peer"]
 
 _CONNECT_S = 3.0
 _LOOK_EVERY_S = 0.05
+# A little longer than a node that leaves gives the requests which it still runs.
+_FINISH_S = 6.0
 
 
 class Peer:
@@ -50,9 +52,11 @@ class Peer:
         return await connection.call(method.encode(), payload, left_s)
 
     async def finish(self) -> None:
-        """Take no further requests, and close the connection when those in flight have ended."""
+        """Take no further requests, and close the connection when those in flight have ended, or had the time to."""
         self._is_closed = True
-        while any(connection.is_busy for connection in self._opened):  # noqa: ASYNC110 - each has a time to end
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + _FINISH_S
+        while loop.time() < until_s and any(each.is_busy for each in self._opened):  # noqa: ASYNC110 - it is counted
             await asyncio.sleep(_LOOK_EVERY_S)
         await self.close()
 
