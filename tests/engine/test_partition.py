@@ -415,8 +415,10 @@ async def test_records_of_others_in_the_state_topic_do_not_matter(setting: Engin
     bank = bank_engine(setting.name())
     first = await setting.owner(bank, "n1")
     await first.stop()
-    await setting.log.append([NewRecord(bank.state_topic, b"bad", b"nonsense", partition=0)])
+    keys = (b"bad", b"\xff")
+    await setting.log.append([NewRecord(bank.state_topic, key, b"nonsense", partition=0) for key in keys])
     second = await setting.owner(bank, "n2")
     with pytest.raises(NotReadable, match="record of an aggregate"):
         await second.send("bad", Deposit(1))
     assert (await second.send("good", Deposit(1))).version == 1
+    assert second.partition.housekeeping.sweep() == 3

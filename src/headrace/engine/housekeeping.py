@@ -9,7 +9,7 @@ from typing import Any
 from headrace.engine.command_queue import CommandQueue
 from headrace.engine.handling import CommandHandling
 from headrace.engine.records import pruned
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, NotReadable
 from headrace.observe import get_logger
 from headrace.runtime import Clock, moment_of
 from headrace.state import StatePartition
@@ -69,11 +69,19 @@ class EngineHousekeeping:
         if not self._may_confirm():
             return 0
         entries = self._replica.entries(self._sweep_after, None, limit=limit)
-        for key, entry in entries:
-            record = self._handling.values.decode(entry.value)
-            if record.state is None and record.version == 0:
-                bare = pruned(record, self._engine.limits, self._replica.now_ms)
-                if not bare.ids:
-                    self._queue.forget(key.decode(), bare.forgotten)
         self._sweep_after = entries[-1][0] + b"\x00" if len(entries) == limit else b""
+        for key, entry in entries:
+            self._sweep_one(key, entry.value)
         return len(entries)
+
+    def _sweep_one(self, key: bytes, value: bytes) -> None:
+        try:
+            aggregate, record = key.decode(), self._handling.values.decode(value)
+        except (UnicodeDecodeError, NotReadable) as error:
+            # No engine wrote it. Commands for that aggregate raise the error; the others are swept.
+            _logger.warning("a record is no aggregate's", at=str(self._replica.at), key=repr(key), error=str(error))
+            return
+        if record.state is None and record.version == 0:
+            bare = pruned(record, self._engine.limits, self._replica.now_ms)
+            if not bare.ids:
+                self._queue.forget(aggregate, bare.forgotten)
