@@ -94,7 +94,7 @@ BENCH = Bench(
             "events_per_s",
             unit="events/s",
             against="cassandra-driver writing the same rows in the same batches from 2 processes",
-            target=at_least(0.5),
+            target=at_least(0.6),
         ),
         Measure(
             "events_per_s_beside_one_at_a_time",

@@ -85,7 +85,7 @@ BENCH = Bench(
             "events_per_s",
             unit="events/s",
             against="sqlite3 bulk insert of the same rows",
-            target=at_least(0.5),
+            target=at_least(0.7),
         ),
         Measure("first_batch_s", unit="s"),
     ),

@@ -27,6 +27,9 @@ HOMES: tuple[tuple[str, ...], ...] = (
     ),
     (  # Kafka, ZooKeeper, a registry, databases, and servers of their own
         "tests/cluster/",
+        "tests/engine/test_kafka",
+        "tests/keyspace/test_kafka.py",
+        "tests/keyspace/test_processes_kafka.py",
         "tests/log/kafka/",
         "tests/outbox/",
         "tests/projection/",
@@ -65,6 +68,8 @@ SECONDS: dict[str, float] = {
     "tests/journal/test_machine.py": 25,
     "tests/log/kafka/test_clusters.py": 25,
     "tests/secured/test_submit.py": 25,
+    "tests/engine/test_simulation.py": 25,
+    "tests/keyspace/test_processes.py": 25,
     "tests/serde/test_registries.py": 25,
     "tests/services/test_running.py": 25,
     "tests/log/test_embedded_conformance.py": 20,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing.connection import Connection
 from threading import Semaphore
 from typing import Any
@@ -19,14 +19,15 @@ from cassandra.query import BatchStatement, BatchType, tuple_factory
 from benchmarks.harness import BenchFailed
 from benchmarks.workloads.events import events
 from headrace.config import CassandraStoreSettings
-from headrace.store.cassandra.columns import EVENT, event_values
+from headrace.store.cassandra.columns import EVENT, META, event_values, meta_values
 from headrace.store.cassandra.writer import cut
-from headrace.store.rows import EventRow
+from headrace.store.rows import EventRow, JournalMeta, meta_segment, write_time
 
 __all__ = ["IN_FLIGHT", "RowWriters", "journal_row"]
 
 TOPIC = "raw"
 SEGMENT_SIZE = 10_000
+META_SEGMENTS = CassandraStoreSettings().meta_segments
 NOW_MS = 1_790_000_000_000
 TIMEOUT_S = 120.0
 # As many keys as replication writes at a time; with more, a server on two cores answers with time-outs.
@@ -35,12 +36,16 @@ IN_FLIGHT = 64
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one process writes: `rows` rows of `keys` journals from seq_nr `first` on, batched or row by row."""
+    """What one process writes: `rows` rows of `keys` journals from seq_nr `first` on, batched or row by row.
+
+    With `has_heads` it writes the head of each journal behind its rows.
+    """
 
     first: int
     rows: int
     is_single: bool
     in_flight: int
+    has_heads: bool = False
 
 
 class RowWriters:
@@ -59,10 +64,10 @@ class RowWriters:
             self._processes.append(process)
         self._written = 0
 
-    def make(self, count: int, *, is_single: bool = False, in_flight: int = IN_FLIGHT) -> None:
+    def make(self, count: int, *, is_single: bool = False, in_flight: int = IN_FLIGHT, has_heads: bool = False) -> None:
         """Let the processes make their rows."""
         for pipe in self._pipes:
-            pipe.send(Part(self._written, count // len(self._pipes), is_single, in_flight))
+            pipe.send(Part(self._written, count // len(self._pipes), is_single, in_flight, has_heads))
         self._written += count
         self._wait()
 
@@ -106,6 +111,10 @@ class _Table:
         self._insert = self._session.prepare(
             f"INSERT INTO {keyspace}.journal (id, topic, segment, {columns}) VALUES ({marks}) USING TIMESTAMP ?"
         )
+        self._put_meta = self._session.prepare(
+            f"INSERT INTO {keyspace}.metajournal (topic, segment, {', '.join(META)}, created_date) "
+            f"VALUES ({', '.join('?' * (len(META) + 3))}) USING TIMESTAMP ?"
+        )
 
     def batches(self, rows: dict[str, list[EventRow]]) -> Iterator[Any]:
         """Yield the rows in batches as large as the store's."""
@@ -122,6 +131,13 @@ class _Table:
         for id_, own in rows.items():
             for row in own:
                 yield self._insert.bind((id_, TOPIC, row.segment, *event_values(row)))
+
+    def heads(self, rows: dict[str, list[EventRow]]) -> Iterator[Any]:
+        """Yield the head of each journal."""
+        for id_, own in rows.items():
+            meta = _head(id_, own[-1])
+            where = (TOPIC, meta_segment(id_, META_SEGMENTS))
+            yield self._put_meta.bind((*where, *meta_values(meta), write_time(meta.place)))
 
     def execute(self, statements: Iterator[Any], *, in_flight: int) -> None:
         """Execute all statements, with a limited number in flight."""
@@ -162,6 +178,22 @@ def journal_row(nr: int, payload: bytes, *, keys: int) -> EventRow:
     )
 
 
+def _head(id_: str, last: EventRow) -> JournalMeta:
+    return JournalMeta(
+        topic=TOPIC,
+        id=id_,
+        generation=last.generation,
+        partition=last.partition,
+        offset=last.offset,
+        seq_nr=last.seq_nr,
+        segment_size=SEGMENT_SIZE,
+        last_append=last.place,
+        created_ms=NOW_MS,
+        updated_ms=last.timestamp_ms,
+        record_id=last.record_id,
+    )
+
+
 def _serve(pipe: Connection, host: str, port: int, keyspace: str, keys: Sequence[int]) -> None:
     """Make rows and write them on request, until the pipe is closed."""
     table = _Table(host, port, keyspace)
@@ -181,7 +213,8 @@ def _serve(pipe: Connection, host: str, port: int, keyspace: str, keys: Sequence
 def _written(table: _Table, part: Part, rows: dict[str, list[EventRow]]) -> str | None:
     try:
         statements = table.singles(rows) if part.is_single else table.batches(rows)
-        table.execute(statements, in_flight=part.in_flight)
+        heads = table.heads(rows) if part.has_heads else iter(())
+        table.execute(chain(statements, heads), in_flight=part.in_flight)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None

@@ -11,6 +11,8 @@ import pytest
 import pytest_asyncio
 
 from headrace.cluster import ClusterView, GroupSpec, Holding, Node, PartitionRequest
+from headrace.cluster.node import ConnectionPool
+from headrace.cluster.server import IncomingRequest, NodeServer
 from headrace.config import ClusterSettings, HeadraceSettings, LogSettings
 from headrace.errors import BadArgument, Closed, DuplicateNode, NotPartitionOwner, TimedOut
 from headrace.testing.processes import running_function
@@ -129,6 +131,29 @@ async def test_a_drained_node_hands_over_without_a_failed_request(another: OpenN
         await asyncio.sleep(0.005)
     stop.set()
     await loading
+
+
+async def test_what_a_member_was_asked_before_it_left_is_answered() -> None:
+    """C13: a caller that hears of its leaving first does not cut the connection that the reply will come over."""
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: IncomingRequest) -> bytes:
+        asked.set()
+        await may_answer.wait()
+        return request.payload
+
+    settings = ClusterSettings(name="c")
+    server, pool = NodeServer("two", {"echo": answer}, settings), ConnectionPool("one", settings)
+    await server.start()
+    calling = asyncio.create_task(pool.peer("two", server.address).call("echo", b"x", timeout_s=30))
+    await asked.wait()
+    pool.keep(())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(calling), 0.05)
+    may_answer.set()
+    assert await calling == b"x"
+    await pool.close()
+    await server.stop()
 
 
 async def test_a_second_node_with_the_id_stops(another: OpenNode) -> None:

@@ -281,6 +281,20 @@ async def test_a_repeatable_request_follows_its_partition(world: World) -> None:
     assert await writing == b"node-1 0 w"
 
 
+async def test_a_read_waits_for_no_other_request(world: World) -> None:
+    """C9: one that is repeated overtakes what a frozen owner was asked before, and may never answer."""
+    world["node-1"].gate.clear()
+    writing = asyncio.create_task(world.router.ask("accounts", key_of(0), b"w", timeout_s=30))
+    await until(lambda: len(world["node-1"].seen) == 1)
+    reading = asyncio.create_task(world.router.ask("accounts", key_of(0), b"r", is_read=True, timeout_s=30))
+    await until(lambda: len(world["node-1"].seen) == 2)
+    world.announce({0: "node-2"})
+    assert await asyncio.wait_for(reading, 10) == b"node-2 0 r"
+    assert not writing.done()
+    world["node-1"].gate.set()
+    assert await writing == b"node-1 0 w"
+
+
 async def test_a_refusal_is_never_repeated(world: World) -> None:
     """C8: not by an ask, and not by an ack."""
     for send in (world.router.ask, world.router.ack):

@@ -8,16 +8,22 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.engine.models import Account, Close, Deposit, Deposited, Note, Withdraw, bank_engine, counter_engine
+from tests.suites.journal_setting import replicate
 
 from headrace.app import Headrace, connect
 from headrace.config import ClusterSettings, EmbeddedLogSettings, HeadraceSettings, LogSettings
 from headrace.engine import Engine, Failed, Rejected, Success
 from headrace.errors import BadArgument, ImpossibleTopicChange, TopicClaimed, UnknownCommand, WrongEngineTopic
-from headrace.journal import grow_topic
-from headrace.model import Event
-from headrace.observe import render
+from headrace.journal import change_terms, grow_topic
+from headrace.model import Event, TopicPartition
+from headrace.observe import render, traces
+from headrace.pipeline.jobs.expiry import purge_expired_of
 from headrace.testing.conformance.log_setting import eventually
 
 
@@ -108,6 +114,16 @@ async def test_nobody_else_writes_to_the_journal_of_an_engine(bank: tuple[Headra
     assert (await hr.engine(engine).aggregate("acc-1").send(Deposit(1))).version == 2
 
 
+async def test_expired_journals_of_an_engine_are_left_alone(tmp_path: Path) -> None:
+    """N38: the job that purges expired journals is refused, naming the engine."""
+    async with connect(f"embedded:{tmp_path}", settings=_settings("n1")) as hr:
+        await hr.journal("t", partitions=1).append("a", [Event(1, {})], expire_after="1 ms")
+        await replicate(hr.log, hr.store, "t")
+        await change_terms(hr.store.settings, "t", lambda terms: msgspec.structs.replace(terms, engine="bank"))
+        with pytest.raises(TopicClaimed, match="purge_expired is refused in topic 't': engine 'bank'"):
+            await purge_expired_of(hr.log, hr.store, TopicPartition("t", 0), 10**14)
+
+
 async def test_topics_that_an_engine_can_not_use_are_refused(tmp_path: Path) -> None:
     """N38: a journal that others wrote, another engine's, or one with another number of partitions."""
     settings = _settings("n1")
@@ -127,7 +143,7 @@ async def test_topics_that_an_engine_can_not_use_are_refused(tmp_path: Path) -> 
 
 
 async def test_results_and_errors_reach_the_caller_typed(bank: tuple[Headrace, Engine[Account]]) -> None:
-    """N6, N7, N22: a success and a rejection are values; a failure is raised, or returned with `outcome_known`."""
+    """N6, N7, N22, N26: a success and a rejection are values; a failure is raised, or returned with `outcome_known`."""
     hr, engine = bank
     account = hr.engine(engine).aggregate("acc-1")
     applied = await account.apply_events([Deposited(5), Deposited(6)])
@@ -149,6 +165,30 @@ async def test_results_and_errors_reach_the_caller_typed(bank: tuple[Headrace, E
     metrics = render()
     for stage in ("route", "load", "handle", "serialize", "publish", "apply"):
         assert f'headrace_engine_stage_seconds_count{{engine="bank",stage="{stage}"}}' in metrics
+
+
+async def test_a_command_is_traced_from_the_caller_to_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N26: the spans of caller and owner, and the record in the journal, have one trace; a node's health is a tree."""
+    exporter, engine = InMemorySpanExporter(), bank_engine()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(traces, "_tracer", provider.get_tracer("test"))
+    async with _node(tmp_path, "n1", engine), _node(tmp_path, "n2") as caller:
+        await caller.engine(bank_engine()).aggregate("a").send(Deposit(1))
+        (event,) = [each async for each in caller.journal("bank", read_only=True).read("a")]
+        assert caller._node is not None
+        tree = caller._node.health
+        assert (tree.is_up, [child.name for child in tree.children]) == (True, ["bank"])
+        tree.child("bank").child("0").down("broken")
+        assert tree.state == "down"
+    spans = {each.name: each for each in exporter.get_finished_spans() if each.name.startswith("engine.")}
+    sent, handled = spans["engine.send"], spans["engine.handle"]
+    assert handled.parent is not None
+    assert sent.context is not None
+    assert handled.parent.span_id == sent.context.span_id
+    assert f"{sent.context.trace_id:032x}" in event.headers["traceparent"]
 
 
 async def test_a_program_that_starts_again_finds_its_aggregates(tmp_path: Path) -> None:

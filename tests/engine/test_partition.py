@@ -22,6 +22,7 @@ from headrace.errors import (
     OutcomeUnknown,
     RecordTooLarge,
     StateBroken,
+    StateDiskFull,
 )
 from headrace.model import NewRecord, TopicConfig
 from headrace.state import BatchName
@@ -272,6 +273,30 @@ async def test_a_command_tried_too_often_is_not_handled_again(setting: EngineSet
     assert (await node.send("a", Deposit(1), command_id="x", attempt=4)).is_repeated
 
 
+async def test_a_command_that_must_be_alone_is_not_starved(setting: EngineSetting) -> None:
+    """N37: a repeated command gets its own batch, however many others arrive; those go on afterwards."""
+    bank = bank_engine(setting.name(), limits=EngineLimits(batch_commands=2))
+    node = await setting.owner(bank)
+    is_over = asyncio.Event()
+
+    async def flood(aggregate: str) -> int:
+        count = 0
+        while not is_over.is_set():
+            count = (await node.send(aggregate, Deposit(1))).version
+        return count
+
+    floods = [asyncio.create_task(flood(f"flood-{n % 2}")) for n in range(20)]
+    await asyncio.sleep(0)
+    for number in range(3):
+        asked = await node.send("a", Query(), attempt=2, command_id=f"q-{number}", timeout_s=3)
+        done = await node.send("a", Deposit(1), attempt=2, command_id=f"x-{number}", timeout_s=3)
+        assert (asked.value, done.version) == (number or None, number + 1)
+    is_over.set()
+    assert min(await asyncio.gather(*floods)) > 1
+    own = [each for each in await setting.records(bank.name) if each.key == b"a"]
+    assert len({batch_of(each) for each in own}) == 3
+
+
 async def test_a_marker_without_ids_becomes_a_tombstone_and_nothing_is_done_twice(setting: EngineSetting) -> None:
     """N20, N33: the record goes when its ids are too old; the partition remembers that it forgot them."""
     limits = EngineLimits(command_ids_s=0.0)
@@ -348,6 +373,28 @@ async def test_a_state_that_cannot_be_read_fails_the_command_alone(
         with pytest.raises(StateBroken, match="the disk is gone"):
             await node.send("a", Deposit(1))
     assert (await node.send("a", Deposit(1))).version == 1
+
+
+async def test_what_is_committed_and_not_applied_is_read_from_the_log(
+    setting: EngineSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N11, N28: a store that fails after the commit costs nothing: the next command sees what was done."""
+    bank = bank_engine(setting.name())
+    node = await setting.owner(bank)
+    replica: Any = node.partition._replica
+    apply, failures = replica.apply_committed, [StateDiskFull("folder", "no space left")]
+
+    def full_once(*args: Any, **options: Any) -> None:
+        if failures:
+            raise failures.pop()
+        apply(*args, **options)
+
+    monkeypatch.setattr(replica, "apply_committed", full_once)
+    first, second = await asyncio.gather(node.send("a", Deposit(1)), node.send("a", Deposit(2)))
+    third = await node.send("a", Withdraw(3))
+    assert [each.version for each in (first, second, third)] == [1, 2, 3]
+    assert not failures
+    assert [each["amount"] for each in await setting.payloads(bank)] == [1, 2, 3]
 
 
 async def test_an_event_without_a_change_moves_the_version_over_a_failover(setting: EngineSetting) -> None:

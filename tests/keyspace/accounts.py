@@ -163,6 +163,7 @@ class Accounts(Keyspace, partitions=2, replicas=2, store="memory"):
     @handles
     async def forward(self, message: Forward, context: Context) -> list[str]:
         """Ask along a chain of keys."""
+        RUNS[message.id] += 1
         if not message.rest:
             return [message.id]
         below: list[str] = await context.ask(Accounts, Forward(message.rest[0], message.rest[1:]))

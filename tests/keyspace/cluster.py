@@ -55,11 +55,14 @@ class Processes:
         """Return new keys, spread over the partitions."""
         return [new_key(n % 2) for n in range(count)]
 
-    def owner(self, partition: int) -> str:
-        """Return the node that owns a partition, as the caller knows it."""
-        owner = self.caller.node.view.owners["counters"][partition].member
-        assert owner in self.children, owner
-        return owner
+    async def owner(self, partition: int) -> str:
+        """Return the node that owns a partition, as the caller knows it, when it knows one."""
+
+        async def is_known() -> bool:
+            return partition in self.caller.node.view.owners.get("counters", {})
+
+        await eventually(is_known, every_s=0.01, what="an owner")
+        return self.caller.node.view.owners["counters"][partition].member
 
     async def settled(self) -> None:
         """Wait until every partition has an owner and a standby that has caught up."""

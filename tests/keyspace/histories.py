@@ -88,7 +88,7 @@ class Load:
             with self._counting("ask"):
                 reply = await self._client.ask(Add(history.key), message_id=uuid.uuid4().hex)
                 history.end_ask(floor, reply)
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.005)
 
     async def read_on(self, history: KeyHistory) -> None:
         """Read again and again."""
@@ -96,7 +96,7 @@ class Load:
             floor = history.seen
             with self._counting("get"):
                 history.end_read(floor, await self._client.get("totals", history.key) or 0)
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.005)
 
     @contextlib.contextmanager
     def _counting(self, what: str) -> AsyncIterator[None]:  # type: ignore[misc]

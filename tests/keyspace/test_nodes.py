@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from headrace.errors import (
     Unavailable,
     WrongGroupSize,
 )
-from headrace.keyspace import EVERY_NODE, Keyspace, KeyspaceClient, State, StateFolder, state
+from headrace.keyspace import EVERY_NODE, Keyspace, KeyspaceClient, State, StateFolder, handles, resize_keyspace, state
 from headrace.keyspace.partition import KeyspacePartition
 from headrace.log import open_log
 from headrace.model import Cleanup
@@ -43,6 +44,27 @@ class Fading(Keyspace, partitions=1, replicas=2, store="memory"):
     """A keyspace whose every value has a time to live."""
 
     notes: State[str, str] = state(ttl="1h")
+
+
+@dataclass
+class Sell:
+    """Sell some of what lies on a shelf."""
+
+    shop: str
+    shelf: int
+
+
+class Shelves(Keyspace, partitions=2, replicas=1, store="memory"):
+    """Messages whose keys have two parts, the first of which decides the partition."""
+
+    sold: State[tuple[str, int], int] = state()
+
+    @handles(key=lambda message: (message.shop, message.shelf))
+    async def sell(self, message: Sell) -> int:
+        """Count."""
+        total = (await self.sold.get((message.shop, message.shelf)) or 0) + 1
+        await self.sold.put((message.shop, message.shelf), total)
+        return total
 
 
 @pytest.fixture
@@ -82,6 +104,16 @@ async def test_an_id_is_remembered_by_the_next_owner(place: Place) -> None:
         async with serving(place, "c", Accounts):
             assert [await caller.client.ask(Deposit(key, 5), message_id="m") for key in keys] == first
             assert [await caller.client.get("balances", key) for key in keys] == [5, 5]
+
+
+async def test_an_id_is_remembered_after_a_resize(place: Place) -> None:
+    """C17: the reply to a message whose key has several parts moves to the partition of the key's first part."""
+    messages = [Sell(new_key(), shelf) for shelf in range(6)]
+    async with serving(place, "a", Shelves) as served:
+        assert [await served.client.ask(each, message_id="m") for each in messages] == [1] * 6
+        await resize_keyspace(served.headrace.log, served.headrace.settings, Shelves, 5)
+        assert [await served.client.ask(each, message_id="m", timeout_s=60) for each in messages] == [1] * 6
+        assert await served.client.ask(messages[0], message_id="n") == 2
 
 
 async def test_changes_over_a_hand_over_have_no_hole_and_no_double(place: Place) -> None:

@@ -37,6 +37,8 @@ ON_SERVERS = {
     "test_one_task_has_one_partition",
     "test_skip_passes_the_record_and_applies_what_was_held",
     "test_partitions_added_behind_our_back_stop_replication",
+    "test_what_was_done_to_views_by_hand_is_named_and_repaired",
+    "test_an_audit_reads_each_record_once",
 }
 
 # A Spark of its own each, which is most of a minute. Others prove the same as well: E5, K12; and K2 with secrets

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 
 import msgspec
 import pytest
@@ -14,14 +14,19 @@ from tests.suites.journal_memory import MemoryStore
 from tests.suites.journal_script import Script
 
 from headrace.journal import replicate_batch
-from headrace.log import Log
-from headrace.model import Batch, Record, TopicPartition
+from headrace.model import Record, TopicPartition
 from headrace.pipeline.audits.findings import Finding, FindingKind
+from headrace.pipeline.audits.journal_groups import JournalRows, chunks
 from headrace.pipeline.audits.journals import KeyLook, look_at_key
 from headrace.pipeline.audits.judge import BY_HAND, pointer_findings
+from headrace.pipeline.audits.log_facts import FactsOfTopic, LogFact, MarkFact, StretchFact, decode_fact
+from headrace.pipeline.audits.log_scan import LogScan
 from headrace.pipeline.audits.repair import repair_journal
-from headrace.pipeline.audits.windows import AuditWindow, MovingWindow, WindowStretch, entries_of, slices, survey
-from headrace.protocol.actions import Append
+from headrace.pipeline.audits.row_columns import RowKind
+from headrace.pipeline.audits.windows import AuditWindow, RunningState, TopicWindow, WindowStretch
+from headrace.pipeline.logs.records import LOG_COLUMNS, batch_of_records, records_of_batch
+from headrace.protocol import ACTION_HEADER, Entry, Mark, batch_of, encode_action, entry_of
+from headrace.protocol.actions import Append, Verdict
 from headrace.protocol.fold import exists
 from headrace.protocol.headers import decode_action
 from headrace.protocol.layout import Generation, Layout
@@ -30,17 +35,29 @@ from headrace.store import EventRow, JournalMeta, ReplicatedOffset, Store
 TTL_S = 10.0**10  # the records of a script are years old
 
 
-class ListedLog:
-    """A partition's records, read as a log's are."""
+Scanned = tuple[dict[int, list[LogFact]], list[tuple[Record, int, int]]]
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._records = records
 
-    async def read(self, at: object, start: int, end: int, *, headers_only: bool = False) -> AsyncIterator[Batch]:
-        found = [record for record in self._records if start <= record.offset < end]
-        if headers_only:
-            found = [msgspec.structs.replace(record, value=None) for record in found]
-        yield Batch(found, end)
+def scan_in_stretches(records: Sequence[Record], *, size: int) -> Scanned:
+    """Scan records in stretches, as tasks do; returns facts by partition, and each record with its stretch and time."""
+    noted: dict[int, list[LogFact]] = {}
+    rows: list[tuple[Record, int, int]] = []
+    for start in range(0, len(records), size):
+        for batch in LogScan(1)(iter([batch_of_records(records[start : start + size])])):
+            found = records_of_batch(batch.select(LOG_COLUMNS))
+            more = (batch.column(name).to_pylist() for name in ("kind", "stretch", "log_time_ms"))
+            for record, kind, first, log_time_ms in zip(found, *more, strict=True):
+                if kind == RowKind.FACT:
+                    noted.setdefault(record.partition, []).append(decode_fact(record.value or b""))
+                else:
+                    rows.append((record, first, log_time_ms))
+    return noted, rows
+
+
+@cache
+def scan_of(script: Script) -> Scanned:
+    """Scan a whole script."""
+    return scan_in_stretches(script.records, size=5)
 
 
 class Scene:
@@ -52,11 +69,21 @@ class Scene:
         self.tables = store.tables
         replicated = store.tables.replicated[script.at]
         stretch = WindowStretch(script.at, start, replicated.offset, script.offset, 0, replicated)
-        self.window = AuditWindow(_layout(script), script.at, {script.at.partition: stretch})
-        self.log: Log = ListedLog(script.records)  # type: ignore[assignment]
+        self.topic_window = TopicWindow(_layout(script), {script.at.partition: stretch})
+        self.window = self.topic_window.of_partition(script.at.partition)
+
+    def entries_of(self, ids: Collection[str]) -> dict[str, list[Entry]]:
+        noted, rows = scan_of(self.script)
+        facts = FactsOfTopic(self.topic_window, noted).of(self.script.at.partition)
+        found: dict[str, list[Entry]] = {id_: [] for id_ in ids}
+        for record, first, log_time_ms in rows:
+            entry = facts.entry(record, first=first, log_time_ms=log_time_ms)
+            if entry is not None and entry.id in found:
+                found[entry.id].append(entry)
+        return found
 
     async def looks(self) -> dict[str, KeyLook]:
-        by_id = await entries_of(self.log, self.window, IDS)
+        by_id = self.entries_of(IDS)
         return {
             id_: await look_at_key(self.store, self.window, id_, entries, marker_ttl_s=TTL_S)
             for id_, entries in by_id.items()
@@ -214,7 +241,7 @@ async def test_a_purge_marker_whose_time_is_up_is_not_missed() -> None:
     await replicate_batch(store, _layout(script), script.at, script.records, up_to=1)
     del store.tables.metas["t", "a"]
     scene = Scene(script, store)
-    by_id = await entries_of(scene.log, scene.window, ["a"])
+    by_id = scene.entries_of(["a"])
     old = await look_at_key(scene.store, scene.window, "a", by_id["a"], marker_ttl_s=60)
     young = await look_at_key(scene.store, scene.window, "a", by_id["a"], marker_ttl_s=TTL_S)
     assert old.is_clean
@@ -222,18 +249,83 @@ async def test_a_purge_marker_whose_time_is_up_is_not_missed() -> None:
     assert named(young.verdict.findings) == {("a", FindingKind.META_MISSING, None)}
 
 
-async def test_slices_hold_every_journal_once_and_whole() -> None:
-    """K16: however small the slices are, together they are the window, and no journal is in two of them."""
+async def test_chunks_hold_every_journal_once_and_whole() -> None:
+    """K16: however small the chunks are, together they are the window, and no journal is in two of them."""
     made = await scene(11, actions=60)
-    found = await survey(made.log, made.window)
-    assert all(id_ in found for id_ in IDS)
-    assert "nobody" not in found
-    moving = MovingWindow(made.window, lambda: asyncio.sleep(0, made.window))
-    by_slice = [each async for each in slices(made.log, moving, found, events_at_once=5)]
-    assert len(by_slice) > 5
-    ids = [id_ for each in by_slice for id_ in each]
-    assert sorted(ids) == sorted(set(ids))
-    assert sum(len(entries) for each in by_slice for entries in each.values()) == found.records
+    facts = FactsOfTopic(made.topic_window, {})
+    by_id = made.entries_of(IDS)
+    journals = [JournalRows(facts, id_, entries=entries) for id_, entries in by_id.items()]
+    found = list(chunks(journals, events_at_once=5))
+    assert len(found) > 1
+    assert [journal.id for chunk in found for journal in chunk] == list(by_id)
+    assert [journal.entries for chunk in found for journal in chunk] == list(by_id.values())
+    assert [len(chunk) for chunk in chunks(journals, events_at_once=10**6)] == [len(by_id)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_stretches_give_each_record_what_one_reader_gives_it(seed: int) -> None:
+    """FP2: log time, generation and segment size are those of a reader of the whole partition, wherever it is cut."""
+    rng = random.Random(seed)
+    script = random_history(rng, actions=40)
+    marks = {rng.randrange(script.offset): Mark(id="m", generation=n % 3 or None, segment_size=n) for n in range(1, 5)}
+    records = [
+        msgspec.structs.replace(
+            record,
+            timestamp_ms=rng.randrange(1000),
+            headers=encode_action(marks[record.offset]) if record.offset in marks else record.headers,
+        )
+        for record in script.records
+    ]
+    floors_ms = {0: 100, 1: 700, 2: 900}
+    whole = batch_of(records, 0, log_time_ms=floors_ms[0])
+    stretch = WindowStretch(script.at, 0, script.offset - 1, script.offset, 0, None)
+    window = TopicWindow(_layout(script), {script.at.partition: stretch}, floors_ms)
+    expected = _one_reader(records, floors_ms)
+    for size in (1, 3, 7, len(records)):
+        noted, rows = scan_in_stretches(records, size=size)
+        facts = FactsOfTopic(window, noted)
+        of = facts.of(script.at.partition)
+        entries = [of.entry(record, first=first, log_time_ms=time_ms) for record, first, time_ms in rows]
+        assert [entry for entry in entries if entry is not None] == expected
+        assert (of.after.generation, of.after.segment_size) == (whole.generation, whole.segment_size)
+        assert facts.records == {script.at.partition: len(records)}
+
+
+def test_the_scan_leaves_out_what_no_fold_needs() -> None:
+    """FP2: Marks, which may be many under one key, and records without a key; poison and verdicts hold and release."""
+    at = TopicPartition("t", 0)
+    poison = ((ACTION_HEADER, b'{"mark":{}}'),)
+    headers = [
+        encode_action(Mark(id="m")),
+        encode_action(Append(first=1, last=1, payload_format="json")),
+        encode_action(Verdict(id="v", held_from=1, is_skip=True)),
+        encode_action(Mark(id="s", segment_size=7)),
+        (),
+        poison,
+        encode_action(Append(first=1, last=1, payload_format="json")),
+    ]
+    keys = [*[b"k"] * 6, None]
+    records = [Record(*at, n, 5, keys[n], None, each) for n, each in enumerate(headers)]
+    batches = list(LogScan(2)(iter([batch_of_records(records), batch_of_records([])])))
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert [row["offset"] for row in rows if row["kind"] == RowKind.RECORD] == [1, 2, 4, 5]
+    facts = [(row["task"], decode_fact(row["value"])) for row in rows if row["kind"] == RowKind.FACT]
+    mark = MarkFact(3, None, 7)
+    assert facts == [(0, StretchFact(0, 5, 7)), (0, mark), (1, StretchFact(0, 5)), (1, mark)]
+
+
+def _one_reader(records: Sequence[Record], floors_ms: Mapping[int, int]) -> list[Entry]:
+    found, state = [], RunningState(0, floors_ms[0], 10_000)
+    for record in records:
+        state = state._replace(log_time_ms=max(state.log_time_ms, record.timestamp_ms))
+        entry = entry_of(record, state.generation, log_time_ms=state.log_time_ms, segment_size=state.segment_size)
+        if entry is not None and isinstance(entry.action, Mark):
+            generation = max(state.generation, entry.action.generation or 0)
+            floor_ms = max(state.log_time_ms, floors_ms.get(generation, 0))
+            state = RunningState(generation, floor_ms, entry.action.segment_size or state.segment_size)
+        elif entry is not None:
+            found.append(entry)
+    return found
 
 
 def test_a_replicated_offset_that_no_replication_stored_is_named() -> None:

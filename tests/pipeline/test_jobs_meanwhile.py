@@ -6,24 +6,22 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import pytest
 from tests.pipeline.by_hand import Sql
+from tests.pipeline.local_looks import Between, audit_here, backfill_here
 from tests.pipeline.tier import dump_of
 from tests.suites.journal_setting import replicate
 
-from headrace.journal import JOURNAL_TOPIC, Journal, grow_topic
+from headrace.journal import JOURNAL_TOPIC, Journal, grow_topic, pass_verdict
 from headrace.log import Log
-from headrace.model import Event, TopicPartition, partition_of
+from headrace.model import Event, NewRecord, TopicPartition, partition_of
 from headrace.pipeline import Endpoints
-from headrace.pipeline.audits.findings import CHECKED
-from headrace.pipeline.jobs import audit as audit_task
-from headrace.pipeline.jobs import backfill as backfill_task
-from headrace.pipeline.jobs.audit import AuditTask, audit_partition
-from headrace.pipeline.jobs.backfill import backfill_partition
+from headrace.pipeline.audits import second_look
+from headrace.pipeline.audits.second_look import AuditTask
 from headrace.pipeline.jobs.job_reports import AuditedPartition, BackfilledPartition
 from headrace.pipeline.spark.process import close_all, log_of, run, store_of
-from headrace.store import Store
+from headrace.protocol import ACTION_HEADER
+from headrace.store import JournalMeta, Store
 
 TOPIC = "t"
 KEYS = [f"k{n}" for n in range(12)]
@@ -74,22 +72,19 @@ class Here:
     def lose_rows(self) -> None:
         Sql(self).lose_rows(self.topic, KEYS)  # type: ignore[arg-type]
 
-    def audit(self, partition: int, *, repair: bool = False) -> tuple[AuditedPartition, list[dict[str, Any]]]:
-        """Audit one partition; returns the report and the findings."""
-        arguments = {"repair": repair, "events_at_once": 5}
-        rows = [
-            row
-            for batch in audit_partition(self.endpoints, TopicPartition(self.topic, partition), arguments)
-            for row in batch.to_pylist()
-        ]
-        (report,) = [
-            msgspec.json.decode(row["detail"], type=AuditedPartition) for row in rows if row["kind"] == CHECKED
-        ]
-        return report, [row for row in rows if row["kind"] != CHECKED]
+    def audit(
+        self, *, repair: bool = False, between: Between | None = None
+    ) -> tuple[list[AuditedPartition], list[dict[str, Any]]]:
+        """Audit all partitions; returns their reports and the findings."""
+        return audit_here(self.endpoints, self.topic, repair=repair, events_at_once=5, between=between)
 
-    def backfill(self, partition: int, **asked: int) -> BackfilledPartition:
-        (batch,) = backfill_partition(self.endpoints, TopicPartition(self.topic, partition), asked)
-        return msgspec.json.decode(batch.to_pylist()[0]["report"], type=BackfilledPartition)
+    def backfill(self, *, between: Between | None = None, **asked: int) -> list[BackfilledPartition]:
+        """Back-fill all partitions; returns their reports."""
+        return backfill_here(self.endpoints, self.topic, between=between, **asked)
+
+    def remove(self, before: int) -> None:
+        """Remove the start of the log, as replication would."""
+        self.on(lambda log, _: log.retention.truncate(TopicPartition(self.topic, 0), before=before))
 
 
 @pytest.fixture
@@ -97,46 +92,28 @@ def here(endpoints: Endpoints) -> Here:
     return Here(endpoints)
 
 
-def then_remove(survey: Callable[..., Awaitable[T]], before: int) -> Callable[..., Awaitable[T]]:
-    """Return a survey after which the log's start is removed, as replication would."""
-
-    async def surveyed(log: Log, window: Any) -> T:
-        found = await survey(log, window)
-        await log.retention.truncate(TopicPartition(TOPIC, 0), before=before)
-        return found
-
-    return surveyed
-
-
-def test_an_audit_goes_on_when_the_start_of_its_window_is_removed(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_audit_goes_on_when_the_start_of_its_window_is_removed(here: Here) -> None:
     """K15: what replication removes meanwhile is in the store; the rest is judged, and every journal is looked at."""
     here.write(1, 3, partitions=1)
-    monkeypatch.setattr(audit_task, "survey", then_remove(audit_task.survey, before=30))
-    report, findings = here.audit(0)
-    assert (report.error, findings, report.journals) == (None, [], len(KEYS))
+    (report,), findings = here.audit(between=lambda: here.remove(before=30))
+    assert (findings, report.journals, report.first) == ([], len(KEYS), 30)
 
 
-def test_journals_whose_records_were_all_removed_meanwhile_are_judged_too(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_journals_whose_records_were_all_removed_meanwhile_are_judged_too(here: Here) -> None:
     """K15: a head that somebody changed is found, though no record of the journal is left when its turn comes."""
     here.write(1, 3, partitions=1)
     Sql(here).change_head(TOPIC, "k0")  # type: ignore[arg-type]
-    monkeypatch.setattr(audit_task, "survey", then_remove(audit_task.survey, before=36))
-    report, findings = here.audit(0)
-    assert (report.error, report.journals) == (None, len(KEYS))
+    (report,), findings = here.audit(between=lambda: here.remove(before=36))
+    assert report.journals == len(KEYS)
     assert {finding["id"] for finding in findings} == {"k0"}
 
 
-def test_a_back_fill_goes_on_when_the_start_of_its_window_is_removed(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_back_fill_goes_on_when_the_start_of_its_window_is_removed(here: Here) -> None:
     """K14: what is left of the range is applied, and the report says from where."""
     here.write(1, 3, partitions=1)
     before = here.dump()
-    monkeypatch.setattr(backfill_task, "survey", then_remove(backfill_task.survey, before=30))
-    report = here.backfill(0)
-    assert (report.error, report.first, report.last, report.records) == (None, 30, 35, 6)
+    (report,) = here.backfill(between=lambda: here.remove(before=30))
+    assert (report.first, report.last, report.records) == (30, 35, 6)
     assert here.dump() == before
 
 
@@ -156,12 +133,12 @@ def test_a_journal_that_moves_during_an_audit_is_not_taken_for_one_without_recor
         return await seen(task, log, store, suspects)
 
     monkeypatch.setattr(AuditTask, "_look_again", grow_first)
-    monkeypatch.setattr(audit_task, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(second_look, "_LOOK_AGAIN_S", 0.0)
     Sql(here).change_head(TOPIC, moved)  # type: ignore[arg-type]
-    report, findings = here.audit(0, repair=True)
-    assert (report.error, findings, report.busy) == (None, [], 1)
-    reports = [here.audit(partition, repair=True)[0] for partition in range(2)]
-    assert [(each.findings, each.repaired, each.error) for each in reports] == [(0, 0, None), (1, 1, None)]
+    (report,), findings = here.audit(repair=True)
+    assert (findings, report.busy) == ([], 1)
+    reports, _ = here.audit(repair=True)
+    assert [(each.findings, each.repaired) for each in reports] == [(0, 0), (1, 1)]
     assert here.dump() == before
 
 
@@ -174,8 +151,8 @@ def test_a_journal_that_moved_and_was_not_written_since_is_judged(here: Here) ->
     here.write(7, 6)  # nothing more, but replication passes the boundaries
     before = here.dump()
     here.lose_rows()
-    reports = [here.audit(partition, repair=True)[0] for partition in range(8)]
-    assert [(report.error, report.busy) for report in reports] == [(None, 0)] * 8
+    reports, _ = here.audit(repair=True)
+    assert [report.busy for report in reports] == [0] * 8
     assert sum(report.repaired for report in reports) == 6 * len(KEYS)
     assert here.dump() == before
 
@@ -189,7 +166,7 @@ def test_a_back_fill_restores_what_journals_left_where_they_were_before(here: He
     here.write(5, 6)
     before = here.dump()
     here.lose_rows()
-    reports = [here.backfill(partition) for partition in range(5)]
+    reports = here.backfill()
     assert here.dump() == before
     assert sum(report.restored for report in reports) == 6 * len(KEYS)
     assert sum(report.records for report in reports) == 6 * len(KEYS)
@@ -201,9 +178,32 @@ def test_a_range_of_offsets_is_one_of_each_partition(here: Here) -> None:
     here.grow(2)
     here.write(3, 4)
     here.lose_rows()
-    reports = [here.backfill(partition, first=0, last=3) for partition in range(2)]
+    reports = here.backfill(first=0, last=3)
     _, rows = here.dump()  # type: ignore[misc]
     found = sorted((row.partition, row.offset) for of_id in rows.values() for row in of_id)
     assert [offset for partition, offset in found if partition == 0] == [0, 1, 2, 3]
     assert [offset for partition, offset in found if partition == 1] == [0, 1, 2, 3]
     assert sum(report.restored for report in reports) == sum(report.records for report in reports) == 8
+
+
+def test_a_held_journal_is_judged_by_the_record_that_holds_it(here: Here) -> None:
+    """K15, E9: a record that looks like a Mark and can't be decoded holds its journal, until a verdict releases it."""
+    here.write(1, 2, partitions=1)
+    poison = NewRecord(TOPIC, b"k0", b"{}", ((ACTION_HEADER, b'{"mark":{}}'),), partition=0)
+
+    async def hold(log: Log, store: Store) -> JournalMeta | None:
+        await log.append([poison])
+        await replicate(log, store, TOPIC)
+        return await store.reader.meta(TOPIC, "k0")
+
+    async def skip(log: Log, store: Store) -> JournalMeta | None:
+        await pass_verdict(log, store, TOPIC, "k0", skip=True)
+        await replicate(log, store, TOPIC)
+        return await store.reader.meta(TOPIC, "k0")
+
+    held = here.on(hold)
+    assert held is not None
+    assert held.held_from == 2 * len(KEYS)
+    assert here.audit()[1] == []
+    assert here.on(skip) is not None
+    assert here.audit()[1] == []

@@ -22,8 +22,8 @@ from tests.suites.journal_setting import replicate
 from headrace.journal import Journal, grow_topic
 from headrace.log import Log
 from headrace.pipeline import Endpoints
-from headrace.pipeline.jobs import audit as audit_task
-from headrace.pipeline.jobs.audit import AuditTask
+from headrace.pipeline.audits import second_look
+from headrace.pipeline.audits.second_look import AuditTask
 from headrace.pipeline.spark.process import close_all
 from headrace.services import RunningService
 from headrace.store import Store
@@ -33,16 +33,14 @@ pytestmark = [pytest.mark.servers, pytest.mark.timeout(180)]
 KEYSPACE = "jobs_on_servers"
 KILLED = 9
 
-# Runs one task for each partition, and dies in the middle of what it writes.
+# Runs the tasks, and dies in the middle of what they write.
 _DYING = """
 import os, sys
-from headrace.model import TopicPartition
+from tests.pipeline.local_looks import audit_here, backfill_here
 from headrace.pipeline import Endpoints
-from headrace.pipeline.jobs.audit import audit_partition
-from headrace.pipeline.jobs.backfill import backfill_partition
 from headrace.store.cassandra.writer import CassandraWriter
 
-job, log, store, topic, partitions, writes = sys.argv[1:]
+job, log, store, topic, writes = sys.argv[1:]
 write_rows, left = CassandraWriter.write_rows, [int(writes)]
 
 
@@ -56,9 +54,7 @@ async def dying(self, topic, id_, rows):
 
 CassandraWriter.write_rows = dying
 endpoints = Endpoints.of(log, store=store)
-for partition in range(int(partitions)):
-    at = TopicPartition(topic, partition)
-    list(audit_partition(endpoints, at, {"repair": True}) if job == "audit" else backfill_partition(endpoints, at, {}))
+audit_here(endpoints, topic, repair=True) if job == "audit" else backfill_here(endpoints, topic)
 """
 
 
@@ -106,20 +102,17 @@ class Servers(Here):
     def die_in(self, job: str, *, writes: int) -> None:
         """Run a job in a process that is gone after some writes."""
         endpoints = self.endpoints
-        command = [sys.executable, "-c", _DYING, job, endpoints.log, endpoints.store, self.topic, str(self.partitions)]
+        command = [sys.executable, "-c", _DYING, job, endpoints.log, endpoints.store, self.topic]
         died = subprocess.run([*command, str(writes)], capture_output=True, text=True, timeout=90, check=False)
         assert died.returncode == KILLED, died.stderr
 
     def backfill_all(self) -> int:
         """Run a back-fill of all partitions; returns how many rows it restored."""
-        reports = [self.backfill(partition) for partition in range(self.partitions)]
-        assert [report.error for report in reports] == [None] * self.partitions
-        return sum(report.restored for report in reports)
+        return sum(report.restored for report in self.backfill())
 
     def audit_all(self, *, repair: bool = False) -> tuple[int, int]:
         """Run an audit of all partitions; returns how much was found, and how much of it repaired."""
-        reports = [self.audit(partition, repair=repair)[0] for partition in range(self.partitions)]
-        assert [report.error for report in reports] == [None] * self.partitions
+        reports, _ = self.audit(repair=repair)
         self.busy = sum(report.busy for report in reports)
         return sum(report.findings for report in reports), sum(report.repaired for report in reports)
 
@@ -197,7 +190,7 @@ def test_a_topic_that_grows_between_the_window_and_the_repair(
         return await look_again(task, log, store, suspects)
 
     monkeypatch.setattr(AuditTask, "_look_again", grow_first)
-    monkeypatch.setattr(audit_task, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(second_look, "_LOOK_AGAIN_S", 0.0)
     first = servers.audit_all(repair=True)
     assert (first[0], servers.busy > 0) == (first[1], True)
     monkeypatch.setattr(AuditTask, "_look_again", look_again)

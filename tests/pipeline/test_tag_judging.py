@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.pipeline.local_looks import audit_here
 from tests.pipeline.tag_by_hand import TagSql
 from tests.pipeline.test_backfill import live
 from tests.pipeline.test_tag_audit import Named, rows_of
@@ -22,7 +23,6 @@ from headrace.journal import JOURNAL_TOPIC, Journal, grow_topic
 from headrace.log import Log
 from headrace.model import Event, TopicPartition
 from headrace.pipeline import Endpoints, Finding, FindingKind
-from headrace.pipeline.jobs.audit import AuditTask
 from headrace.pipeline.jobs.job_reports import layout_of
 from headrace.pipeline.spark.process import close_all, log_of, run, store_of, tag_writer_of
 from headrace.store import Store, TagRow
@@ -55,13 +55,10 @@ class Scene:
             await replicate(log, store, TOPIC, views=TagWriter(store, self.endpoints.settings_of_tags(), log=log))
 
     async def audit(self, *, repair: bool = False, events_at_once: int = 20_000) -> list[Finding]:
-        log, store, _ = await self.open()
-        found: list[Finding] = []
-        for partition in range((await layout_of(log, store, TOPIC)).partitions):
-            at = TopicPartition(TOPIC, partition)
-            task = AuditTask(self.endpoints, at, repair=repair, events_at_once=events_at_once)
-            found += [finding async for some in task.findings() for finding in some]
-        return found
+        _, found = await asyncio.to_thread(
+            audit_here, self.endpoints, TOPIC, repair=repair, events_at_once=events_at_once
+        )
+        return [msgspec.convert({k: v for k, v in row.items() if k != "count"}, Finding) for row in found]
 
     async def rows(self, tag: str) -> list[TagRow]:
         return await rows_of((await self.open())[1], tag)

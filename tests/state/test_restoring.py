@@ -60,6 +60,21 @@ async def test_a_copy_reads_what_it_lacks_and_no_more(tier: Any) -> None:
     assert replayed == [4, 0]
 
 
+async def test_the_last_record_of_a_reserved_key_outlives_a_restart(embedded: Any) -> None:
+    """S5: a copy that goes on from its checkpoint knows it; it is no key of the state; a tombstone removes it."""
+    spec, key = embedded.spec(), b"\x00hr.note"
+    await (await embedded.open(spec)).close()
+    await embedded.log.append([NewRecord(spec.topic, key, value, partition=0) for value in (b"1", b"2")])
+    for _ in range(2):
+        copy = await embedded.open(spec, store="rocksdb")
+        assert copy.replicas[spec.name].reserved(key) == b"2"
+        assert (copy.replicas[spec.name].key_count, await everything(copy, spec)) == (0, [])
+        await copy.close()
+    await embedded.log.append([NewRecord(spec.topic, key, None, partition=0)])
+    copy = await embedded.open(spec, store="rocksdb")
+    assert copy.replicas[spec.name].reserved(key) is None
+
+
 async def test_a_corrupt_checkpoint_is_reported_and_everything_read_again(
     tier: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 import pytest
@@ -216,6 +217,19 @@ async def test_heartbeats_tell_how_far_and_how_old() -> None:
     assert await anext(quiet) == Heartbeat(4, 7)
     ring.advance([change(5, b"other")], 6)
     assert await anext(quiet) == Heartbeat(5, 7)
+
+
+async def test_a_heartbeat_never_passes_over_a_change() -> None:
+    """G13: a change that comes in the moment in which the time is up is handed out; the heartbeat comes after it."""
+    source = feed()
+    source.advance((), 1)
+    subscription = source.subscribe(b"k", after=0, heartbeat_s=0.01)
+    waiting = asyncio.ensure_future(anext(subscription))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(0.02, source.advance, [change(1)], 2)
+    time.sleep(0.1)  # noqa: ASYNC251 - the loop finds both due, first the time-out and then the change
+    assert await waiting == change(1)
+    assert await anext(subscription) == Heartbeat(1, 7)
 
 
 async def test_a_subscriber_that_leaves_costs_nothing(embedded: Any) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.errors import TimedOut
 from headrace.log import Log
 from headrace.model import Batch, NewRecord, Position, TopicPartition
-from headrace.store import EventRow, JournalMeta, ReplicatedOffset, Store, StoreReader
+from headrace.store import EventRow, HeadShare, JournalMeta, ReplicatedOffset, Store, StoreReader
 from headrace.testing.conformance.log_on_top import LogOnTop, Reading
 
 __all__ = [
@@ -96,6 +96,9 @@ class ReaderOnTop:
     async def meta(self, topic: str, id_: str) -> JournalMeta | None:
         return await self.reader.meta(topic, id_)
 
+    async def metas_of(self, topic: str, ids: Sequence[str]) -> Mapping[str, JournalMeta]:
+        return await self.reader.metas_of(topic, ids)
+
     def rows(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500
     ) -> AsyncIterator[Sequence[EventRow]]:
@@ -105,9 +108,9 @@ class ReaderOnTop:
         return await self.reader.topics()
 
     def metas(
-        self, topic: str, *, partition: int | None = None, page_size: int = 500
+        self, topic: str, *, partition: int | None = None, share: HeadShare | None = None, page_size: int = 500
     ) -> AsyncIterator[Sequence[JournalMeta]]:
-        return self.reader.metas(topic, partition=partition, page_size=page_size)
+        return self.reader.metas(topic, partition=partition, share=share, page_size=page_size)
 
 
 class WatchedReader(ReaderOnTop):

@@ -17,18 +17,37 @@ JUMP = 10**9
 
 
 def random_history(
-    rng: random.Random, *, actions: int, topic: str = "t", partition: int = 0, ids: tuple[str, ...] = IDS
+    rng: random.Random,
+    *,
+    actions: int,
+    topic: str = "t",
+    partition: int = 0,
+    ids: tuple[str, ...] = IDS,
+    plain: float = 0.0,
 ) -> Script:
-    """Write a history. Numbers lie near the journal's own, so that some appends are void and some deletes clamped."""
+    """Write a history. Numbers lie near the journal's own, so that some appends are void and some deletes clamped.
+
+    A share `plain` of the actions are appends of the journal's next event and nothing else.
+    """
     script, oracle = Script(topic, partition), Oracle()
     while len(script.records) < actions:
-        _act(rng, script, oracle, rng.choice(ids))
+        id_ = rng.choice(ids)
+        if plain and rng.random() < plain:
+            _append_next(script, oracle, id_)
+        else:
+            _act(rng, script, oracle, id_)
         oracle.apply(script.records[-1])
         if rng.random() < 0.1:
             script.skip(rng.randint(1, 3))
         if rng.random() < 0.3:
             script.timestamp_ms -= 1  # several records of one millisecond
     return script
+
+
+def _append_next(script: Script, oracle: Oracle, id_: str) -> None:
+    journal = oracle.journals.get(id_)
+    number = journal.seq_nr + 1 if journal is not None else 1
+    script.append(id_, number, given=[Event(number, b"\x00%d" % number)])
 
 
 def _act(rng: random.Random, script: Script, oracle: Oracle, id_: str) -> None:

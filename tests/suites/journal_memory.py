@@ -10,7 +10,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 
 from headrace.model import TopicPartition
-from headrace.store import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion, SegmentGap, SnapshotRow, Tags
+from headrace.store import (
+    EventRow,
+    HeadShare,
+    JournalMeta,
+    JournalWrite,
+    Place,
+    ReplicatedOffset,
+    RowDeletion,
+    SegmentGap,
+    SnapshotRow,
+    Tags,
+    meta_segment,
+)
 
 __all__ = ["MemoryStore", "Tables"]
 
@@ -91,6 +103,10 @@ class MemoryStore:
         await self._before("meta")
         return self.tables.metas.get((topic, id_))
 
+    async def metas_of(self, topic: str, ids: Sequence[str]) -> Mapping[str, JournalMeta]:
+        found = {id_: await self.meta(topic, id_) for id_ in ids}
+        return {id_: meta for id_, meta in found.items() if meta is not None}
+
     async def rows(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500
     ) -> AsyncIterator[Sequence[EventRow]]:
@@ -115,9 +131,11 @@ class MemoryStore:
         return sorted({at.topic for at in self.tables.replicated})
 
     async def metas(
-        self, topic: str, *, partition: int | None = None, page_size: int = 500
+        self, topic: str, *, partition: int | None = None, share: HeadShare | None = None, page_size: int = 500
     ) -> AsyncIterator[Sequence[JournalMeta]]:
         found = [meta for (of, _), meta in self.tables.metas.items() if of == topic]
+        if share is not None:
+            found = [meta for meta in found if meta_segment(meta.id, share.of) == share.number]
         yield [meta for meta in found if partition is None or meta.partition == partition]
 
     async def write_rows(self, topic: str, id_: str, rows: Sequence[EventRow]) -> None:
@@ -136,6 +154,11 @@ class MemoryStore:
         known = self.tables.metas.get((meta.topic, meta.id))
         if known is None or meta.place >= known.place:
             self.tables.metas[meta.topic, meta.id] = meta
+
+    async def write_journals(self, journals: Sequence[JournalWrite]) -> None:
+        for meta, rows in journals:
+            await self.write_rows(meta.topic, meta.id, rows)
+            await self.write_meta(meta)
 
     async def delete_rows(self, topic: str, id_: str, deletions: Sequence[RowDeletion], *, at: Place) -> None:
         await self._before("delete_rows")

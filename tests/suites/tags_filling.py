@@ -18,7 +18,7 @@ from headrace.journal import grow_topic, replicate_batch
 from headrace.model import NewRecord, TopicPartition
 from headrace.protocol.actions import Delete, Purge
 from headrace.protocol.headers import encode_action
-from headrace.store import Place
+from headrace.store import Place, TagRow
 from headrace.tags import TaggedEvent, TagRepair
 from headrace.tags import write as tag_writing
 from headrace.tags.fill import HistoryCount, TagFills
@@ -255,19 +255,30 @@ class Filling:
         """Count all that was not counted yet."""
         scene, seen = self.scene, dict(self._seen)
         for topic in scene.topics:
-            for partition in range((await scene.layout(topic)).partitions):
-                at = TopicPartition(topic, partition)
-                replicated = await scene.store.reader.replicated(at)
-                registry = await TagRegistry(scene.store, scene.settings).open()
-                history = HistoryCount(scene.store, scene.settings, registry, scene.tag, at, is_even)
-                if at not in seen:
-                    await history.sweep()
-                await history.count(after=seen.get(at, Place(-1, -2)))
-                await history.redact()
-                if is_last:
-                    await history.sweep_late()
-                if replicated is not None:
-                    self._seen[at] = Place(replicated.generation, replicated.offset)
+            partitions = [TopicPartition(topic, number) for number in range((await scene.layout(topic)).partitions)]
+            replicated = [await scene.store.reader.replicated(at) for at in partitions]
+            registry = await TagRegistry(scene.store, scene.settings).open()
+            history = HistoryCount(scene.store, scene.settings, registry, scene.tag, topic, is_even)
+            if not any(at in seen for at in partitions):
+                await history.sweep(await self._rows(topic))
+            async for page in scene.store.reader.metas(topic):
+                places = [seen.get(TopicPartition(topic, meta.partition), Place(-1, -2)) for meta in page]
+                await history.count(meta for meta, after in zip(page, places, strict=True) if meta.place > after)
+            if is_last:
+                await self._settle(history, topic)
+            self._seen |= {known.at: Place(known.generation, known.offset) for known in replicated if known is not None}
+
+    async def _settle(self, history: HistoryCount, topic: str) -> None:
+        by_id: dict[str, list[TagRow]] = {}
+        for row in await self._rows(topic):
+            by_id.setdefault(row.pid, []).append(row)
+        for id_, rows in by_id.items():
+            await history.settle(await self.scene.store.reader.meta(topic, id_), rows)
+
+    async def _rows(self, topic: str) -> list[TagRow]:
+        views, tag = self.scene.store.tags.views, self.scene.tag
+        pages = [page for bucket_ms in await views.buckets(tag) async for page in views.read(tag, bucket_ms)]
+        return [row for page in pages for row in page if row.topic == topic]
 
     async def _reach(self, places: Mapping[str, PlacesOfTopic], *, patience_s: float = 0.0) -> None:
         ours = {

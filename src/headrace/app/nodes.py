@@ -14,7 +14,7 @@ from headrace.engine import Engine, EngineClient, EngineHosting
 from headrace.errors import TimedOut
 from headrace.keyspace import App, Keyspace, KeyspaceClient, KeyspaceHosting, KeyspaceLayouts, StateFolder
 from headrace.log import Log
-from headrace.observe import get_logger
+from headrace.observe import Health, HealthState, get_logger
 from headrace.serde import Registry
 from headrace.store import SharedSettings
 
@@ -59,6 +59,18 @@ class RunningNode:
     def failures(self) -> dict[tuple[str, int], str]:
         """The partitions that can't be opened or served here, and why."""
         return self._hosting.failures
+
+    @property
+    def health(self) -> Health:
+        """The node as a tree of groups and partitions: down where one can't be served here, starting without owner."""
+        tree = Health(f"node {self.id}")
+        for group in self.view.groups:
+            partitions = tree.child(group, state=HealthState.UP)
+            for partition in self._hosting.missing(group):
+                partitions.child(str(partition)).starting("nobody owns it")
+        for (group, partition), reason in self.failures.items():
+            tree.child(group).child(str(partition)).down(reason)
+        return tree
 
     def missing(self, keyspace: str) -> list[int]:
         """Return the partitions of a keyspace that nobody owns at the moment."""

@@ -24,6 +24,9 @@ from headrace.errors import BadArgument, Busy, TimedOut, Unreachable
 __all__ = ["Peer"]
 
 _CONNECT_S = 3.0
+_LOOK_EVERY_S = 0.05
+# A little longer than a node that leaves gives the requests which it still runs.
+_FINISH_S = 6.0
 
 
 class Peer:
@@ -47,6 +50,15 @@ class Peer:
         """Return the peer's reply. Raises what its handler raised, Busy, Unreachable, TimedOut."""
         connection, left_s = await self._connected(timeout_s)
         return await connection.call(method.encode(), payload, left_s)
+
+    async def finish(self) -> None:
+        """Take no further requests, and close the connection when those in flight have ended, or had the time to."""
+        self._is_closed = True
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + _FINISH_S
+        while loop.time() < until_s and any(each.is_busy for each in self._opened):  # noqa: ASYNC110 - it is counted
+            await asyncio.sleep(_LOOK_EVERY_S)
+        await self.close()
 
     async def close(self) -> None:
         """Close the connection; what is in flight fails."""
@@ -133,6 +145,11 @@ class _Connection:
         self._tasks: list[asyncio.Task[None]] = []
         self.is_lost = False
         self._is_leaving = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Return True while requests wait for their replies."""
+        return bool(self._requests) and not self.is_lost
 
     @property
     def takes_requests(self) -> bool:

@@ -33,38 +33,45 @@ _START_S = 60.0
 
 
 class ConnectionPool:
-    """The connections to the other nodes, one to each."""
+    """The connections to the other nodes, one to each.
+
+    A member that has left may still be answering what it was asked before: that comes to its end.
+    """
 
     def __init__(self, node: str, settings: ClusterSettings) -> None:
         self._node = node
         self._settings = settings
         self._peers: dict[str, Peer] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], Peer] = {}
 
     def peer(self, member: str, address: str) -> Peer:
-        """Return the connection to a member; one to an address that it had before is closed."""
+        """Return the connection to a member; one to an address that it had before is left."""
         found = self._peers.get(member)
         if found is None or found.address != address:
             if found is not None:
-                self._close(found)
+                self._leave(found)
             found = Peer(address, node=self._node, settings=self._settings, expected=member)
             self._peers[member] = found
         return found
 
     def keep(self, members: Collection[str]) -> None:
-        """Close the connections to all others."""
+        """Leave all others."""
         for member in self._peers.keys() - set(members):
-            self._close(self._peers.pop(member))
+            self._leave(self._peers.pop(member))
 
     async def close(self) -> None:
-        """Close all connections."""
-        self.keep(())
-        await asyncio.gather(*self._closing)
+        """Close all connections; what is in flight fails."""
+        peers, leaving = [*self._peers.values(), *self._leaving.values()], list(self._leaving)
+        self._peers.clear()
+        for task in leaving:
+            task.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        await asyncio.gather(*(peer.close() for peer in peers))
 
-    def _close(self, peer: Peer) -> None:
-        task = asyncio.create_task(peer.close(), name=f"headrace-close-{peer.address}")
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+    def _leave(self, peer: Peer) -> None:
+        task = asyncio.create_task(peer.finish(), name=f"headrace-leave-{peer.address}")
+        self._leaving[task] = peer
+        task.add_done_callback(lambda ended: self._leaving.pop(ended, None))
 
 
 class Node:

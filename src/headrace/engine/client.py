@@ -25,6 +25,7 @@ from headrace.engine.models import Engine
 from headrace.engine.ports import EngineRouter
 from headrace.engine.results import CommandResult, Failed, Rejected, Success
 from headrace.errors import HeadraceError, UnknownCommand
+from headrace.observe import inject, span
 from headrace.serde import Registry
 from headrace.state import BatchName, ValueCodec
 
@@ -67,11 +68,12 @@ class EngineClient(Generic[S]):
         check_request(request)
         await self._open()
         request = await self._with_since(request, timeout_s)
-        with metrics.stage(self.engine.name, "route"):
+        sending = span("engine.send", engine=self.engine.name, aggregate=request.aggregate, command=request.kind)
+        with metrics.stage(self.engine.name, "route"), sending:
             data = await self._router().ask(
                 self.engine.name,
                 request.aggregate.encode(),
-                encode_request(request),
+                encode_request(msgspec.structs.replace(request, trace=inject())),
                 command_id=request.command_id,
                 timeout_s=timeout_s,
             )

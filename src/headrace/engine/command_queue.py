@@ -16,6 +16,7 @@ from headrace.engine.commands import CommandReply
 from headrace.engine.handling import CommandHandling, Decision
 from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, encode_floor
 from headrace.errors import CommandExpired, CommandFailed, HeadraceError
+from headrace.observe import extract, span
 from headrace.state import BatchName
 
 __all__ = ["CommandQueue", "Outcome", "TaskSet"]
@@ -74,6 +75,7 @@ class CommandQueue(Generic[S]):
         self._loop = asyncio.get_running_loop()
         self._is_begun = False
         self._lanes: dict[str, CommandLane] = {}
+        self._alone: set[PendingCommand] = set()
         self._sealed: CommandBatch | None = None
         # Grows whenever what was handled and not committed must be handled again.
         self.generation = 0
@@ -118,6 +120,7 @@ class CommandQueue(Generic[S]):
             for command in lane.waiting:
                 command.fail(error)
             lane.waiting.clear()
+        self._alone.clear()
         self._lanes = {id_: lane for id_, lane in self._lanes.items() if lane.is_running}
 
     # Commands.
@@ -128,6 +131,8 @@ class CommandQueue(Generic[S]):
         lane = self._lanes.setdefault(aggregate, CommandLane())
         command.stage = Stage.WAITING
         lane.add(command)
+        if command.is_alone:
+            self._alone.add(command)
         self._start_lane(aggregate, lane)
 
     def again(self, commands: Sequence[PendingCommand]) -> None:
@@ -141,7 +146,7 @@ class CommandQueue(Generic[S]):
         if command.stage is Stage.WAITING and not command.done.done():
             command.done.cancel()
             if (lane := self._lanes.get(command.request.aggregate)) is not None:
-                lane.remove(command)
+                self._take(command, lane)
 
     # Batches.
 
@@ -187,17 +192,34 @@ class CommandQueue(Generic[S]):
         """Return True if the lane's next command may be handled now.
 
         Not while the outcome of an earlier batch is being settled: the next state depends on it. A batch that is full
-        goes to the log first, and so does one before a command that must be alone in its batch.
+        goes to the log first, and so does one before a command that must be alone in its batch; commands that arrived
+        after such a one wait for it, or it would wait forever.
         """
         if not self._is_begun or not lane.waiting:
             return False
         if self._sealed is not None and self._sealed.generation != self.generation:
             return False
-        count = len(self.open.outcomes)
-        if self.open.is_alone or (lane.waiting[0].is_alone and count):
+        count, head = len(self.open.outcomes), lane.waiting[0]
+        if self.open.is_alone or (head.is_alone and count) or (self._alone and self._is_overtaking(head)):
             return False
         limits = self._engine.limits
         return count < limits.batch_commands and self.open.size_bytes < limits.batch_bytes
+
+    def _is_overtaking(self, head: PendingCommand) -> bool:
+        """Return True if an earlier command waits for a batch of its own, and its aggregate is free."""
+        for alone in self._alone:
+            lane = self._lanes.get(alone.request.aggregate)
+            is_next = lane is not None and not lane.is_running and lane.waiting and lane.waiting[0] is alone
+            if is_next and alone.number < head.number:
+                return True
+        return False
+
+    def _take(self, command: PendingCommand, lane: CommandLane) -> None:
+        """Take a command out of its lane; those that waited for it to be alone need not any more."""
+        lane.remove(command)
+        if command in self._alone:
+            self._alone.discard(command)
+            self._start_lanes()
 
     async def _run_lane(self, aggregate: str, lane: CommandLane) -> None:
         """Handle the commands of one aggregate, one after the other, for as long as there are any."""
@@ -205,10 +227,12 @@ class CommandQueue(Generic[S]):
             while self._may_handle(lane):
                 command = lane.waiting[0]
                 if self._loop.time() >= command.deadline_s:
-                    lane.remove(command)
+                    self._take(command, lane)
                     command.fail(CommandExpired(self._engine.name, aggregate, command.timeout_s))
                 else:
-                    await self._handle(command, lane)
+                    named = {"engine": self._engine.name, "aggregate": aggregate, "command": command.request.kind}
+                    with span("engine.handle", parent=extract(command.request.trace), **named):
+                        await self._handle(command, lane)
         finally:
             lane.is_running = False
             if not lane.waiting and self._lanes.get(aggregate) is lane:
@@ -232,11 +256,11 @@ class CommandQueue(Generic[S]):
         if generation != self.generation:
             command.stage = Stage.WAITING
             return
-        lane.remove(command)
         if decision is not None:
             self._finish(command, record, decision)
         elif outcome is not None:
             self._answer(command, outcome, not isinstance(outcome, HeadraceError))
+        self._take(command, lane)
 
     def _finish(self, command: PendingCommand, record: AggregateRecord | None, decision: Decision) -> None:
         """Put what a command leads to into the open batch."""

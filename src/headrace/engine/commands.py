@@ -48,6 +48,7 @@ class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True,
 
     `since` is the newest committed batch of the partition that the caller knew before its first attempt. `is_first`
     says that the caller has not sent this command before: then only an attempt of the router's can be a repetition.
+    `trace` is the caller's span, as headers carry it.
     """
 
     aggregate: str
@@ -58,6 +59,7 @@ class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True,
     since: tuple[int, int] | None = None
     expected_version: int | None = None
     is_first: bool = False
+    trace: tuple[tuple[str, bytes | None], ...] = ()
 
     @property
     def digest(self) -> bytes:

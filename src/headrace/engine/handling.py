@@ -260,9 +260,9 @@ class CommandHandling(Generic[S]):
             Event(base.version + n, payload, self.engine.tags_of(event))
             for n, (event, payload) in enumerate(zip(events, payloads, strict=True), start=1)
         ]
-        append = new_append(
-            check_events(numbered), AppendOptions(origin=self.engine.name), with_digest=request.command_id is not None
-        ).record(self._journal_at, request.aggregate, expected=base.version, append_id=request.command_id)
+        options = AppendOptions(origin=self.engine.name)
+        new = new_append(check_events(numbered), options, with_digest=request.command_id is not None).traced()
+        append = new.record(self._journal_at, request.aggregate, expected=base.version, append_id=request.command_id)
         self._check_size(request, "events", append, self._limits.journal_bytes)
         if record.version != 0:
             return [append]

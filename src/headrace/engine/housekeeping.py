@@ -14,7 +14,7 @@ from headrace.observe import get_logger
 from headrace.runtime import Clock, moment_of
 from headrace.state import StatePartition
 
-__all__ = ["Housekeeping"]
+__all__ = ["EngineHousekeeping"]
 
 _logger = get_logger(__name__)
 
@@ -22,7 +22,7 @@ _EVERY_S = 1.0
 _SWEPT_AT_ONCE = 500
 
 
-class Housekeeping:
+class EngineHousekeeping:
     """Keeps one partition in order. `may_confirm` tells whether the copy is whole now, with nothing on its way."""
 
     def __init__(

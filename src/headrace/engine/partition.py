@@ -19,7 +19,7 @@ from headrace.engine.batches import CommandBatch, LiveAggregates, PendingCommand
 from headrace.engine.command_queue import CommandQueue, Outcome, TaskSet
 from headrace.engine.commands import Answer, CommandRequest, decode_request, encode_answer, encode_read
 from headrace.engine.handling import CommandHandling
-from headrace.engine.housekeeping import Housekeeping
+from headrace.engine.housekeeping import EngineHousekeeping
 from headrace.engine.ports import PartitionOwner
 from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, decode_floor
 from headrace.errors import (
@@ -98,7 +98,9 @@ class EnginePartition(Generic[S]):
         self._arrivals = 0
         self._pending = 0
         self._is_watching = False
-        self.housekeeping = Housekeeping(handling, states, self._queue, clock=clock, may_confirm=self._may_confirm)
+        self.housekeeping = EngineHousekeeping(
+            handling, states, self._queue, clock=clock, may_confirm=self._may_confirm
+        )
 
     # What the node asks.
 
@@ -245,6 +247,7 @@ class EnginePartition(Generic[S]):
         try:
             committed = await self._owned_by().commit(records)
         except NotPartitionOwner as error:
+            self._queue.rewind(self._queue.floor)  # what was handled on top of it stands on nothing
             self._fail(batch, error)
         except _REFUSED_BY_THE_LOG as error:
             self._refused(batch, error)

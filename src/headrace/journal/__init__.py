@@ -11,6 +11,7 @@ from headrace.journal.growth import grow_topic
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.history import Moment, PartitionStats
 from headrace.journal.journal import Journal
+from headrace.journal.kept_heads import KeptHeads
 from headrace.journal.marks import WatermarkBarrier, write_mark
 from headrace.journal.quarantine import Held, held_journals, pass_verdict
 from headrace.journal.read import JournalReader
@@ -47,6 +48,7 @@ __all__ = [
     "Journal",
     "JournalReader",
     "JournalSnapshots",
+    "KeptHeads",
     "Layout",
     "Moment",
     "NewAppend",

@@ -12,16 +12,18 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from headrace.journal.kept_heads import KeptHeads
 from headrace.journal.metrics import REPLICATED_ROWS, STRAY_RECORDS, VOID_ACTIONS
 from headrace.journal.quarantine import held_entries, hold, hold_unstorable, let_go
-from headrace.model import Record, TopicPartition
+from headrace.model import Record, RecordColumns, TopicPartition
 from headrace.observe import get_logger
 from headrace.protocol import (
+    ColumnBatch,
     Entry,
     KeyFold,
     KeyWrites,
@@ -29,14 +31,16 @@ from headrace.protocol import (
     Mark,
     PartitionBatch,
     Poison,
+    RunFold,
     Verdict,
-    batch_of,
+    column_batch,
     decode_action,
     fold_key,
+    fold_run,
     held_place,
 )
 from headrace.runtime import crash_point
-from headrace.store import ReplicatedOffset, Store, StoreWriter, why_id_is_refused
+from headrace.store import JournalMeta, JournalWrite, Place, ReplicatedOffset, Store, StoreWriter, why_id_is_refused
 
 __all__ = ["Replicated", "Views", "replicate_batch"]
 
@@ -85,20 +89,22 @@ async def replicate_batch(
     store: Store,
     layout: Layout,
     at: TopicPartition,
-    records: Sequence[Record],
+    records: Sequence[Record] | RecordColumns,
     *,
     up_to: int,
     views: Views | None = None,
+    heads: KeptHeads | None = None,
 ) -> Replicated:
     """Apply records to the store, then store that the partition is replicated up to offset `up_to` (inclusive).
 
-    `views` get the events that count before any journal is written.
+    `views` get the events that count before any journal is written. `heads` keeps heads from batch to batch.
 
     Records that are replicated already change nothing. Batches may overlap, be cut anywhere, be repeated, and be
     applied by two processes at once. Records behind a boundary wait until all old partitions have reached theirs, and
     until the layout has the boundary; views may have to wait too. In these cases the returned offset is below `up_to`,
     and the caller gives the rest again.
     """
+    columns = records if isinstance(records, RecordColumns) else RecordColumns.of(at, records)
     start = await _start(store, layout, at)
     if start.generation > layout.generation:
         return Replicated(start.offset, 0, 0, 0, 0)
@@ -107,13 +113,20 @@ async def replicate_batch(
         limit = await views.last_offset(start)
         up_to = up_to if limit is None else min(up_to, limit)
     up_to = min(up_to, await _limit(store, layout, at))
-    batch = _batch(start, records, up_to)
-    if batch.generation > layout.generation:
-        up_to = _unknown_boundary(records, start, layout.generation)
-        batch = _batch(start, records, up_to)
+    run_batch = _batch(start, columns, up_to)
+    if run_batch.general.generation > layout.generation:
+        up_to = _unknown_boundary(columns, start, layout.generation)
+        run_batch = _batch(start, columns, up_to)
+    batch = run_batch.general
+    _leave_unusual(layout, run_batch)
     strays = _drop_strays(layout, at, batch)
     aside = await _set_aside(store, at.topic, batch)
-    folds = await (_apply(store, at.topic, batch) if views is None else _apply_viewed(store, at, batch, views, up_to))
+    kept = heads.after(at, _place_of(start)) if heads is not None else {}
+    folds = await _fold_all(store, run_batch, _place_of(start), kept)
+    if views is not None:
+        await views.write(at, folds.general, up_to=up_to)
+        crash_point("replicate.after-views")
+    await _write_all(store, at.topic, folds)
     crash_point("replicate.before-offset")
     if up_to > start.offset:
         moved = msgspec.structs.replace(
@@ -126,58 +139,95 @@ async def replicate_batch(
             segment_size=batch.segment_size,
         )
         await store.writer.move_replicated(moved)
+        if heads is not None:
+            written = {id_: fold.meta for id_, fold in folds.runs.items()}
+            heads.keep(at, _place_of(start), _place_of(moved), written, gone=batch.by_id)
     crash_point("replicate.after-offset")
     done = _count(at.topic, folds, max(up_to, start.offset), batch.skipped + len(strays))
     return dataclasses.replace(done, strays=strays, quarantined=(*done.quarantined, *aside))
 
 
-def _batch(start: ReplicatedOffset, records: Sequence[Record], up_to: int) -> PartitionBatch:
-    return batch_of(
-        [record for record in records if start.offset < record.offset <= up_to],
+def _batch(start: ReplicatedOffset, columns: RecordColumns, up_to: int) -> ColumnBatch:
+    return column_batch(
+        columns.between(start.offset, up_to),
         start.generation,
         log_time_ms=start.log_time_ms,
         segment_size=start.segment_size,
     )
 
 
-def _unknown_boundary(records: Sequence[Record], start: ReplicatedOffset, known: int) -> int:
+def _unknown_boundary(columns: RecordColumns, start: ReplicatedOffset, known: int) -> int:
     """Return the start of a generation that the layout does not have: the topic grew after the layout was read."""
-    for record in records:
+    for record in columns.records():
         action = decode_action(record) if record.offset > start.offset else None
         if isinstance(action, Mark) and (action.generation or 0) > known:
             return record.offset
     raise AssertionError("only a Mark begins a generation")
 
 
-async def _apply(store: Store, topic: str, batch: PartitionBatch) -> list[KeyFold]:
-    async def one(id_: str) -> KeyFold:
-        fold = await _fold(store, topic, id_, batch.by_id[id_])
-        await _write_key(store, topic, id_, fold)
-        return fold
-
-    return await _each(batch.by_id, one)
-
-
-async def _apply_viewed(
-    store: Store, at: TopicPartition, batch: PartitionBatch, views: Views, up_to: int
-) -> list[KeyFold]:
-    """Fold all keys and write the views; only then write the first key."""
-
-    async def fold(id_: str) -> KeyFold:
-        return await _fold(store, at.topic, id_, batch.by_id[id_])
-
-    folds = dict(zip(batch.by_id, await _each(batch.by_id, fold), strict=True))
-    await views.write(at, folds, up_to=up_to)
-    crash_point("replicate.after-views")
-    await _each(folds, lambda id_: _write_key(store, at.topic, id_, folds[id_]))
-    return list(folds.values())
+def _leave_unusual(layout: Layout, batch: ColumnBatch) -> None:
+    """Leave the runs of keys that are not stored, or not stored here, to the general fold."""
+    generation, at = batch.general.generation, batch.columns.at
+    for id_ in list(batch.runs):
+        is_home = layout.generation == 0 or layout.is_home(id_, generation, at)
+        if not is_home or why_id_is_refused(id_) is not None:
+            batch.make_general(id_)
 
 
-async def _fold(store: Store, topic: str, id_: str, entries: Sequence[Entry]) -> KeyFold:
+@dataclass(frozen=True, slots=True)
+class _Folds:
+    """The effect of a batch on all its keys."""
+
+    runs: dict[str, RunFold] = field(default_factory=dict)
+    general: dict[str, KeyFold] = field(default_factory=dict)
+
+
+async def _fold_all(store: Store, batch: ColumnBatch, start: Place, kept: Mapping[str, JournalMeta]) -> _Folds:
+    """Fold all keys, on the heads that are kept or on those of the store."""
+    folds, topic = _Folds(), batch.columns.at.topic
+    unknown = [id_ for id_ in batch.runs if id_ not in kept]
+    metas = {**kept, **await store.reader.metas_of(topic, [*unknown, *batch.general.by_id])}
+    for id_, run in list(batch.runs.items()):
+        meta = metas.get(id_)
+        # Views look at the folds of keys whose head lies beyond the batch's start.
+        fold = fold_run(meta, run, id_, batch) if meta is None or meta.place <= start else None
+        if fold is None:
+            batch.make_general(id_)
+        else:
+            folds.runs[id_] = fold
+    for id_, entries in batch.general.by_id.items():
+        folds.general[id_] = await _fold(store, topic, id_, metas.get(id_), entries)
+    return folds
+
+
+async def _fold(store: Store, topic: str, id_: str, meta: JournalMeta | None, entries: Sequence[Entry]) -> KeyFold:
     """Fold a key's entries on its state in the store, with the held entries if there is a verdict among them."""
-    meta = await store.reader.meta(topic, id_)
     is_opened = meta is not None and meta.held_from is not None and any(_is_verdict(entry) for entry in entries)
     return fold_key(meta, entries, await held_entries(store, topic, id_) if is_opened else ())
+
+
+async def _write_all(store: Store, topic: str, folds: _Folds) -> None:
+    """Write all keys. A failure does not stop the other keys, but it fails the batch."""
+
+    async def write(id_: str) -> None:
+        await _write_key(store, topic, id_, folds.general[id_])
+
+    done = await asyncio.gather(_write_runs(store, folds.runs), _each(folds.general, write), return_exceptions=True)
+    for outcome in done:
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
+async def _write_runs(store: Store, runs: Mapping[str, RunFold]) -> None:
+    """Write the rows and the state of all runs. Each key passes the same crash points as one that is written alone."""
+    if not runs:
+        return
+    for _ in runs:
+        crash_point("replicate.before-meta")
+    await store.writer.write_journals([JournalWrite(fold.meta, fold.rows) for fold in runs.values()])
+    for _ in runs:
+        crash_point("replicate.before-deletions")
+        crash_point("replicate.after-key")
 
 
 async def _write_key(store: Store, topic: str, id_: str, fold: KeyFold) -> None:
@@ -193,6 +243,10 @@ async def _write_key(store: Store, topic: str, id_: str, fold: KeyFold) -> None:
 
 def _is_verdict(entry: Entry) -> bool:
     return isinstance(entry.action, Verdict)
+
+
+def _place_of(replicated: ReplicatedOffset) -> Place:
+    return Place(replicated.generation, replicated.offset)
 
 
 async def _each(ids: Iterable[str], do: Callable[[str], Coroutine[Any, Any, T]]) -> list[T]:
@@ -275,10 +329,13 @@ async def _write(writer: StoreWriter, topic: str, id_: str, piece: KeyWrites) ->
     crash_point("replicate.after-key")
 
 
-def _count(topic: str, folds: Sequence[KeyFold], offset: int, skipped: int) -> Replicated:
-    rows = sum(len(piece.rows) for fold in folds for piece in fold.pieces)
-    void = sum(len(fold.void) for fold in folds)
+def _count(topic: str, folds: _Folds, offset: int, skipped: int) -> Replicated:
+    general = folds.general.values()
+    rows = sum(len(piece.rows) for fold in general for piece in fold.pieces)
+    rows += sum(len(fold.rows) for fold in folds.runs.values())
+    void = sum(len(fold.void) for fold in general)
     REPLICATED_ROWS.labels(topic).inc(rows)
     VOID_ACTIONS.labels(topic).inc(void)
-    poisoned = [entry.id for fold in folds for entry in fold.held if isinstance(entry.action, Poison)]
-    return Replicated(offset, rows, len(folds), void, skipped, tuple(dict.fromkeys(poisoned)))
+    poisoned = [entry.id for fold in general for entry in fold.held if isinstance(entry.action, Poison)]
+    keys = len(folds.general) + len(folds.runs)
+    return Replicated(offset, rows, keys, void, skipped, tuple(dict.fromkeys(poisoned)))

@@ -25,7 +25,7 @@ from headrace.errors import (
 )
 from headrace.keyspace.context import Context
 from headrace.keyspace.declaration import CURRENT_STATES, HandlerSpec, InputSpec, Keyspace, KeyspaceSpec
-from headrace.keyspace.messages import Call, MessageCodecs, longer_chain
+from headrace.keyspace.messages import Call, MessageCodecs, key_bytes, longer_chain
 from headrace.observe import counter, histogram
 from headrace.state import BytesValues, KeyLocks, State, StatePartition, StateSpec, StateWrite, UnitOfWork
 
@@ -48,6 +48,7 @@ _INPUT_S = 60.0
 
 Commit: TypeAlias = Callable[[UnitOfWork], Awaitable[None]]
 Gate: TypeAlias = Callable[[], Awaitable[None]]
+_ReplyPlace: TypeAlias = tuple[bytes, bytes, str]
 
 
 class _KeptReply(msgspec.Struct, frozen=True, array_like=True):
@@ -61,7 +62,7 @@ _kept = msgspec.msgpack.Decoder(_KeptReply)
 
 
 def replies_spec(keyspace: str, *, partitions: int, kept_s: float) -> StateSpec[Any, Any]:
-    """Return the state of kept replies: by key and message id, each for some minutes.
+    """Return the state of kept replies: by what routes a message, its key and its id, each for some minutes.
 
     Each has its own time to live, and the topic none: it holds the records of the partition's owners, too, which a
     retention by age would delete.
@@ -69,7 +70,7 @@ def replies_spec(keyspace: str, *, partitions: int, kept_s: float) -> StateSpec[
     return StateSpec(
         name=REPLIES,
         topic=f"{keyspace}-{REPLIES}",
-        key=tuple[bytes, str],
+        key=tuple[bytes, bytes, str],
         value=BytesValues(),
         partitions=partitions,
         ttl_of=lambda _key, _reply: kept_s,
@@ -139,8 +140,9 @@ class CallRunner:
         loop = asyncio.get_running_loop()
         given_s = deadline_s - loop.time()
         ends_s = deadline_s - min(_MARGIN_S, given_s / 4)
+        limit = asyncio.timeout_at(ends_s)
         try:
-            async with asyncio.timeout_at(ends_s) as limit, self._turn(call.key):
+            async with limit, self._turn(call.key):
                 message = await self._codecs.message(handler, call.payload)
 
                 async def commit_unit(unit: UnitOfWork) -> None:
@@ -154,7 +156,10 @@ class CallRunner:
                 return await self._until_committed(
                     request, call, handler, message, chain, deadline_s, commit_unit, gate
                 )
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError):
+            if not limit.expired():
+                raise
+            # On a node that is busy the caller may have given up in the same moment: nothing was sent to the log.
             what = f"{self._spec.name}.{handler.name} with key {_shown(call.key)}"
             raise TimedOut(what, round(given_s, 3)) from None
 
@@ -178,15 +183,17 @@ class CallRunner:
         gate: Gate,
     ) -> bytes:
         digest = hashlib.blake2b(call.message.encode() + b"\x00" + call.payload, digest_size=16).digest()
+        key = None if handler.key_of is None else handler.key_of(message)
+        place = None if request.command_id is None else (*_bytes_of(key), request.command_id)
         for attempt in range(1, _ATTEMPTS + 1):
             unit = self._states.begin()
-            kept = self._kept(unit, call, request.command_id, digest)
+            kept = None if place is None else self._kept(unit, place, digest)
             if kept is not None:
                 await commit(unit)
                 return kept
             context = Context(
                 partition=self._states.partition,
-                key=None if handler.key_of is None else handler.key_of(message),
+                key=key,
                 now_ms=self._now_ms(),
                 deadline_s=deadline_s,
                 request_id=request.command_id or call.request_id,
@@ -200,8 +207,8 @@ class CallRunner:
             if handler.is_read and _has_written(unit):
                 raise WritesInRead(self._spec.name, handler.name)
             reply = self._codecs.reply_bytes(handler, result)
-            if request.command_id is not None and not handler.is_read:
-                self._keep(unit, call, request.command_id, digest, reply)
+            if place is not None and not handler.is_read:
+                self._keep(unit, place, digest, reply)
             try:
                 await commit(unit)
             except StateConflict:
@@ -230,6 +237,7 @@ class CallRunner:
             chain=() if key is None else ((self._spec.name, key),),
             unit=unit,
             client_of=self._client_of,
+            changelogs=self._changelogs,
         )
         with self._within(unit) as logic:
             await handler.call(logic, value, context)
@@ -267,12 +275,11 @@ class CallRunner:
             kind = type(error).__name__
             raise RequestFailed(self._spec.name, type(message).__name__, kind, str(error)) from error
 
-    def _kept(self, unit: UnitOfWork, call: Call, message_id: str | None, digest: bytes) -> bytes | None:
+    def _kept(self, unit: UnitOfWork, place: _ReplyPlace, digest: bytes) -> bytes | None:
         """Return the reply that a message with this id got before."""
-        if message_id is None:
-            return None
+        message_id = place[-1]
         replica = self._states.replica(REPLIES)
-        data = unit.get(replica, replica.keys.encode((call.key or b"", message_id)))
+        data = unit.get(replica, replica.keys.encode(place))
         if data is None:
             return None
         found = _kept.decode(data)
@@ -282,12 +289,15 @@ class CallRunner:
             raise ReplyNotKept(self._spec.name, message_id)
         return found.reply
 
-    def _keep(self, unit: UnitOfWork, call: Call, message_id: str, digest: bytes, reply: bytes) -> None:
+    def _keep(self, unit: UnitOfWork, place: _ReplyPlace, digest: bytes, reply: bytes) -> None:
         is_small = len(reply) <= self._settings.reply_bytes_kept
         kept = msgspec.msgpack.encode(_KeptReply(digest, reply if is_small else None))
         replica = self._states.replica(REPLIES)
-        key = (call.key or b"", message_id)
-        unit.write(replica, replica.keys.encode(key), StateWrite(kept, replica.spec.ttl_ms_of(key, kept)))
+        unit.write(replica, replica.keys.encode(place), StateWrite(kept, replica.spec.ttl_ms_of(place, kept)))
+
+
+def _bytes_of(key: Any) -> tuple[bytes, bytes]:  # noqa: ANN401
+    return (b"", b"") if key is None else key_bytes(key)
 
 
 def _has_written(unit: UnitOfWork) -> bool:

@@ -36,6 +36,7 @@ from headrace.keyspace.messages import (
     RawRead,
     ReadPage,
     encode,
+    key_bytes,
     longer_chain,
 )
 from headrace.keyspace.routes import KeyspaceRoute
@@ -364,10 +365,7 @@ class KeyspaceClient:
         """Return the bytes that decide the partition, and the key's own."""
         if handler.key_of is None:
             raise BadArgument("message", message, f"{handler.name} is for all partitions; use scatter")
-        key = handler.key_of(message)
-        hint = tuple[tuple(map(type, key))] if isinstance(key, tuple) else type(key)  # type: ignore[misc]
-        keys: OrderedKeys[Any] = OrderedKeys(hint)
-        return keys.routing_bytes(key), keys.encode(key)
+        return key_bytes(handler.key_of(message))
 
     async def _state(self, state: str | StateDeclaration) -> _OpenState:
         name = state.name if isinstance(state, StateDeclaration) else state

@@ -15,7 +15,7 @@ import msgspec
 from headrace.errors import AskCycle, BadArgument, NotStorable
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec
 from headrace.serde import Registry
-from headrace.state import JsonValues, ValueCodec, values_of
+from headrace.state import JsonValues, OrderedKeys, ValueCodec, values_of
 
 __all__ = [
     "PUT_CONFLICT",
@@ -35,6 +35,7 @@ __all__ = [
     "ReadPage",
     "decode_operation",
     "encode",
+    "key_bytes",
     "longer_chain",
 ]
 
@@ -165,6 +166,13 @@ encode = msgspec.msgpack.Encoder().encode
 
 PUT_CONFLICT = b"\x01"
 """The reply to a put that found another version than it expected; the reply to any other is empty."""
+
+
+def key_bytes(key: Any) -> tuple[bytes, bytes]:  # noqa: ANN401
+    """Return the bytes that decide a key's partition, and the key's own."""
+    hint = tuple[tuple(map(type, key))] if isinstance(key, tuple) else type(key)  # type: ignore[misc]
+    keys: OrderedKeys[Any] = OrderedKeys(hint)
+    return keys.routing_bytes(key), keys.encode(key)
 
 
 def longer_chain(chain: tuple[Entry, ...], here: Entry) -> tuple[Entry, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -19,7 +20,7 @@ from headrace.errors import (
     StateReadOnly,
     TimedOut,
 )
-from headrace.keyspace.calls import REPLIES, CallRunner
+from headrace.keyspace.calls import CallRunner
 from headrace.keyspace.declaration import KeyspaceSpec
 from headrace.keyspace.inputs import CommitUnit, InputPump
 from headrace.keyspace.messages import (
@@ -134,13 +135,8 @@ class KeyspacePartition:
 
     @property
     def changelogs(self) -> tuple[TopicPartition, ...]:
-        """The changelogs of all states that are ours to write.
-
-        That of the replies, which every keyspace has, is first and gives the partition its transactional id: versions
-        of an application with other states still fence one another.
-        """
-        written = [each for each in self._states.replicas.values() if not each.spec.is_external]
-        return tuple(each.at for each in sorted(written, key=lambda each: each.spec.name != REPLIES))
+        """The changelogs of all states that are ours to write."""
+        return tuple(each.at for each in self._states.replicas.values() if not each.spec.is_external)
 
     @property
     def ownership_read_from(self) -> Mapping[TopicPartition, int]:
@@ -340,7 +336,13 @@ class KeyspacePartition:
             await self._commit(unit, tenure, asyncio.get_running_loop().time() + _INPUT_GATE_S)
 
         pumps = self._make_pumps(self._calls, commit) if self._make_pumps is not None else ()
-        self._pumping = [asyncio.create_task(pump.run(), name=f"headrace-{self._spec.name}-input") for pump in pumps]
+
+        async def run(pump: InputPump) -> None:
+            with contextlib.suppress(NotPartitionOwner):  # while it waited; the next owner reads on
+                await self._gate(tenure, math.inf)  # what its handlers ask and tell may leave only after the wait
+                await pump.run()
+
+        self._pumping = [asyncio.create_task(run(pump), name=f"headrace-{self._spec.name}-input") for pump in pumps]
 
     async def _step_down(self) -> None:
         await self._states.disown()

@@ -45,10 +45,14 @@ class ResizeReport(NamedTuple):
 
 
 def specs_of(spec: KeyspaceSpec, layout: KeyspaceLayout, *, replies_kept_s: float) -> dict[str, StateSpec[Any, Any]]:
-    """Return the states of a keyspace in one generation, in the order that names its partitions."""
+    """Return the states of a keyspace in one generation, in the order that names its partitions.
+
+    The replies, which every keyspace has, come first: a partition has the same transactional id in all versions of an
+    application, whichever states they declare, and so their owners fence one another.
+    """
     specs = {
-        **spec.state_specs(partitions=layout.partitions),
         REPLIES: replies_spec(spec.name, partitions=layout.partitions, kept_s=replies_kept_s),
+        **spec.state_specs(partitions=layout.partitions),
         **({INPUTS: inputs_spec(spec.name, partitions=layout.partitions)} if spec.inputs else {}),
     }
     return {name: _in_generation(each, layout.generation) for name, each in specs.items()}

@@ -10,6 +10,7 @@ from headrace.cluster import Gathered, Router
 from headrace.errors import BadArgument, NotPartitionOwner, TimedOut
 from headrace.keyspace.layouts import KeyspaceLayouts, group_of
 from headrace.model import partition_of
+from headrace.runtime import Lookout
 
 __all__ = ["KeyspaceRoute"]
 
@@ -25,6 +26,7 @@ class KeyspaceRoute:
         self._name = name
         self._router = router
         self._layouts = layouts
+        self._lookout = Lookout(self._is_served, every_s=_LOOK_EVERY_S)
 
     @property
     def partitions(self) -> int:
@@ -109,9 +111,10 @@ class KeyspaceRoute:
     async def _served(self, deadline_s: float, given_s: float) -> str:
         """Return the group that serves the keyspace, when there is one."""
         while not self._is_served():
-            if asyncio.get_running_loop().time() >= deadline_s:
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
                 raise TimedOut(f"waiting for keyspace {self._name!r}, which is being resized,", given_s)
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await self._lookout.wait(left_s)
         return self.group
 
     def _is_served(self) -> bool:

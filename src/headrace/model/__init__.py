@@ -5,6 +5,7 @@ Promises: values only. Nothing here does I/O, keeps state, or imports a driver.
 
 from headrace.model.events import MAX_SEQ_NR, Event, Payload, StoredEvent
 from headrace.model.partitioner import murmur2, partition_of
+from headrace.model.record_columns import RecordColumns
 from headrace.model.records import (
     HEADER_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
@@ -32,6 +33,7 @@ __all__ = [
     "Payload",
     "Position",
     "Record",
+    "RecordColumns",
     "StoredEvent",
     "Topic",
     "TopicConfig",

@@ -19,7 +19,7 @@ from headrace.protocol.entries import (
 from headrace.protocol.events import decode_append, event_of_row, events_of_record
 from headrace.protocol.fold import Effect, Entry, Step, exists, held_place, pointer_of, record_id_of, step
 from headrace.protocol.head import Head, HeadAnswer, HeadIndex, HeadKind
-from headrace.protocol.headers import append_headers, decode_action, encode_action, encode_user_headers
+from headrace.protocol.headers import ACTION_HEADER, append_headers, decode_action, encode_action, encode_user_headers
 from headrace.protocol.key_writes import KeyFold, KeyWrites, Removal, fold_key, rows_of
 from headrace.protocol.layout import Generation, Layout, Stay, layout_key
 from headrace.protocol.limits import (
@@ -51,14 +51,18 @@ from headrace.protocol.payloads import (
     encode_json,
     encode_value,
 )
+from headrace.protocol.runs import AppendRun, ColumnBatch, RunFold, column_batch, fold_run
 
 __all__ = [
+    "ACTION_HEADER",
     "BOUNDARY_KEY",
     "MAX_METADATA_BYTES",
     "MAX_VALUE_BYTES",
     "UNCHECKED",
     "Append",
+    "AppendRun",
     "AppendValue",
+    "ColumnBatch",
     "Delete",
     "Effect",
     "Encoded",
@@ -79,6 +83,7 @@ __all__ = [
     "Poison",
     "Purge",
     "Removal",
+    "RunFold",
     "Stay",
     "Step",
     "Stretch",
@@ -99,6 +104,7 @@ __all__ = [
     "check_text",
     "check_timestamp",
     "checked_json",
+    "column_batch",
     "decode_action",
     "decode_append",
     "decode_payload",
@@ -115,6 +121,7 @@ __all__ = [
     "events_of_record",
     "exists",
     "fold_key",
+    "fold_run",
     "held_place",
     "layout_key",
     "next_generation",

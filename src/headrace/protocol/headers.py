@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -19,10 +19,12 @@ from headrace.store import Place
 __all__ = [
     "ACTION_HEADER",
     "OWN_PREFIX",
+    "AppendTemplate",
     "append_headers",
     "decode_action",
     "encode_action",
     "encode_user_headers",
+    "plain_append",
     "user_headers",
 ]
 
@@ -98,6 +100,30 @@ _decode = msgspec.json.Decoder(_Header).decode
 _RANGE = b'{"append":{"range":{"from":%d,"to":%d}'
 _RANGED = re.compile(rb'\{"append":\{"range":\{"from":([1-9]\d{0,17}),"to":([1-9]\d{0,17})\}(.{0,300})', re.DOTALL)
 _AROUND_AT_MOST = 1024
+
+
+class AppendTemplate(NamedTuple):
+    """What the action headers of some appends have in common: `header % (first, last)` is the header of each."""
+
+    header: bytes
+    origin: str | None
+    version: str | None
+
+
+def plain_append(written: bytes) -> tuple[Append, AppendTemplate] | None:
+    """Return the append of an action header that has no metadata, and its template; None for any other header."""
+    match = _RANGED.fullmatch(written)
+    template = _template(match[3]) if match is not None else None
+    append = _plain_append(written) if template is not None else None
+    return (append, template) if append is not None and template is not None else None
+
+
+@lru_cache(maxsize=_AROUND_AT_MOST)
+def _template(around: bytes) -> AppendTemplate | None:
+    append = _decoded_around(around)
+    if append is None or append.metadata is not None:
+        return None
+    return AppendTemplate(_RANGE + around.replace(b"%", b"%%"), append.origin, append.version)
 
 
 def append_headers(

@@ -13,13 +13,26 @@ from headrace.store.limits import (
     why_id_is_refused,
     why_tags_are_refused,
 )
-from headrace.store.ports import SharedSettings, Snapshots, Store, StoreReader, StoreWriter, TagNumbers, Tags, TagViews
+from headrace.store.plain_rows import PlainRows
+from headrace.store.ports import (
+    BatchWriter,
+    SharedSettings,
+    Snapshots,
+    Store,
+    StoreReader,
+    StoreWriter,
+    TagNumbers,
+    Tags,
+    TagViews,
+)
 from headrace.store.rows import (
     DEFAULT_SEGMENT_SIZE,
     FIRST_TAG_TIME,
     LAST_TAG_TIME,
     EventRow,
+    HeadShare,
     JournalMeta,
+    JournalWrite,
     Place,
     ReplicatedOffset,
     RowDeletion,
@@ -43,9 +56,13 @@ __all__ = [
     "MAX_ID_BYTES",
     "MAX_PAYLOAD_BYTES",
     "MAX_TAG_BYTES",
+    "BatchWriter",
     "EventRow",
+    "HeadShare",
     "JournalMeta",
+    "JournalWrite",
     "Place",
+    "PlainRows",
     "ReplicatedOffset",
     "RowDeletion",
     "SegmentGap",

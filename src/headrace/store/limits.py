@@ -15,6 +15,7 @@ __all__ = [
     "MAX_PAYLOAD_BYTES",
     "MAX_TAG_BYTES",
     "check_paging",
+    "check_share",
     "why_id_is_refused",
     "why_tags_are_refused",
 ]
@@ -55,3 +56,9 @@ def check_paging(*, segment_size: int, page_size: int) -> None:
         raise BadArgument("segment_size", segment_size, "a segment holds at least 1 seq_nr")
     if page_size < 1:
         raise BadArgument("page_size", page_size, "a page holds at least 1 row")
+
+
+def check_share(share: tuple[int, int] | None) -> None:
+    """Refuse a share that is not one of its number of shares."""
+    if share is not None and not 0 <= share[0] < share[1]:
+        raise BadArgument("share", share, "shares are numbered from 0, up to one less than there are")

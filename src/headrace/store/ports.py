@@ -11,7 +11,9 @@ from typing import Protocol
 from headrace.model import TopicPartition
 from headrace.store.rows import (
     EventRow,
+    HeadShare,
     JournalMeta,
+    JournalWrite,
     Place,
     ReplicatedOffset,
     RowDeletion,
@@ -22,7 +24,17 @@ from headrace.store.rows import (
     TagTime,
 )
 
-__all__ = ["SharedSettings", "Snapshots", "Store", "StoreReader", "StoreWriter", "TagNumbers", "TagViews", "Tags"]
+__all__ = [
+    "BatchWriter",
+    "SharedSettings",
+    "Snapshots",
+    "Store",
+    "StoreReader",
+    "StoreWriter",
+    "TagNumbers",
+    "TagViews",
+    "Tags",
+]
 
 
 class StoreReader(Protocol):
@@ -40,6 +52,10 @@ class StoreReader(Protocol):
         """Return a journal's head, or its purge marker."""
         ...
 
+    async def metas_of(self, topic: str, ids: Sequence[str]) -> Mapping[str, JournalMeta]:
+        """Return the heads or purge markers of many journals, by id; those that have none are left out."""
+        ...
+
     def rows(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500
     ) -> AsyncIterator[Sequence[EventRow]]:
@@ -54,16 +70,28 @@ class StoreReader(Protocol):
         ...
 
     def metas(
-        self, topic: str, *, partition: int | None = None, page_size: int = 500
+        self, topic: str, *, partition: int | None = None, share: HeadShare | None = None, page_size: int = 500
     ) -> AsyncIterator[Sequence[JournalMeta]]:
         """Yield pages of all heads of a topic, purge markers included, in no order.
 
-        With `partition` only those whose last record is in that partition.
+        With `partition` only those whose last record is in that partition. With `share` only that share: each head
+        is in one share, and reading all shares costs as much as reading all heads.
         """
         ...
 
 
-class StoreWriter(Protocol):
+class BatchWriter(Protocol):
+    """Writes of many journals at a time, by the same rules as those of one."""
+
+    async def write_journals(self, journals: Sequence[JournalWrite]) -> None:
+        """Write rows and heads of many journals: all rows of a journal are written before its head.
+
+        A journal that fails does not stop the others; the first failure is raised after all have ended.
+        """
+        ...
+
+
+class StoreWriter(BatchWriter, Protocol):
     """The write side, for replication.
 
     Every write carries the place of the record that caused it, and the highest place wins, whatever the order of

@@ -6,7 +6,7 @@ order of timeuuids is then the order of the events.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
@@ -22,7 +22,9 @@ __all__ = [
     "FIRST_TAG_TIME",
     "LAST_TAG_TIME",
     "EventRow",
+    "HeadShare",
     "JournalMeta",
+    "JournalWrite",
     "Place",
     "ReplicatedOffset",
     "RowDeletion",
@@ -113,6 +115,13 @@ class JournalMeta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return Place(self.generation, self.offset)
 
 
+class HeadShare(NamedTuple):
+    """One of `of` shares of a topic's heads, numbered from 0. Together they hold each head once."""
+
+    number: int
+    of: int
+
+
 class ReplicatedOffset(msgspec.Struct, frozen=True, kw_only=True):
     """How far replication of one partition has come: `offset` is the last one applied (inclusive).
 
@@ -146,6 +155,13 @@ class SegmentGap(NamedTuple):
     after: int
     next: int
     place: Place
+
+
+class JournalWrite(NamedTuple):
+    """What a batch adds to one journal: new rows, and the head that follows from them."""
+
+    meta: JournalMeta
+    rows: Sequence[EventRow]
 
 
 class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ Does not promise: an order by the writers' clocks, or anything about events of j
 """
 
 from headrace.tags.events import After, TaggedEvent, TagOffset, after_of, tagged_row
-from headrace.tags.fill import Chooser, HistoryCount, TagFills
+from headrace.tags.fill import Chooser, Counted, HistoryCount, TagFills
 from headrace.tags.gaps import Sequences
 from headrace.tags.query import TagQueries
 from headrace.tags.registry import (
@@ -31,6 +31,7 @@ __all__ = [
     "Bucket",
     "CatchingUp",
     "Chooser",
+    "Counted",
     "HistoryCount",
     "Numbering",
     "PlacesOfTopic",

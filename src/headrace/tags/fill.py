@@ -1,4 +1,4 @@
-"""Back-fill of a tag: its steps, as all processes see them, and the numbering of history in one partition.
+"""Back-fill of a tag: its steps, as all processes see them, and the numbering of history in one topic.
 
 A fill starts, counts what is replicated, closes, counts the rest and finishes; replication continues up to the cut.
 Rows are written as of `since`, so that they win over rows under the tag from before the fill, or of an attempt that
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -22,7 +21,7 @@ from headrace.log import Log
 from headrace.model import NewRecord, TopicPartition
 from headrace.protocol import Mark, encode_action, event_of_row, exists
 from headrace.runtime import crash_point
-from headrace.store import EventRow, JournalMeta, Place, Store, TagNumber, TagRow
+from headrace.store import EventRow, JournalMeta, Place, Store, TagNumber, TagRow, tag_time_of
 from headrace.tags.events import TaggedEvent, TagOffset, tagged
 from headrace.tags.floors import Floors, read_layout
 from headrace.tags.marks import MARK_KEY
@@ -38,8 +37,7 @@ Chooser: TypeAlias = Callable[[TaggedEvent], bool]
 _PIDS_AT_ONCE = 32
 
 
-@dataclass(slots=True)
-class Counted:
+class Counted(NamedTuple):
     """The result: journals and events that were read, and rows that were written under the tag."""
 
     journals: int = 0
@@ -48,96 +46,91 @@ class Counted:
 
 
 class HistoryCount:
-    """Gives a tag to those events of one partition's journals that a function chooses.
+    """Gives a tag to those events of one topic's journals that a function chooses.
 
     A numbering at or above the fill's `since` was made by this fill; a lower one is from before it. `since` is that of
     the partition where a journal is now. Its records may be in another one if the topic has grown.
+
+    The work can be divided as one likes: `sweep` and `count` take some rows and some heads, in any order, and `settle`
+    one journal at a time, after all of them.
     """
 
     def __init__(
-        self, store: Store, settings: TagSettings, facts: TagFacts, tag: str, at: TopicPartition, choose: Chooser
+        self, store: Store, settings: TagSettings, facts: TagFacts, tag: str, topic: str, choose: Chooser
     ) -> None:
         self._store = store
         self._tag = tag
-        self._at = at
+        self._topic = topic
         self._choose = choose
         self._fill: TagFill = facts.fills[tag]
         self._layout: Layout | None = None
         self._is_redacted = tag in facts.redact
-        self._numbering = Numbering(at.topic, facts.topics[at.topic].number, Bucket[settings.bucket])
-        self._removed: dict[str, JournalMeta] = {}
-        self.counted = Counted()
+        self._numbering = Numbering(topic, facts.topics[topic].number, Bucket[settings.bucket])
 
-    async def sweep(self) -> None:
-        """Remove the partition's rows under the tag that are from before the fill."""
-        since = self._fill.since_of(self._at)
-        async for rows in self._rows():
-            old = [row for row in rows if row.place <= since]
+    async def sweep(self, rows: Sequence[TagRow]) -> None:
+        """Remove those of the topic's rows under the tag that are from before the fill.
+
+        What the fill writes wins over the removal, so it does not matter which comes first.
+        """
+        for home, of_home in (await self._by_home(rows)).items():
+            since = self._fill.since_of(home)
+            old = [row for row in of_home if row.place <= since]
             await self._store.tags.views.delete(old, at=_before(since))
             for pid in {row.pid for row in old}:
-                if await self._store.reader.meta(self._at.topic, pid) is None:
-                    await self._store.tags.numbers.delete(self._at.topic, pid, self._tag, at=_before(since))
+                if await self._store.reader.meta(self._topic, pid) is None:
+                    await self._store.tags.numbers.delete(self._topic, pid, self._tag, at=_before(since))
 
-    async def sweep_late(self) -> None:
-        """Remove rows under the tag from a replicator that learned of the fill late.
-
-        They lie between our own rows, which win over the removal. A journal without them has the numbers 1, 2, 3, …
-        """
-        last: dict[str, int] = {}
-        torn: set[str] = set()
-        async for rows in self._rows():
-            for row in rows:
-                if row.number != last.get(row.pid, 0) + 1:
-                    torn.add(row.pid)
-                last[row.pid] = row.number
-        if not torn:
-            return
-        before = _before(self._fill.since_of(self._at))
-        async for rows in self._rows():
-            await self._store.tags.views.delete([row for row in rows if row.pid in torn], at=before)
-        for pid in torn:
-            await self._store.tags.numbers.delete(self._at.topic, pid, self._tag, at=before)
-
-    async def count(self, *, after: Place) -> None:
-        """Number the journals that were changed after a place."""
+    async def count(self, metas: Iterable[JournalMeta]) -> Counted:
+        """Number journals, as far as they were not numbered before."""
         limit = asyncio.Semaphore(_PIDS_AT_ONCE)
 
-        async def one(meta: JournalMeta) -> None:
+        async def one(meta: JournalMeta) -> Counted:
             async with limit:
-                await self._count(meta)
+                return await self._count(meta)
 
-        async for page in self._store.reader.metas(self._at.topic, partition=self._at.partition):
-            await asyncio.gather(*(one(meta) for meta in page if meta.place > after))
+        found = await asyncio.gather(*map(one, metas))
+        return Counted(len(found), sum(each.events for each in found), sum(each.rows for each in found))
 
-    async def redact(self) -> None:
-        """Redact the rows of events that were deleted from the journals that `count` met, also before the row came."""
-        if not self._removed:
-            return
-        async for rows in self._rows_of_topic():
-            for row in rows:
-                meta = self._removed.get(row.pid)
-                if meta is not None and _is_gone(row, meta):
-                    await self._store.tags.views.redact([row], at=max(meta.place, await self._since(meta)))
+    async def settle(self, meta: JournalMeta | None, rows: Sequence[TagRow]) -> None:
+        """Check all rows of one journal under the tag, when everything is counted and replication waits at the cut.
 
-    async def _count(self, meta: JournalMeta) -> None:
+        Rows of events that were deleted from the journal are redacted, if the tag is, also if the row came later. Rows
+        from a replicator that learned of the fill late are removed.
+        """
+        if self._is_redacted and meta is not None:
+            gone = [row for row in rows if _is_gone(row, meta)]
+            if gone:
+                await self._store.tags.views.redact(gone, at=max(meta.place, await self._since(meta)))
+        for home, of_home in (await self._by_home(rows)).items():
+            if not _is_consecutive(of_home):
+                await self._sweep_late(home, of_home)
+
+    async def _sweep_late(self, home: TopicPartition, rows: Sequence[TagRow]) -> None:
+        """Remove rows of one journal that lie between our own rows, which win over the removal."""
+        before = _before(self._fill.since_of(home))
+        await self._store.tags.views.delete(rows, at=before)
+        for pid in {row.pid for row in rows}:
+            await self._store.tags.numbers.delete(self._topic, pid, self._tag, at=before)
+
+    async def _count(self, meta: JournalMeta) -> Counted:
         numbers = await self._store.tags.numbers.of(meta.topic, meta.id)
         known, since = numbers.get(self._tag), await self._since(meta)
-        self.counted.journals += 1
-        if self._is_redacted and (meta.is_purged or meta.delete_to or meta.purged_at is not None):
-            self._removed[meta.id] = meta
         if known is not None and known.place > max(meta.place, since):
             raise self._unreachable(meta, known)
         if known is not None and known.place < since:
             await self._store.tags.numbers.delete(meta.topic, meta.id, self._tag, at=_before(since))
             known = None
         last: TagRow | None = None
-        async for rows in self._new_rows(meta, known):
-            await self._write(rows, since)
-            self.counted.rows += len(rows)
-            last = rows[-1]
+        count = events = 0
+        async for read, rows in self._new_rows(meta, known):
+            events, count = events + read, count + len(rows)
+            if rows:
+                await self._write(rows, since)
+                last = rows[-1]
         crash_point("tags.fill-before-progress")
         if last is not None:
             await self._store.tags.numbers.write([self._progress(meta, last.number, since)])
+        return Counted(1, events, count)
 
     def _unreachable(self, meta: JournalMeta, known: TagNumber) -> OperationFailed:
         """Return the error for a numbering at a place that the log has not reached: a write now can't replace it."""
@@ -148,18 +141,16 @@ class HistoryCount:
             "then the back-fill with --again",
         )
 
-    async def _new_rows(self, meta: JournalMeta, known: TagNumber | None) -> AsyncIterator[list[TagRow]]:
-        """Yield the rows of chosen events that were not numbered before."""
+    async def _new_rows(self, meta: JournalMeta, known: TagNumber | None) -> AsyncIterator[tuple[int, list[TagRow]]]:
+        """Yield how many events were read that were not numbered before, and the rows of those that are chosen."""
         number = known.number if known is not None else 0
         async for events in self._events(meta, known):
-            self.counted.events += len(events)
             rows = []
             for event in events:
                 if self._choose(self._told(meta.id, event, number + 1)):
                     number += 1
                     rows.append(self._numbering.row(meta.id, event, self._tag, number))
-            if rows:
-                yield rows
+            yield len(events), rows
 
     async def _events(self, meta: JournalMeta, known: TagNumber | None) -> AsyncIterator[list[EventRow]]:
         """Yield the events that were not read before; all of them if the journal was purged since then."""
@@ -176,7 +167,7 @@ class HistoryCount:
 
     def _told(self, pid: str, event: EventRow, number: int) -> TaggedEvent:
         offset = TagOffset.of(self._numbering.time_of(event), number, event.seq_nr)
-        return tagged(event_of_row(event), self._tag, self._at.topic, pid, number, offset)
+        return tagged(event_of_row(event), self._tag, self._topic, pid, number, offset)
 
     async def _write(self, rows: Sequence[TagRow], since: Place) -> None:
         views = self._store.tags.views
@@ -202,27 +193,30 @@ class HistoryCount:
         """Return the place below which a journal's rows and numbers are from before the fill."""
         return self._fill.since_of(await self._home(meta.id, meta.partition))
 
-    async def _rows(self) -> AsyncIterator[list[TagRow]]:
-        """Yield the rows under the tag of the journals that are in the partition now, wherever they were before."""
-        async for rows in self._rows_of_topic():
-            yield [row for row in rows if await self._home(row.pid, row.partition) == self._at]
-
-    async def _rows_of_topic(self) -> AsyncIterator[list[TagRow]]:
-        views = self._store.tags.views
-        for bucket_ms in await views.buckets(self._tag):
-            async for page in views.read(self._tag, bucket_ms):
-                yield [row for row in page if row.topic == self._at.topic]
+    async def _by_home(self, rows: Sequence[TagRow]) -> dict[TopicPartition, list[TagRow]]:
+        """Return the topic's rows by the partition that their journals are in now, wherever they were before."""
+        found: dict[TopicPartition, list[TagRow]] = {}
+        for row in rows:
+            if row.topic == self._topic:
+                found.setdefault(await self._home(row.pid, row.partition), []).append(row)
+        return found
 
     async def _home(self, id_: str, partition: int) -> TopicPartition:
         if self._layout is None:
-            self._layout = await read_layout(self._store, self._at.topic)
+            self._layout = await read_layout(self._store, self._topic)
         if self._layout is None:
-            raise UnknownTopic(self._at.topic)
+            raise UnknownTopic(self._topic)
         return self._fill.home_of(self._layout, id_, partition)
 
 
 def _before(since: Place) -> Place:
     return Place(since.generation, since.offset - 1)
+
+
+def _is_consecutive(rows: Sequence[TagRow]) -> bool:
+    """Return True if the rows of a journal have the numbers 1, 2, 3, … in their order."""
+    ordered = sorted(rows, key=lambda row: (row.bucket_ms, tag_time_of(row.timestamp), row.number))
+    return [row.number for row in ordered] == list(range(1, len(ordered) + 1))
 
 
 def _is_gone(row: TagRow, meta: JournalMeta) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.config import StoreSettings
 from headrace.errors import OperationFailed
-from headrace.store import EventRow, Store
+from headrace.store import EventRow, JournalWrite, Store
 from headrace.store import open_store as open_real_store
 
 
@@ -19,6 +19,12 @@ class FaultyWriter:
         if id_.startswith("bad"):
             raise OperationFailed(f"writing journal {id_!r}", "the test wants it so")
         await self._writer.write_rows(topic, id_, rows)
+
+    async def write_journals(self, journals: Sequence[JournalWrite]) -> None:
+        bad = [journal for journal in journals if journal.meta.id.startswith("bad")]
+        await self._writer.write_journals([journal for journal in journals if journal not in bad])
+        for meta, rows in bad:
+            await self.write_rows(meta.topic, meta.id, rows)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._writer, name)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-__all__ = ["CHECKED", "FINDING_COLUMNS", "Finding", "FindingKind", "checked_batch", "findings_batch"]
+__all__ = ["FINDING_COLUMNS", "Finding", "FindingKind"]
 
 FINDING_COLUMNS = (
     "topic string, partition int, id string, kind string, seq_nr bigint, offset bigint, detail string, "
     "repaired boolean, tag string"
 )
-# The kind of a task's last row; its detail is the task's report.
-CHECKED = "checked"
 
 
 class FindingKind(StrEnum):
@@ -60,26 +53,3 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         what = kind if self.seq_nr is None else f"{kind}, seq_nr {self.seq_nr}"
         of = f"{self.topic}[{self.partition}]" + (f" {self.id!r}" if self.id else "")
         return f"{of}: {what}" + (f" ({self.detail})" if self.detail else "")
-
-
-def findings_batch(findings: Sequence[Finding]) -> pa.RecordBatch:
-    """Return findings as rows."""
-    return _batch([msgspec.structs.astuple(finding) for finding in findings])
-
-
-def checked_batch(topic: str, partition: int, report: bytes) -> pa.RecordBatch:
-    """Return the last row of a task, which holds its report."""
-    return _batch([(topic, partition, None, CHECKED, None, None, report.decode(), None, None)])
-
-
-def _batch(rows: Sequence[tuple[object, ...]]) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    types = (
-        pa.string(), pa.int32(), pa.string(), pa.string(), pa.int64(), pa.int64(), pa.string(), pa.bool_(), pa.string(),
-    )  # fmt: skip
-    names = Finding.__struct_fields__
-    columns = zip(*rows, strict=True)
-    return pa.RecordBatch.from_arrays(
-        [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)], names=list(names)
-    )

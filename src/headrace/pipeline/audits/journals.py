@@ -7,8 +7,9 @@ memory.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -18,23 +19,47 @@ from headrace.pipeline.audits.findings import Finding
 from headrace.pipeline.audits.judge import JournalCase, Judgement, Stored, claimed_place
 from headrace.pipeline.audits.tag_judge import TagVerdict
 from headrace.pipeline.audits.windows import AuditWindow, KeyWindow
-from headrace.protocol import Append, Entry
+from headrace.protocol import Append, Entry, fold_key
 from headrace.store import DEFAULT_SEGMENT_SIZE, EventRow, JournalMeta, Place, Store, StoreReader, segment_of
 
-__all__ = ["KeyLook", "look", "look_at_key"]
+__all__ = ["KeyLook", "look", "look_at_key", "look_at_keys"]
 
+_AT_ONCE = 32
 _SEGMENTS_BELOW = 50  # as many as one query to Cassandra reads
 
 
 async def look(
-    reader: StoreReader, topic: str, id_: str, window: KeyWindow, segment_sizes: Iterable[int], last_seq_nr: int
+    reader: StoreReader,
+    topic: str,
+    id_: str,
+    window: KeyWindow,
+    segment_sizes: Iterable[int],
+    last_seq_nr: int,
+    *,
+    head: JournalMeta | msgspec.UnsetType | None = msgspec.UNSET,
 ) -> Stored | None:
     """Return what the store has of a journal; None if replication changed it meanwhile.
 
     The head is written before rows are removed, so rows that were read between two equal heads belong to that head.
-    `segment_sizes` and `last_seq_nr` say where the records of the log may have put rows.
+    `segment_sizes` and `last_seq_nr` say where the records of the log may have put rows. `head` is the journal's head
+    as it was read before, with many others; if it has changed since, it is read again.
     """
-    meta = await reader.meta(topic, id_)
+    stored = await _look(reader, topic, id_, window, segment_sizes, last_seq_nr, head)
+    if stored is None and head is not msgspec.UNSET:
+        stored = await _look(reader, topic, id_, window, segment_sizes, last_seq_nr, msgspec.UNSET)
+    return stored
+
+
+async def _look(
+    reader: StoreReader,
+    topic: str,
+    id_: str,
+    window: KeyWindow,
+    segment_sizes: Iterable[int],
+    last_seq_nr: int,
+    head: JournalMeta | msgspec.UnsetType | None,
+) -> Stored | None:
+    meta = await reader.meta(topic, id_) if head is msgspec.UNSET else head
     stored = Stored(meta)
     sizes = dict.fromkeys([*([meta.segment_size] if meta is not None else []), *segment_sizes])
     seen: set[tuple[int, int, int]] = set()
@@ -107,7 +132,13 @@ class KeyLook:
 
 
 async def look_at_key(
-    store: Store, window: AuditWindow, id_: str, entries: Sequence[Entry], *, marker_ttl_s: float
+    store: Store,
+    window: AuditWindow,
+    id_: str,
+    entries: Sequence[Entry],
+    *,
+    marker_ttl_s: float,
+    head: JournalMeta | msgspec.UnsetType | None = msgspec.UNSET,
 ) -> KeyLook:
     """Compare one journal. `entries` are its records, including those that are not replicated yet if they were read.
 
@@ -117,11 +148,33 @@ async def look_at_key(
     entries = sorted((entry for entry in entries if not key_window.is_before(entry.place)), key=lambda e: e.place)
     sizes = [entry.segment_size for entry in entries if entry.segment_size] or [_size(window)]
     last = max((entry.action.last for entry in entries if isinstance(entry.action, Append)), default=0)
-    stored = await look(store.reader, window.at.topic, id_, key_window, sizes, last)
+    stored = await look(store.reader, window.at.topic, id_, key_window, sizes, last, head=head)
     if stored is None or _is_ahead(stored.meta, key_window, entries):
         return KeyLook(id_)
     case = _case(window, key_window, id_, _sized(window, stored.meta, entries), marker_ttl_s)
     return KeyLook(id_, stored, judge(case, stored))
+
+
+async def look_at_keys(
+    store: Store,
+    window: AuditWindow,
+    by_id: Mapping[str, Sequence[Entry]],
+    *,
+    marker_ttl_s: float,
+    heads: Mapping[str, JournalMeta | None] | None = None,
+    views_only: Collection[str] = (),
+) -> list[KeyLook]:
+    """Compare many journals, some at once. `heads` were read before; those of `views_only` are taken for empty."""
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(id_: str) -> KeyLook:
+        if id_ in views_only:
+            return KeyLook(id_, Stored(None), Judgement(fold_key(None, ()), []))
+        head = msgspec.UNSET if heads is None else heads[id_]
+        async with limit:
+            return await look_at_key(store, window, id_, by_id[id_], marker_ttl_s=marker_ttl_s, head=head)
+
+    return await asyncio.gather(*(one(id_) for id_ in by_id))
 
 
 def _case(

@@ -48,12 +48,16 @@ class TagCase:
 
 @dataclass(slots=True)
 class TagVerdict:
-    """The findings; `right` rows and `numbers` to write, and `wrong` rows to remove."""
+    """The findings; `right` rows and `numbers` to write, and `wrong` rows to remove.
+
+    `doubtful` are all rows of the findings, as they are and as they should be.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     right: list[TagRow] = field(default_factory=list)
     wrong: list[TagRow] = field(default_factory=list)
     numbers: list[TagNumber] = field(default_factory=list)
+    doubtful: list[TagRow] = field(default_factory=list)
 
 
 def judge_tags(case: TagCase) -> TagVerdict:
@@ -96,22 +100,26 @@ class _TagJudge:
         found = TagVerdict()
         self._compare(expected, found)
         verdict.findings += [msgspec.structs.replace(finding, detail=reason) for finding in found.findings]
+        verdict.doubtful += found.doubtful
 
     def _compare(self, expected: Sequence[TagRow], verdict: TagVerdict) -> None:
         missing = {(row.offset, row.generation, row.seq_nr): row for row in expected}
         for row in sorted(self._rows, key=lambda row: row.number):
             right = missing.pop((row.offset, row.generation, row.seq_nr), None)
             if right is None:
+                verdict.doubtful.append(row)
                 verdict.wrong.append(row)
                 verdict.findings.append(self._finding(FindingKind.TAG_ROW_ADDED, row, f"number {row.number}"))
             elif detail := self._difference(row, right):
                 right = self._as_redacted_as(row, right)
+                verdict.doubtful += (row, right)
                 verdict.wrong.append(row)
                 verdict.right.append(_with_time_of(row, right) if self._is_time_possible(row, right) else right)
                 verdict.findings.append(self._finding(FindingKind.TAG_ROW_CHANGED, right, detail))
         for right in missing.values():
             if right.number < self._first or is_trimmed(self._case.trimmed, right):
                 continue
+            verdict.doubtful.append(right)
             verdict.right.append(right)
             verdict.findings.append(self._finding(FindingKind.TAG_ROW_MISSING, right, f"number {right.number}"))
         if expected and (detail := self._wrong_number(expected[-1])):

@@ -1,19 +1,21 @@
-"""Audit of views by tag: the rows of many journals are read in one pass over the buckets of the window."""
+"""Audit of views by tag: rows that were read with those of all other journals are judged, journal by journal."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.config import TagSettings
+from headrace.errors import BadArgument
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.pipeline.audits.journals import KeyLook
 from headrace.pipeline.audits.tag_judge import TagCase, TagVerdict, judge_tags
 from headrace.pipeline.audits.windows import AuditWindow
 from headrace.protocol import Entry
-from headrace.store import Place, Store, TagNumber, TagRow, tag_time_of
+from headrace.store import Place, Store, TagNumber, TagRow, tag_time_of, timeuuid
 from headrace.tags import (
     REGISTRY_KEY,
     Numbering,
@@ -29,7 +31,7 @@ from headrace.tags import (
     tagged_row,
 )
 
-__all__ = ["TagLooks", "open_tag_looks"]
+__all__ = ["TagLooks", "ViewScan", "open_tag_looks", "scan_of_buckets", "view_scan_of"]
 
 _AT_ONCE = 32
 
@@ -51,6 +53,42 @@ async def open_tag_looks(log: Log, store: Store, settings: TagSettings, topic: s
     return TagLooks(log, store, settings, facts, numbering, await all_trimmed(store.settings))
 
 
+class ViewScan(NamedTuple):
+    """Views to read: the buckets of each part, as tag and start; and the topics that count, by number.
+
+    Without `topics` the rows of all topics count, by the topic that they name.
+    """
+
+    parts: Sequence[Sequence[tuple[str, int]]]
+    topics: Mapping[int, str] | None = None
+
+
+async def view_scan_of(
+    store: Store, settings: TagSettings, topics: Collection[str], *, first_ms: int, parts: int
+) -> ViewScan | None:
+    """Return a scan of the views of topics, from a log time on, in so many parts; None if there are no views."""
+    stored = await store.settings.get(REGISTRY_KEY)
+    if stored is None or decode_registry(stored).use is not TagUse.ON:
+        return None
+    registry = TagRegistry(store, settings.model_copy(update={"enabled": True}))
+    facts = await registry.open()
+    numbers = {entry.number: topic for topic, entry in facts.topics.items() if topic in topics}
+    if not numbers:
+        return None
+    views, first_ms = store.tags.views, registry.bucket.start_of(first_ms)
+    return scan_of_buckets(
+        [(tag, await views.buckets(tag, first_ms=first_ms)) for tag in await views.tags()], parts, numbers
+    )
+
+
+def scan_of_buckets(
+    buckets: Iterable[tuple[str, Sequence[int]]], parts: int, topics: Mapping[int, str] | None = None
+) -> ViewScan:
+    """Divide the buckets of tags into parts, so that neighbours, which are about as large, are in different parts."""
+    pairs = [(tag, bucket_ms) for tag, of_tag in buckets for bucket_ms in of_tag]
+    return ViewScan([pairs[number::parts] for number in range(min(parts, len(pairs)))], topics)
+
+
 @dataclass(frozen=True, slots=True)
 class TagLooks:
     """Audits the views by tag of one topic."""
@@ -63,26 +101,45 @@ class TagLooks:
     trimmed: Mapping[str, Trimmed]
 
     async def look(
-        self, window: AuditWindow, looks: Sequence[KeyLook], by_id: Mapping[str, Sequence[Entry]]
+        self,
+        window: AuditWindow,
+        looks: Sequence[KeyLook],
+        by_id: Mapping[str, Sequence[Entry]],
+        rows: MutableMapping[str, Sequence[TagRow]],
     ) -> dict[str, TagVerdict]:
-        """Return verdicts on the views of journals, by id; only of journals that have a verdict themselves."""
-        is_whole = _is_whole(window)
-        judged = {look.id: look for look in looks if look.verdict is not None and (is_whole or by_id[look.id])}
-        if not judged:
-            return {}
-        first_ms = 0 if is_whole else self._first_bucket_ms(entry for id_ in judged for entry in by_id[id_])
-        rows: dict[str, list[TagRow]] = {id_: [] for id_ in judged}
-        async for row in self._rows(window, first_ms, rows.__contains__):
-            rows[row.pid].append(row)
-        end = (await self.log.bounds(window.at)).end
-        numbers = await self._numbers([id_ for id_, look in judged.items() if _is_tagged(look)])
-        return {id_: self._judge(window, look, rows[id_], numbers.get(id_, {}), end) for id_, look in judged.items()}
+        """Return verdicts on the views of journals, by id; only of journals that have a verdict themselves.
 
-    async def ids_without_records(self, window: AuditWindow, is_known: Callable[[str], bool]) -> list[str]:
-        """Return the ids that have rows in the views but no record in the window."""
-        if not _is_whole(window):
-            return []
-        return sorted({row.pid async for row in self._rows(window, 0, lambda id_: not is_known(id_))})
+        `rows` are their rows in the views, which were read with many others, some time ago. Those that seem wrong are
+        read again, one by one, before they are judged, and replaced there.
+        """
+        is_whole = _is_whole(window)
+        judged = [look for look in looks if look.verdict is not None and (is_whole or by_id[look.id])]
+        verdicts = await self._judge_all(window, judged, rows)
+        wrong = [look for look in judged if verdicts[look.id].findings]
+        for look in wrong:
+            rows[look.id] = await self._read_again(window, look.id, rows[look.id], verdicts[look.id].doubtful)
+        return {**verdicts, **await self._judge_all(window, wrong, rows)}
+
+    async def _judge_all(
+        self, window: AuditWindow, looks: Sequence[KeyLook], rows: Mapping[str, Sequence[TagRow]]
+    ) -> dict[str, TagVerdict]:
+        numbers = await self._numbers([look.id for look in looks if _is_tagged(look)])
+        end = window.home.end
+        if any(number.offset >= end for of_id in numbers.values() for number in of_id.values()):
+            end = (await self.log.bounds(window.at)).end  # the log has grown since, or a number was written by hand
+        return {look.id: self._judge(window, look, rows[look.id], numbers.get(look.id, {}), end) for look in looks}
+
+    async def _read_again(
+        self, window: AuditWindow, id_: str, rows: Sequence[TagRow], doubtful: Iterable[TagRow]
+    ) -> list[TagRow]:
+        """Return a journal's rows, with the doubtful ones as they are now."""
+        places = {(row.tag, row.bucket_ms, row.timestamp) for row in doubtful if _is_of_log(row)}
+        fresh = [row for row in rows if (row.tag, row.bucket_ms, row.timestamp) not in places]
+        for tag, bucket_ms, timestamp in sorted(places):
+            time = tag_time_of(timestamp)
+            async for page in self.store.tags.views.read(tag, bucket_ms, first=time, last=time):
+                fresh += [row for row in page if row.pid == id_ and self._is_ours(window, row)]
+        return fresh
 
     async def mark(self, at: TopicPartition) -> Place:
         """Write a Mark, wait until replication has passed it, and return its place, which a repair writes at."""
@@ -93,34 +150,30 @@ class TagLooks:
         repair = TagRepair(self.log, self.store, self.settings)
         await repair.repair_journal(self.numbering.topic, id_, verdict.right, verdict.wrong, verdict.numbers, at=at)
 
-    async def unreadable(self, window: AuditWindow, tags: Mapping[str, Collection[str]]) -> set[tuple[str, str]]:
-        """Read tags as a query does, and return each (id, tag) whose events a query would not all return."""
+    async def unreadable(
+        self, window: AuditWindow, tags: Mapping[str, Collection[str]], rows: Mapping[str, Sequence[TagRow]]
+    ) -> set[tuple[str, str]]:
+        """Go through the rows as a query does, and return each (id, tag) whose events a query would not all return."""
+        numbers = await self._numbers(sorted(tags))
         return {
             (id_, tag)
-            for tag in sorted({tag for of_id in tags.values() for tag in of_id})
-            for id_ in await self._out_of_sequence(window, tag, {id_ for id_, of_id in tags.items() if tag in of_id})
+            for id_, of_id in tags.items()
+            for tag in of_id
+            if not self._is_in_sequence(window, id_, tag, rows[id_], numbers[id_].get(tag))
         }
 
-    async def _out_of_sequence(self, window: AuditWindow, tag: str, ids: Collection[str]) -> set[str]:
-        """Return the journals whose replicated rows are not numbered consecutively and in order."""
-        is_trimmed_tag = tag in self.trimmed
-        sequences, found = Sequences(from_start=not is_trimmed_tag), set()
-        views, topic = self.store.tags.views, self.numbering.topic
-        numbers = await self._numbers(sorted(ids))
-        if not is_trimmed_tag:
-            sequences.expect({(topic, id_): of[tag].first for id_, of in numbers.items() if tag in of})
-        for bucket_ms in await views.buckets(tag):
-            async for page in views.read(tag, bucket_ms):
-                for row in page:
-                    is_asked = row.pid in ids and self._is_ours(window, row)
-                    if not is_asked or is_trimmed(self.trimmed, row) or window.of_key(row.pid).is_ahead(row.place):
-                        continue
-                    if not sequences.follows(tagged_row(row)):
-                        found.add(row.pid)
-        return found
-
-    def _first_bucket_ms(self, entries: Iterable[Entry]) -> int:
-        return self.numbering.bucket.start_of(min((entry.log_time_ms for entry in entries), default=0))
+    def _is_in_sequence(
+        self, window: AuditWindow, id_: str, tag: str, rows: Sequence[TagRow], known: TagNumber | None
+    ) -> bool:
+        """Return True if the replicated rows of a journal are numbered consecutively and in order."""
+        sequences = Sequences(from_start=tag not in self.trimmed)
+        if tag not in self.trimmed and known is not None:
+            sequences.expect({(self.numbering.topic, id_): known.first})
+        key_window = window.of_key(id_)
+        asked = (row for row in rows if row.tag == tag and not is_trimmed(self.trimmed, row))
+        replicated = [row for row in asked if not key_window.is_ahead(row.place)]
+        replicated.sort(key=lambda row: (row.bucket_ms, tag_time_of(row.timestamp), row.number))
+        return all(sequences.follows(tagged_row(row)) for row in replicated)
 
     def _judge(
         self, window: AuditWindow, look: KeyLook, rows: Sequence[TagRow], numbers: Mapping[str, TagNumber], end: int
@@ -144,16 +197,6 @@ class TagLooks:
             )
         )
 
-    async def _rows(self, window: AuditWindow, first_ms: int, wanted: Callable[[str], bool]) -> AsyncIterator[TagRow]:
-        """Yield rows of the task's own journals."""
-        views = self.store.tags.views
-        for tag in await views.tags():
-            for bucket_ms in await views.buckets(tag, first_ms=first_ms):
-                async for page in views.read(tag, bucket_ms):
-                    for row in page:
-                        if wanted(row.pid) and self._is_ours(window, row):
-                            yield row
-
     def _is_ours(self, window: AuditWindow, row: TagRow) -> bool:
         time = tag_time_of(row.timestamp)
         if time.topic_number != self.numbering.topic_number:
@@ -175,6 +218,14 @@ class TagLooks:
 def _is_whole(window: AuditWindow) -> bool:
     """Return True if the log goes back to its beginning, so that every row can be judged."""
     return all(stretch.start == 0 for stretch in window.stretches.values())
+
+
+def _is_of_log(row: TagRow) -> bool:
+    """Return True if a row can be read again by its time; a row that was written by hand may have an impossible one."""
+    try:
+        return timeuuid(tag_time_of(row.timestamp)) == row.timestamp
+    except BadArgument:
+        return False
 
 
 def _is_tagged(look: KeyLook) -> bool:

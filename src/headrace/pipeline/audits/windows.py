@@ -1,52 +1,47 @@
-"""The window of an audit: the records that the log still has and that are replicated, read in bounded slices.
+"""The window of an audit: the records that the log still has and that are replicated.
 
-A task judges the journals whose keys belong to its partition. A journal that moved when its topic grew has older
-records in another partition, below the boundary, and those are read too. If the log has removed records, a journal's
-window begins behind them, and the state before is unknown.
-
-The first pass reads headers only: it counts, and keeps a hash of each key. Then the log is read once for each slice
-of the keys. Slices hold about the same number of events, so memory does not grow with the log; only the records of
-one journal are always in one slice.
+A journal belongs to the partition that its key belongs to. A journal that moved when its topic grew has older records
+in another partition, below the boundary, and those count too. If the log has removed records, a journal's window begins
+behind them, and the state before is unknown.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import TypeVar
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
 
 import msgspec
-import numpy as np
 
 from headrace.errors import OffsetOutOfRange
-from headrace.journal import Layout
+from headrace.journal import Layout, Topology
 from headrace.log import Log
 from headrace.model import TopicPartition
-from headrace.protocol import Append, Entry, Mark, entry_of, next_generation
-from headrace.store import DEFAULT_SEGMENT_SIZE, Place, ReplicatedOffset, Store
+from headrace.protocol import Entry, Mark, entry_of, next_generation
+from headrace.store import Place, ReplicatedOffset, Store
 from headrace.tags import REGISTRY_KEY, TagFacts
 
 __all__ = [
     "AuditWindow",
-    "KeySet",
     "KeyWindow",
     "MovingWindow",
-    "Survey",
+    "RunningState",
+    "TopicWindow",
     "WindowStretch",
-    "entries_of",
+    "first_time_ms",
     "generation_at",
-    "ids_in",
+    "layout_of",
+    "open_topic_window",
     "open_window",
     "read_entries",
-    "slices",
-    "survey",
+    "reopened_window",
 ]
 
 T = TypeVar("T")
 
 _REOPENED_AT_MOST = 20
+_AT_ONCE = 32
 _decode_registry = msgspec.json.Decoder(TagFacts).decode
 
 
@@ -141,6 +136,36 @@ class AuditWindow:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class TopicWindow:
+    """The windows of all partitions of a topic, as they were at one time. It travels to the tasks of a job."""
+
+    layout: Layout
+    stretches: Mapping[int, WindowStretch]
+    log_times_ms: dict[int, int] = field(default_factory=dict)
+
+    def of_partition(self, partition: int) -> AuditWindow:
+        """Return the window of the journals that belong to a partition."""
+        at = TopicPartition(self.layout.topic, partition)
+        return AuditWindow(self.layout, at, _involved(self.layout, partition, self.stretches), self.log_times_ms)
+
+    def only(self, partitions: Iterable[int]) -> TopicWindow:
+        """Return the window of some partitions. In a topic that has never grown they hold all of their journals."""
+        return replace(self, stretches={number: self.stretches[number] for number in partitions})
+
+    @property
+    def starts(self) -> dict[TopicPartition, int]:
+        """The first offsets of the log, by partition."""
+        return {stretch.at: stretch.start for stretch in self.stretches.values()}
+
+    def ends(self, *, with_unreplicated: bool) -> dict[TopicPartition, int]:
+        """Return where to stop reading (exclusive): behind the window, or at the log's end."""
+        return {
+            each.at: max(each.start, each.end if with_unreplicated else each.last + 1)
+            for each in self.stretches.values()
+        }
+
+
 class MovingWindow:
     """A window that is read several times. Replication may meanwhile remove records at its start from the log.
 
@@ -168,16 +193,54 @@ def generation_at(layout: Layout, at: TopicPartition, offset: int) -> int:
     return layout.generation_at(at.partition, offset)
 
 
+async def layout_of(log: Log, store: Store, topic: str) -> Layout:
+    """Return a topic's layout without writing anything."""
+    return await Topology(log, store.settings, topic, is_reader=True).layout()
+
+
 async def open_window(log: Log, store: Store, layout: Layout, at: TopicPartition) -> AuditWindow:
     """Open the window of a partition, from the log's bounds and the replicated offsets of all partitions involved."""
     floors = await _floors(store, at.topic)
-    partitions = {at.partition}
-    if layout.generation > 0:
-        partitions |= set(range(layout.partitions))
-    stretches = {
-        partition: await _stretch(log, store, layout, TopicPartition(at.topic, partition)) for partition in partitions
-    }
-    return AuditWindow(layout, at, stretches, floors)
+    partitions = [at.partition] if layout.generation == 0 else range(layout.partitions)
+    return AuditWindow(layout, at, await _stretches(log, store, layout, partitions), floors)
+
+
+async def open_topic_window(log: Log, store: Store, layout: Layout) -> TopicWindow:
+    """Open the windows of all partitions of a topic."""
+    floors = await _floors(store, layout.topic)
+    return TopicWindow(layout, await _stretches(log, store, layout, range(layout.partitions)), floors)
+
+
+async def reopened_window(log: Log, window: TopicWindow) -> TopicWindow:
+    """Return a window after the log has been read: with the start and the end that the log has now.
+
+    Records may have been removed while they were read. What was removed by now does not count, so that nothing counts
+    as absent because it was removed before it was read.
+    """
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(stretch: WindowStretch) -> WindowStretch:
+        async with limit:
+            bounds = await log.bounds(stretch.at)
+        generation = generation_at(window.layout, stretch.at, bounds.start)
+        return replace(stretch, start=bounds.start, end=bounds.end, generation=generation)
+
+    found = await asyncio.gather(*map(one, window.stretches.values()))
+    return replace(window, stretches={stretch.at.partition: stretch for stretch in found})
+
+
+def _involved(layout: Layout, partition: int, stretches: Mapping[int, WindowStretch]) -> dict[int, WindowStretch]:
+    return {partition: stretches[partition]} if layout.generation == 0 else dict(stretches)
+
+
+async def _stretches(log: Log, store: Store, layout: Layout, partitions: Iterable[int]) -> dict[int, WindowStretch]:
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(partition: int) -> WindowStretch:
+        async with limit:
+            return await _stretch(log, store, layout, TopicPartition(layout.topic, partition))
+
+    return {stretch.at.partition: stretch for stretch in await asyncio.gather(*map(one, partitions))}
 
 
 async def _stretch(log: Log, store: Store, layout: Layout, at: TopicPartition) -> WindowStretch:
@@ -198,47 +261,51 @@ async def _floors(store: Store, topic: str) -> dict[int, int]:
     return {0: entry.floor_ms, **{int(number): floor_ms for number, floor_ms in entry.generations.items()}}
 
 
-async def read_entries(
-    log: Log,
-    window: AuditWindow,
-    wanted: Callable[[bytes], bool],
-    *,
-    headers_only: bool = False,
-    with_unreplicated: bool = False,
-) -> AsyncIterator[Entry]:
-    """Yield the entries of the task's journals whose keys are `wanted`, without Marks, partition by partition.
+async def first_time_ms(log: Log, windows: Sequence[TopicWindow]) -> int:
+    """Return a time that is not after the log time of any record in the windows; 0 if the logs are whole.
 
-    `with_unreplicated` includes those that are not replicated yet. A segment size of 0 means that it is unknown.
+    A record's log time is at least the timestamp of the first record of its partition.
     """
-    for stretch in window.stretches.values():
-        end = _end(window, stretch, with_unreplicated=with_unreplicated)
-        if end <= stretch.start:
-            continue
-        async for entry in _read(log, window, stretch, end, wanted, headers_only=headers_only):
-            yield entry
+    if any(stretch.start == 0 for window in windows for stretch in window.stretches.values()):
+        return 0
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(at: TopicPartition) -> int:
+        async with limit:
+            return await _first_timestamp_ms(log, at)
+
+    found = await asyncio.gather(*(one(at) for window in windows for at in window.starts))
+    return min(found, default=0)
 
 
-def _end(window: AuditWindow, stretch: WindowStretch, *, with_unreplicated: bool) -> int:
-    end = stretch.end if with_unreplicated else stretch.last + 1
-    if stretch.at == window.at:
-        return end
-    boundary = window.layout.generations[-1].boundaries.get(stretch.at.partition)
-    return stretch.start if boundary is None else min(end, boundary)
+async def _first_timestamp_ms(log: Log, at: TopicPartition) -> int:
+    """Return the timestamp of the first record that the log has, or 0."""
+    bounds = await log.bounds(at)
+    try:
+        async for batch in log.read(at, bounds.start, bounds.end, headers_only=True, max_records=1):
+            for record in batch.records:
+                return record.timestamp_ms
+    except OffsetOutOfRange as error:
+        if error.offset >= error.start:
+            raise
+        # Records were removed in this moment. A time of 0 is never wrong: more is read than needed.
+    return 0
 
 
-async def _read(
-    log: Log,
-    window: AuditWindow,
-    stretch: WindowStretch,
-    end: int,
-    wanted: Callable[[bytes], bool],
-    *,
-    headers_only: bool,
+class RunningState(NamedTuple):
+    """What the earlier records of a partition decide about the next one. A segment size of 0 is unknown."""
+
+    generation: int
+    log_time_ms: int
+    segment_size: int
+
+
+async def read_entries(
+    log: Log, window: AuditWindow, start: int, before: RunningState, wanted: Callable[[bytes], bool]
 ) -> AsyncIterator[Entry]:
-    layout = window.layout
-    generation, log_time_ms = stretch.generation, window.log_times_ms.get(stretch.generation, 0)
-    segment_size = DEFAULT_SEGMENT_SIZE if stretch.start == 0 else 0
-    async for batch in log.read(stretch.at, stretch.start, end, headers_only=headers_only):
+    """Yield the entries of the window's own partition from `start` to the log's end, without Marks."""
+    generation, log_time_ms, segment_size = before
+    async for batch in log.read(window.at, start, window.home.end):
         for record in batch.records:
             log_time_ms = max(log_time_ms, record.timestamp_ms)
             entry = entry_of(record, generation, log_time_ms=log_time_ms, segment_size=segment_size)
@@ -248,131 +315,9 @@ async def _read(
                 generation = next_generation(generation, entry.action)
                 log_time_ms = max(log_time_ms, window.log_times_ms.get(generation, 0))
                 segment_size = entry.action.segment_size or segment_size
-            elif wanted(record.key or b"") and _is_ours(layout, window.at, stretch.at, entry):
+            elif wanted(record.key or b""):
                 yield entry
-
-
-def _is_ours(layout: Layout, home: TopicPartition, at: TopicPartition, entry: Entry) -> bool:
-    """Return True if the record counts and its journal belongs to the task's partition now."""
-    if layout.generation == 0:
-        return True
-    return layout.is_home(entry.id, entry.generation, at) and layout.route(entry.id) == home
 
 
 def _was_recreated(layout: Layout) -> bool:
     return any(not generation.boundaries for generation in layout.generations[1:])
-
-
-EVENTS_AT_ONCE = 20_000
-_HASHES_KEPT = 1 << 18
-_EVENTS_OF_APPEND = 1000
-
-
-class KeySet:
-    """A set of keys that keeps only an eight-byte hash of each."""
-
-    def __init__(self) -> None:
-        self._new: list[int] = []
-        self._known = np.empty(0, np.uint64)
-
-    def __contains__(self, id_: str) -> bool:
-        self._merge()
-        wanted = np.uint64(_hash(id_))
-        place = int(np.searchsorted(self._known, wanted))
-        return place < len(self._known) and bool(self._known[place] == wanted)
-
-    def add(self, id_: str) -> None:
-        """Add a key."""
-        self._new.append(_hash(id_))
-        if len(self._new) >= _HASHES_KEPT:
-            self._merge()
-
-    def _merge(self) -> None:
-        if self._new:
-            self._known = np.union1d(self._known, np.array(self._new, np.uint64))
-            self._new.clear()
-
-
-class Survey:
-    """The size of a window, and the keys in it."""
-
-    def __init__(self) -> None:
-        self.records = 0
-        self.events = 0
-        self._keys = KeySet()
-
-    def __contains__(self, id_: str) -> bool:
-        return id_ in self._keys
-
-    def add(self, entry: Entry) -> None:
-        """Count an entry."""
-        self.records += 1
-        self.events += _most_events(entry.action) if isinstance(entry.action, Append) else 1
-        self._keys.add(entry.id)
-
-
-async def survey(log: Log, window: AuditWindow) -> Survey:
-    """Count the records, events and keys of a window, from headers only."""
-    found = Survey()
-    async for entry in read_entries(log, window, lambda _: True, headers_only=True):
-        found.add(entry)
-    return found
-
-
-async def slices(
-    log: Log, moving: MovingWindow, found: Survey, *, events_at_once: int = EVENTS_AT_ONCE
-) -> AsyncIterator[dict[str, list[Entry]]]:
-    """Yield the window's entries by id, one slice of the keys at a time; `moving.window` is their window."""
-    count = -(-found.events // max(1, events_at_once))
-    for number in range(count):
-
-        def wanted(key: bytes, number: int = number) -> bool:
-            return zlib.crc32(key) % count == number
-
-        yield await moving.read(lambda window, wanted=wanted: _gather(log, window, wanted))  # type: ignore[misc]
-
-
-async def entries_of(log: Log, window: AuditWindow, ids: Collection[str]) -> dict[str, list[Entry]]:
-    """Return the entries of some journals, including those that are not replicated yet."""
-    keys = {id_.encode(errors="surrogateescape") for id_ in ids}
-    found = await _gather(log, window, keys.__contains__, with_unreplicated=True)
-    return {id_: found.get(id_, []) for id_ in ids}
-
-
-async def ids_in(log: Log, at: TopicPartition, ids: Collection[str]) -> set[str]:
-    """Return the journals that have records in a partition, even if they don't belong there."""
-    keys = {id_.encode(errors="surrogateescape"): id_ for id_ in ids}
-    start, found = 0, set[str]()
-    while True:
-        bounds = await log.bounds(at)
-        start = max(start, bounds.start)
-        if start >= bounds.end:
-            return found
-        try:
-            async for batch in log.read(at, start, bounds.end, headers_only=True):
-                found |= {keys[record.key] for record in batch.records if record.key in keys}
-                start = batch.next_offset
-        except OffsetOutOfRange as error:
-            if error.offset >= error.start:
-                raise
-            start = error.start  # replicated and removed meanwhile
-        else:
-            return found
-
-
-async def _gather(
-    log: Log, window: AuditWindow, wanted: Callable[[bytes], bool], *, with_unreplicated: bool = False
-) -> dict[str, list[Entry]]:
-    by_id: dict[str, list[Entry]] = {}
-    async for entry in read_entries(log, window, wanted, with_unreplicated=with_unreplicated):
-        by_id.setdefault(entry.id, []).append(entry)
-    return by_id
-
-
-def _most_events(append: Append) -> int:
-    """Return the most events that an append may hold. Its numbers may have gaps of millions, so the count is capped."""
-    return min(append.last - append.first + 1, _EVENTS_OF_APPEND)
-
-
-def _hash(id_: str) -> int:
-    return int.from_bytes(blake2b(id_.encode(errors="surrogateescape"), digest_size=8).digest())

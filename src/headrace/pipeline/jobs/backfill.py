@@ -1,14 +1,14 @@
-"""The back-fill: each task applies a range of its partition's records to the store again.
+"""The back-fill: a range of each partition's records is applied to the store again.
 
-Correct rows stay as they are, and lost rows are restored. Records before the range are read too, because they decide
-which records of the range count. Records that are not replicated yet are left to replication.
+Correct rows stay as they are, and lost rows are restored. The other records of the same journals are read too, because
+they decide which records of the range count. So the range is read first, for its keys, and then the log once, for the
+journals with these keys. Records that are not replicated yet are left to replication.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,44 +18,35 @@ from headrace.errors import BadArgument
 from headrace.log import Log
 from headrace.model import TopicPartition
 from headrace.pipeline.audits.findings import FindingKind
+from headrace.pipeline.audits.journal_groups import JournalRows, KeyCase, cases_of
+from headrace.pipeline.audits.journal_work import JournalWork, by_partition
 from headrace.pipeline.audits.journals import look_at_key
 from headrace.pipeline.audits.judge import Judgement, expected_rows
-from headrace.pipeline.audits.windows import (
-    EVENTS_AT_ONCE,
-    AuditWindow,
-    MovingWindow,
-    WindowStretch,
-    open_window,
-    slices,
-    survey,
-)
-from headrace.pipeline.jobs.job_reports import BackfilledPartition, layout_of, partitions_now, report_batch, reports_of
+from headrace.pipeline.audits.outcomes import OUTCOME_COLUMNS, Tally, tally_of
+from headrace.pipeline.audits.windows import AuditWindow, TopicWindow, WindowStretch
+from headrace.pipeline.jobs.job_reports import BackfilledPartition, windows_now
 from headrace.pipeline.logs.plan import Selection
 from headrace.pipeline.spark.endpoints import Endpoints
-from headrace.pipeline.spark.process import log_of, one_line, run, store_of
+from headrace.pipeline.spark.process import log_of, run
 from headrace.protocol import Entry
 from headrace.store import EventRow, Place, Store
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.pipeline.jobs.partition_jobs import Arguments
-
-__all__ = ["BackfillSummary", "Range", "backfill", "backfill_partition"]
+__all__ = ["BackfillPlan", "BackfillSummary", "BackfillWork", "Range", "backfill"]
 
 _AT_ONCE = 32
+_FEW_RECORDS = 100_000
 
 
-def backfill_partition(endpoints: Endpoints, at: TopicPartition, arguments: Arguments) -> Iterator[pa.RecordBatch]:
-    """Back-fill one partition, in a worker."""
-    started_s = time.perf_counter()
-    report = BackfilledPartition(topic=at.topic, partition=at.partition)
-    try:
-        report = run(_backfill(endpoints, at, msgspec.convert(arguments, Range)))
-    except Exception as error:
-        report = msgspec.structs.replace(report, error=one_line(error))
-    yield report_batch(msgspec.structs.replace(report, took_s=time.perf_counter() - started_s))
+class Range(msgspec.Struct, frozen=True):
+    """Offsets of each partition from `first` to `last` (inclusive), or times from `since_ms` up to `until_ms`."""
+
+    first: int | None = None
+    last: int | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
 
 
 class BackfillRanges(msgspec.Struct, frozen=True):
@@ -69,26 +60,81 @@ class BackfillRanges(msgspec.Struct, frozen=True):
         return first <= offset <= last
 
 
-async def _backfill(endpoints: Endpoints, at: TopicPartition, asked: Range) -> BackfilledPartition:
-    log, store = await log_of(endpoints), await store_of(endpoints)
+@dataclass(frozen=True, slots=True)
+class BackfillPlan:
+    """What to apply again: the requested offsets that the log still has and that are replicated, by topic."""
 
-    async def open_now() -> AuditWindow:
-        return await open_window(log, store, await layout_of(log, store, at.topic), at)
+    windows: Sequence[TopicWindow]
+    ranges: Mapping[str, BackfillRanges]
 
-    moving = MovingWindow(await open_now(), open_now)
-    ranges = await ranges_of(log, moving.window, asked)
-    first, last = ranges.of[at.partition]
-    done = BackfilledPartition(topic=at.topic, partition=at.partition, first=first, last=last)
-    ttl_s = endpoints.settings_of_store().marker_ttl_s
-    found = await moving.read(lambda window: survey(log, window))
-    async for by_id in slices(log, moving, found, events_at_once=EVENTS_AT_ONCE):
-        chosen = {id_: entries for id_, entries in by_id.items() if _touches(entries, ranges)}
-        done = await _apply_all(store, moving.window, chosen, ranges, done, ttl_s)
-    # Records that were removed meanwhile are in the store, and were not applied again.
-    return msgspec.structs.replace(done, first=max(first, moving.window.home.start))
+    @classmethod
+    async def of(cls, endpoints: Endpoints, selection: Selection, asked: Range) -> BackfillPlan:
+        """Plan a back-fill."""
+        log, windows = await log_of(endpoints), await windows_now(endpoints, selection)
+        return cls(windows, {window.layout.topic: await ranges_of(log, window, asked) for window in windows})
+
+    @property
+    def involved(self) -> list[TopicWindow]:
+        """The windows of the partitions with a range. Journals of a topic that grew may be in any partition."""
+        return [
+            each if each.layout.generation > 0 else each.only(self._with_range(each))
+            for each in self.windows
+            if self._with_range(each)
+        ]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the ranges are everything in the windows."""
+        return all(
+            self.ranges[window.layout.topic].of[partition] == (stretch.start, stretch.last)
+            for window in self.windows
+            for partition, stretch in self._with_range(window).items()
+        )
+
+    @property
+    def bounds(self) -> dict[TopicPartition, tuple[int, int]]:
+        """The first and last offsets (inclusive) of the partitions with a range."""
+        return {
+            stretch.at: self.ranges[window.layout.topic].of[partition]
+            for window in self.windows
+            for partition, stretch in self._with_range(window).items()
+        }
+
+    @property
+    def records(self) -> int:
+        """The number of offsets in all ranges."""
+        return sum(last + 1 - first for first, last in self.bounds.values())
+
+    def _with_range(self, window: TopicWindow) -> dict[int, WindowStretch]:
+        found = self.ranges[window.layout.topic].of
+        return {number: each for number, each in window.stretches.items() if found[number][0] <= found[number][1]}
+
+    def reports(self, tally: Tally) -> list[BackfilledPartition]:
+        """Return the reports of all partitions. Raises OperationFailed if a task could not finish."""
+        tally.check("back-filling")
+        return [
+            self._report(stretch, tally.of(stretch.at))
+            for window in self.windows
+            for stretch in window.stretches.values()
+        ]
+
+    def _report(self, stretch: WindowStretch, counts: Mapping[str, int]) -> BackfilledPartition:
+        first, last = self.ranges[stretch.at.topic].of[stretch.at.partition]
+        return BackfilledPartition(
+            topic=stretch.at.topic,
+            partition=stretch.at.partition,
+            first=max(first, counts["first"]),  # what was removed meanwhile is in the store, and was not applied again
+            last=last,
+            read=counts["read"] + (0 if self.is_whole else max(0, last + 1 - first)),
+            records=counts["records"],
+            journals=counts["journals"],
+            rows=counts["rows"],
+            restored=counts["restored"],
+            busy=counts["busy"],
+        )
 
 
-async def ranges_of(log: Log, window: AuditWindow, asked: Range) -> BackfillRanges:
+async def ranges_of(log: Log, window: TopicWindow, asked: Range) -> BackfillRanges:
     """Return for each partition the requested offsets that the log still has and that are replicated."""
     return BackfillRanges({partition: await _offsets(log, each, asked) for partition, each in window.stretches.items()})
 
@@ -112,34 +158,38 @@ def _touches(entries: Sequence[Entry], ranges: BackfillRanges) -> bool:
     return any(ranges.has(entry.partition, entry.offset) for entry in entries)
 
 
-async def _apply_all(
-    store: Store,
-    window: AuditWindow,
-    by_id: Mapping[str, Sequence[Entry]],
-    ranges: BackfillRanges,
-    done: BackfilledPartition,
-    ttl_s: float,
-) -> BackfilledPartition:
-    limit = asyncio.Semaphore(_AT_ONCE)
+class BackfillWork(JournalWork):
+    """Applies the records of the ranges to the store again, journal by journal."""
 
-    async def one(id_: str) -> tuple[int, int, int]:
-        async with limit:
-            look = await look_at_key(store, window, id_, by_id[id_], marker_ttl_s=ttl_s)
-            if look.verdict is None:
-                return 0, 0, 1
-            rows = await _apply(store, window, id_, look.verdict, ranges)
-            return len(rows), _restored(look.verdict, rows), 0
+    def __init__(self, endpoints: Endpoints, plan: BackfillPlan) -> None:
+        super().__init__(endpoints, plan.involved)
+        self._ranges = plan.ranges
+        self._marker_ttl_s = endpoints.settings_of_store().marker_ttl_s
 
-    counts = await asyncio.gather(*(one(id_) for id_ in by_id))
-    within = [e for entries in by_id.values() for e in entries if ranges.has(e.partition, e.offset)]
-    return msgspec.structs.replace(
-        done,
-        records=done.records + len(within),
-        journals=done.journals + len(by_id),
-        rows=done.rows + sum(rows for rows, _, _ in counts),
-        restored=done.restored + sum(restored for _, restored, _ in counts),
-        busy=done.busy + sum(busy for _, _, busy in counts),
-    )
+    async def opened(self, log: Log, store: Store, window: TopicWindow) -> None:
+        """Nothing is needed but the journals themselves."""
+
+    async def work(self, log: Log, store: Store, journals: Sequence[JournalRows]) -> None:
+        """Apply the records of some journals."""
+        for window, cases in by_partition(case for journal in journals for case in cases_of(journal)):
+            ranges = self._ranges[window.at.topic]
+            await self._apply_all(store, window, [case for case in cases if _touches(case.entries, ranges)])
+
+    async def _apply_all(self, store: Store, window: AuditWindow, cases: Sequence[KeyCase]) -> None:
+        limit, ranges = asyncio.Semaphore(_AT_ONCE), self._ranges[window.at.topic]
+
+        async def one(case: KeyCase) -> None:
+            async with limit:
+                look = await look_at_key(store, window, case.id, case.entries, marker_ttl_s=self._marker_ttl_s)
+                if look.verdict is None:
+                    self.outcomes.count(window.at, busy=1)
+                    return
+                rows = await _apply(store, window, case.id, look.verdict, ranges)
+                self.outcomes.count(window.at, rows=len(rows), restored=_restored(look.verdict, rows))
+
+        await asyncio.gather(*map(one, cases))
+        within = sum(ranges.has(entry.partition, entry.offset) for case in cases for entry in case.entries)
+        self.outcomes.count(window.at, records=within, journals=len(cases))
 
 
 async def _apply(
@@ -179,15 +229,6 @@ def _restored(verdict: Judgement, rows: Sequence[EventRow]) -> int:
     return sum((row.seq_nr, row.offset) in wrong for row in rows)
 
 
-class Range(msgspec.Struct, frozen=True):
-    """Offsets of each partition from `first` to `last` (inclusive), or times from `since_ms` up to `until_ms`."""
-
-    first: int | None = None
-    last: int | None = None
-    since_ms: int | None = None
-    until_ms: int | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class BackfillSummary:
     """The result of a back-fill: records in the range, rows written, and how many of those were missing or wrong."""
@@ -198,6 +239,7 @@ class BackfillSummary:
     rows: int
     restored: int
     busy: int
+    read: int = 0
 
 
 def backfill(
@@ -215,20 +257,35 @@ def backfill(
     Without a range everything in the log is applied. Journals that replication was just changing are skipped and
     counted as `busy`. Raises BadArgument for an empty range, OperationFailed.
     """
-    from headrace.pipeline.jobs.job_sources import BackfillJob
-    from headrace.pipeline.jobs.partition_jobs import job_frame
-
     _check(first, last, "last")
     _check(since_ms, until_ms, "until_ms")
-    partitions = partitions_now(endpoints, selection or Selection())
-    if not partitions:
-        return BackfillSummary(0, 0, 0, 0, 0, 0)
     asked = Range(first, last, since_ms, until_ms)
-    frame = job_frame(spark, BackfillJob, endpoints, partitions, msgspec.to_builtins(asked))
-    reports = reports_of(frame, BackfilledPartition, "back-filling")
-    names = ("records", "journals", "rows", "restored", "busy")
+    plan = run(BackfillPlan.of(endpoints, selection or Selection(), asked))
+    reports = plan.reports(_run(spark, endpoints, plan) if plan.bounds else Tally())
+    names = ("records", "journals", "rows", "restored", "busy", "read")
     totals = {name: sum(getattr(report, name) for report in reports) for name in names}
     return BackfillSummary(len(reports), **totals)
+
+
+def _run(spark: SparkSession, endpoints: Endpoints, plan: BackfillPlan) -> Tally:
+    from headrace.pipeline.audits.journal_frames import log_rows, only_of, shuffled, tasks_for
+
+    tasks = tasks_for(spark, plan.involved)
+    rows = log_rows(spark, endpoints, plan.involved, tasks=tasks)
+    if not plan.is_whole:
+        topics, keys = [window.layout.topic for window in plan.involved], _keys(spark, endpoints, plan)
+        rows = only_of(rows, keys, topics, is_few=plan.records <= _FEW_RECORDS)
+    work = BackfillWork(endpoints, plan)
+    return tally_of(shuffled(rows, tasks=tasks).mapInArrow(work, OUTCOME_COLUMNS))
+
+
+def _keys(spark: SparkSession, endpoints: Endpoints, plan: BackfillPlan) -> DataFrame:
+    """Return the keys of the records in the ranges."""
+    from headrace.pipeline.logs.frames import log_table
+
+    starts = {at: first for at, (first, _) in plan.bounds.items()}
+    ends = {at: last + 1 for at, (_, last) in plan.bounds.items()}
+    return log_table(spark, endpoints, starts, ends, skips_removed=True).where("key IS NOT NULL")
 
 
 def _check(start: int | None, end: int | None, name: str) -> None:

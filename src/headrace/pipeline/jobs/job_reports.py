@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from headrace.errors import OperationFailed
-from headrace.journal import Layout, Topology
-from headrace.log import Log
+from headrace.journal import Layout
 from headrace.model import TopicPartition
+from headrace.pipeline.audits.windows import TopicWindow, layout_of, open_topic_window
 from headrace.pipeline.logs.plan import Selection, topics_of
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, run, store_of
-from headrace.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +24,6 @@ __all__ = [
     "AuditedPartition",
     "BackfilledPartition",
     "ExpiryReport",
-    "FilledPartition",
     "PartitionReport",
     "check",
     "layout_of",
@@ -33,6 +31,7 @@ __all__ = [
     "partitions_now",
     "report_batch",
     "reports_of",
+    "windows_now",
 ]
 
 REPORT_COLUMNS = "report binary"
@@ -57,10 +56,14 @@ class ExpiryReport(PartitionReport, frozen=True, kw_only=True):
 
 
 class AuditedPartition(PartitionReport, frozen=True, kw_only=True):
-    """The report of the audit of one partition: offsets `first` to `last`. `busy` counts journals being replicated."""
+    """The report of the audit of one partition: offsets `first` to `last`. `busy` counts journals being replicated.
+
+    `read` counts the records that were read from the log, as often as they were read; `records` those of journals.
+    """
 
     first: int = 0
     last: int = -1
+    read: int = 0
     records: int = 0
     journals: int = 0
     rows: int = 0
@@ -70,25 +73,19 @@ class AuditedPartition(PartitionReport, frozen=True, kw_only=True):
 
 
 class BackfilledPartition(PartitionReport, frozen=True, kw_only=True):
-    """The report of the back-fill of one partition, offsets `first` to `last`. `restored` rows had been wrong."""
+    """The report of the back-fill of one partition, offsets `first` to `last`. `restored` rows had been wrong.
+
+    `read` counts the records that were read from the log, as often as they were read; `records` those of the range.
+    """
 
     first: int = 0
     last: int = -1
+    read: int = 0
     records: int = 0
     journals: int = 0
     rows: int = 0
     restored: int = 0
     busy: int = 0
-
-
-class FilledPartition(PartitionReport, frozen=True, kw_only=True):
-    """The report of a tag's back-fill of one partition. It includes all journals up to offset `seen`."""
-
-    generation: int = 0
-    seen: int = -1
-    journals: int = 0
-    events: int = 0
-    rows: int = 0
 
 
 def report_batch(report: PartitionReport) -> pa.RecordBatch:
@@ -129,11 +126,12 @@ def partitions_ever(endpoints: Endpoints, selection: Selection) -> list[TopicPar
     return [TopicPartition(topic, number) for topic, count in most.items() for number in range(count)]
 
 
+async def windows_now(endpoints: Endpoints, selection: Selection) -> list[TopicWindow]:
+    """Return the windows of the selected topics."""
+    log, store = await log_of(endpoints), await store_of(endpoints)
+    return [await open_topic_window(log, store, layout) for layout in await _layouts(endpoints, selection)]
+
+
 async def _layouts(endpoints: Endpoints, selection: Selection) -> list[Layout]:
     log, store = await log_of(endpoints), await store_of(endpoints)
     return [await layout_of(log, store, topic) for topic in await topics_of(log, store, selection)]
-
-
-async def layout_of(log: Log, store: Store, topic: str) -> Layout:
-    """Return a topic's layout without writing anything."""
-    return await Topology(log, store.settings, topic, is_reader=True).layout()

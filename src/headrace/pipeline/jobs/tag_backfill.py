@@ -1,49 +1,81 @@
-"""The back-fill of a tag: each task gives the tag to chosen events of its partition, while writers continue.
+"""The back-fill of a tag: chosen events of all journals get it, while writers continue.
 
 Most events are counted while replication runs and leaves the tag alone. Then replication waits at a cut, the events
 that came meanwhile are counted, and behind the cut replication numbers the events that were written with the tag.
+Each pass reads each head once, and of the journals what was not counted before; heads are divided among the tasks.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import pickle
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import BadArgument, OperationFailed
+from headrace.journal import Layout
 from headrace.model import TopicPartition
 from headrace.observe import get_logger
-from headrace.pipeline.jobs.job_reports import FilledPartition, report_batch, reports_of
+from headrace.pipeline.audits.journal_groups import JournalRows, chunks, journals_of
+from headrace.pipeline.audits.log_facts import FactsOfTopic, LogFact
+from headrace.pipeline.audits.outcomes import OUTCOME_COLUMNS, Outcomes, tally_of
+from headrace.pipeline.audits.tag_views import scan_of_buckets
+from headrace.pipeline.audits.windows import TopicWindow
 from headrace.pipeline.replication.replication import Replication
 from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.pipeline.spark.process import log_of, one_line, run, store_of
-from headrace.store import Place
-from headrace.tags import CatchingUp, Chooser, HistoryCount, PlacesOfTopic, TagFill, TagFills, TagRegistry
+from headrace.protocol import Generation
+from headrace.store import HeadShare, JournalMeta, Place
+from headrace.tags import CatchingUp, Chooser, Counted, HistoryCount, PlacesOfTopic, TagFill, TagFills, TagRegistry
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from headrace.pipeline.jobs.partition_jobs import Arguments
-
-__all__ = ["TagBackfillSummary", "backfill_tag", "fill_partition", "name_of"]
+__all__ = ["CountPart", "TagBackfillSummary", "TagCount", "TagCounting", "TagSettling", "backfill_tag", "name_of"]
 
 
-def fill_partition(endpoints: Endpoints, at: TopicPartition, arguments: Arguments) -> Iterator[pa.RecordBatch]:
-    """Fill one partition, in a worker."""
-    started_s = time.perf_counter()
-    report = FilledPartition(topic=at.topic, partition=at.partition)
-    try:
-        _check_first_attempt(arguments["tag"])
-        report = run(_fill(endpoints, at, arguments))
-    except Exception as error:
-        report = msgspec.structs.replace(report, error=one_line(error))
-    yield report_batch(msgspec.structs.replace(report, took_s=time.perf_counter() - started_s))
+class CountPart(NamedTuple):
+    """A part of a pass: a share of one topic's heads, to count; or buckets of the tag, to remove what was there."""
+
+    topics: Sequence[str]
+    share: HeadShare | None = None
+    buckets_ms: Sequence[int] = ()
+
+
+class TagCounting(NamedTuple):
+    """One pass over history. `after` has the places that the passes before have counted up to, by partition."""
+
+    tag: str
+    fill: str
+    choose: str
+    after: Mapping[str, tuple[int, int]]
+
+    def is_due(self, meta: JournalMeta) -> bool:
+        """Return True if the journal was changed since the passes before."""
+        after = self.after.get(str(TopicPartition(meta.topic, meta.partition)))
+        return after is None or meta.place > Place(*after)
+
+
+class TagCount:
+    """Counts parts of history, in a worker."""
+
+    def __init__(self, endpoints: Endpoints, counting: TagCounting) -> None:
+        self._endpoints = endpoints
+        self._counting = counting
+
+    def __call__(self, part: CountPart) -> Iterator[pa.RecordBatch]:
+        """Count one part. Yields its outcomes."""
+        outcomes = Outcomes()
+        try:
+            _check_first_attempt(self._counting.tag)
+            run(_count_part(self._endpoints, part, self._counting, outcomes))
+        except Exception as error:
+            outcomes.failed(", ".join(part.topics), one_line(error))
+        yield from outcomes.take_counts()
 
 
 def _check_first_attempt(tag: str) -> None:
@@ -55,31 +87,27 @@ def _check_first_attempt(tag: str) -> None:
         raise OperationFailed(f"back-filling tag {tag!r}", "a task has died; begin again, with --again")
 
 
-async def _fill(endpoints: Endpoints, at: TopicPartition, arguments: Arguments) -> FilledPartition:
-    tag, settings = arguments["tag"], endpoints.settings_of_tags()
+async def _count_part(endpoints: Endpoints, part: CountPart, counting: TagCounting, outcomes: Outcomes) -> None:
     store = await store_of(endpoints)
-    await TagFills(await log_of(endpoints), store, settings).current(tag, arguments["fill"])
-    # The registry is read before the journals: journals at its places or above are left to a later pass.
-    registry = await TagRegistry(store, settings).open()
-    replicated = await store.reader.replicated(at)
-    history = HistoryCount(store, settings, registry, tag, at, _chooser(arguments["choose"]))
-    after = arguments["after"].get(str(at))
-    if after is None:
-        await history.sweep()
-    await history.count(after=Place(*after) if after is not None else Place(-1, -2))
-    await history.redact()
-    if arguments["is_last"]:
-        await history.sweep_late()
-    counted = history.counted
-    return FilledPartition(
-        topic=at.topic,
-        partition=at.partition,
-        generation=replicated.generation if replicated is not None else -1,
-        seen=replicated.offset if replicated is not None else -2,
-        journals=counted.journals,
-        events=counted.events,
-        rows=counted.rows,
-    )
+    histories = {topic: await _history(endpoints, topic, counting) for topic in part.topics}
+    for bucket_ms in part.buckets_ms:
+        async for page in store.tags.views.read(counting.tag, bucket_ms):
+            for topic in {row.topic for row in page}.intersection(histories):
+                await histories[topic].sweep(page)
+    if part.share is None:
+        return
+    for topic, history in histories.items():
+        async for metas in store.reader.metas(topic, share=part.share):
+            counted = await history.count(meta for meta in metas if counting.is_due(meta))
+            outcomes.count(TopicPartition(topic, 0), **counted._asdict())
+
+
+async def _history(endpoints: Endpoints, topic: str, counting: TagCounting) -> HistoryCount:
+    """Return the count of a topic. The registry is read before the journals: what changes later is counted later."""
+    store, settings = await store_of(endpoints), endpoints.settings_of_tags()
+    await TagFills(await log_of(endpoints), store, settings).current(counting.tag, counting.fill)
+    facts = await TagRegistry(store, settings).open()
+    return HistoryCount(store, settings, facts, counting.tag, topic, _chooser(counting.choose))
 
 
 def _chooser(packed: str) -> Chooser:
@@ -87,9 +115,51 @@ def _chooser(packed: str) -> Chooser:
     return choose
 
 
+class TagSettling:
+    """Settles journals under the tag, for mapInArrow: each task has the heads and the rows of its journals, sorted.
+
+    Doing it twice is harmless, so a task that died may be repeated.
+    """
+
+    def __init__(self, endpoints: Endpoints, counting: TagCounting) -> None:
+        self._endpoints = endpoints
+        self._counting = counting
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the outcomes."""
+        outcomes, topic = Outcomes(), ""
+        try:
+            histories: dict[str, HistoryCount] = {}
+            for chunk in chunks(journals_of(batches, _without_log)):
+                for journal in chunk:
+                    topic = journal.facts.window.layout.topic
+                    if topic not in histories:
+                        histories[topic] = run(_history(self._endpoints, topic, self._counting))
+                run(self._settle(histories, chunk))
+        except Exception as error:
+            outcomes.failed(topic, one_line(error))
+        yield from outcomes.take()
+
+    async def _settle(self, histories: Mapping[str, HistoryCount], journals: Sequence[JournalRows]) -> None:
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(journal: JournalRows) -> None:
+            async with limit:
+                await histories[journal.facts.window.layout.topic].settle(journal.head, journal.view_rows)
+
+        await asyncio.gather(*(one(journal) for journal in journals if journal.view_rows))
+
+
+def _without_log(topic: str, facts: Mapping[int, Sequence[LogFact]]) -> FactsOfTopic:
+    """Return the facts of a topic of which nothing was read."""
+    return FactsOfTopic(TopicWindow(Layout(topic, "", (Generation(0),)), {}), facts)
+
+
 _logger = get_logger(__name__)
 
 _ATTEMPTS = 5
+_AT_ONCE = 32
+_RECORDS_OF_TASK = 1000
 _MANY_RECORDS = 10_000
 _LONG_S = 5.0
 _PATIENCE_S = 5.0
@@ -142,7 +212,8 @@ class _Backfill:
         self._tag = tag
         self._name = name
         self._choose = _packed(choose)
-        self._reports: list[FilledPartition] = []
+        self._total = Counted()
+        self._partitions: set[TopicPartition] = set()
 
     def run(self, *, again: bool) -> TagBackfillSummary:
         fill = run(self._begin(again=again))
@@ -151,19 +222,21 @@ class _Backfill:
         if run(self._missing(fill)) > _MANY_RECORDS:
             Replication(self._spark, self._endpoints).run(once=True)
         run(self._pass(fill))
+        started_s = time.perf_counter()
         seen = self._count(fill, fill.since, {})
-        if sum(report.took_s for report in self._reports) > _LONG_S:  # count what came meanwhile before others wait
+        if time.perf_counter() - started_s > _LONG_S:  # count what came meanwhile before others wait
             seen = self._count(fill, fill.since, seen)
         self._complete(fill, seen)
-        partitions = len({(report.topic, report.partition) for report in self._reports})
-        totals = {what: sum(getattr(each, what) for each in self._reports) for what in ("journals", "events", "rows")}
-        return TagBackfillSummary(self._tag, partitions, totals["journals"], totals["events"], totals["rows"])
+        total = self._total
+        return TagBackfillSummary(self._tag, len(self._partitions), total.journals, total.events, total.rows)
 
     def _complete(self, fill: TagFill, seen: Mapping[str, tuple[int, int]]) -> None:
         """Count the rest up to a cut. If replication did not wait that long, try again with a later cut."""
         for _ in range(_ATTEMPTS):
             closing = run(self._close(fill))
-            seen = {**seen, **self._count(closing, {**closing.since, **closing.cut}, seen)}
+            places = {**closing.since, **closing.cut}
+            seen = {**seen, **self._count(closing, places, seen)}
+            self._settle(closing, places)
             if run(self._finish(closing)):
                 return
             _logger.warning("replication did not wait for a tag's history; the rest is counted again", tag=self._tag)
@@ -205,18 +278,63 @@ class _Backfill:
         self, fill: TagFill, places: Mapping[str, PlacesOfTopic], seen: Mapping[str, tuple[int, int]]
     ) -> dict[str, tuple[int, int]]:
         """Count what was changed after `seen`; return, by partition, up to where everything is counted."""
-        from headrace.pipeline.jobs.job_sources import TagBackfillJob
-        from headrace.pipeline.jobs.partition_jobs import job_frame
+        from headrace.pipeline.audits.journal_frames import work_on_parts
 
-        partitions = [TopicPartition(topic, partition) for topic, of in places.items() for partition in of.offsets]
+        partitions = {TopicPartition(topic, partition) for topic, of in places.items() for partition in of.offsets}
         if not partitions:
             return {}
-        is_last = bool(fill.cut)
-        arguments = {"tag": self._tag, "fill": fill.id, "choose": self._choose, "after": seen, "is_last": is_last}
-        frame = job_frame(self._spark, TagBackfillJob, self._endpoints, partitions, arguments)
-        reports = reports_of(frame, FilledPartition, f"giving tag {self._tag!r} to")
-        self._reports += reports
-        return {str(TopicPartition(each.topic, each.partition)): (each.generation, each.seen) for each in reports}
+        self._partitions |= partitions
+        replicated, parts = run(self._plan(partitions, is_first=not seen))
+        work = TagCount(self._endpoints, TagCounting(self._tag, fill.id, self._choose, seen))
+        tally = tally_of(work_on_parts(self._spark, parts, work, OUTCOME_COLUMNS))
+        tally.check(f"giving tag {self._tag!r} to")
+        counted = Counted(*(tally.total(name) for name in Counted._fields))
+        self._total = Counted(*(before + now for before, now in zip(self._total, counted, strict=True)))
+        return replicated
+
+    async def _plan(
+        self, partitions: Collection[TopicPartition], *, is_first: bool
+    ) -> tuple[dict[str, tuple[int, int]], list[CountPart]]:
+        """Return how far replication has come, before anything is read, and the parts of a pass.
+
+        The first pass also removes what was under the tag before, bucket by bucket.
+        """
+        store = await store_of(self._endpoints)
+        known = {at: await store.reader.replicated(at) for at in partitions}
+        seen = {str(at): (-1, -2) if it is None else (it.generation, it.offset) for at, it in known.items()}
+        written = sum(it.offset + 1 for it in known.values() if it is not None)
+        topics, shares = sorted({at.topic for at in partitions}), self._tasks(written)
+        parts = [CountPart([topic], HeadShare(number, shares)) for topic in topics for number in range(shares)]
+        buckets = await store.tags.views.buckets(self._tag) if is_first else ()
+        parts += [CountPart(topics, None, buckets[number::shares]) for number in range(min(shares, len(buckets)))]
+        return seen, parts
+
+    def _tasks(self, written: int) -> int:
+        """Return the number of tasks for topics of so many records: Spark's setting, or fewer for little."""
+        configured = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        return max(1, min(configured, -(-written // _RECORDS_OF_TASK)))
+
+    def _settle(self, fill: TagFill, places: Mapping[str, PlacesOfTopic]) -> None:
+        """Settle all journals that have rows under the tag."""
+        from headrace.pipeline.audits.journal_frames import head_rows, shuffled, view_rows
+
+        buckets, is_redacted, written = run(self._settled(places))
+        if not buckets:
+            return
+        tasks = self._tasks(written)
+        rows = view_rows(self._spark, self._endpoints, scan_of_buckets([(self._tag, buckets)], tasks))
+        if is_redacted:
+            rows = rows.unionByName(head_rows(self._spark, self._endpoints, sorted(places), shares=tasks))
+        work = TagSettling(self._endpoints, TagCounting(self._tag, fill.id, self._choose, {}))
+        tally = tally_of(shuffled(rows, tasks=tasks).mapInArrow(work, OUTCOME_COLUMNS))
+        tally.check(f"giving tag {self._tag!r} to")
+
+    async def _settled(self, places: Mapping[str, PlacesOfTopic]) -> tuple[Sequence[int], bool, int]:
+        """Return the buckets of the tag, whether it is redacted, and about how many records the topics have had."""
+        store = await store_of(self._endpoints)
+        facts = await TagRegistry(store, self._endpoints.settings_of_tags()).open()
+        written = sum(max(0, last + 1) for of in places.values() for last in of.offsets.values())
+        return await store.tags.views.buckets(self._tag), self._tag in facts.redact, written
 
 
 def _offsets(places: Mapping[str, PlacesOfTopic]) -> dict[TopicPartition, int]:

@@ -39,8 +39,20 @@ def log_stream(spark: SparkSession, endpoints: Endpoints, starts: Offsets, *, ma
     return spark.readStream.format("headrace_log").options(**options).load()
 
 
-def log_table(spark: SparkSession, endpoints: Endpoints, starts: Offsets, ends: Offsets) -> DataFrame:
-    """Return the committed records from `starts` up to `ends` (exclusive), as a table."""
+def log_table(
+    spark: SparkSession,
+    endpoints: Endpoints,
+    starts: Offsets,
+    ends: Offsets,
+    *,
+    tasks: int = 1,
+    skips_removed: bool = False,
+) -> DataFrame:
+    """Return the committed records from `starts` up to `ends` (exclusive), as a table.
+
+    Each task reads one stretch of one partition, in its order; there are about as many as `tasks`, at least one for
+    each partition. With `skips_removed`, records that were removed since are left out; without, they fail the query.
+    """
     starts = {at: starts[at] for at in ends}
     if _is_kafka(endpoints):
         provide_kafka(spark)
@@ -49,10 +61,18 @@ def log_table(spark: SparkSession, endpoints: Endpoints, starts: Offsets, ends: 
             "assign": assigned(starts),
             "startingOffsets": encode_offsets(starts),
             "endingOffsets": encode_offsets(ends),
+            "failOnDataLoss": str(not skips_removed).lower(),
+            **({"minPartitions": str(tasks)} if tasks > len(ends) else {}),
         }
         return _columns(spark.read.format("kafka").options(**options).load())
     _register(spark)
-    options = {ENDPOINTS_OPTION: endpoints.pack(), "starts": encode_offsets(starts), "ends": encode_offsets(ends)}
+    options = {
+        ENDPOINTS_OPTION: endpoints.pack(),
+        "starts": encode_offsets(starts),
+        "ends": encode_offsets(ends),
+        "tasks": str(tasks),
+        "skipsremoved": str(skips_removed).lower(),
+    }
     return spark.read.format("headrace_log").options(**options).load()
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from headrace.model import Record
+from headrace.model import Record, RecordColumns, TopicPartition
 
-__all__ = ["LOG_COLUMNS", "LOG_SCHEMA", "batch_of_records", "records_of_batch"]
+__all__ = ["LOG_COLUMNS", "LOG_SCHEMA", "batch_of_records", "columns_of_batches", "records_of_batch"]
 
 # The columns and types in Spark's notation; a source must return exactly these.
 LOG_SCHEMA = (
@@ -77,6 +77,18 @@ def records_of_batch(batch: pa.RecordBatch) -> list[Record]:
             strict=True,
         )
     ]
+
+
+def columns_of_batches(at: TopicPartition, batches: Sequence[pa.RecordBatch]) -> RecordColumns:
+    """Return the records of batches that hold one partition, as columns."""
+    offsets, times, keys, values = (
+        [value for batch in batches for value in batch.column(name).to_pylist()]
+        for name in ("offset", "timestamp_ms", "key", "value")
+    )
+    headers = [pairs for batch in batches for pairs in _headers_of(batch.column("headers"))]
+    return RecordColumns(
+        at, offsets, times, keys, values, [own[0] if len(own) == 1 else None for own in headers], headers.__getitem__
+    )
 
 
 def _headers_of(column: pa.ListArray) -> Iterator[tuple[tuple[str, bytes | None], ...]]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["HeadraceLogSource", "Slice", "batch_ends"]
+__all__ = ["HeadraceLogSource", "Slice", "batch_ends", "divided"]
 
 
 def batch_ends(starts: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, int]:
@@ -57,7 +57,8 @@ class Slice(InputPartition):
 class HeadraceLogSource(DataSource):
     """`spark.read.format("headrace_log")`, and readStream.
 
-    Options: the endpoints; `starts`, the first offset by partition; `ends` in batch reads; `maxrecords` in streams.
+    Options: the endpoints; `starts`, the first offset by partition; `maxrecords` in streams. In batch reads: `ends`;
+    `tasks`, about how many there are to be; `skipsremoved`, to leave out records that were removed since.
     """
 
     @classmethod
@@ -83,14 +84,16 @@ class _Batch(DataSourceReader):
         self._endpoints = Endpoints.unpack(options[ENDPOINTS_OPTION])
         self._starts = decode_offsets(options["starts"])
         self._ends = decode_offsets(options["ends"])
+        self._tasks = int(options["tasks"])
+        self._skips_removed = options["skipsremoved"] == "true"
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one slice for each partition that has records."""
-        return _slices(self._starts, self._ends)
+        """Return the slices of each partition that has records: long partitions have more of them."""
+        return divided(_slices(self._starts, self._ends), self._tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a slice, in a worker."""
-        return _read(self._endpoints, partition)
+        return _read(self._endpoints, partition, skips_removed=self._skips_removed)
 
 
 class _Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -140,7 +143,17 @@ def _plain(offsets: Offsets) -> dict[str, Any]:
     return decoded
 
 
-def _slices(starts: Offsets, ends: Offsets) -> list[InputPartition]:
+def divided(slices: Sequence[Slice], tasks: int) -> list[Slice]:
+    """Divide slices into about `tasks` of them, of about the same length."""
+    most = -(-sum(each.end - each.start for each in slices) // max(1, tasks)) or 1
+    return [
+        Slice(each.at, start, min(start + most, each.end))
+        for each in slices
+        for start in range(each.start, each.end, most)
+    ]
+
+
+def _slices(starts: Offsets, ends: Offsets) -> list[Slice]:
     return [Slice(at, starts.get(at, 0), end) for at, end in sorted(ends.items()) if end > starts.get(at, 0)]
 
 
@@ -150,24 +163,30 @@ async def _ends(endpoints: Endpoints, partitions: Sequence[TopicPartition]) -> d
     return {at: each.end for at, each in zip(partitions, bounds, strict=True)}
 
 
-def _read(endpoints: Endpoints, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def _read(endpoints: Endpoints, partition: InputPartition, *, skips_removed: bool = False) -> Iterator[pa.RecordBatch]:
     """Yield the records batch by batch, so that Spark gets the first batch before the last one is read."""
     if not isinstance(partition, Slice):
         return  # Spark plans an empty partition for a source that has none
-    batches = run(_open(endpoints, partition))
-    try:
-        while (batch := run(_next(batches))) is not None:
-            if batch.records:
-                yield batch_of_records(batch.records)
-    except OffsetOutOfRange as error:
-        raise RecordsLost(error.topic, error.partition, partition.start, error.start - 1) from error
-    finally:
-        run(batches.aclose())
+    start = partition.start
+    while start < partition.end:
+        batches = run(_open(endpoints, partition.at, start, partition.end))
+        try:
+            while (batch := run(_next(batches))) is not None:
+                if batch.records:
+                    yield batch_of_records(batch.records)
+                start = batch.next_offset
+            return
+        except OffsetOutOfRange as error:
+            if not skips_removed or error.offset >= error.start:
+                raise RecordsLost(error.topic, error.partition, partition.start, error.start - 1) from error
+            start = error.start
+        finally:
+            run(batches.aclose())
 
 
-async def _open(endpoints: Endpoints, part: Slice) -> Any:  # noqa: ANN401 - an async generator
+async def _open(endpoints: Endpoints, at: TopicPartition, start: int, end: int) -> Any:  # noqa: ANN401 - an async generator
     log = await log_of(endpoints)
-    return log.read(part.at, part.start, part.end, max_records=_RECORDS_AT_ONCE)
+    return log.read(at, start, end, max_records=_RECORDS_AT_ONCE)
 
 
 async def _next(batches: Any) -> Any:  # noqa: ANN401

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from headrace.errors import HeadraceError, IntegrityBroken, ReadAgain
 from headrace.journal import Layout, Replicated, layout_key, replicate_batch
-from headrace.model import Record, TopicPartition
-from headrace.pipeline.logs.records import records_of_batch
+from headrace.model import RecordColumns, TopicPartition
+from headrace.pipeline.logs.records import columns_of_batches
 from headrace.pipeline.replication.reports import TaskOutcome
 from headrace.pipeline.spark.endpoints import Endpoints
-from headrace.pipeline.spark.process import one_line, run, store_of, tag_writer_of
+from headrace.pipeline.spark.process import kept_heads_of, one_line, run, store_of, tag_writer_of
 from headrace.store import Store
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["chunks", "replicate_partition"]
 
 _NAMED = 20  # the outcome stays small; the store has all names
-_CHUNK_RECORDS = 20_000
-_CHUNK_BYTES = 16_000_000
+_CHUNK_RECORDS = 50_000
+_CHUNK_BYTES = 32_000_000
 
 _decode_layout = msgspec.json.Decoder(Layout).decode
 
@@ -37,20 +37,22 @@ class OnePartition:
         self.first = -1
         self.last = -1
 
-    def check(self, records: list[Record]) -> TopicPartition:
-        """Check the next records of the task and return their partition. Raises IntegrityBroken."""
-        for record in records:
-            at = TopicPartition(record.topic, record.partition)
-            if self.at is None:
-                self.at, self.first, self.last = at, record.offset, record.offset - 1
-            if at != self.at or record.offset <= self.last:
-                raise IntegrityBroken(
-                    str(self.at), record.offset, f"the task was given {at} offset {record.offset} after {self.last}"
-                )
-            self.last = record.offset
+    def check(self, batches: Sequence[pa.RecordBatch]) -> RecordColumns:
+        """Check the next records of the task and return them. Raises IntegrityBroken."""
+        found = {at for batch in batches for at in _partitions_of(batch)}
+        at = self.at or min(found)
+        columns = columns_of_batches(at, batches)
         if self.at is None:
-            raise AssertionError("a batch without records has no partition")
-        return self.at
+            self.at, self.first, self.last = at, columns.offsets[0], columns.offsets[0] - 1
+        if others := found - {at}:
+            raise IntegrityBroken(str(at), columns.offsets[0], f"the task was also given {min(others)}")
+        if columns.offsets[0] <= self.last or not columns.are_rising():
+            ends = f"{columns.offsets[0]} to {columns.offsets[-1]}"
+            raise IntegrityBroken(
+                str(at), columns.offsets[0], f"the task was given offsets {ends}, which do not rise, after {self.last}"
+            )
+        self.last = columns.offsets[-1]
+        return columns
 
 
 def replicate_partition(endpoints: Endpoints, batches: Iterator[pa.RecordBatch]) -> TaskOutcome | None:
@@ -62,10 +64,9 @@ def replicate_partition(endpoints: Endpoints, batches: Iterator[pa.RecordBatch])
             totals.records += sum(batch.num_rows for batch in some)  # Spark expects that all batches are consumed
             partition.last = max(partition.last, some[-1].column("offset")[-1].as_py())
             continue
-        records = [record for batch in some for record in records_of_batch(batch)]
         try:
-            at = partition.check(records)
-            totals.add(records, run(_replicate(endpoints, at, records)))
+            records = partition.check(some)
+            totals.add(records, run(_replicate(endpoints, records)))
         except Exception as error:
             totals.stop(error)
     if partition.at is None:
@@ -105,11 +106,11 @@ class Totals:
         """Whether no more may be replicated: something failed, or the rest must wait."""
         return self._is_held or self._error is not None
 
-    def add(self, records: list[Record], done: Replicated) -> None:
+    def add(self, records: RecordColumns, done: Replicated) -> None:
         """Add a chunk."""
         self.records += len(records)
         self._done.append(done)
-        self._is_held = done.offset < records[-1].offset
+        self._is_held = done.offset < records.offsets[-1]
 
     def stop(self, error: BaseException) -> None:
         """Stop with an error, which the outcome reports."""
@@ -139,12 +140,18 @@ class Totals:
         )
 
 
-async def _replicate(endpoints: Endpoints, at: TopicPartition, records: list[Record]) -> Replicated:
+async def _replicate(endpoints: Endpoints, records: RecordColumns) -> Replicated:
     """Replicate one chunk. The layout is read after the records: it was stored before records were written by it."""
     store = await store_of(endpoints)
-    layout = await _layout(store, at.topic)
-    views = await tag_writer_of(endpoints)
-    return await replicate_batch(store, layout, at, records, up_to=records[-1].offset, views=views)
+    layout = await _layout(store, records.at.topic)
+    views, heads = await tag_writer_of(endpoints), kept_heads_of(endpoints)
+    last = records.offsets[-1]
+    return await replicate_batch(store, layout, records.at, records, up_to=last, views=views, heads=heads)
+
+
+def _partitions_of(batch: pa.RecordBatch) -> set[TopicPartition]:
+    topics, partitions = (batch.column(name).unique().to_pylist() for name in ("topic", "partition"))
+    return {TopicPartition(topic, partition) for topic in topics for partition in partitions}
 
 
 async def _layout(store: Store, topic: str) -> Layout:

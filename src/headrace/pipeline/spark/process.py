@@ -21,6 +21,7 @@ from headrace.pipeline.spark.endpoints import Endpoints
 from headrace.runtime import LoopThread
 
 if TYPE_CHECKING:
+    from headrace.journal import KeptHeads
     from headrace.log import Log
     from headrace.store import Store
     from headrace.tags import TagTrim, TagWriter, UntaggedViews
@@ -30,6 +31,7 @@ __all__ = [
     "batch_of_rows",
     "blocking_iterator",
     "close_all",
+    "kept_heads_of",
     "log_of",
     "micros",
     "one_line",
@@ -97,6 +99,7 @@ class _Process:
         self.stores: dict[str, Store] = {}
         self.tag_writers: dict[str, TagWriter] = {}
         self.tag_trims: dict[str, TagTrim] = {}
+        self.kept_heads: dict[str, KeptHeads] = {}
 
 
 _lock = threading.Lock()
@@ -155,6 +158,13 @@ async def tag_writer_of(endpoints: Endpoints, *, with_log: bool = False) -> TagW
         log = await log_of(endpoints) if with_log else None
         here.tag_writers[key] = TagWriter(await store_of(endpoints), settings, log=log)
     return here.tag_writers[key]
+
+
+def kept_heads_of(endpoints: Endpoints) -> KeptHeads:
+    """Return the heads that this process keeps of the journals it replicates."""
+    from headrace.journal import KeptHeads
+
+    return _here().kept_heads.setdefault(endpoints.pack(), KeptHeads())
 
 
 def close_all() -> None:

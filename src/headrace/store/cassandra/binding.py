@@ -44,6 +44,14 @@ class Binding:
             statement.values = same + self._encoded(own, row)
             batch.add(statement)  # the batch copies the values, so the statement can be used again
 
+    def fill_encoded(self, batch: Any, key: Sequence[object], rows: Iterable[list[object]]) -> None:  # noqa: ANN401
+        """Do the same with rows whose values are encoded already."""
+        statement = BoundStatement(self._prepared)
+        same = self._encoded(self._encoders[: len(key)], key)
+        for row in rows:
+            statement.values = same + row
+            batch.add(statement)
+
     def _encoded(self, encoders: Sequence[Encode], values: Sequence[object]) -> list[object]:
         version = self._version
         return [

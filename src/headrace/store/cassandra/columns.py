@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from typing import Any
 
 from cassandra.query import UNSET_VALUE
@@ -9,6 +11,7 @@ from cassandra.util import Date
 
 from headrace.model import TopicPartition
 from headrace.store.cassandra.session import Row
+from headrace.store.plain_rows import PlainRows
 from headrace.store.rows import (
     DEFAULT_SEGMENT_SIZE,
     EventRow,
@@ -28,6 +31,7 @@ __all__ = [
     "event_values",
     "meta_of",
     "meta_values",
+    "plain_values",
     "pointer_of",
     "pointer_values",
     "selected",
@@ -54,6 +58,8 @@ SNAPSHOT = (
 _TIMES = frozenset({"timestamp", "log_time", "created", "updated", "expire_on"})
 _TEXTS = frozenset({"json", "text"})
 _DAY_MS = 24 * 60 * 60 * 1000
+_INT = struct.Struct(">i").pack
+_LONG = struct.Struct(">q").pack
 
 
 def selected(columns: tuple[str, ...]) -> str:
@@ -85,6 +91,41 @@ def event_values(row: EventRow) -> tuple[Any, ...]:
         UNSET_VALUE if row.version is None else row.version,
         write_time(Place(row.generation, row.offset)),
     )
+
+
+def plain_values(rows: PlainRows) -> Iterator[list[Any]]:
+    """Yield the columns of plain rows as `event_values` returns them, encoded for the wire."""
+    generation, partition = _INT(rows.generation), _INT(rows.partition)
+    record_id, first = rows.record_id.bytes, write_time(Place(rows.generation, 0))
+    origin, version = _encoded_text(rows.origin), _encoded_text(rows.version)
+    for seq_nr, timestamp_ms, offset, log_time_ms, payload_type, payload in zip(
+        rows.seq_nrs,
+        rows.timestamps_ms,
+        rows.offsets,
+        rows.log_times_ms,
+        rows.payload_types,
+        rows.payloads,
+        strict=True,
+    ):
+        is_text = payload_type in _TEXTS
+        yield [
+            _LONG(seq_nr),
+            _LONG(timestamp_ms),
+            generation,
+            partition,
+            _LONG(offset),
+            _LONG(log_time_ms),
+            record_id,
+            UNSET_VALUE,
+            _encoded_text(payload_type),
+            payload if is_text else UNSET_VALUE,
+            UNSET_VALUE if is_text or payload is None else payload,
+            UNSET_VALUE,
+            UNSET_VALUE,
+            origin,
+            version,
+            _LONG(first + offset),
+        ]
 
 
 def event_of(segment: int, values: Row) -> EventRow:
@@ -232,6 +273,10 @@ def split_payload(payload_type: str | None, payload: bytes | None) -> tuple[str 
         return payload.decode(), None
     except UnicodeDecodeError:
         return None, payload
+
+
+def _encoded_text(text: str | None) -> Any:  # noqa: ANN401 - bytes, or the driver's mark of what is absent
+    return UNSET_VALUE if text is None else text.encode()
 
 
 def _place(found: tuple[int, int] | None) -> Place | None:

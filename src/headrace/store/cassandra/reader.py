@@ -9,14 +9,14 @@ before gaps were stored are found by probing a few dozen segments at a time.
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
 from headrace.model import TopicPartition
 from headrace.store.cassandra.columns import EVENT, META, POINTER, event_of, meta_of, pointer_of, selected
-from headrace.store.cassandra.session import Row, Session
-from headrace.store.limits import check_paging
+from headrace.store.cassandra.session import Row, Session, each_of
+from headrace.store.limits import check_paging, check_share
 from headrace.store.paging import one_ahead
-from headrace.store.rows import EventRow, JournalMeta, ReplicatedOffset, meta_segment, segment_of
+from headrace.store.rows import EventRow, HeadShare, JournalMeta, ReplicatedOffset, meta_segment, segment_of
 
 __all__ = ["QUERIES", "SEGMENT_QUERIES", "CassandraReader", "Segments"]
 
@@ -95,7 +95,11 @@ class Segments:
 _POINTER = f"SELECT {selected(POINTER)} FROM {{keyspace}}.pointer2 WHERE topic = ? AND partition = ?"  # noqa: S608
 _TOPICS = "SELECT DISTINCT topic, partition FROM {keyspace}.pointer2"
 _META = f"SELECT {selected(META)} FROM {{keyspace}}.metajournal WHERE topic = ? AND segment = ? AND id = ?"  # noqa: S608
-_META_SEGMENTS = "SELECT DISTINCT topic, segment FROM {keyspace}.metajournal"
+_METAS_OF = f"SELECT {selected(META)} FROM {{keyspace}}.metajournal WHERE topic = ? AND segment = ? AND id IN ?"  # noqa: S608
+_META_SEGMENTS = (
+    "SELECT DISTINCT topic, segment FROM {keyspace}.metajournal "
+    "WHERE token(topic, segment) >= ? AND token(topic, segment) <= ?"
+)
 _METAS = f"SELECT {selected(META)} FROM {{keyspace}}.metajournal WHERE topic = ? AND segment IN ?"  # noqa: S608
 # The node still reads whole partitions of the table, but returns only the matching rows.
 _METAS_OF_PARTITION = f"{_METAS} AND partition = ? ALLOW FILTERING"
@@ -103,11 +107,16 @@ _EVENTS = (
     f"SELECT {selected(EVENT)} FROM {{keyspace}}.journal "  # noqa: S608
     "WHERE id = ? AND topic = ? AND segment = ? AND seq_nr >= ? AND seq_nr <= ?"
 )
-QUERIES = (_POINTER, _TOPICS, _META, _META_SEGMENTS, _METAS, _METAS_OF_PARTITION, _EVENTS, *SEGMENT_QUERIES)
+QUERIES = (_POINTER, _TOPICS, _META, _METAS_OF, _META_SEGMENTS, _METAS, _METAS_OF_PARTITION, _EVENTS, *SEGMENT_QUERIES)
 
 # How many partitions of the metajournal one query reads, for the same reason.
 _SCANNED = 20
+# How many heads of one partition of the metajournal one query names.
+_IDS_AT_ONCE = 100
 _KEYS_PAGE = 1000
+# Partitions of a table lie on a ring of tokens, spread evenly by Cassandra's default partitioner.
+_FIRST_TOKEN, _TOKENS = -(1 << 63), 1 << 64
+_ALL = HeadShare(0, 1)
 
 
 class CassandraReader:
@@ -127,6 +136,27 @@ class CassandraReader:
         rows = await self._session.read("read meta", _META, (topic, meta_segment(id_, self._meta_segments), id_))
         return meta_of(topic, rows[0]) if rows else None
 
+    async def metas_of(self, topic: str, ids: Sequence[str]) -> Mapping[str, JournalMeta]:
+        """Return the heads or purge markers of many journals; those of one partition of the table share a query."""
+        by_segment: dict[int, list[str]] = {}
+        for id_ in dict.fromkeys(ids):
+            by_segment.setdefault(meta_segment(id_, self._meta_segments), []).append(id_)
+        found: dict[str, JournalMeta] = {}
+
+        async def read(asked: tuple[str, int, list[str]]) -> None:
+            for row in await self._session.read("read metas of", _METAS_OF, asked):
+                meta = meta_of(topic, row)
+                found[meta.id] = meta
+
+        questions = (
+            (topic, segment, own[start : start + _IDS_AT_ONCE])
+            for segment, own in by_segment.items()
+            for start in range(0, len(own), _IDS_AT_ONCE)
+        )
+        if failures := await each_of(read, questions):
+            raise failures[0]
+        return found
+
     async def rows(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500
     ) -> AsyncIterator[Sequence[EventRow]]:
@@ -143,12 +173,13 @@ class CassandraReader:
         return sorted({topic async for rows in pages for topic, _ in rows})
 
     async def metas(
-        self, topic: str, *, partition: int | None = None, page_size: int = 500
+        self, topic: str, *, partition: int | None = None, share: HeadShare | None = None, page_size: int = 500
     ) -> AsyncIterator[Sequence[JournalMeta]]:
-        """Yield pages of heads, one fetched ahead."""
+        """Yield pages of heads, one fetched ahead. A share is a range of tokens."""
         check_paging(segment_size=1, page_size=page_size)
+        check_share(share)
         self._session.check()
-        async for page in one_ahead(self._scan(topic, partition, page_size)):
+        async for page in one_ahead(self._scan(topic, partition, share or _ALL, page_size)):
             yield page
 
     async def _walk(
@@ -171,13 +202,19 @@ class CassandraReader:
             await segments.close()
 
     async def _scan(
-        self, topic: str, partition: int | None, page_size: int
+        self, topic: str, partition: int | None, share: HeadShare, page_size: int
     ) -> AsyncGenerator[Sequence[JournalMeta], None]:
         """List the partitions that hold heads, then read those of the topic, a few at a time."""
         query, filtered = (_METAS, ()) if partition is None else (_METAS_OF_PARTITION, (partition,))
-        async for keys in self._session.pages("metajournal", _META_SEGMENTS, (), page_size=_KEYS_PAGE):
+        async for keys in self._session.pages("metajournal", _META_SEGMENTS, _tokens(share), page_size=_KEYS_PAGE):
             segments = [segment for found, segment in keys if found == topic]
             for start in range(0, len(segments), _SCANNED):
                 asked = (topic, segments[start : start + _SCANNED], *filtered)
                 async for rows in self._session.pages("metajournal", query, asked, page_size=page_size):
                     yield [meta_of(topic, row) for row in rows]
+
+
+def _tokens(share: HeadShare) -> tuple[int, int]:
+    """Return the first and the last token of a share (inclusive)."""
+    first, end = (_FIRST_TOKEN + number * _TOKENS // share.of for number in (share.number, share.number + 1))
+    return first, end - 1

@@ -7,8 +7,8 @@ import logging
 import ssl
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from cassandra import ConsistencyLevel
 from cassandra.auth import PlainTextAuthProvider
@@ -31,7 +31,7 @@ from headrace.store.cassandra.binding import Binding
 from headrace.store.cassandra.faults import DRIVER_ERRORS, explain, is_transient
 from headrace.store.metrics import PAGES, REQUEST_SECONDS, REQUESTS, RETRIES
 
-__all__ = ["Completions", "Page", "Row", "Session", "connect", "make_cluster", "nodes_by_dc", "tls_context"]
+__all__ = ["Completions", "Page", "Row", "Session", "connect", "each_of", "make_cluster", "nodes_by_dc", "tls_context"]
 
 _SECTION = "store.cassandra"
 
@@ -183,6 +183,27 @@ class Page(NamedTuple):
     next_state: bytes | None
 
 
+_AT_ONCE = 64
+
+T = TypeVar("T")
+
+
+async def each_of(do: Callable[[T], Coroutine[Any, Any, None]], items: Iterable[T]) -> list[Exception]:
+    """Do the work for each item, some at a time; return the failures after all have ended."""
+    waiting = iter(items)
+    failures: list[Exception] = []
+
+    async def work() -> None:
+        for item in waiting:
+            try:
+                await do(item)
+            except Exception as failure:
+                failures.append(failure)
+
+    await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
+    return failures
+
+
 class Session:
     """Runs statements and turns the driver's errors into ours."""
 
@@ -198,6 +219,7 @@ class Session:
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_closed = False
+        self._metrics: dict[tuple[str, str], tuple[Any, Any]] = {}
 
     @classmethod
     async def open(cls, address: ClusterAddress, settings: CassandraStoreSettings) -> Session:
@@ -233,6 +255,10 @@ class Session:
     def fill(self, batch: Any, query: str, key: Sequence[object], rows: Iterable[Sequence[object]]) -> None:  # noqa: ANN401
         """Add a prepared query to a batch, once for each row; the values of all begin with `key`."""
         self._prepared[query].fill(batch, key, rows)
+
+    def fill_encoded(self, batch: Any, query: str, key: Sequence[object], rows: Iterable[list[object]]) -> None:  # noqa: ANN401
+        """Do the same with rows whose values are encoded already."""
+        self._prepared[query].fill_encoded(batch, key, rows)
 
     async def read(self, operation: str, query: str, values: Sequence[object]) -> Sequence[Row]:
         """Return all rows of a query whose answer fits one page."""
@@ -300,8 +326,16 @@ class Session:
             self._active -= 1
             if not self._active:
                 self._idle.set()
-            REQUESTS.labels("cassandra", request.operation, outcome).inc()
-            REQUEST_SECONDS.labels("cassandra", request.operation).observe(time.perf_counter() - started_s)
+            self._count(request.operation, outcome, time.perf_counter() - started_s)
+
+    def _count(self, operation: str, outcome: str, took_s: float) -> None:
+        """Count a request; the metrics of each operation are looked up once."""
+        metrics = self._metrics.get((operation, outcome))
+        if metrics is None:
+            counted = REQUESTS.labels("cassandra", operation, outcome)
+            metrics = self._metrics[operation, outcome] = (counted, REQUEST_SECONDS.labels("cassandra", operation))
+        metrics[0].inc()
+        metrics[1].observe(took_s)
 
     async def _until_deadline(self, request: _Request) -> Page:
         timeout_s = self._settings.request_timeout_s

@@ -6,17 +6,27 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from headrace.config import CassandraStoreSettings
 from headrace.store.cassandra.binding import unlogged
-from headrace.store.cassandra.columns import EVENT, META, POINTER, event_values, meta_values, pointer_values
+from headrace.store.cassandra.columns import (
+    EVENT,
+    META,
+    POINTER,
+    event_values,
+    meta_values,
+    plain_values,
+    pointer_values,
+)
 from headrace.store.cassandra.reader import Segments
-from headrace.store.cassandra.session import Session
+from headrace.store.cassandra.session import Session, each_of
 from headrace.store.metrics import ROWS_WRITTEN
+from headrace.store.plain_rows import PlainRows
 from headrace.store.rows import (
     EventRow,
     JournalMeta,
+    JournalWrite,
     Place,
     ReplicatedOffset,
     RowDeletion,
@@ -25,11 +35,12 @@ from headrace.store.rows import (
     write_time,
 )
 
-__all__ = ["ABOVE_CLOCKS", "QUERIES", "CassandraWriter", "all_of", "cut", "cut_groups", "size_of"]
+__all__ = ["ABOVE_CLOCKS", "QUERIES", "CassandraWriter", "all_of", "cut", "cut_groups", "cut_plain", "size_of"]
 
 R = TypeVar("R")
 
 _OVERHEAD_BYTES = 150
+_HEAD_BYTES = 250
 
 
 def cut(rows: Sequence[EventRow], *, max_rows: int, max_bytes: int) -> Iterator[list[EventRow]]:
@@ -52,6 +63,21 @@ def cut_groups(
             batch.append(row)
             batch_bytes += row_bytes
         yield batch
+
+
+def cut_plain(rows: PlainRows, *, max_rows: int, max_bytes: int) -> Iterator[PlainRows]:
+    """Yield plain rows in the same batches as `cut`."""
+    around_bytes = _OVERHEAD_BYTES + len(rows.origin or "") + len(rows.version or "")
+    segments, start, batch_bytes = rows.segments(), 0, 0
+    for index, payload in enumerate(rows.payloads):
+        row_bytes = around_bytes + len(payload or b"")
+        is_full = index - start == max_rows or batch_bytes + row_bytes > max_bytes
+        if index > start and (is_full or segments[index] != segments[start]):
+            yield rows[start:index]
+            start, batch_bytes = index, 0
+        batch_bytes += row_bytes
+    if rows:
+        yield rows[start:] if start else rows
 
 
 def size_of(row: EventRow) -> int:
@@ -111,8 +137,11 @@ class CassandraWriter:
     async def write_rows(self, topic: str, id_: str, rows: Sequence[EventRow]) -> None:
         """Write rows of one journal, in batches of one partition."""
         self._session.check()
-        batches = cut(rows, max_rows=self._max_rows, max_bytes=self._max_bytes)
-        await all_of(self._write_batch(topic, id_, batch) for batch in batches)
+        batches = list(self._cut(rows))
+        if len(batches) == 1:
+            await self._write_batch(topic, id_, batches[0])
+        else:
+            await all_of(self._write_batch(topic, id_, batch) for batch in batches)
         self._rows_written.inc(len(rows))
 
     async def write_gaps(self, topic: str, id_: str, gaps: Sequence[SegmentGap]) -> None:
@@ -129,6 +158,21 @@ class CassandraWriter:
             await self._write("write marker", _PUT_MARKER, (*values, self._marker_ttl_s))
         else:
             await self._write("write meta", _PUT_META, values)
+
+    async def write_journals(self, journals: Sequence[JournalWrite]) -> None:
+        """Write the rows of all journals, then their heads, those of one partition of the table together."""
+        self._session.check()
+        ready: list[JournalMeta] = []
+
+        async def write(journal: JournalWrite) -> None:
+            if journal.rows:
+                await self.write_rows(journal.meta.topic, journal.meta.id, journal.rows)
+            ready.append(journal.meta)
+
+        failures = await each_of(write, journals)
+        failures += await each_of(self._write_heads, self._cut_heads(ready))
+        if failures:
+            raise failures[0]
 
     async def delete_rows(self, topic: str, id_: str, deletions: Sequence[RowDeletion], *, at: Place) -> None:
         """Remove rows of one journal."""
@@ -148,11 +192,33 @@ class CassandraWriter:
         await self._session.write("write rows", self._batch(topic, id_, rows))
 
     def _batch(self, topic: str, id_: str, rows: Sequence[EventRow]) -> Any:  # noqa: ANN401 - the driver has no types
-        where = (id_, topic, rows[0].segment)
+        where = (id_, topic, rows.segments()[0] if isinstance(rows, PlainRows) else rows[0].segment)
         batch = unlogged()
         batch.add(self._session.bind(_DELETE_SEGMENT, (ABOVE_CLOCKS, *where)))
-        self._session.fill(batch, _INSERT_EVENT, where, map(event_values, rows))
+        if isinstance(rows, PlainRows):
+            self._session.fill_encoded(batch, _INSERT_EVENT, where, plain_values(rows))
+        else:
+            self._session.fill(batch, _INSERT_EVENT, where, map(event_values, rows))
         return batch
+
+    def _cut(self, rows: Sequence[EventRow]) -> Iterator[Sequence[EventRow]]:
+        limits = {"max_rows": self._max_rows, "max_bytes": self._max_bytes}
+        return cut_plain(rows, **limits) if isinstance(rows, PlainRows) else cut(rows, **limits)
+
+    def _cut_heads(self, metas: Sequence[JournalMeta]) -> Iterator[list[_Head]]:
+        heads = [_Head(meta.topic, meta_segment(meta.id, self._meta_segments), meta) for meta in metas]
+        return cut_groups(
+            heads, key=_partition_of, size_of=_size_of_head, max_rows=self._max_rows, max_bytes=self._max_bytes
+        )
+
+    async def _write_heads(self, heads: Sequence[_Head]) -> None:
+        """Write heads and purge markers of one partition of the table."""
+        where, batch = heads[0][:2], unlogged()
+        values = [(*meta_values(meta), write_time(meta.place)) for _, _, meta in heads if not meta.is_purged]
+        markers = [(*meta_values(meta), write_time(meta.place)) for _, _, meta in heads if meta.is_purged]
+        self._session.fill(batch, _PUT_META, where, values)
+        self._session.fill(batch, _PUT_MARKER, where, [(*marker, self._marker_ttl_s) for marker in markers])
+        await self._session.write("write metas", batch)
 
     async def _delete(self, topic: str, id_: str, deletion: RowDeletion, time: int) -> None:
         segment, to, until = deletion
@@ -179,6 +245,25 @@ class CassandraWriter:
     async def _write(self, operation: str, query: str, values: Sequence[object]) -> None:
         self._session.check()
         await self._session.write(operation, self._session.bind(query, values))
+
+
+class _Head(NamedTuple):
+    """A head, and the partition of the table that holds it."""
+
+    topic: str
+    segment: int
+    meta: JournalMeta
+
+
+def _partition_of(head: _Head) -> tuple[str, int]:
+    return head.topic, head.segment
+
+
+def _size_of_head(head: _Head) -> int:
+    """Estimate what a head takes in a request."""
+    meta = head.meta
+    texts = (meta.id, meta.origin, meta.metadata, *meta.properties, *meta.properties.values())
+    return _HEAD_BYTES + sum(len(text) for text in texts if text)
 
 
 async def all_of(writes: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
 from typing import Any
 from uuid import UUID
 
@@ -9,6 +11,7 @@ import msgspec
 
 from headrace.model import TopicPartition
 from headrace.store.embedded.schema import written
+from headrace.store.plain_rows import PlainRows
 from headrace.store.rows import EventRow, JournalMeta, Place, ReplicatedOffset, SnapshotRow
 
 __all__ = [
@@ -20,6 +23,7 @@ __all__ = [
     "event_values",
     "head_of",
     "head_values",
+    "plain_values",
     "replicated_of",
     "replicated_values",
     "snapshot_of",
@@ -91,6 +95,30 @@ def event_values(row: EventRow) -> Values:
         _encode(row.headers) if row.headers else None,
         row.origin,
         row.version,
+    )
+
+
+def plain_values(rows: PlainRows) -> Iterable[Values]:
+    """Return the columns of plain rows, as `event_values` does, from column to column."""
+    first, absent = written(Place(rows.generation, 0)), repeat(None)
+    return zip(
+        rows.segments(),
+        rows.seq_nrs,
+        rows.timestamps_ms,
+        [first + offset for offset in rows.offsets],
+        repeat(rows.generation),
+        repeat(rows.partition),
+        rows.offsets,
+        rows.log_times_ms,
+        repeat(rows.record_id.bytes),
+        absent,
+        rows.payload_types,
+        rows.payloads,
+        absent,
+        absent,
+        repeat(rows.origin),
+        repeat(rows.version),
+        strict=False,
     )
 
 

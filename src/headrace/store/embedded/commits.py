@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Protocol
 
 from headrace.errors import HeadraceError
@@ -17,14 +17,25 @@ from headrace.store.embedded.columns import (
     Values,
     event_values,
     head_values,
+    plain_values,
     replicated_values,
     upsert,
 )
 from headrace.store.embedded.journals import Deletion, Journals, KnownJournal
 from headrace.store.embedded.schema import MAX_SEQ_NR, written
-from headrace.store.rows import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion
+from headrace.store.plain_rows import PlainRows
+from headrace.store.rows import EventRow, JournalMeta, JournalWrite, Place, ReplicatedOffset, RowDeletion
 
-__all__ = ["DeleteRows", "EventWriter", "MoveReplicated", "StoreCall", "StoreWork", "WriteMeta", "WriteRows"]
+__all__ = [
+    "DeleteRows",
+    "EventWriter",
+    "MoveReplicated",
+    "StoreCall",
+    "StoreWork",
+    "WriteJournals",
+    "WriteMeta",
+    "WriteRows",
+]
 
 # One step of SQLite takes and gives back the interpreter's lock, so a busy event loop would slow down a
 # statement per row; rows go in by the dozen.
@@ -84,6 +95,24 @@ class WriteMeta:
         """Write it unless a later one is there."""
         journal = writer.journals.find(db, self.meta.topic, self.meta.id)
         db.execute(_PUT_HEAD, (journal.number, *head_values(self.meta, self.expires_ms)))
+
+
+@dataclass(frozen=True, slots=True)
+class WriteJournals:
+    """Events and heads of many journals; purge markers among them expire at `expires_ms`."""
+
+    journals: Sequence[JournalWrite]
+    expires_ms: int
+
+    def run(self, db: sqlite3.Connection, writer: EventWriter) -> None:
+        """Gather the events, and write each head unless a later one is there."""
+        heads: list[Values] = []
+        for meta, rows in self.journals:
+            journal = writer.journals.find(db, meta.topic, meta.id)
+            if rows:
+                writer.gather(journal, rows)
+            heads.append((journal.number, *head_values(meta, self.expires_ms if meta.is_purged else None)))
+        db.executemany(_PUT_HEAD, heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +180,7 @@ class EventWriter:
     def gather(self, journal: KnownJournal, rows: Sequence[EventRow]) -> None:
         """Take events for the next flush."""
         number = (journal.number,)
-        events: Iterable[Values] = map(event_values, rows)
+        events: Iterable[Values] = plain_values(rows) if isinstance(rows, PlainRows) else map(event_values, rows)
         if journal.deletions:
             events = filter(journal.accepts, events)
         self._rows.extend(number + event for event in events)
@@ -160,7 +189,7 @@ class EventWriter:
         """Write the events gathered so far to the file."""
         rows = iter(self._rows)
         for _ in range(len(self._rows) // _CHUNK):
-            db.execute(_INSERT_CHUNK, [value for row in islice(rows, _CHUNK) for value in row])
+            db.execute(_INSERT_CHUNK, list(chain.from_iterable(islice(rows, _CHUNK))))
         db.executemany(_INSERT_ONE, rows)
         self._rows.clear()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,9 +16,9 @@ from headrace.sqlite import Readers
 from headrace.store.embedded.columns import EVENT, HEAD, REPLICATED, Values, event_of, head_of, replicated_of
 from headrace.store.embedded.journals import number_of
 from headrace.store.embedded.schema import MAX_SEQ_NR
-from headrace.store.limits import check_paging
+from headrace.store.limits import check_paging, check_share
 from headrace.store.metrics import PAGES, REQUEST_SECONDS, REQUESTS
-from headrace.store.rows import EventRow, JournalMeta, ReplicatedOffset, segment_of
+from headrace.store.rows import EventRow, HeadShare, JournalMeta, ReplicatedOffset, segment_of
 
 __all__ = ["Access", "EmbeddedReader"]
 
@@ -62,7 +62,15 @@ _HEADS = (
     "WHERE topic = ? AND (expires_ms IS NULL OR expires_ms > ?)"
 )
 _HEAD = f"{_HEADS} AND id = ?"
+_IDS_AT_ONCE = 500
+_HEADS_OF = f"{_HEADS} AND id IN ({', '.join('?' * _IDS_AT_ONCE)})"
 _HEADS_PAGE = f"{_HEADS} AND id > ? AND partition = ifnull(?, partition) ORDER BY id LIMIT ?"
+# The plus keeps SQLite from using the index of topics: it would go through all heads of the topic for each block.
+_HEADS_OF_BLOCK = (
+    f"{_HEADS.replace('topic =', '+topic =')} "
+    "AND number BETWEEN ? AND ? AND partition = ifnull(?, partition) ORDER BY number"
+)
+_LAST_NUMBER = "SELECT ifnull(max(number), 0) FROM journals"
 _EVENTS_PAGE = (
     f"SELECT {', '.join(EVENT)} FROM events "  # noqa: S608
     "WHERE journal = ? AND (segment, seq_nr, timestamp_ms) > (?, ?, ?) AND segment <= ? "
@@ -71,6 +79,8 @@ _EVENTS_PAGE = (
 )
 
 _NO_TIME_LATER = (1 << 63) - 1
+# Shares take turns at blocks of this many journals, so that it does not matter which journals are added meanwhile.
+_BLOCK = 1000
 
 
 class EmbeddedReader:
@@ -90,6 +100,12 @@ class EmbeddedReader:
         asked = (topic, self._clock.now_ms(), id_)
         row = await self._access.ask("read meta", lambda db: db.execute(_HEAD, asked).fetchone())
         return None if row is None else head_of(topic, id_, row[2:])
+
+    async def metas_of(self, topic: str, ids: Sequence[str]) -> Mapping[str, JournalMeta]:
+        """Return the heads or purge markers of many journals, all from one state of the file."""
+        query = partial(_heads_of, topic=topic, ids=ids, now_ms=self._clock.now_ms())
+        found = await self._access.ask("read metas of", query) if ids else ()
+        return {row[0]: head_of(topic, row[0], row[2:]) for row in found}
 
     async def rows(
         self, topic: str, id_: str, *, segment_size: int, first: int, last: int, page_size: int = 500
@@ -116,20 +132,34 @@ class EmbeddedReader:
         return [topic for (topic,) in rows]
 
     async def metas(
-        self, topic: str, *, partition: int | None = None, page_size: int = 500
+        self, topic: str, *, partition: int | None = None, share: HeadShare | None = None, page_size: int = 500
     ) -> AsyncIterator[Sequence[JournalMeta]]:
         """Yield pages of heads."""
         check_paging(segment_size=1, page_size=page_size)
+        check_share(share)
+        found = self._all_heads(topic, partition, page_size)
+        if share is not None:
+            found = self._heads_of(share, topic, partition)
+        async for rows in found:
+            PAGES.labels("embedded", "metajournal").inc()
+            for start in range(0, len(rows), page_size):
+                yield [head_of(topic, row[0], row[2:]) for row in rows[start : start + page_size]]
+
+    async def _all_heads(self, topic: str, partition: int | None, page_size: int) -> AsyncIterator[list[Values]]:
         after = ""
         while True:
             asked = (topic, self._clock.now_ms(), after, partition, page_size)
-            found = await self._access.ask("read metas", partial(_heads, asked=asked))
-            PAGES.labels("embedded", "metajournal").inc()
-            if found:
-                yield [head_of(topic, row[0], row[2:]) for row in found]
+            found = await self._access.ask("read metas", partial(_heads, query=_HEADS_PAGE, asked=asked))
+            yield found
             if len(found) < page_size:
                 return
             after = found[-1][0]
+
+    async def _heads_of(self, share: HeadShare, topic: str, partition: int | None) -> AsyncIterator[list[Values]]:
+        last = await self._access.ask("read metas", lambda db: db.execute(_LAST_NUMBER).fetchone()[0])
+        for first in range(share.number * _BLOCK, last + 1, share.of * _BLOCK):
+            asked = (topic, self._clock.now_ms(), first, first + _BLOCK - 1, partition)
+            yield await self._access.ask("read metas", partial(_heads, query=_HEADS_OF_BLOCK, asked=asked))
 
 
 def _events(db: sqlite3.Connection, topic: str, id_: str, asked: tuple[int, ...]) -> list[EventRow]:
@@ -137,5 +167,13 @@ def _events(db: sqlite3.Connection, topic: str, id_: str, asked: tuple[int, ...]
     return [] if number is None else [event_of(row) for row in db.execute(_EVENTS_PAGE, (number, *asked))]
 
 
-def _heads(db: sqlite3.Connection, asked: tuple[str, int, str, int | None, int]) -> list[Values]:
-    return db.execute(_HEADS_PAGE, asked).fetchall()
+def _heads_of(db: sqlite3.Connection, topic: str, ids: Sequence[str], now_ms: int) -> list[Values]:
+    found: list[Values] = []
+    for start in range(0, len(ids), _IDS_AT_ONCE):
+        some = ids[start : start + _IDS_AT_ONCE]
+        found += db.execute(_HEADS_OF, (topic, now_ms, *some, *[None] * (_IDS_AT_ONCE - len(some))))
+    return found
+
+
+def _heads(db: sqlite3.Connection, query: str, asked: tuple[object, ...]) -> list[Values]:
+    return db.execute(query, asked).fetchall()

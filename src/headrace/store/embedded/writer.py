@@ -6,10 +6,26 @@ from collections.abc import Sequence
 
 from headrace.runtime import Clock
 from headrace.sqlite import GroupCommit
-from headrace.store.embedded.commits import DeleteRows, MoveReplicated, StoreCall, StoreWork, WriteMeta, WriteRows
+from headrace.store.embedded.commits import (
+    DeleteRows,
+    MoveReplicated,
+    StoreCall,
+    StoreWork,
+    WriteJournals,
+    WriteMeta,
+    WriteRows,
+)
 from headrace.store.embedded.snapshots import drop_all
 from headrace.store.metrics import ROWS_WRITTEN
-from headrace.store.rows import EventRow, JournalMeta, Place, ReplicatedOffset, RowDeletion, SegmentGap
+from headrace.store.rows import (
+    EventRow,
+    JournalMeta,
+    JournalWrite,
+    Place,
+    ReplicatedOffset,
+    RowDeletion,
+    SegmentGap,
+)
 
 __all__ = ["EmbeddedWriter"]
 
@@ -35,6 +51,11 @@ class EmbeddedWriter:
         """Write a head or a purge marker."""
         expires_ms = self._clock.now_ms() + self._marker_ttl_ms if meta.is_purged else None
         await self._commits.submit(WriteMeta(meta, expires_ms))
+
+    async def write_journals(self, journals: Sequence[JournalWrite]) -> None:
+        """Write rows and heads of many journals, in one transaction."""
+        await self._commits.submit(WriteJournals(journals, self._clock.now_ms() + self._marker_ttl_ms))
+        self._rows_written.inc(sum(len(rows) for _, rows in journals))
 
     async def delete_rows(self, topic: str, id_: str, deletions: Sequence[RowDeletion], *, at: Place) -> None:
         """Remove rows of one journal."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.testing.conformance.store_heads import Heads
+from headrace.testing.conformance.store_journals import ManyJournals
 from headrace.testing.conformance.store_order import Order, Ranges
 from headrace.testing.conformance.store_rows import Rows
 from headrace.testing.conformance.store_shared import Shared
@@ -12,5 +13,5 @@ from headrace.testing.conformance.store_tags import TaggedRows
 __all__ = ["StoreConformance"]
 
 
-class StoreConformance(Rows, Heads, Order, Ranges, SavedStates, Shared, TaggedRows):
+class StoreConformance(Rows, Heads, ManyJournals, Order, Ranges, SavedStates, Shared, TaggedRows):
     """The whole suite of a store; a backend overrides `address` and `by_hand`."""

@@ -9,7 +9,7 @@ import pytest
 from headrace.config import StoreSettings
 from headrace.errors import BadArgument
 from headrace.model import TopicPartition
-from headrace.store import JournalMeta, Place, Store, java_hash, meta_segment
+from headrace.store import HeadShare, JournalMeta, Place, Store, java_hash, meta_segment
 from headrace.testing.conformance.store_setting import OpenStore, StoreSetting, deadline, head, replicated
 
 __all__ = ["Heads"]
@@ -110,6 +110,23 @@ class Heads(StoreSetting):
             assert all(1 <= len(page) <= page_size for page in pages)
             found = sorted(meta.id for page in pages for meta in page)
             assert found == sorted(meta.id for meta in heads if meta.partition == partition)
+
+    @pytest.mark.parametrize("shares", [1, 3, 8])
+    async def test_the_shares_of_a_topic_are_all_heads(self, store: Store, topic: str, shares: int) -> None:
+        """FP3: each head is in one share, so that several readers can divide a topic among them."""
+        heads = [head(topic, f"journal-{n}", n, partition=n % 2) for n in range(30)]
+        await asyncio.gather(*(store.writer.write_meta(meta) for meta in heads))
+        await store.writer.write_meta(head(f"{topic}-2", "elsewhere", 1))
+        for partition in (None, 1):
+            found = [
+                meta.id
+                for number in range(shares)
+                async for page in store.reader.metas(topic, partition=partition, share=HeadShare(number, shares))
+                for meta in page
+            ]
+            assert sorted(found) == sorted(meta.id for meta in heads if partition in (None, meta.partition))
+        with pytest.raises(BadArgument, match="share"):
+            await anext(aiter(store.reader.metas(topic, share=HeadShare(shares, shares))))
 
     async def test_a_topic_without_heads_has_no_pages(self, store: Store, topic: str) -> None:
         """Nothing is yielded; a page of nothing is refused."""

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import Closed
 from headrace.model import TopicPartition
-from headrace.store import Place, RowDeletion, Store
+from headrace.store import JournalWrite, Place, RowDeletion, Store
 from headrace.testing.conformance.store_setting import (
     OpenStore,
     StoreSetting,
@@ -29,9 +29,11 @@ USES: dict[str, Callable[[Store], Awaitable[object]]] = {
     "read replicated": lambda store: store.reader.replicated(TopicPartition("t", 0)),
     "read rows": lambda store: read_rows(store, "t", "id"),
     "read metas": lambda store: anext(aiter(store.reader.metas("t"))),
+    "read metas of": lambda store: store.reader.metas_of("t", ["id"]),
     "read topics": lambda store: store.reader.topics(),
     "write rows": lambda store: store.writer.write_rows("t", "id", [event(1)]),
     "write meta": lambda store: store.writer.write_meta(head("t", "id", 1)),
+    "write journals": lambda store: store.writer.write_journals([JournalWrite(head("t", "id", 1), [event(1)])]),
     "delete rows": lambda store: store.writer.delete_rows("t", "id", [RowDeletion(0, None)], at=Place(0, 1)),
     "delete snapshots": lambda store: store.writer.delete_snapshots("t", "id", at=Place(0, 1)),
     "move replicated": lambda store: store.writer.move_replicated(replicated("t", 1)),
