@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 from tests.gateway.conftest import Client, NewClient
+from tests.suites.journal_setting import replicate
 
 from headrace.app import Headrace
 from headrace.model import Event
@@ -137,6 +138,18 @@ async def test_a_repeated_append_happens_once_at_every_gateway(new_client: NewCl
     assert all(each.json() == answers[0].json() for each in answers)
     assert (await other.get(f"{PATH}/pointer")).json() == {"pointer": 2}
     assert (await post(other, key="k-2", events=events, expected=0)).status_code == 409
+
+
+async def test_a_repeated_append_happens_once_after_replication(new_client: NewClient, hr: Headrace) -> None:
+    """G14: also when the first try was replicated, and the gateway that took it is gone."""
+    events = [{"payload": {"b": 1, "a": [1, None]}, "tags": ["vip"]}, {"payload": "x"}]
+    first = await post(new_client(), key="k-1", events=events, expected=0)
+    await replicate(hr.log, hr.store, "accounts")
+    again = await post(new_client(), key="k-1", events=events, expected=0)
+    assert (again.status_code, again.json()) == (201, first.json())
+    assert (await post(new_client(), key="k-1", events=[{}, {}], expected=0)).status_code == 422
+    assert (await post(new_client(), key="k-2", events=events, expected=0)).status_code == 409
+    assert (await new_client().get(f"{PATH}/pointer")).json() == {"pointer": 2}
 
 
 async def test_the_same_key_with_other_events_is_refused(new_client: NewClient) -> None:
