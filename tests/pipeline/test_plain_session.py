@@ -41,7 +41,7 @@ PROGRAM = """
     from headrace import Event
     from headrace.errors import BadArgument
     from headrace.model import TopicConfig
-    from headrace.pipeline import Endpoints, Replication, Selection, append_frame, audit, compact, journal_frame
+    from headrace.pipeline import Endpoints, Replication, Selection, append_frame, audit, compact
     from headrace.pipeline import query, state_as_of, topic_frame
     from headrace.serde import BlockingRegistry
 
@@ -52,13 +52,12 @@ PROGRAM = """
             await hr.log.admin.create("prices", partitions=1, config=TopicConfig())
 
     def look(spark):
-        events = journal_frame(spark, endpoints, selection)
         soon = datetime.now(UTC) + timedelta(minutes=10)
-        assert events.where(events.timestamp < soon).where(events.timestamp > soon - timedelta(minutes=30)).count() == 6
-        counts = "(select sum(seq_nr) from journal where key > 'acc-1'), (select count(*) from meta)"
+        since = f"timestamp > timestamp '{(soon - timedelta(minutes=30)).isoformat()}'"
+        counts = f"(select sum(seq_nr) from journal where key > 'acc-1' and {since}), (select count(*) from meta)"
         statement = f"select {counts}, (select sum(lag) from pointers)"
         assert tuple(query(spark, endpoints, statement, selection).first())[:2] == (6, 0)
-        states = state_as_of(spark, endpoints, selection, lambda state, event: state + event.payload["n"], 0)
+        states = state_as_of(spark, endpoints, selection, lambda state, event: state + event.payload["n"], 0, at=soon)
         assert sorted((row.key, row.state) for row in states.collect()) == [("acc-1", "6"), ("acc-2", "6")]
         try:
             query(spark, endpoints, "select * from nowhere", selection)
