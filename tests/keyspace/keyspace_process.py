@@ -56,6 +56,7 @@ async def _run(place: Place, node_id: str) -> None:
     _say("ready")
     if await _line() != "start":
         return
+    reading: list[asyncio.Task[None]] = []
     async with serving(place, node_id, Counters) as served:
         _say("started")
         while (line := await _line()) not in ("stop", ""):
@@ -64,7 +65,9 @@ async def _run(place: Place, node_id: str) -> None:
                     await served.node.drain(timeout_s=30)
                     _say("drained")
                 case ["read", key]:
-                    served.node.task = asyncio.create_task(_read(served, key))  # type: ignore[attr-defined]
+                    for task in reading:
+                        task.cancel()
+                    reading = [asyncio.create_task(_read(served, key))]
     _say("stopped")
 
 
@@ -77,7 +80,7 @@ async def _read(served: Served, key: str) -> None:
         except HeadraceError as error:
             _say(f"failed {type(error).__name__}")
         else:
-            _say(f"read {value or 0} {began_ms} {now_ms()}")
+            _say(f"read {key} {value or 0} {began_ms} {now_ms()}")
         await asyncio.sleep(_PAUSE_S)
 
 

@@ -59,10 +59,8 @@ class ProcessExam:
                 await load.go_on()
                 woken_ms = now_ms()
                 child.resume()
-                await _has_read_since(child, woken_ms)
-            reads = [
-                tuple(map(int, found)) for found in re.findall(r"^read (\d+) (\d+) (\d+)$", child.stdout, re.MULTILINE)
-            ]
+                await _has_read_since(child, keys[0], woken_ms)
+            reads = _reads(child, keys[0])
             history = load.histories[keys[0]]
             stale = [read for read in reads if read[0] < history.acknowledged_before(read[1])]
             assert not stale, stale[:5]
@@ -77,9 +75,14 @@ async def _deposed(processes: Processes, node: str) -> None:
     await eventually(is_deposed, every_s=0.01, what="another owner")
 
 
-async def _has_read_since(child: ChildProcess, moment_ms: int) -> None:
+async def _has_read_since(child: ChildProcess, key: str, moment_ms: int) -> None:
     async def has_read() -> bool:
-        began = re.findall(r"^read \d+ (\d+) \d+$", child.stdout, re.MULTILINE)
-        return any(int(each) > moment_ms for each in began)
+        return any(began_ms > moment_ms for _, began_ms, _ in _reads(child, key))
 
     await eventually(has_read, every_s=0.02, what="a read of the woken node")
+
+
+def _reads(child: ChildProcess, key: str) -> list[tuple[int, int, int]]:
+    """Return what a process has read of a key: the value, when it began to read, and when it had it."""
+    found = re.findall(rf"^read {key} (\d+) (\d+) (\d+)$", child.stdout, re.MULTILINE)
+    return [(int(value), int(began_ms), int(ended_ms)) for value, began_ms, ended_ms in found]
