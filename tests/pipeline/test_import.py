@@ -23,6 +23,7 @@ from headrace.errors import (
     OperationFailed,
     TargetDiffers,
     TimedOut,
+    TopicClaimed,
     TopicShared,
     UnknownTopic,
 )
@@ -379,4 +380,11 @@ def test_a_frame_with_a_mistake_writes_nothing(tier: Tier, topic: str) -> None:
     assert journal_frame(spark, tier.endpoints, Selection((topic,))).count() == 0
     tier.on(share)
     with pytest.raises(TopicShared):
+        import_journals(spark.sql("SELECT 'a' AS id, 1 AS seq_nr"), tier.endpoints, topic)
+
+    async def give_to_an_engine(_: Log, store: Store) -> None:
+        await change_terms(store.settings, topic, lambda terms: TopicTerms(engine="bank"))
+
+    tier.on(give_to_an_engine)
+    with pytest.raises(TopicClaimed, match="bank"):
         import_journals(spark.sql("SELECT 'a' AS id, 1 AS seq_nr"), tier.endpoints, topic)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.errors import BadArgument, JournalTopicExpires, TopicShared
-from headrace.journal import Topology, why_records_expire
+from headrace.errors import BadArgument, JournalTopicExpires, TopicClaimed, TopicShared
+from headrace.journal import Topology, read_terms, why_records_expire
 from headrace.model import partition_of
 from headrace.pipeline.jobs.import_writer import ImportCounts, ImportedRow, PartitionImport
 from headrace.pipeline.jobs.job_reports import REPORT_COLUMNS, PartitionReport, report_batch, reports_of
@@ -61,8 +61,8 @@ def import_journals(
 
     An import that failed is continued by running it again: what the journals have already is compared with the rows,
     and not written. Writers and readers may be at work meanwhile. Raises BadArgument, UnknownTopic, TopicShared,
-    JournalTopicExpires; and OperationFailed for what happened in a task, as a journal that has another event under
-    a row's number.
+    TopicClaimed, JournalTopicExpires; and OperationFailed for what happened in a task, as a journal that has another
+    event under a row's number.
     """
     rows = _numbered(_rows(frame))
     if partitions is None:
@@ -88,7 +88,10 @@ async def _partitions(endpoints: Endpoints, topic: str, partitions: int | None) 
     log, store = await log_of(endpoints), await store_of(endpoints)
     topology = Topology(log, store.settings, topic, partitions=partitions)
     layout = await topology.grown()
-    if await topology.is_shared():
+    terms = await read_terms(store.settings, topic)
+    if terms.engine:
+        raise TopicClaimed(topic, terms.engine, "importing")
+    if terms.is_shared:
         raise TopicShared(topic, "importing")
     reason = why_records_expire((await log.admin.describe(topic)).config)
     if reason is not None:
