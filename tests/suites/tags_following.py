@@ -15,9 +15,10 @@ from headrace.model import TopicConfig, TopicPartition
 from headrace.protocol.actions import Mark
 from headrace.protocol.fold import Entry
 from headrace.store import Store
-from headrace.tags import TagQueries, heads, partitions
+from headrace.tags import TagQueries, followed, heads, partitions
 from headrace.tags import marks as marking
 from headrace.tags.key_states import KeyLookup, Scanned
+from headrace.tags.seams import SeamReader
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.conformance.store_rows import counted
 
@@ -174,6 +175,29 @@ class TagFollowingConformance(TagSetting):
             with pytest.raises(BadArgument, match="after"):
                 await scene.read(after=wrong)
         assert await scene.read(after=given) == []
+
+    async def test_a_topic_that_an_old_list_lacks_is_followed_on(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """T34: the list of topics may be older than a topic that is followed already, which is not gone for that."""
+        old = frozenset(await scene.log.admin.topics())
+
+        async def topics_before(_: SeamReader) -> frozenset[str]:
+            return old
+
+        monkeypatch.setattr(SeamReader, "topics", topics_before)
+        monkeypatch.setattr(followed, "LOOK_FOR_TOPICS_S", 0.02)
+        follower = scene.follow()
+        await scene.append("a", 1)
+        seen = await follower.next()
+        other = await scene.new_topic(partitions=1)
+        for number in range(1, 6):
+            await scene.append("b", number, topic=other)
+            await scene.append("a", number + 1)
+            seen += await follower.next(2)
+            assert await follower.is_silent(0.03)  # it looks which topics are there
+        await follower.stop()
+        assert sorted(ids(seen)) == sorted([f"a{n}" for n in range(1, 7)] + [f"b{n}" for n in range(1, 6)])
 
     @pytest.mark.parametrize("is_replicated", [True, False])
     async def test_a_topic_that_is_made_again_is_followed_again(self, scene: Scene, is_replicated: bool) -> None:

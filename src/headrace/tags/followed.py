@@ -152,7 +152,9 @@ class FollowedTopics:
         self._counted_s = now_s
         existing = await self._seams.topics()
         for topic in {at.topic for at in self.heads} - existing:
-            self._drop(topic)
+            # The list may be older than a topic that was made, announced and followed since.
+            if not await self._seams.is_there(self._layouts[topic]):
+                self._drop(topic)
 
     async def note_gone(self) -> None:
         """Store how far the topics that are gone had been read: their names may be used again."""
