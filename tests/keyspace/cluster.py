@@ -30,6 +30,14 @@ class Processes:
         self._caller: Served | None = None
 
     async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._held.aclose()
+            raise
+        return self
+
+    async def _start(self) -> None:
         for node in self._ids:
             self.children[node] = self._spawn(node)
         for child in self.children.values():
@@ -38,7 +46,6 @@ class Processes:
         for child in self.children.values():
             await _until(child, "started")
         self._caller = await self._held.enter_async_context(serving(self._place, "caller", calls=Counters))
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
