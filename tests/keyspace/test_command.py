@@ -1,0 +1,52 @@
+"""`headrace node run`: a node as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_node_serves_keyspaces_and_engines_until_it_is_stopped(tmp_path: Path) -> None:
+    """C4: it says when every partition has an owner, and ends well on SIGTERM."""
+    served = ["examples.market.keyspaces:app", "examples.bank.accounts:bank"]
+    command = [sys.executable, "-m", "headrace", "node", "run", *served, "--node-id", "n1", "--json"]
+    node = subprocess.Popen(
+        [*command, "--log", f"embedded:{tmp_path}"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert node.stdout is not None
+        line = node.stdout.readline()
+        assert line, node.communicate()[1]
+        said = json.loads(line)
+        assert (said["node"], said["ready"]) == ("n1", True)
+        assert said["owned"] > 8
+        node.send_signal(signal.SIGTERM)
+        _, errors = node.communicate(timeout=30)
+        assert node.returncode == 0, errors
+    finally:
+        node.kill()
+        node.wait()
+
+
+@pytest.mark.parametrize("where", ["examples.market.keyspaces", "json:loads", "no.such:thing"])
+def test_what_no_node_can_serve_is_refused(where: str) -> None:
+    """The message says how an application is named."""
+    done = CliRunner().invoke(app, ["node", "run", where])
+    assert done.exit_code != 0
+    assert "name an App, a Keyspace or an Engine as module:name" in f"{done.output}{done.exception}"
