@@ -17,9 +17,10 @@ from headrace.app import Headrace, RunningNode
 from headrace.cli.main import app as command
 from headrace.cluster import PartitionRequest
 from headrace.config import ClusterSettings, HeadraceSettings
-from headrace.errors import BadArgument, HeadraceError, PartitionClosed
-from headrace.keyspace import Keyspace, State, handles, resize_keyspace, state
+from headrace.errors import BadArgument, HeadraceError, PartitionClosed, TimedOut
+from headrace.keyspace import Keyspace, State, change_phase, handles, resize_keyspace, state
 from headrace.keyspace.messages import Call, encode
+from headrace.testing.conformance.log_setting import eventually
 
 
 @dataclass
@@ -129,6 +130,28 @@ async def test_a_resize_that_was_cut_off_is_taken_up_again(tmp_path: Path, monke
         await resize_keyspace(hr.log, hr.settings, Sums, 4)
         assert await waiting == 1
         assert await sums.count("counts") == 20
+
+
+async def test_callers_wait_while_a_keyspace_is_paused(tmp_path: Path) -> None:
+    """C10: nobody serves it until it is resumed; who asked meanwhile is answered then, and nothing is lost."""
+    address = f"embedded:{tmp_path}"
+    async with node_of(address, "a") as (hr, node):
+        sums = hr.keyspace(Sums)
+        assert await sums.ask(More("k")) == 1
+        cluster = hr.settings.cluster.name
+        assert (await change_phase(hr.log, cluster, "sums", "paused")).phase == "paused"
+
+        async def is_given_up() -> bool:
+            return not node.owned
+
+        await eventually(is_given_up, what="all partitions released")
+        with pytest.raises(TimedOut, match="paused"):
+            await sums.get("counts", "k", timeout_s=0.2)
+        waiting = asyncio.create_task(sums.ask(More("k"), timeout_s=30))
+        await change_phase(hr.log, cluster, "sums", "serving")
+        assert await waiting == 2
+        with pytest.raises(BadArgument, match="no node of cluster"):
+            await change_phase(hr.log, cluster, "nothing", "paused")
 
 
 async def test_a_keyspace_that_nobody_has_served_is_not_resized(tmp_path: Path) -> None:

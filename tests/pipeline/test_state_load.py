@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import datetime
 import json
@@ -16,11 +17,14 @@ from tests.cluster.owner_exam import Node, owned
 from tests.pipeline.test_sql import asked
 from tests.pipeline.tier import Tier
 
+from headrace.app import connect
 from headrace.cluster import OwnedPartition, ensure_lease_topic
+from headrace.config import ClusterSettings, HeadraceSettings
 from headrace.errors import BadArgument, Fenced, TimedOut, TransactionFailed
+from headrace.keyspace import Keyspace, State, state
 from headrace.log import Log, open_log
 from headrace.model import NewRecord, TopicPartition, partition_of
-from headrace.pipeline import StateGroup, load_state, state_frame
+from headrace.pipeline import StateGroup, load_keyspace, load_state, state_frame
 from headrace.pipeline.jobs.state_load import StateKeyRouter, StateLoad
 from headrace.pipeline.tables.sql_views import topic_of_view, view_name
 from headrace.pipeline.tables.state_frames import key_type, shown_key
@@ -153,6 +157,32 @@ def test_a_frame_is_loaded_and_read_back(tier: Tier, topic: str) -> None:
         load_state(rows.union(rows.limit(1)), endpoints, spec, group)
     with pytest.raises(BadArgument, match=r"need a column of struct<_1:string,_2:bigint>"):
         load_state(rows.selectExpr("'k' AS key", "value"), endpoints, spec, group)
+
+
+class Prices(Keyspace, name="prices-by-name", partitions=2, store="memory"):
+    """Prices, which come from elsewhere."""
+
+    prices: State[str, int] = state()
+
+
+@pytest.mark.timeout(300)
+def test_a_keyspace_is_loaded_between_a_pause_and_a_resume(tier: Tier) -> None:
+    """The values are those that nodes serve afterwards, from the topics that the keyspace has."""
+    settings = HeadraceSettings(cluster=ClusterSettings(name=f"c{uuid.uuid4().hex[:8]}", node_id="n"))
+
+    async def served() -> list[int]:
+        async with connect(tier.endpoints.log, store=tier.endpoints.store, settings=settings) as hr, hr.node(Prices):
+            prices = hr.keyspace(Prices)
+            if not await prices.count("prices"):
+                await prices.put("prices", "k1", 1)
+            return [await prices.get("prices", f"k{n}") for n in range(3)]
+
+    assert asyncio.run(served()) == [None, 1, None]
+    rows = tier.spark.range(3).selectExpr("concat('k', id) AS key", "id * 10 AS value")
+    with pytest.raises(BadArgument, match="prices"):
+        load_keyspace(rows, tier.endpoints, Prices, "nothing", settings=settings)
+    assert load_keyspace(rows, tier.endpoints, Prices, "prices", settings=settings).records == 3
+    assert asyncio.run(served()) == [0, 10, 20]
 
 
 @avro(namespace="shop")

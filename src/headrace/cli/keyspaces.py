@@ -1,8 +1,8 @@
-"""`headrace keyspace`: look at keyspaces, and give one another number of partitions."""
+"""`headrace keyspace`: look at keyspaces, pause and resume one, and give one another number of partitions."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -10,7 +10,7 @@ from headrace.app import Headrace
 from headrace.cli.loader import load
 from headrace.cli.options import Address, AsJson, answer, confirm, with_headrace
 from headrace.errors import BadArgument
-from headrace.keyspace import App, Keyspace, KeyspaceLayouts, resize_keyspace
+from headrace.keyspace import App, Keyspace, KeyspaceLayouts, change_phase, resize_keyspace
 
 __all__ = ["app"]
 
@@ -35,10 +35,44 @@ def show(
         await layouts.close()
         if layout is None:
             raise BadArgument("keyspace", name, f"no node of cluster {hr.settings.cluster.name!r} has served it yet")
-        state = "is being resized" if layout.phase == "copying" else "is served"
+        state = {"copying": "is being resized", "paused": "is paused", "serving": "is served"}[layout.phase]
         text = f"{name} has {layout.partitions} partitions, in generation {layout.generation}, and {state}"
         facts = {"partitions": layout.partitions, "generation": layout.generation, "phase": layout.phase}
         answer(text, as_json=as_json, keyspace=name, **facts)
+
+    with_headrace(address, None, use)
+
+
+@app.command("pause")
+def pause(
+    name: Annotated[str, typer.Argument(metavar="KEYSPACE", help="The keyspace's name.")],
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let nobody serve a keyspace until it is resumed; its callers wait. For bulk loads.
+
+    Example: headrace keyspace pause accounts
+    """
+    _change(name, "paused", "is paused; its callers wait until: headrace keyspace resume", address, as_json=as_json)
+
+
+@app.command("resume")
+def resume(
+    name: Annotated[str, typer.Argument(metavar="KEYSPACE", help="The keyspace's name.")],
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a keyspace that was paused be served again.
+
+    Example: headrace keyspace resume accounts
+    """
+    _change(name, "serving", "is served again", address, as_json=as_json)
+
+
+def _change(name: str, phase: Literal["serving", "paused"], said: str, address: str | None, *, as_json: bool) -> None:
+    async def use(hr: Headrace) -> None:
+        layout = await change_phase(hr.log, hr.settings.cluster.name, name, phase)
+        answer(f"{name} {said}", as_json=as_json, keyspace=name, phase=layout.phase)
 
     with_headrace(address, None, use)
 

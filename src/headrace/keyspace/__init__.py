@@ -8,18 +8,20 @@ commit.
 """
 
 from headrace.keyspace.apps import App
+from headrace.keyspace.calls import REPLIES
 from headrace.keyspace.client import NO_VALUE, KeyRead, KeyspaceClient, Scattered
 from headrace.keyspace.context import Context
 from headrace.keyspace.declaration import EVERY_NODE, Keyspace, KeyspaceSpec, consumes, handles, state
 from headrace.keyspace.hosting import KeyspaceHosting, StateFolder
-from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts
-from headrace.keyspace.resizing import ResizeReport, resize_keyspace
+from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts, change_phase
+from headrace.keyspace.resizing import ResizeReport, resize_keyspace, specs_of
 from headrace.keyspace.streams import InputStream, StreamContext
 from headrace.state import State
 
 __all__ = [
     "EVERY_NODE",
     "NO_VALUE",
+    "REPLIES",
     "App",
     "Context",
     "InputStream",
@@ -35,8 +37,10 @@ __all__ = [
     "State",
     "StateFolder",
     "StreamContext",
+    "change_phase",
     "consumes",
     "handles",
     "resize_keyspace",
+    "specs_of",
     "state",
 ]

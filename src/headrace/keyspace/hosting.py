@@ -103,7 +103,7 @@ class KeyspaceHosting:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._layouts = layouts
-        self._served: dict[str, tuple[type[Keyspace], int]] = {}
+        self._served: dict[str, tuple[type[Keyspace], int | None]] = {}
         self._log = log
         self._registry = registry
         self._settings = settings
@@ -121,29 +121,34 @@ class KeyspaceHosting:
         spec = kind.spec
         for hidden in {REPLIES, INPUTS} & spec.states.keys():
             raise BadArgument("state", hidden, f"keyspace {spec.name!r} has a state of that name of its own")
-        layout = await self._layouts.claim(spec.name, asked=spec.partitions, default=self._settings.keyspace.partitions)
-        self._served[spec.name] = (kind, layout.generation)
-        if layout.phase == "serving":
-            self._attached().serve(self._group(spec, layout))
+        await self._layouts.claim(spec.name, asked=spec.partitions, default=self._settings.keyspace.partitions)
+        self._served[spec.name] = (kind, None)
+        await self._serve_as_laid_out(spec.name)
 
     async def follow_layouts(self) -> None:
-        """Go on with the next generation of a keyspace whenever one was resized; until cancelled."""
+        """Do as the layouts say whenever a keyspace was resized, paused or resumed; until cancelled."""
         while True:
             version = self._layouts.version
             self._close_replaced()
-            for name, (kind, generation) in list(self._served.items()):
-                layout = self._layouts.get(name)
-                if layout is None or (layout.generation, layout.phase) == (generation, "serving"):
-                    continue
-                _logger.info("a keyspace is resized", keyspace=name, generation=layout.generation, phase=layout.phase)
-                if layout.generation == generation:
-                    await self._attached().withdraw(group_of(name, generation))
-                    continue
-                await self._attached().withdraw(group_of(name, generation))
-                self._served[name] = (kind, layout.generation)
-                if layout.phase == "serving":
-                    self._attached().serve(self._group(kind.spec, layout))
+            for name in list(self._served):
+                await self._serve_as_laid_out(name)
             await self._layouts.changed(version)
+
+    async def _serve_as_laid_out(self, name: str) -> None:
+        """Serve the generation of a keyspace that is to be served, and no other; none while it is paused or copied."""
+        kind, serving = self._served[name]
+        layout = self._layouts.get(name)
+        if layout is None:
+            return
+        wanted = layout.generation if layout.phase == "serving" else None
+        if wanted == serving:
+            return
+        _logger.info("a keyspace changes", keyspace=name, generation=layout.generation, phase=layout.phase)
+        if serving is not None:
+            await self._attached().withdraw(group_of(name, serving))
+        if wanted is not None:
+            self._attached().serve(self._group(kind.spec, layout))
+        self._served[name] = (kind, wanted)
 
     def _close_replaced(self) -> None:
         """Let requests to generations that are gone go on to the next one, also those of keyspaces served elsewhere."""

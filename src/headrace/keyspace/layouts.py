@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
-from headrace.errors import TimedOut, UnreadableRecord, WrongGroupSize
+from headrace.errors import BadArgument, TimedOut, UnreadableRecord, WrongGroupSize
 from headrace.log import Log, ensure_topic
 from headrace.model import Cleanup, NewRecord, Record, TopicConfig, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import Backoff
 
-__all__ = ["KeyspaceLayout", "KeyspaceLayouts", "group_of", "layouts_topic", "topic_of"]
+__all__ = [
+    "KeyspaceLayout",
+    "KeyspaceLayouts",
+    "KeyspacePhase",
+    "change_phase",
+    "group_of",
+    "layouts_topic",
+    "topic_of",
+]
+
+KeyspacePhase: TypeAlias = Literal["serving", "paused", "copying"]
 
 _logger = get_logger(__name__)
 _BACKOFF = Backoff(first_s=0.05, limit_s=2.0)
@@ -26,15 +36,20 @@ _SEEN_S = 30.0
 
 
 class KeyspaceLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """One keyspace's present layout. While it is being copied to `generation` + 1, nobody serves it.
+    """One keyspace's present layout. While it is paused, or copied to `generation` + 1, nobody serves it.
 
-    `earlier` are the numbers of partitions that it had in earlier generations.
+    `revision` counts the changes of one generation. `earlier` are the numbers of partitions in earlier generations.
     """
 
     partitions: int
     generation: int = 1
-    phase: Literal["serving", "copying"] = "serving"
+    phase: KeyspacePhase = "serving"
+    revision: int = 0
     earlier: tuple[int, ...] = ()
+
+    def in_phase(self, phase: KeyspacePhase) -> KeyspaceLayout:
+        """Return the next revision of this layout."""
+        return msgspec.structs.replace(self, phase=phase, revision=self.revision + 1)
 
 
 _encode = msgspec.json.Encoder().encode
@@ -149,6 +164,24 @@ class KeyspaceLayouts:
         self._changed = asyncio.Event()
 
 
-def _rank(layout: KeyspaceLayout) -> tuple[int, bool]:
-    """Return what orders layouts: a generation serves, then is copied, then the next one serves."""
-    return layout.generation, layout.phase == "copying"
+async def change_phase(log: Log, cluster: str, keyspace: str, phase: KeyspacePhase) -> KeyspaceLayout:
+    """Pause a keyspace, or let it be served again. Raises BadArgument if it was never served, or is being resized."""
+    layouts = KeyspaceLayouts(log, cluster)
+    await layouts.open()
+    try:
+        layout = layouts.get(keyspace)
+        if layout is None:
+            raise BadArgument("keyspace", keyspace, f"no node of cluster {cluster!r} has served it yet")
+        if layout.phase == "copying":
+            raise BadArgument("keyspace", keyspace, "it is being resized; run that to its end first")
+        if layout.phase != phase:
+            layout = layout.in_phase(phase)
+            await layouts.put(keyspace, layout)
+        return layout
+    finally:
+        await layouts.close()
+
+
+def _rank(layout: KeyspaceLayout) -> tuple[int, int]:
+    """Return what orders layouts, whatever order they were written in."""
+    return layout.generation, layout.revision

@@ -12,8 +12,6 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NamedTuple
 
-import msgspec
-
 from headrace.cluster import HostingNode, OwnedPartition, Owner, seed_records
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument, PartitionClosed, UnknownTopic
@@ -86,8 +84,8 @@ async def resize_keyspace(
         layout = layouts.get(spec.name)
         if layout is None:
             raise BadArgument("keyspace", spec.name, "no node of the cluster has served it yet")
-        if layout.phase == "serving":
-            layout = msgspec.structs.replace(layout, phase="copying")
+        if layout.phase != "copying":
+            layout = layout.in_phase("copying")
             await layouts.put(spec.name, layout)
         resizing = _Resizing(log, settings, spec, layout, partitions, node)
         on_progress(f"closing {layout.partitions} partitions")

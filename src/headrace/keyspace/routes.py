@@ -113,7 +113,7 @@ class KeyspaceRoute:
         while not self._is_served():
             left_s = deadline_s - asyncio.get_running_loop().time()
             if left_s <= 0:
-                raise TimedOut(f"waiting for keyspace {self._name!r}, which is being resized,", given_s)
+                raise TimedOut(f"waiting for keyspace {self._name!r}, which is paused or being resized,", given_s)
             await self._lookout.wait(left_s)
         return self.group
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headrace.pipeline.jobs.imports import import_journals as import_journals
     from headrace.pipeline.jobs.state_load import LoadSummary as LoadSummary
     from headrace.pipeline.jobs.state_load import StateGroup as StateGroup
+    from headrace.pipeline.jobs.state_load import load_keyspace as load_keyspace
     from headrace.pipeline.jobs.state_load import load_state as load_state
     from headrace.pipeline.jobs.tag_backfill import TagBackfillSummary as TagBackfillSummary
     from headrace.pipeline.jobs.tag_backfill import backfill_tag as backfill_tag
@@ -72,7 +73,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "headrace.pipeline.jobs.expiry": "ExpirySummary purge_expired",
         "headrace.pipeline.jobs.exports": "ExportSummary export_journals exported_frame",
         "headrace.pipeline.jobs.imports": "ImportSummary import_journals",
-        "headrace.pipeline.jobs.state_load": "LoadSummary StateGroup load_state",
+        "headrace.pipeline.jobs.state_load": "LoadSummary StateGroup load_keyspace load_state",
         "headrace.pipeline.jobs.tag_backfill": "TagBackfillSummary backfill_tag",
         "headrace.pipeline.logs.plan": "Plan Selection topics_of",
         "headrace.pipeline.replication.display": "LineDisplay display_on",

@@ -17,8 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.cluster import Identity, LeaseKeeper, LeaseTerms, OwnedPartition, Owner, ensure_lease_topic, new_process
+from headrace.cluster import (
+    Identity,
+    LeaseKeeper,
+    LeaseTerms,
+    OwnedPartition,
+    Owner,
+    ensure_lease_topic,
+    new_process,
+    open_coordinator,
+)
+from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument, TimedOut
+from headrace.keyspace import REPLIES, Keyspace, change_phase, specs_of
 from headrace.log import Log
 from headrace.model import TopicPartition, partition_of
 from headrace.pipeline.jobs.job_reports import REPORT_COLUMNS, PartitionReport, report_batch, reports_of
@@ -33,7 +44,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["LoadReport", "LoadSummary", "StateGroup", "StateLoad", "load_state"]
+__all__ = ["LoadReport", "LoadSummary", "StateGroup", "StateLoad", "load_keyspace", "load_state"]
 
 _RECORDS_AT_ONCE = 1000
 _BYTES_AT_ONCE = 1024 * 1024
@@ -95,6 +106,52 @@ def load_state(
     tasks = rows.select("partition", "key", "value", "ttl_ms").repartitionById(state.partitions, "partition")
     reports = reports_of(tasks.mapInArrow(task, REPORT_COLUMNS), LoadReport, "loading")
     return LoadSummary(sum(report.records for report in reports), len(reports))
+
+
+def load_keyspace(
+    frame: DataFrame,
+    endpoints: Endpoints,
+    keyspace: type[Keyspace],
+    state: str,
+    *,
+    settings: HeadraceSettings | None = None,
+    registry: BlockingRegistry | None = None,
+    timeout_s: float = 60.0,
+) -> LoadSummary:
+    """Write the rows of a frame as the values of a keyspace's state: `load_state` between a pause and a resume.
+
+    The keyspace was served before, so that it has a layout; its callers wait meanwhile. `settings` name the cluster.
+    If the load fails, the keyspace stays paused, because some of the rows may be written: run it again, or resume it.
+    """
+    settings = settings or HeadraceSettings.load()
+    specs, group = run(_paused(endpoints, keyspace, settings))
+    if state not in specs or state == REPLIES:
+        run(_resumed(endpoints, keyspace, settings))
+        raise BadArgument("state", state, f"keyspace {keyspace.spec.name!r} has {sorted(keyspace.spec.states)}")
+    done = load_state(frame, endpoints, specs[state], group, registry=registry, timeout_s=timeout_s)
+    run(_resumed(endpoints, keyspace, settings))
+    return done
+
+
+async def _paused(
+    endpoints: Endpoints, keyspace: type[Keyspace], settings: HeadraceSettings
+) -> tuple[dict[str, StateSpec[Any, Any]], StateGroup]:
+    """Pause a keyspace; return its states and who owns them."""
+    spec, cluster = keyspace.spec, settings.cluster
+    log = await log_of(endpoints)
+    coordinator = await open_coordinator(cluster.coordinator or endpoints.log, settings=settings)
+    try:
+        cluster_id = (await coordinator.fresh_view()).cluster_id
+    finally:
+        await coordinator.close()
+    layout = await change_phase(log, cluster.name, spec.name, "paused")
+    specs = specs_of(spec, layout, replies_kept_s=settings.keyspace.replies_kept_s)
+    changelogs = tuple(each.topic for each in specs.values() if not each.is_external)
+    return specs, StateGroup(prefix=cluster.name, cluster_id=cluster_id, changelogs=changelogs)
+
+
+async def _resumed(endpoints: Endpoints, keyspace: type[Keyspace], settings: HeadraceSettings) -> None:
+    await change_phase(await log_of(endpoints), settings.cluster.name, keyspace.spec.name, "serving")
 
 
 def _check_state(frame: DataFrame, state: StateSpec[Any, Any], group: StateGroup) -> None:
