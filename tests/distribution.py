@@ -27,7 +27,6 @@ HOMES: tuple[tuple[str, ...], ...] = (
     ),
     (  # Kafka, ZooKeeper, a registry, databases, and servers of their own
         "tests/cluster/",
-        "tests/engine/test_kafka",
         "tests/keyspace/test_kafka.py",
         "tests/keyspace/test_processes_kafka.py",
         "tests/log/kafka/",

@@ -19,7 +19,7 @@ from tests.secured.job import QUICK_JAVA
 
 from headrace.errors import BadArgument
 from headrace.pipeline import Endpoints, Replication, Selection, journal_frame, query
-from headrace.pipeline.jobs.job_sources import AuditJob
+from headrace.pipeline.jobs.job_sources import PurgeExpiredJob
 from headrace.pipeline.jobs.partition_jobs import job_frame
 from headrace.pipeline.spark.connectors import provide_kafka, refuse_speculation
 from headrace.pipeline.spark.session import compiled_home
@@ -194,8 +194,8 @@ def test_a_session_with_speculation_is_refused_by_what_writes(spark: SparkSessio
     endpoints = Endpoints.of(f"embedded:{tmp_path}")
     with pytest.raises(BadArgument, match="replication needs a session without it"):
         Replication(risky, endpoints)
-    with pytest.raises(BadArgument, match="headrace_audit needs a session without it"):
-        job_frame(risky, AuditJob, endpoints, [], {})
+    with pytest.raises(BadArgument, match="needs a session without it"):
+        job_frame(risky, PurgeExpiredJob, endpoints, [], {})
     refuse_speculation(spark, "a test")
 
 

@@ -85,7 +85,7 @@ def test_files_travel_by_content(tmp_path: Path) -> None:
         "ssl.key.pem": key.read_text(),
     }
     assert endpoints.settings_of_store().cassandra.ca_pem == authority.ca.read_text()
-    assert repr(endpoints) == "Endpoints('embedded:x', 'embedded:x')"
+    assert repr(endpoints) == f"Endpoints('embedded:{Path.cwd() / 'x'}', 'embedded:{Path.cwd() / 'x'}')"
     certificate.write_text(certificate.read_text() + authority.ca.read_text())
     endpoints = Endpoints.of("embedded:x", settings=HeadraceSettings.model_validate(settings))
     assert endpoints.settings_of_log().kafka.client["ssl.certificate.location"] == str(certificate)

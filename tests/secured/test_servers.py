@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -179,6 +180,13 @@ async def test_an_address_of_cassandra_with_a_password_is_not_repeated() -> None
         assert says_no_secret(failed.value, "c0ffee")
 
 
+def idle_session() -> Any:
+    """Return what replication asks of a session before it begins a query."""
+    context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False)))
+    streams = SimpleNamespace(addListener=lambda _: None, removeListener=lambda _: None)
+    return SimpleNamespace(conf=SimpleNamespace(get=lambda _, other: other), sparkContext=context, streams=streams)
+
+
 @pytest.mark.parametrize("part", ["log", "store"])
 def test_a_job_that_may_not_in_ends_at_once(secured: Secured, part: str) -> None:
     """K2: replication waits for servers that are away, not for those that refuse it."""
@@ -192,7 +200,7 @@ def test_a_job_that_may_not_in_ends_at_once(secured: Secured, part: str) -> None
     else:
         tables["store"]["cassandra"]["password"] = wrong
     settings = HeadraceSettings.model_validate(tables)
-    nowhere: Any = None  # it does not come as far as Spark
+    nowhere = idle_session()  # it does not come as far as a query
     with pytest.raises(Forbidden) as failed:
         Replication(nowhere, Endpoints.of(settings=settings)).run(once=True)
     close_all()

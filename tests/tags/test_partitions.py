@@ -12,9 +12,9 @@ import pytest_asyncio
 from tests.suites.tags_setting import Follower, Scene, ids, ids_on
 
 from headrace.config import EmbeddedLogSettings, EmbeddedStoreSettings, LogSettings, StoreSettings
-from headrace.errors import HeadraceError, JournalHeld, OperationFailed
+from headrace.errors import HeadraceError, JournalHeld, OperationFailed, UnknownTopic
 from headrace.log import open_log
-from headrace.model import NewRecord
+from headrace.model import NewRecord, Topic
 from headrace.protocol.actions import Purge
 from headrace.protocol.fold import Entry
 from headrace.protocol.headers import encode_action
@@ -240,12 +240,18 @@ async def test_a_topic_that_was_not_listed_for_a_moment_keeps_what_is_remembered
     await scene.append("k", [1, 2], [])
     await scene.append("a", 1, ["x"])  # Marks of our own follow
     await follower.next()
-    known, is_listed = scene.log.admin.topics, False
+    known, described, is_listed = scene.log.admin.topics, scene.log.admin.describe, False
 
     async def forgetful() -> Sequence[str]:
         return await known() if is_listed else []
 
+    async def forgetful_of(topic: str) -> Topic:
+        if not is_listed:
+            raise UnknownTopic(topic)
+        return await described(topic)
+
     monkeypatch.setattr(scene.log.admin, "topics", forgetful)
+    monkeypatch.setattr(scene.log.admin, "describe", forgetful_of)
     assert await follower.is_silent(0.0)
     await served(scene, 0)
     is_listed = True

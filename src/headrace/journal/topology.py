@@ -121,15 +121,15 @@ class Topology:
 
         If the store does not answer in time, the read goes on in the background, and the next call joins it.
         """
-        is_known = self._layout is not None
-        patience_s = _PATIENCE_S if is_known else None
+        can_go_on = self._can_go_on()
+        patience_s = _PATIENCE_S if can_go_on else None  # without another way the store has all its time
         if self._loading is not None and self._loading.done() and time.monotonic() > self._asked_s + self._lease_s:
             self._loading = None  # its caller was cancelled, or went on without it: the topic may have grown since
         if self._loading is None:
             self._asked_s, self._asked_as_writer = time.monotonic(), self._is_writer
             self._loading = asyncio.get_running_loop().create_task(self._load(), name=f"headrace-layout-{self.topic}")
             self._loading.add_done_callback(_retrieve_error)
-        elif is_known:
+        elif can_go_on:
             patience_s = 0.0
         loading, asked_s = self._loading, self._asked_s
         await asyncio.wait([loading], timeout=patience_s)
@@ -150,13 +150,18 @@ class Topology:
         wait for a writer whose lease is not stored yet, so such a writer gets the error too.
         """
         layout, asked_s = self._layout, time.monotonic()
-        if layout is None or layout.growing_to is not None or (self._is_writer and not self._is_lease_stored):
+        if layout is None or not self._can_go_on():
             raise error
         topic = await self._log.admin.describe(self.topic)
         if (topic.topic_id, topic.partitions) != (layout.topic_id, layout.partitions):
             raise error
         _logger.warning("layout not read; the log says that it is unchanged", topic=self.topic, error=str(error))
         return layout, asked_s + self._lease_s / 2
+
+    def _can_go_on(self) -> bool:
+        """Return True if the known layout may serve on while the store does not answer, as far as this client knows."""
+        layout = self._layout
+        return layout is not None and layout.growing_to is None and (not self._is_writer or self._is_lease_stored)
 
     async def refresh(self) -> Layout:
         """Read the layout again now."""

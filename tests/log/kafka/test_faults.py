@@ -34,7 +34,7 @@ async def test_an_address_where_nobody_is_is_unreachable() -> None:
         await KafkaLog.open(NOBODY, KafkaLogSettings(request_timeout_s=1))
     assert failed.value.outcome_known
     assert time.monotonic() - started < 5
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # those of earlier tests may end meanwhile
 
 
 async def test_an_address_that_is_none_is_refused() -> None:
