@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -12,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.errors import TopicExists
-from headrace.log import Log, open_log
+from headrace.log import Log, ensure_topic, open_log
 from headrace.model import NewRecord, Record, TopicConfig, TopicPartition
 
 __all__ = ["LogSetting", "eventually", "new_topic", "numbered", "read_all", "values"]
@@ -56,8 +55,10 @@ class LogSetting:
 async def new_topic(log: Log, *, partitions: int = 1, config: TopicConfig | None = None) -> str:
     """Make a topic with a name of its own."""
     name = f"t-{uuid.uuid4().hex[:12]}"
-    with contextlib.suppress(TopicExists):  # nobody else has the name: the client has sent its request twice
+    try:
         await log.admin.create(name, partitions=partitions, config=config or TopicConfig())
+    except TopicExists:  # nobody else has the name: the client has sent its request twice
+        await ensure_topic(log.admin, name, partitions=partitions, config=config or TopicConfig())
     return name
 
 
