@@ -14,7 +14,7 @@ from tests.keyspace.keyspace_process import Add, Counters
 from tests.keyspace.setting import Place, Served, new_key, serving
 
 import headrace.app.nodes
-import headrace.cluster.hosting
+import headrace.cluster.hosted_partition
 from headrace.errors import (
     BadArgument,
     DuplicateNode,
@@ -269,7 +269,7 @@ async def test_a_broken_copy_harms_its_partition_only(place: Place, monkeypatch:
     current = (broken / "CURRENT").read_bytes()
     (broken / "CURRENT").write_bytes(b"nonsense")
     monkeypatch.setattr(headrace.app.nodes, "_ONLINE_S", 0.5)
-    monkeypatch.setattr(headrace.cluster.hosting, "_BACKOFF", Backoff(first_s=0.1, limit_s=0.1))
+    monkeypatch.setattr(headrace.cluster.hosted_partition, "_BACKOFF", Backoff(first_s=0.1, limit_s=0.1))
     async with serving(place, "a", Counters) as served:
         assert await served.client.ask(Add(keys[1])) == 2
         assert list(served.node.failures) == [("counters", 0)]

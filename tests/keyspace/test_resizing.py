@@ -92,7 +92,8 @@ async def test_a_frozen_owner_of_an_old_partition_acknowledges_nothing(tmp_path:
         hosting = node._hosting
         held = [hosting.host("sums", n) for n in range(2)]
         hosting._tasks[0].cancel()  # renews no more
-        following = [task for task in asyncio.all_tasks() if task.get_name() == "headrace-keyspaces"]
+        following = [task for task in asyncio.all_tasks() if task.get_name() == "headrace-worker-keyspaces"]
+        assert following
         for task in following:
             task.cancel()  # hears nothing any more
         async with headrace.connect(address, settings=settings_of("tool")) as tool:

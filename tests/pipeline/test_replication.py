@@ -145,8 +145,10 @@ def topic_made(tier: Tier, topic: str) -> str:
 
 
 def test_a_key_that_fails_stops_nobody_else(tier: Tier, topic: str) -> None:
-    """E8, FP5: other keys of its partition, and other partitions, are replicated all the same, and are counted, though
-    their micro-batch failed; in the end each record is counted once."""
+    """E8: other keys of its partition, and other partitions, are replicated all the same.
+
+    FP5: they are counted though their micro-batch failed, and in the end each record is counted once.
+    """
     faulty = Endpoints(
         tier.endpoints.log, f"faulty:{tier.endpoints.store}", tier.endpoints.log_settings, tier.endpoints.store_settings
     )

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, create_engine, text
 from tests.projection.test_projections import Embedded, mariadb_database, postgres_database
 from tests.suites.tags_setting import Scene, TagSetting
 
-from headrace.errors import HandlerFailed, OperationFailed, ProjectionRebuilding, SlotsMoved, Unavailable
+from headrace.errors import HandlerFailed, OperationFailed, ProjectionRebuilding, SlotsMoved, TimedOut
 from headrace.log import Log
 from headrace.model import NewRecord, TopicConfig, TopicPartition
 from headrace.projection import Projection, ProjectionRunner, Recovery, open_target, rebuild
@@ -36,7 +36,7 @@ IDS = [f"pid{n}" for n in range(9)]
 SLOTS = 8
 AT_ONCE = Backoff(first_s=0.0, limit_s=0.0)
 # What ends a worker's run in this world, and is followed by another run.
-EXPECTED = (Unavailable, SlotsMoved, HandlerFailed, OperationFailed, ProjectionRebuilding, SimulatedCrash)
+EXPECTED = (TimedOut, SlotsMoved, HandlerFailed, OperationFailed, ProjectionRebuilding, SimulatedCrash)
 
 
 class World:

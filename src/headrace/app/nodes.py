@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -15,6 +15,7 @@ from headrace.errors import TimedOut
 from headrace.keyspace import App, Keyspace, KeyspaceClient, KeyspaceHosting, KeyspaceLayouts, StateFolder
 from headrace.log import Log
 from headrace.observe import Health, HealthState, get_logger
+from headrace.runtime import Supervisor
 from headrace.serde import Registry
 from headrace.store import SharedSettings
 
@@ -139,19 +140,12 @@ async def running_node(
                 await node.online(timeout_s=_ONLINE_S)
             except TimedOut as error:
                 _logger.warning("the node starts without all partitions", node=node.id, reason=str(error))
-            streams = [
-                asyncio.create_task(keyspaces.follow_layouts(), name="headrace-keyspaces"),
-                *(
-                    asyncio.create_task(each.run(log, registry, keyspaces.client), name=f"headrace-stream-{each.group}")
-                    for each in app.streams
-                ),
-            ]
-            try:
+            background = Supervisor("node")
+            background.add("keyspaces", keyspaces.follow_layouts)
+            for stream in app.streams:
+                background.add(f"stream-{stream.group}", partial(stream.run, log, registry, keyspaces.client))
+            async with background:
                 yield node
-            finally:
-                for task in streams:
-                    task.cancel()
-                await asyncio.gather(*streams, return_exceptions=True)
 
 
 def _base_of(settings: HeadraceSettings) -> Path:

@@ -11,7 +11,8 @@ from headrace.cluster.claimant import OwnedPartition
 from headrace.cluster.coordinator import CoordinationStore, Coordinator
 from headrace.cluster.coordinators import open_coordinator
 from headrace.cluster.epochs import Identity, batch_of, seed_records
-from headrace.cluster.hosting import HostedGroup, HostingNode, PartitionHost
+from headrace.cluster.hosted_partition import HostedGroup, PartitionHost
+from headrace.cluster.hosting import HostingNode
 from headrace.cluster.lease import LeaseKeeper, LeaseTerms, ensure_lease_topic, lease_topic, new_process
 from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, Holding, MemberFacts, Placement
 from headrace.cluster.node import Node

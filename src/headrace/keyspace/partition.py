@@ -54,7 +54,7 @@ _LOOK_EVERY_S = 0.02
 _CONFIRM_EVERY_S = 0.25
 _INPUT_GATE_S = 30.0
 MakePumps: TypeAlias = Callable[[CallRunner, CommitUnit], Sequence[InputPump]]
-_READS = GetValue | ReadPage | FindByIndex | CountKeys
+ReadOperation: TypeAlias = GetValue | ReadPage | FindByIndex | CountKeys
 
 
 class OwnerWriter:
@@ -199,7 +199,7 @@ class KeyspacePartition:
         operation = decode_operation(request.payload)
         if isinstance(operation, PollChanges):
             return encode(await change_page(self._states, operation))
-        if isinstance(operation, _READS) and not self._is_owned:
+        if isinstance(operation, ReadOperation) and not self._is_owned:
             return await self._read_standby(operation)
         tenure = self._expect_tenure()
         while True:
@@ -351,7 +351,7 @@ class KeyspacePartition:
 
     # Serving as a standby, and as either.
 
-    async def _read_standby(self, operation: GetValue | ReadPage | FindByIndex | CountKeys) -> bytes:
+    async def _read_standby(self, operation: ReadOperation) -> bytes:
         if operation.max_staleness_s is None:
             self._expect_tenure()
         if self._stepping_down is not None and not self._stepping_down.done():
@@ -360,21 +360,19 @@ class KeyspacePartition:
         await self._states.check_fresh(operation.state, max_staleness_s=operation.max_staleness_s, at_least=at_least)
         return await self._read(self._states.begin(), operation)
 
-    async def _read(self, unit: UnitOfWork, operation: Operation) -> bytes:
-        replica = self._states.replica(operation.state) if not isinstance(operation, Call) else None
+    async def _read(self, unit: UnitOfWork, operation: ReadOperation) -> bytes:
+        replica = self._states.replica(operation.state)
         match operation:
-            case GetValue() if replica is not None:
+            case GetValue():
                 if self._is_owned:
                     await self._states.check_fresh(operation.state, max_staleness_s=None, at_least=operation.at_least)
                 return encode(read_value(unit, replica, operation))
-            case ReadPage() if replica is not None:
+            case ReadPage():
                 return encode(read_page(unit, replica, operation))
-            case FindByIndex() if replica is not None:
+            case FindByIndex():
                 return encode(find_by_index(unit, replica, operation))
-            case CountKeys() if replica is not None:
+            case CountKeys():
                 return encode(count_keys(unit, replica))
-            case _:
-                raise AssertionError(operation)
 
     def _expect_owner(self) -> Owner:
         if self._owner is None:
@@ -393,6 +391,6 @@ class KeyspacePartition:
 
     def _not_owner(self) -> NotPartitionOwner:
         owner = self._owner.owner if self._owner is not None else ""
-        with contextlib.suppress(HeadraceError):
-            owner = "" if owner == self._node else owner
-        return NotPartitionOwner(self._spec.name, self._states.partition, self._node, owner)
+        return NotPartitionOwner(
+            self._spec.name, self._states.partition, self._node, "" if owner == self._node else owner
+        )
