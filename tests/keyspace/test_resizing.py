@@ -17,7 +17,7 @@ from headrace.app import Headrace, RunningNode
 from headrace.cli.main import app as command
 from headrace.cluster import PartitionRequest
 from headrace.config import ClusterSettings, HeadraceSettings
-from headrace.errors import BadArgument, HeadraceError, PartitionClosed, TimedOut
+from headrace.errors import BadArgument, HeadraceError, OperationFailed, PartitionClosed, TimedOut
 from headrace.keyspace import Keyspace, State, change_phase, handles, resize_keyspace, state
 from headrace.keyspace.messages import Call, encode
 from headrace.testing.conformance.log_setting import eventually
@@ -153,6 +153,25 @@ async def test_callers_wait_while_a_keyspace_is_paused(tmp_path: Path) -> None:
         assert await waiting == 2
         with pytest.raises(BadArgument, match="no node of cluster"):
             await change_phase(hr.log, cluster, "nothing", "paused")
+
+
+async def test_a_node_that_failed_to_follow_a_layout_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C17: one failure does not leave it with the partitions of yesterday."""
+    async with node_of(f"embedded:{tmp_path}", "a") as (hr, node):
+        sums = hr.keyspace(Sums)
+        assert await sums.ask(More("k")) == 1
+        withdraw, failures = node._hosting.withdraw, iter([True])
+
+        async def fails_once(name: str) -> None:
+            if next(failures, False):
+                raise OperationFailed("withdrawing", "once")
+            await withdraw(name)
+
+        monkeypatch.setattr(node._hosting, "withdraw", fails_once)
+        await resize_keyspace(hr.log, hr.settings, Sums, 3)
+        assert await sums.ask(More("k"), timeout_s=30) == 2
 
 
 async def test_a_keyspace_that_nobody_has_served_is_not_resized(tmp_path: Path) -> None:
