@@ -122,7 +122,10 @@ class RawConsumer:
         }
 
     def consume(self, topic: str, ranges: dict[int, tuple[int, int]]) -> int:
-        """Read each partition from its start up to, not including, its end; returns how many records there were."""
+        """Read each partition from its start up to, not including, its end; returns how many records there were.
+
+        Key, value, headers and timestamp of each record are taken: the driver decodes them only when asked.
+        """
         left = {partition: end for partition, (start, end) in ranges.items() if start < end}
         self._consumer.assign([TopicPartition(topic, partition, ranges[partition][0]) for partition in left])
         deadline = time.monotonic() + TIMEOUT_S
@@ -145,7 +148,9 @@ class RawConsumer:
             end = left.get(message.partition())
             if end is None:
                 continue
-            count += is_record and message.offset() < end
+            if is_record and message.offset() < end:
+                message.key(), message.value(), message.headers(), message.timestamp()
+                count += 1
             # What ends a partition is a record, or its end itself where a transaction's marker is the last.
             if message.offset() >= end - is_record:
                 del left[message.partition()]
