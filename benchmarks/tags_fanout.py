@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
-from prometheus_client import REGISTRY
 
-from benchmarks.harness import Bench, BenchFailed, Contest, Measure, Readings, Stage, at_most, p50
+from benchmarks.harness import Bench, BenchFailed, Contest, Measure, Readings, Stage, at_most, p50, p99
 from benchmarks.workloads.journals import ground, opened
+from benchmarks.workloads.tagged import marks_written
 from headrace.app import Headrace
 from headrace.journal import Journal
 from headrace.model import Event
@@ -60,11 +60,11 @@ class FanoutContest:
                 first_s = time.perf_counter() - began_s
                 idle = await _idle_cpu()
                 costs = {"threads": float(_threads() - threads), "files": float(_files() - files)}
-                before = _marks()
+                before = marks_written()
                 await self._append_steadily(self._tags())
                 for _ in range(self._count):
                     await reached.acquire()
-                marks = (_marks() - before) / self._count
+                marks = (marks_written() - before) / self._count
         finally:
             for task in reading:
                 task.cancel()
@@ -75,7 +75,7 @@ class FanoutContest:
             "idle_cpu_percent": idle,
             "first_event_s": first_s,
             "lag_p50_ms": p50(lags),
-            "lag_p99_ms": _p99(lags),
+            "lag_p99_ms": p99(lags),
             "marks_per_event": marks,
         }
 
@@ -106,7 +106,7 @@ class FanoutContest:
             "idle_cpu_percent": idle,
             "first_event_s": first_s,
             "lag_p50_ms": p50(lags),
-            "lag_p99_ms": _p99(lags),
+            "lag_p99_ms": p99(lags),
         }
 
     def _consume(self, consumer: Any) -> None:  # noqa: ANN401
@@ -163,26 +163,12 @@ async def _idle_cpu() -> float:
     return 100 * (time.process_time() - used_s) / (time.perf_counter() - began_s)
 
 
-def _p99(seconds: list[float]) -> float:
-    """Return the 99th percentile in milliseconds."""
-    return sorted(seconds)[int(len(seconds) * 0.99)] * 1000
-
-
 def _threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
 def _files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def _marks() -> float:
-    return sum(
-        sample.value
-        for metric in REGISTRY.collect()
-        for sample in metric.samples
-        if sample.name == "headrace_tags_marks_total"
-    )
 
 
 @asynccontextmanager

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 from confluent_kafka import Consumer, TopicPartition
-from prometheus_client import REGISTRY
 
-from benchmarks.harness import Bench, BenchFailed, Contest, Measure, Readings, Stage, at_most, p50, stopwatch
+from benchmarks.harness import Bench, BenchFailed, Contest, Measure, Readings, Stage, at_most, p50, p99, stopwatch
 from benchmarks.workloads.journals import ground, opened
+from benchmarks.workloads.tagged import marks_written
 from headrace.app import Headrace
 from headrace.journal import Journal
 from headrace.model import Event
@@ -35,12 +35,12 @@ class LagContest:
     async def work(self) -> Readings:
         """Append, and wait for the query."""
         seen: list[float] = []
-        before = _marks()
+        before = marks_written()
         async with aclosing(self._hr.events_by_tag(TAG, live=True, after=await self._end())) as events:
             await self._see(events)  # the query is running now
             seen += [await self._see(events) for _ in range(self._count)]
-        marks = (_marks() - before) / (self._count + 1)
-        return {"lag_p50_ms": p50(seen), "lag_p99_ms": _p99(seen), "marks_per_event": marks}
+        marks = (marks_written() - before) / (self._count + 1)
+        return {"lag_p50_ms": p50(seen), "lag_p99_ms": p99(seen), "marks_per_event": marks}
 
     async def bound(self) -> Readings:
         """Append, and wait for a consumer of the partition."""
@@ -60,7 +60,7 @@ class LagContest:
                 seen.append(watch.seconds)
         finally:
             consumer.close()
-        return {"lag_p50_ms": p50(seen), "lag_p99_ms": _p99(seen)}
+        return {"lag_p50_ms": p50(seen), "lag_p99_ms": p99(seen)}
 
     async def _see(self, events: AsyncIterator[object]) -> float:
         with stopwatch() as watch:
@@ -78,20 +78,6 @@ class LagContest:
         async for event in self._hr.events_by_tag(TAG):
             last = str(event.tag_offset)
         return last
-
-
-def _p99(seconds: list[float]) -> float:
-    """Return the 99th percentile in milliseconds."""
-    return sorted(seconds)[int(len(seconds) * 0.99)] * 1000
-
-
-def _marks() -> float:
-    return sum(
-        sample.value
-        for metric in REGISTRY.collect()
-        for sample in metric.samples
-        if sample.name == "headrace_tags_marks_total"
-    )
 
 
 @asynccontextmanager

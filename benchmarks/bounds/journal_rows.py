@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cassandra import ConsistencyLevel
-from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
 from cassandra.concurrent import execute_concurrent_with_args
-from cassandra.policies import DCAwareRoundRobinPolicy, TokenAwarePolicy
-from cassandra.query import tuple_factory
 
+from benchmarks.bounds.cassandra_sessions import raw_cluster
 from benchmarks.harness import BenchFailed
 from headrace.store.cassandra.columns import EVENT, selected
 
@@ -25,16 +22,7 @@ class JournalRows:
     """The columns that the journal itself reads, of journals that fit into their first segment."""
 
     def __init__(self, host: str, port: int, keyspace: str) -> None:
-        profile = ExecutionProfile(
-            load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy()),
-            consistency_level=ConsistencyLevel.LOCAL_QUORUM,
-            row_factory=tuple_factory,
-            request_timeout=TIMEOUT_S,
-        )
-        # Version 5 of the protocol adds checksums, which are slow in Python; the bound does without them.
-        self._cluster = Cluster(
-            [host], port=port, protocol_version=4, execution_profiles={EXEC_PROFILE_DEFAULT: profile}
-        )
+        self._cluster = raw_cluster(host, port)
         self._session = self._cluster.connect()
         self._select = self._session.prepare(SELECT.format(keyspace))
 

@@ -7,15 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from multiprocessing.connection import Connection
-from threading import Semaphore
 from typing import Any
 from uuid import UUID
 
-from cassandra import ConsistencyLevel
-from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
-from cassandra.policies import DCAwareRoundRobinPolicy, TokenAwarePolicy
-from cassandra.query import BatchStatement, BatchType, tuple_factory
+from cassandra.query import BatchStatement, BatchType
 
+from benchmarks.bounds.cassandra_sessions import execute_all, raw_cluster
 from benchmarks.harness import BenchFailed
 from benchmarks.workloads.events import events
 from headrace.config import CassandraStoreSettings
@@ -95,15 +92,7 @@ class _Table:
     """The connection of one process."""
 
     def __init__(self, host: str, port: int, keyspace: str) -> None:
-        profile = ExecutionProfile(
-            load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy()),
-            consistency_level=ConsistencyLevel.LOCAL_QUORUM,
-            row_factory=tuple_factory,
-            request_timeout=60,
-        )
-        self._cluster = Cluster(
-            [host], port=port, protocol_version=4, execution_profiles={EXEC_PROFILE_DEFAULT: profile}
-        )
+        self._cluster = raw_cluster(host, port)
         self._session = self._cluster.connect()
         self._settings = CassandraStoreSettings()
         columns = ", ".join(EVENT)
@@ -141,20 +130,7 @@ class _Table:
 
     def execute(self, statements: Iterator[Any], *, in_flight: int) -> None:
         """Execute all statements, with a limited number in flight."""
-        free = Semaphore(in_flight)
-        failures: list[BaseException] = []
-
-        def failed(error: BaseException) -> None:
-            failures.append(error)
-            free.release()
-
-        for statement in statements:
-            free.acquire()
-            self._session.execute_async(statement).add_callbacks(lambda _: free.release(), failed)
-        for _ in range(in_flight):
-            free.acquire()
-        if failures:
-            raise BenchFailed(str(failures[0]))
+        execute_all(self._session, statements, in_flight=in_flight)
 
     def close(self) -> None:
         """Close the connections."""

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Semaphore
 from typing import Any
 
-from cassandra import ConsistencyLevel
-from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
-from cassandra.policies import DCAwareRoundRobinPolicy, TokenAwarePolicy
-from cassandra.query import BatchStatement, BatchType, tuple_factory
+from cassandra.query import BatchStatement, BatchType
 
-from benchmarks.harness import BenchFailed
+from benchmarks.bounds.cassandra_sessions import execute_all, raw_cluster
 from headrace.store import TagRow
 from headrace.store.cassandra.tags import ROW, row_values
 from headrace.store.cassandra.writer import cut_groups
@@ -28,15 +24,7 @@ class TagRows:
     """The columns that the views themselves write and read."""
 
     def __init__(self, host: str, port: int, keyspace: str) -> None:
-        profile = ExecutionProfile(
-            load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy()),
-            consistency_level=ConsistencyLevel.LOCAL_QUORUM,
-            row_factory=tuple_factory,
-            request_timeout=TIMEOUT_S,
-        )
-        self._cluster = Cluster(
-            [host], port=port, protocol_version=4, execution_profiles={EXEC_PROFILE_DEFAULT: profile}
-        )
+        self._cluster = raw_cluster(host, port)
         self._session = self._cluster.connect()
         columns = ", ".join(ROW)
         marks = ", ".join("?" * (len(ROW) + 2))
@@ -48,20 +36,7 @@ class TagRows:
 
     def write(self, rows: Sequence[TagRow]) -> None:
         """Write rows in unlogged batches of one bucket, some in flight."""
-        free = Semaphore(IN_FLIGHT)
-        failures: list[BaseException] = []
-
-        def failed(error: BaseException) -> None:
-            failures.append(error)
-            free.release()
-
-        for batch in self._batches(rows):
-            free.acquire()
-            self._session.execute_async(batch).add_callbacks(lambda _: free.release(), failed)
-        for _ in range(IN_FLIGHT):
-            free.acquire()
-        if failures:
-            raise BenchFailed(f"Cassandra refused {len(failures)} batches: {failures[0]}")
+        execute_all(self._session, self._batches(rows), in_flight=IN_FLIGHT)
 
     def select(self, tag: str, buckets: Sequence[int], *, page_size: int) -> int:
         """Read a tag's rows page by page; returns how many there were."""

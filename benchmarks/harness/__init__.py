@@ -6,7 +6,7 @@ Does not promise: that figures of two runs, or two machines, can be compared; th
 
 from benchmarks.harness.bench import Bench, Contest, Measure, Readings, Stage, Target, at_least, at_most
 from benchmarks.harness.figures import BenchFailed, Figure
-from benchmarks.harness.stopwatch import Stopwatch, p50, stopwatch
+from benchmarks.harness.stopwatch import Stopwatch, p50, p99, stopwatch
 
 __all__ = [
     "Bench",
@@ -21,5 +21,6 @@ __all__ = [
     "at_least",
     "at_most",
     "p50",
+    "p99",
     "stopwatch",
 ]

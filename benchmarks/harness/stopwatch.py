@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 
-__all__ = ["Stopwatch", "p50", "stopwatch"]
+__all__ = ["Stopwatch", "p50", "p99", "stopwatch"]
 
 
 class Stopwatch:
@@ -35,3 +35,8 @@ def stopwatch() -> Iterator[Stopwatch]:
 def p50(seconds: Sequence[float]) -> float:
     """Return the median in milliseconds."""
     return median(seconds) * 1000
+
+
+def p99(seconds: Sequence[float]) -> float:
+    """Return the 99th percentile in milliseconds."""
+    return sorted(seconds)[int(len(seconds) * 0.99)] * 1000

@@ -1,15 +1,17 @@
-"""Tagged events as replication hands them to the views, without a log in the way."""
+"""Tagged events as replication hands them to the views, without a log in the way, and the Marks of live queries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from uuid import UUID
 
+from prometheus_client import REGISTRY
+
 from benchmarks.workloads.events import events
 from headrace.protocol.key_writes import KeyFold
 from headrace.store import EventRow
 
-__all__ = ["TAGS", "folds"]
+__all__ = ["TAGS", "folds", "marks_written"]
 
 TAGS = ("red", "green", "blue")
 NOW_MS = 1_790_000_000_000
@@ -44,4 +46,14 @@ def _row(offset: int, payload: bytes) -> EventRow:
         tags=TAGS,
         payload_type="binary",
         payload=payload,
+    )
+
+
+def marks_written() -> float:
+    """Return how many Marks the queries of this process have written."""
+    return sum(
+        sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name == "headrace_tags_marks_total"
     )
