@@ -204,8 +204,11 @@ class SeamReader:
         return list(await asyncio.gather(*(self.known(facts, layout, at) for at in places)))
 
     async def _layouts(self, facts: TagFacts) -> dict[str, Layout]:
-        layouts = await asyncio.gather(*(read_layout(self._store, topic) for topic in facts.topics))
-        return {topic: layout for topic, layout in zip(facts.topics, layouts, strict=True) if layout is not None}
+        """Return the layouts of the topics that have one: a single request, as there may be hundreds."""
+        prefix = layout_key("")
+        stored = await self._store.settings.all(prefix)
+        of_topics = {key.removeprefix(prefix): layout for key, layout in stored.items()}
+        return {topic: decode_layout(of_topics[topic]) for topic in facts.topics if topic in of_topics}
 
 
 def _order_of(facts: TagFacts) -> dict[str, int]:
