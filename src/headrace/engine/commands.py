@@ -13,6 +13,7 @@ from headrace.engine.models import Engine
 from headrace.engine.records import AggregateRecord
 from headrace.engine.results import CommandResult, Failed, Rejected, Success
 from headrace.errors import BadArgument, HeadraceError, NotReadable, OperationFailed
+from headrace.model import MAX_SEQ_NR
 from headrace.protocol import check_id, check_text
 from headrace.state import RESERVED_PREFIX, BatchName, ValueCodec, parse_batch
 
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 _MAX_COMMAND_ID_BYTES = 1024
+_SINCE_AT_MOST = 40
 
 
 class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="command"):
@@ -199,16 +201,23 @@ def check_request(request: CommandRequest) -> None:
     check_aggregate_id(request.aggregate)
     if request.command_id is not None:
         check_text("command_id", request.command_id, least=1, most=_MAX_COMMAND_ID_BYTES)
-    if request.expected_version is not None and request.expected_version < 0:
-        raise BadArgument("expected_version", request.expected_version, "versions begin with 0, which is no aggregate")
+    if request.expected_version is not None:
+        check_version(request.expected_version)
+
+
+def check_version(version: object) -> None:
+    """Raise BadArgument for what no aggregate can be at."""
+    if type(version) is not int or not 0 <= version <= MAX_SEQ_NR:
+        raise BadArgument("expected_version", version, f"versions go from 0, which is no aggregate, to {MAX_SEQ_NR}")
 
 
 def since_of(text: str | None) -> BatchName | None:
     """Return the batch that a reply's `since` names. Raises BadArgument."""
     if text is None:
         return None
-    name = parse_batch(text.encode())
-    if name is None:
+    is_short = isinstance(text, str) and text.isascii() and len(text) <= _SINCE_AT_MOST
+    name = parse_batch(text.encode()) if is_short else None
+    if name is None or max(name) > MAX_SEQ_NR:
         raise BadArgument("since", text, "it is what a reply or a read gave, such as '3:17'")
     return name
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import BadArgument, NotReadable, NotStorable
+from headrace.protocol import check_finite
 
 __all__ = ["TypedJson"]
 
@@ -52,7 +53,14 @@ class TypedJson:
 
     def encode(self, value: Any) -> tuple[str, bytes]:  # noqa: ANN401
         """Return the class's name and the value's JSON. Raises NotStorable."""
-        return type(value).__name__, _encode(self._builtins(value))
+        builtins = self._builtins(value)
+        try:
+            data = _encode(builtins)
+            if b"null" in data:
+                check_finite(builtins)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise self._not_storable(value, error) from error
+        return type(value).__name__, data
 
     def decode(self, name: str, data: bytes) -> Any:  # noqa: ANN401
         """Return the value. Raises NotReadable."""
@@ -66,16 +74,22 @@ class TypedJson:
         return [self._kinds[name] for name in names if name in self._kinds]
 
     def _builtins(self, value: Any) -> Any:  # noqa: ANN401
+        """Return the value as plain objects that can be read back: a dataclass does not check its fields itself."""
         try:
-            return msgspec.to_builtins(value)
+            builtins = msgspec.to_builtins(value, str_keys=True)
+            msgspec.convert(builtins, self._kinds.get(type(value).__name__, Any), str_keys=True)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise NotStorable(f"the {self._what}", type(value).__name__, f"JSON does not take it: {error}") from error
+            raise self._not_storable(value, error) from error
+        return builtins
+
+    def _not_storable(self, value: Any, error: Exception) -> NotStorable:  # noqa: ANN401
+        return NotStorable(f"the {self._what}", type(value).__name__, f"JSON does not take it: {error}")
 
     def _value(self, name: Any, data: Any) -> Any:  # noqa: ANN401
         kind = self._kinds.get(name)
         if kind is None:
             raise NotReadable(f"the {self._what}", str(name), f"its class is not one of {', '.join(self.names)}")
         try:
-            return msgspec.convert(data, kind)
+            return msgspec.convert(data, kind, str_keys=True)
         except msgspec.ValidationError as error:
             raise NotReadable(f"the {self._what}", str(name), str(error)) from error

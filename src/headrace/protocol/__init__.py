@@ -44,6 +44,7 @@ from headrace.protocol.limits import (
 from headrace.protocol.payloads import (
     AppendValue,
     Encoded,
+    check_finite,
     checked_json,
     decode_payload,
     encode_binary_events,
@@ -95,6 +96,7 @@ __all__ = [
     "check_events",
     "check_expected",
     "check_expiry",
+    "check_finite",
     "check_id",
     "check_option",
     "check_payloads",

@@ -21,6 +21,7 @@ __all__ = [
     "AppendValue",
     "Encoded",
     "binary_event",
+    "check_finite",
     "checked_json",
     "decode_payload",
     "decode_value",
@@ -195,11 +196,11 @@ def encode_json(value: object) -> bytes:
     raw.decode()
     _decode_raw(raw)  # raw JSON inside the value was copied without a check
     if b"null" in raw:
-        _check_finite(value)
+        check_finite(value)
     return checked_json(raw)
 
 
-def _check_finite(value: object) -> None:
+def check_finite(value: object) -> None:
     """Raise ValueError for numbers that JSON does not have: they would be read as null."""
     left = [msgspec.to_builtins(value)]
     while left:

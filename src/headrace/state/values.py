@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import msgspec
 
 from headrace.errors import BadArgument, NotReadable, NotStorable
+from headrace.protocol import check_finite
 from headrace.serde import Registry, Serde, schema_id_of, subject_of
 
 __all__ = ["AvroValues", "BytesValues", "IntValues", "JsonValues", "TextValues", "ValueCodec", "codec_of", "values_of"]
@@ -103,11 +104,19 @@ class JsonValues(_Plain, Generic[V]):
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
 
     def encode(self, value: V) -> bytes:
-        """Return the value as JSON, the fields of objects sorted."""
+        """Return the value as JSON, the fields of objects sorted.
+
+        What could not be read back is refused: a dataclass does not check its fields itself.
+        """
         try:
-            return self._encoder.encode(value)
+            # Keys that are numbers become texts, as the sorted form needs them.
+            data = self._encoder.encode(msgspec.to_builtins(value, str_keys=True))
+            self._decoder.decode(data)
+            if b"null" in data:
+                check_finite(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise NotStorable("the value", shown(value), f"JSON does not take it: {error}") from error
+        return data
 
     def decode(self, data: bytes) -> V:
         """Return the value."""

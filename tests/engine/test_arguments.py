@@ -1,0 +1,125 @@
+"""Whatever callers and handlers give: a typed error and nothing done, or something that can be read back."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.engine import Aggregate, Engine
+from headrace.errors import BadArgument, CommandFailed, NotStorable
+from headrace.testing.engines import EngineHarness
+
+
+@dataclass
+class Document:
+    """A dataclass: it checks nothing itself."""
+
+    any: Any = None
+    whole: int = 0
+    number: float = 0.0
+    text: str = ""
+    names: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass
+class Write:
+    document: Document
+
+
+@dataclass
+class WriteHeld:
+    """Write what stands in HELD, which no command could carry."""
+
+    name: str
+
+
+@dataclass
+class Written:
+    document: Document
+
+
+HELD: dict[str, Document] = {
+    "another type": Document(whole="x"),  # type: ignore[arg-type]
+    "a fraction": Document(whole=1.5),  # type: ignore[arg-type]
+    "not a number": Document(number=float("nan")),
+    "infinite": Document(any={"a": [float("inf")]}),
+    "half a character": Document(text="\ud800"),
+    "an object": Document(any=object()),
+}
+
+
+def documents_engine() -> Engine[Document]:
+    documents = Engine("documents", state=Document, partitions=1)
+
+    @documents.command
+    def write(document: Document | None, command: Write) -> Written:
+        return Written(command.document)
+
+    @documents.command
+    def write_held(document: Document | None, command: WriteHeld) -> Written:
+        return Written(HELD[command.name])
+
+    @documents.event
+    def written(document: Document | None, event: Written) -> Document:
+        return event.document
+
+    return documents
+
+
+no_versions = st.sampled_from([-1, True, 1.0, float("nan"), "1", b"1", object(), (), 1 << 63, 1 << 5000])
+no_sinces = st.sampled_from(["", "1", "a:b", "1:-1", "١:٢", "\ud800", 5, b"1:1", (1, 1), "9" * 30 + ":1", "1:" * 3000])
+no_ids = st.sampled_from(["", "\ud800", "x" * 5000, 5, b"x", object()])
+
+
+async def test_wrong_arguments_are_refused_and_nothing_is_done() -> None:
+    """Whatever is given as a version, a since or an id, the error names it."""
+    async with EngineHarness(documents_engine()) as harness:
+        aggregate = harness.aggregate("a")
+
+        @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+        @given(st.data())
+        def check(data: st.DataObject) -> None:
+            name, values = data.draw(
+                st.sampled_from([("expected_version", no_versions), ("since", no_sinces), ("command_id", no_ids)])
+            )
+            wrong: dict[str, Any] = {name: data.draw(values)}
+            asked.append(wrong)
+
+        asked: list[dict[str, Any]] = []
+        await asyncio.to_thread(check)
+        for wrong in asked:
+            with pytest.raises(BadArgument):
+                await aggregate.send(Write(Document()), **wrong)
+        assert (await aggregate.read()).version == 0
+
+
+@pytest.mark.parametrize("name", HELD)
+async def test_what_could_not_be_read_back_is_not_written(name: str) -> None:
+    """A value that fits no schema fails its command: an aggregate that can't be loaded would refuse all later ones."""
+    async with EngineHarness(documents_engine()) as harness:
+        aggregate = harness.aggregate("a")
+        with pytest.raises(NotStorable):
+            await aggregate.send(Write(HELD[name]))
+        with pytest.raises(CommandFailed) as failed:
+            await aggregate.send(WriteHeld(name))
+        assert failed.value.stage == "serialization"
+        await _still_works(aggregate)
+
+
+async def test_keys_that_are_numbers_are_carried() -> None:
+    """A dictionary by number is JSON with texts as keys, and comes back with numbers."""
+    async with EngineHarness(documents_engine()) as harness:
+        done = await harness.aggregate("a").send(Write(Document(names={2: "b", 1: "a"})))
+        assert done.state == Document(names={1: "a", 2: "b"})
+        assert await harness.aggregate("a").state() == done.state
+
+
+async def _still_works(aggregate: Aggregate[Document]) -> None:
+    assert (await aggregate.read()).version == 0
+    await aggregate.send(Write(Document(text="fine")))
+    assert (await aggregate.read()).version == 1
