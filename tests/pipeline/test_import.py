@@ -126,6 +126,20 @@ async def test_a_second_import_writes_nothing(place: Place) -> None:
     assert await place.numbers("a") == [1, 2, 3, 4, 5, 6]
 
 
+async def test_an_engine_that_claims_the_topic_meanwhile_is_its_only_writer(place: Place) -> None:
+    """N38: an import that began before stops at its next rows."""
+    importing = place.importing()
+    try:
+        await importing.take(rows("a", 1, 2))
+        await change_terms(place.store.settings, TOPIC, lambda terms: TopicTerms(engine="bank"))
+        await asyncio.sleep(2 * LEASE_S)
+        with pytest.raises(TopicClaimed, match="bank"):
+            await importing.take(rows("a", 3, 4))
+    finally:
+        await importing.close()
+    assert await place.numbers("a") == [1, 2]
+
+
 class Rival:
     """A log that lets another writer append first, at the moment when an import writes."""
 

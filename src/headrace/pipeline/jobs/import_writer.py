@@ -118,7 +118,7 @@ class PartitionImport:
         """Append the rows that the journals lack, and compare the others.
 
         Raises TargetDiffers if a journal has something else under a row's number, BadArgument for a row that no journal
-        can hold, TopicShared, JournalHeld.
+        can hold, TopicShared, TopicClaimed, JournalHeld.
         """
         if await self._topology.is_shared():
             raise TopicShared(self._topic, "importing")
@@ -217,6 +217,7 @@ class PartitionImport:
         if not wave:
             return set()
         routes = {id_: await self._topology.find_route(id_) for id_ in wave}
+        self._topology.check_unclaimed("importing")
         if any(routed.route.generation != self._generation for routed in routes.values()):
             self._forget_all(-1)  # the topic grew since the journals were looked at
             return set()
