@@ -93,15 +93,19 @@ class Headrace:
         live: bool = False,
         read_only: bool = False,
         skip_trimmed: bool = False,
+        at_least: str | None = None,
     ) -> AsyncGenerator[TaggedEvent, None]:
         """Yield a tag's events of all journals, each once, in one order; with `live` also those that come later.
 
         With several tags, all their events; an event with more than one of the tags comes once.
         The query starts after `after`: an event's `tag_offset`, the text of one, or a time. With `read_only` nothing
         is written to the log, and events may wait for idle partitions. If events after the start were removed because
-        of their age, it raises TagTrimmed; with `skip_trimmed` it starts behind them.
+        of their age, it raises TagTrimmed; with `skip_trimmed` it starts behind them. With `at_least`, the consistency
+        token of a write, it does not end before what was written.
         """
-        return self.tags.events(tag, after=after, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
+        return self.tags.events(
+            tag, after=after, live=live, read_only=read_only, skip_trimmed=skip_trimmed, at_least=at_least
+        )
 
     def project(
         self, projection: Projection, *, worker: int | None = None, workers: int | None = None

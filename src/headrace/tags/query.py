@@ -9,8 +9,8 @@ from functools import partial
 
 from headrace.config import TagSettings
 from headrace.errors import BadArgument, OffsetOutOfRange, TagBuilding, Unavailable, UnknownTopic
-from headrace.log import Log
-from headrace.model import TopicPartition
+from headrace.log import Log, wait_for_token
+from headrace.model import ConsistencyToken, TopicPartition
 from headrace.observe import get_logger
 from headrace.protocol import check_tag
 from headrace.runtime import SYSTEM_CLOCK, Backoff
@@ -35,6 +35,7 @@ __all__ = ["TagQueries"]
 _logger = get_logger(__name__)
 
 _DAY_MS = 86_400_000
+_TOKEN_TIMEOUT_S = 70.0  # as for reads: how long a transaction lasts, and how often brokers look for expired ones
 _AGAIN = Backoff(first_s=0.1, limit_s=5.0)
 
 
@@ -69,6 +70,7 @@ class TagQueries:
         live: bool = False,
         read_only: bool = False,
         skip_trimmed: bool = False,
+        at_least: str | None = None,
     ) -> AsyncGenerator[TaggedEvent, None]:
         """Yield a tag's events after an offset: those that exist now, or with `live` also all that come.
 
@@ -79,9 +81,14 @@ class TagQueries:
         At most a page is fetched ahead. With `read_only` no Marks are written, and events wait until other processes
         write into idle partitions. A live query continues automatically after any outage of the log or the store.
         TagTrimmed is raised if events after the offset were removed because of their age; with `skip_trimmed` the
-        query begins behind them.
-        Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap, TagBuilding, TagTrimmed.
+        query begins behind them. With the consistency token `at_least` it does not end before the records that the
+        token names, also if open transactions hide them at first.
+        Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap, TagBuilding, TagTrimmed; for the token BadToken,
+        TokenOfOtherTopic, TokenAhead, TimedOut.
         """
+        if at_least is not None:
+            found = self.events(tag, after=after, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
+            return self._once_visible(ConsistencyToken.parse(at_least), found)
         tags, start = _tags_of(tag), after_of(after)
         if len(tags) == 1:
             return self.watched(tags[0], start, NO_WATCH, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
@@ -102,6 +109,15 @@ class TagQueries:
         """Yield a tag's events for a query of several tags, which asks through the watch how far this one is."""
         marker = self._silent_marker if read_only else self._marker
         return _Query(self, tag, after, marker, is_live=live, watch=watch, skips_trimmed=skip_trimmed).events()
+
+    async def _once_visible(
+        self, token: ConsistencyToken, events: AsyncGenerator[TaggedEvent, None]
+    ) -> AsyncGenerator[TaggedEvent, None]:
+        """Yield the events of a query that begins, and so looks for the log's ends, when a token can be seen."""
+        async with contextlib.aclosing(events):
+            await wait_for_token(self._log, token, timeout_s=_TOKEN_TIMEOUT_S)
+            async for event in events:
+                yield event
 
     async def tags(self) -> list[str]:
         """Return all tags of replicated events."""
