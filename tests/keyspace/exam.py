@@ -30,6 +30,7 @@ from tests.keyspace.setting import Served, new_key
 from headrace.errors import (
     AskCycle,
     BadArgument,
+    BadToken,
     MessageIdReused,
     NotStorable,
     NotUnique,
@@ -38,10 +39,13 @@ from headrace.errors import (
     RequestFailed,
     StateConflict,
     TimedOut,
+    TokenAhead,
+    TokenOfOtherTopic,
     UnknownMessage,
     WritesInRead,
 )
 from headrace.keyspace import NO_VALUE, KeyspaceClient
+from headrace.model import ConsistencyToken, combine_tokens
 from headrace.testing.conformance.log_setting import eventually, new_topic, read_all
 
 
@@ -71,6 +75,33 @@ class KeyspaceExam:
         assert (await accounts.prefix("entries", key, after=(key, 1))).items == [((key, 2), 7)]
         assert await accounts.count("entries") == before + 2
         assert [value async for at, value in accounts.items("balances") if at == key] == [12]
+
+    async def test_writes_reads_and_replies_carry_tokens(self, accounts: KeyspaceClient) -> None:
+        """Every token is accepted by a later read of what it was given for, and combined ones are; others are refused."""
+        key = new_key()
+        put = await accounts.put("balances", key, 5)
+        asked = await accounts.ask_with_token(Deposit(key, 7), message_id=key)
+        assert asked.reply == 12
+        assert {place.topic for place in ConsistencyToken.parse(asked.token).places} == {
+            "accounts-balances",
+            "accounts-entries",
+        }
+        repeated = await accounts.ask_with_token(Deposit(key, 7), message_id=key)
+        audited = await accounts.ask_with_token(Audit(key))
+        read = await accounts.read("balances", key)
+        for token in (put.token, asked.token, repeated.token, audited.token, read.token):
+            assert await accounts.get("balances", key, at_least=combine_tokens(token, put.token)) == 12
+        deleted = await accounts.delete("balances", key)
+        assert await accounts.get("balances", key, at_least=deleted.token) is None
+        (place,) = ConsistencyToken.parse(deleted.token).places
+        for wrong, error in (
+            (place._replace(offset=place.offset + 1_000_000), TokenAhead),
+            (place._replace(topic_id="another"), TokenOfOtherTopic),
+        ):
+            with pytest.raises(error):
+                await accounts.get("balances", key, at_least=str(ConsistencyToken.of([wrong])))
+        with pytest.raises(BadToken):
+            await accounts.get("balances", key, at_least=deleted.token[:-1])
 
     async def test_reads_in_a_loop_let_others_have_their_turns(self, accounts: KeyspaceClient) -> None:
         """A caller on the owner's node need not wait for anything; the lease is renewed all the same."""

@@ -26,6 +26,7 @@ from headrace.state import (
     StateWrite,
     Subscription,
     UnitOfWork,
+    place_of,
 )
 
 __all__ = ["change_page", "count_keys", "find_by_index", "put_value", "read_page", "read_value"]
@@ -36,9 +37,8 @@ def read_value(unit: UnitOfWork, replica: StateReplica, asked: GetValue) -> RawR
     value = unit.get(replica, asked.key)
     written = unit.seen.get((replica, asked.key))
     complete = replica.complete_offset
-    return RawRead(
-        value, None if value is None else written, None if complete is None else complete - 1, replica.age_ms
-    )
+    offset = None if complete is None else complete - 1
+    return RawRead(value, None if value is None else written, offset, replica.age_ms, place_of(replica))
 
 
 def read_page(unit: UnitOfWork, replica: StateReplica, asked: ReadPage) -> RawPage:
