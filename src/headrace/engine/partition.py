@@ -22,6 +22,7 @@ from headrace.engine.handling import CommandHandling
 from headrace.engine.housekeeping import EngineHousekeeping
 from headrace.engine.ports import PartitionOwner
 from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, decode_floor
+from headrace.engine.tokens import PartitionTokens
 from headrace.errors import (
     BadArgument,
     Busy,
@@ -38,7 +39,7 @@ from headrace.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from headrace.model import NewRecord, Position, TopicPartition
+from headrace.model import ConsistencyToken, NewRecord, Position, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff, BootMoment, Clock, crash_point, moment_of
 from headrace.state import BatchName, StatePartition
@@ -56,10 +57,11 @@ _REFUSED_BY_THE_LOG = (BadArgument, Forbidden, RecordTooLarge, TimestampTooFarAh
 
 
 class CommittedAggregate(NamedTuple):
-    """A committed record of an aggregate, None if it has none, and the newest committed batch."""
+    """A committed record of an aggregate, None if it has none, the newest committed batch, and the token of both."""
 
     record: AggregateRecord | None
     since: BatchName
+    token: str = ""
 
 
 class EnginePartition(Generic[S]):
@@ -70,7 +72,13 @@ class EnginePartition(Generic[S]):
     """
 
     def __init__(
-        self, handling: CommandHandling[S], states: StatePartition, *, node: str, clock: Clock = SYSTEM_CLOCK
+        self,
+        handling: CommandHandling[S],
+        states: StatePartition,
+        *,
+        node: str,
+        clock: Clock = SYSTEM_CLOCK,
+        tokens: PartitionTokens | None = None,
     ) -> None:
         self._handling = handling
         self._engine = handling.engine
@@ -78,6 +86,7 @@ class EnginePartition(Generic[S]):
         self._replica = states.replicas[self._engine.name]
         self._node = node
         self._clock = clock
+        self._tokens = tokens or PartitionTokens(self._replica)
         self._loop = asyncio.get_running_loop()
         self._owner: PartitionOwner | None = None
         self._running: asyncio.Task[None] | None = None
@@ -148,6 +157,7 @@ class EnginePartition(Generic[S]):
             except Unavailable as error:
                 await self._pause(failures, error)
         self._states.own(_NoOtherWriter(self._engine.name), is_held=True)
+        self._tokens.begin()
         # Below every batch of this epoch, and above every batch of those before.
         self._last = BatchName(epoch, 0)
         self._queue.begin(epoch, self._stored_floor())
@@ -164,8 +174,9 @@ class EnginePartition(Generic[S]):
         asked = decode_request(request.payload)
         if isinstance(asked, CommandRequest):
             return encode_answer(await self.submit(asked, deadline_s=deadline_s, attempt=request.attempt))
-        read = await self.read(asked.aggregate, timeout_s=max(0.0, deadline_s - self._loop.time()))
-        return encode_read(read.record, read.since)
+        timeout_s = max(0.0, deadline_s - self._loop.time())
+        read = await self.read(asked.aggregate, timeout_s=timeout_s, at_least=asked.at_least)
+        return encode_read(read.record, read.since, read.token)
 
     async def close(self) -> None:
         """Stop; callers of what was in no commit hear that nothing was done."""
@@ -207,10 +218,17 @@ class EnginePartition(Generic[S]):
             self._pending -= 1
             self._queue.remove(command)
 
-    async def read(self, aggregate: str, *, timeout_s: float) -> CommittedAggregate:
-        """Return what is committed of an aggregate, at a moment after this call began."""
+    async def read(self, aggregate: str, *, timeout_s: float, at_least: str | None = None) -> CommittedAggregate:
+        """Return what is committed of an aggregate, at a moment after this call began.
+
+        Raises BadToken, TokenOfOtherTopic or TokenAhead if the state topic can't have what the token names.
+        """
         await self._owned_by().serve_gate(timeout_s=timeout_s)
-        return CommittedAggregate(await self._stored(aggregate), self._last)
+        if at_least is not None:
+            token = ConsistencyToken.parse(at_least)
+            await self._states.check_token(self._engine.name, token, timeout_s=timeout_s)
+        record, since = await self._stored(aggregate), self._last
+        return CommittedAggregate(record, since, await self._tokens.text())
 
     # Committing.
 
@@ -262,6 +280,7 @@ class EnginePartition(Generic[S]):
         else:
             crash_point("engine.after-commit")
             metrics.COMMANDS.labels(self._engine.name, "committed").inc(len(batch.outcomes))
+            self._tokens.committed({record.topic for record in records}, committed.positions)
             self._tasks.start(self._reply(batch, committed))
             if batch.generation == self._queue.generation:
                 await self._apply(batch, _landed(records, committed.positions, self._replica.at.topic), began)
@@ -280,12 +299,22 @@ class EnginePartition(Generic[S]):
     async def _reply(self, batch: CommandBatch, committed: Committed) -> None:
         try:
             await self._owned_by().reply_gate(committed)
+            token = await self._token()
         except asyncio.CancelledError:
             self._fail(batch, OutcomeUnknown(self._engine.name, "", "its node is stopping"))
             raise
         self._states.release()
         for command, outcome, is_repeated in batch.outcomes:
-            _tell(command, outcome, batch.name, is_repeated=is_repeated)
+            _tell(command, outcome, batch.name, token, is_repeated=is_repeated)
+
+    async def _token(self) -> str:
+        """Return the token of what is committed, for as long as it takes: a reply without it could not be relied on."""
+        for failures in itertools.count(1):
+            try:
+                return await self._tokens.text()
+            except HeadraceError as error:
+                await self._pause(failures, error)
+        raise AssertionError("it is asked for without an end")
 
     def _repeat(self, batch: CommandBatch) -> None:
         """Handle a batch again that is known not to be committed, and all that was handled on top of it."""
@@ -349,6 +378,7 @@ class EnginePartition(Generic[S]):
         try:
             if generation == self._queue.generation and not self._owned_by().may_serve():
                 await self._owned_by().serve_gate(timeout_s=max(0.0, command.deadline_s - self._loop.time()))
+            since, token = self._last, await self._tokens.text()
         except HeadraceError as error:
             command.fail(error)
             return
@@ -359,7 +389,7 @@ class EnginePartition(Generic[S]):
             self._queue.again([command])
             self._watch_for_owner()
         else:
-            _tell(command, outcome, self._last, is_repeated=is_repeated)
+            _tell(command, outcome, since, token, is_repeated=is_repeated)
 
     def _give_up(self, command: PendingCommand) -> Answer:
         """Return the answer if it came in the last moment; else raise what is known about the command."""
@@ -433,11 +463,11 @@ def _landed(
     return list(zip(states, places, strict=True))
 
 
-def _tell(command: PendingCommand, outcome: Outcome, since: BatchName, *, is_repeated: bool) -> None:
+def _tell(command: PendingCommand, outcome: Outcome, since: BatchName, token: str, *, is_repeated: bool) -> None:
     if isinstance(outcome, HeadraceError):
         command.fail(outcome)
     else:
-        command.answer(Answer(outcome, since, is_repeated))
+        command.answer(Answer(outcome, since, is_repeated, token))
 
 
 class _NoOtherWriter:

@@ -11,6 +11,7 @@ empty text. Each token has exactly one text, so that equal tokens are equal text
 from __future__ import annotations
 
 import binascii
+import functools
 import re
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -78,17 +79,7 @@ class ConsistencyToken(msgspec.Struct, frozen=True):
         """Return the token that the text stands for. Raises BadToken."""
         if not isinstance(text, str):
             raise BadToken(f"it is no text, but of type {type(text).__name__}")
-        if not text:
-            return cls()
-        if len(text) > _MAX_CHARS:
-            raise BadToken(f"it has {len(text)} characters, and tokens have {_MAX_CHARS} at most")
-        if not text.startswith(_PREFIX):
-            is_newer = _ANY_VERSION.match(text) is not None
-            raise BadToken("another version of Headrace made it" if is_newer else f"it does not begin with {_PREFIX!r}")
-        token = cls.of(_places_of(text.removeprefix(_PREFIX)))
-        if str(token) != text:
-            raise BadToken("it was changed on its way")
-        return token
+        return _parsed(text)
 
     def merged(self, *others: ConsistencyToken) -> ConsistencyToken:
         """Return the token of a reader that has seen what all of these name."""
@@ -105,6 +96,21 @@ class ConsistencyToken(msgspec.Struct, frozen=True):
         packed = _encode([(*topic, [part for place in group for part in place[2:]]) for topic, group in topics])
         checksum = zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES)
         return _PREFIX + urlsafe_b64encode(checksum + packed).rstrip(b"=").decode()
+
+
+@functools.lru_cache(maxsize=1024)  # a caller sends its last token with each of its reads
+def _parsed(text: str) -> ConsistencyToken:
+    if not text:
+        return ConsistencyToken()
+    if len(text) > _MAX_CHARS:
+        raise BadToken(f"it has {len(text)} characters, and tokens have {_MAX_CHARS} at most")
+    if not text.startswith(_PREFIX):
+        is_newer = _ANY_VERSION.match(text) is not None
+        raise BadToken("another version of Headrace made it" if is_newer else f"it does not begin with {_PREFIX!r}")
+    token = ConsistencyToken.of(_places_of(text.removeprefix(_PREFIX)))
+    if str(token) != text:
+        raise BadToken("it was changed on its way")
+    return token
 
 
 def _places_of(body: str) -> Iterable[TokenPlace]:
