@@ -77,7 +77,7 @@ class KeyspaceExam:
         assert [value async for at, value in accounts.items("balances") if at == key] == [12]
 
     async def test_writes_reads_and_replies_carry_tokens(self, accounts: KeyspaceClient) -> None:
-        """Every token is accepted by a later read of what it was given for, and combined ones are; others are refused."""
+        """Every token is accepted by a later read of what it was given for, alone or combined; others are refused."""
         key = new_key()
         put = await accounts.put("balances", key, 5)
         asked = await accounts.ask_with_token(Deposit(key, 7), message_id=key)

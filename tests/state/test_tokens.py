@@ -103,7 +103,7 @@ class HeldWriter(ProducerWriter):
 
 
 async def test_the_owner_waits_for_a_commit_that_a_standby_has_seen_before_it(embedded: Setting) -> None:
-    """A standby can read a record before its owner hears of the commit; a token of that read holds at the owner, too."""
+    """A standby can read a record before its owner hears of the commit; the token of that read holds at both."""
     spec = embedded.spec()
     owner = await embedded.open(spec)
     writer = HeldWriter(await embedded.writer(spec))

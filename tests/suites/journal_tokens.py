@@ -29,7 +29,9 @@ class JournalTokens(JournalSetting):
         topic_id = (await log.admin.describe(journal.topic)).topic_id
         for position in written:
             assert position is not None
-            assert ConsistencyToken.parse(position.token).places == (TokenPlace(*position[:1], topic_id, *position[1:3]),)
+            assert ConsistencyToken.parse(position.token).places == (
+                TokenPlace(*position[:1], topic_id, *position[1:3]),
+            )
             assert [event.seq_nr async for event in journal.read("k", at_least=position.token)] == [2, 3, 4]
         assert await journal.pointer("k", at_least=(await journal.purge("k")).token) is None
 

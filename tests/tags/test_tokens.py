@@ -13,6 +13,7 @@ from headrace.errors import BadToken, TimedOut, TokenAhead, TokenOfOtherTopic
 from headrace.log import Log
 from headrace.model import Bounds, ConsistencyToken, Position, TokenPlace, TopicPartition, WrittenPosition
 from headrace.tags import query
+from headrace.testing.conformance.log_setting import eventually
 
 
 class HidingLog:
@@ -67,9 +68,11 @@ class TestTokens(TagSetting):
                 await scene.read(at_least=token)
         waiting = asyncio.create_task(scene.read(at_least=token))
         looks = log.looks
-        async with asyncio.timeout(20):
-            while log.looks < looks + 3:
-                await asyncio.sleep(0)
+
+        async def has_looked() -> bool:
+            return log.looks >= looks + 3
+
+        await eventually(has_looked, every_s=0.001, what="a second look")
         assert not waiting.done()
         log.hidden = None
         assert ids(await waiting) == ["a1"]

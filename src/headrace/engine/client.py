@@ -93,9 +93,7 @@ class EngineClient(Generic[S]):
             token=answer.token,
         )
 
-    async def read(
-        self, aggregate: str, timeout_s: float | None, *, at_least: str | None = None
-    ) -> AggregateState[S]:
+    async def read(self, aggregate: str, timeout_s: float | None, *, at_least: str | None = None) -> AggregateState[S]:
         """Read what is committed of an aggregate; the engine must have committed what the token `at_least` names."""
         if at_least is not None:
             ConsistencyToken.parse(at_least)

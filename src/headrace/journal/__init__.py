@@ -33,6 +33,7 @@ from headrace.journal.retention import (
 )
 from headrace.journal.snapshots import JournalSnapshots, Snapshot
 from headrace.journal.store_claims import claim_topic, drop_other_claims
+from headrace.journal.tokens import wait_until_replicated
 from headrace.journal.topology import Topology, layout_key
 from headrace.journal.window import View, Windows, fold
 from headrace.protocol import UNCHECKED, Expected, Layout, Unchecked
@@ -82,6 +83,7 @@ __all__ = [
     "replicate_batch",
     "retention_probe",
     "time_left",
+    "wait_until_replicated",
     "why_records_expire",
     "write_mark",
 ]

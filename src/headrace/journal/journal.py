@@ -25,6 +25,7 @@ from headrace.model import (
     Payload,
     Position,
     StoredEvent,
+    TokenPlace,
     WrittenPosition,
     check_topic_name,
 )
@@ -267,6 +268,11 @@ class Journal:
             position = await self._writer.write(id_, Purge(origin=self._origin))
             self._writer.forget(id_)
             return self._written(position)
+
+    async def token_of(self, event: StoredEvent) -> str:
+        """Return the consistency token of an event that was read."""
+        place = TokenPlace(self.topic, (await self._topology.layout()).topic_id, event.partition, event.offset)
+        return str(ConsistencyToken((place,)))
 
     async def mark(self, id_: str, mark_id: str) -> int:
         """Write a Mark, which changes nothing, and return its offset."""

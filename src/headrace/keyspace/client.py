@@ -357,15 +357,21 @@ class KeyspaceClient:
         *,
         after: int | str | None = None,
         heartbeat_s: float | None = None,
+        at_least: str | None = None,
     ) -> AsyncIterator[StateChange[Any, Any]]:
         """Yield the changes of a key as they are committed, whichever node owns it at the time.
 
         Without `after` the present value comes first; with an offset or token every change after it, or, if some may be
-        missing, the present value with `is_lagged`. With `heartbeat_s` silence is broken by a heartbeat.
+        missing, the present value with `is_lagged`. With `heartbeat_s` silence is broken by a heartbeat. With the
+        consistency token `at_least` the present value is no older than what the token names.
         """
         opened = await self._state(state)
         routing, data = opened.keys.routing_bytes(key), opened.keys.encode(key)
-        async for change in self._follow(opened, lambda: self._route.partition(routing), data, key, after, heartbeat_s):
+        if at_least is not None:
+            ConsistencyToken.parse(at_least)
+        async for change in self._follow(
+            opened, lambda: self._route.partition(routing), data, key, after, heartbeat_s, at_least
+        ):
             yield change
 
     async def partition_changes(
@@ -477,13 +483,14 @@ class KeyspaceClient:
         key: Any,  # noqa: ANN401
         after: int | str | None,
         heartbeat_s: float | None,
+        token: str | None = None,
     ) -> AsyncIterator[StateChange[Any, Any]]:
         topic_id, offset = _place_of(after)
         wait_s = min(heartbeat_s or _POLL_S, _POLL_S)
         failures, loop = 0, asyncio.get_running_loop()
         heard_s = loop.time()
         while True:
-            asked = PollChanges(opened.spec.name, data, offset, topic_id, wait_s, _CHANGES)
+            asked = PollChanges(opened.spec.name, data, offset, topic_id, wait_s, _CHANGES, token)
             try:
                 page = await self._poll(partition(), asked)
                 failures, heard_s = 0, loop.time()
@@ -494,7 +501,7 @@ class KeyspaceClient:
                 await asyncio.sleep(_BACKOFF.delay_s(failures))
                 continue
             for item in page.items:
-                token = f"{page.topic_id}:{item.offset}"
+                resume = f"{page.topic_id}:{item.offset}"
                 changed = key if item.key is None or data is not None else opened.keys.decode(item.key)
                 value = await _decoded(opened.values, item.value)
                 delta = None if opened.deltas is None else await _decoded(opened.deltas, item.delta)
@@ -502,7 +509,7 @@ class KeyspaceClient:
                     changed,
                     value,
                     item.offset,
-                    token,
+                    resume,
                     item.timestamp_ms,
                     delta,
                     item.is_expiry,
@@ -510,9 +517,10 @@ class KeyspaceClient:
                     item.is_lagged,
                 )
             topic_id, offset = page.topic_id, page.offset
+            token = token if offset is None else None  # an offset says as much: the copy must have come to it
             if not page.items and page.offset is not None and heartbeat_s is not None:
-                token = f"{page.topic_id}:{page.offset}"
-                yield StateChange(None, None, page.offset, token, is_heartbeat=True, age_ms=page.age_ms)
+                resume = f"{page.topic_id}:{page.offset}"
+                yield StateChange(None, None, page.offset, resume, is_heartbeat=True, age_ms=page.age_ms)
 
     async def _poll(self, partition: int, asked: PollChanges) -> ChangesPage:
         payload = encode(asked)

@@ -113,7 +113,10 @@ class PutValue(_Operation, frozen=True):
 
 
 class PollChanges(_Operation, frozen=True):
-    """Wait for changes of a key, or of all keys, after an offset; `topic_id` says which topic the offset is of."""
+    """Wait for changes of a key, or of all keys, after an offset; `topic_id` says which topic the offset is of.
+
+    `token` is the text of a consistency token that the copy must have reached.
+    """
 
     state: str
     key: bytes | None
@@ -121,6 +124,7 @@ class PollChanges(_Operation, frozen=True):
     topic_id: str | None
     wait_s: float
     limit: int
+    token: str | None = None
 
 
 Operation: TypeAlias = Call | GetValue | ReadPage | FindByIndex | CountKeys | PutValue | PollChanges

@@ -17,6 +17,7 @@ from headrace.keyspace.messages import (
     RawRead,
     ReadPage,
 )
+from headrace.model import ConsistencyToken
 from headrace.state import (
     Heartbeat,
     PresentValue,
@@ -77,6 +78,9 @@ async def change_page(states: StatePartition, asked: PollChanges) -> ChangesPage
         raise StateOffline(replica.spec.name, "it is catching up")
     if asked.limit < 1:
         raise BadArgument("limit", asked.limit, "a page has at least one change")
+    if asked.token is not None:
+        token = ConsistencyToken.parse(asked.token)
+        await states.check_token(asked.state, token, timeout_s=asked.wait_s)
     topic_id = replica.topic.topic_id
     is_lagged = asked.topic_id is not None and asked.topic_id != topic_id
     subscription = replica.feed.subscribe(asked.key, after=asked.after, is_lagged=is_lagged, heartbeat_s=asked.wait_s)

@@ -6,7 +6,7 @@ import asyncio
 
 from headrace.errors import BadArgument, TimedOut, TokenAhead, TokenOfOtherTopic, UnknownTopic
 from headrace.log.ports import Log
-from headrace.model import Bounds, ConsistencyToken, Topic, TokenPlace, TopicPartition
+from headrace.model import Bounds, ConsistencyToken, TokenPlace, Topic, TopicPartition
 
 __all__ = ["check_token", "wait_for_token"]
 
@@ -29,7 +29,10 @@ async def wait_for_token(log: Log, token: ConsistencyToken, *, timeout_s: float)
     """
     try:
         async with asyncio.timeout(timeout_s):
-            while any(bounds.end <= place.offset for place, bounds in await _bounds_of(log, token)):
+            while True:
+                found = await _bounds_of(log, token)
+                if all(place.offset < bounds.end for place, bounds in found):
+                    return
                 await asyncio.sleep(_LOOK_AGAIN_S)
     except TimeoutError as error:
         raise TimedOut("waiting until open transactions let the token's records be read", timeout_s) from error

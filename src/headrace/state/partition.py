@@ -244,13 +244,20 @@ class StatePartition:
     async def check_fresh(self, name: str, *, max_staleness_s: float | None, at_least: int | None) -> None:
         """Refuse a read that wants more than the copy of a state has. Raises StateStale, StateOffline, TimedOut."""
         replica = self.replica(name)
-        if at_least is not None and replica.is_owned and at_least >= (replica.complete_offset or 0):
-            # Standbys also pass the ends of transactions and the owner's own records, which the owner's copy does not
-            # count: what they have shown is in the owner's copy all the same.
-            if at_least < (await self._log.bounds(replica.at)).high_watermark:
-                await self._applied(_APPLY_TIMEOUT_S)
-                at_least = None
+        if at_least is not None and await self._is_behind_owner(replica, at_least):
+            await self._applied(_APPLY_TIMEOUT_S)
+            at_least = None
         await self._queue.check_fresh(replica, max_staleness_s=max_staleness_s, at_least=at_least)
+
+    async def _is_behind_owner(self, replica: StateReplica, offset: int) -> bool:
+        """Return True if this is the owner, and the log has an offset that its copy does not count.
+
+        Standbys also pass the ends of transactions, and records that the owner writes for itself: what they have shown
+        at such an offset is in the owner's copy, too.
+        """
+        if not replica.is_owned or offset < (replica.complete_offset or 0):
+            return False
+        return offset < (await self._log.bounds(replica.at)).high_watermark
 
     async def check_token(self, name: str, token: ConsistencyToken, *, timeout_s: float) -> None:
         """Refuse a read of a state if its copy lacks what the token names.
@@ -269,7 +276,9 @@ class StatePartition:
         before = [replica.complete_offset for replica in self._replicas.values()]
         try:
             async with asyncio.timeout(timeout_s):
-                while self._queue.is_committing and before == [each.complete_offset for each in self._replicas.values()]:
+                while self._queue.is_committing:
+                    if before != [replica.complete_offset for replica in self._replicas.values()]:
+                        return
                     await asyncio.sleep(_LOOK_AGAIN_S)
         except TimeoutError as error:
             raise TimedOut(f"waiting for a commit in partition {self.partition}", timeout_s) from error

@@ -9,6 +9,7 @@ from functools import partial
 
 from headrace.config import TagSettings
 from headrace.errors import BadArgument, OffsetOutOfRange, TagBuilding, Unavailable, UnknownTopic
+from headrace.journal import wait_until_replicated
 from headrace.log import Log, wait_for_token
 from headrace.model import ConsistencyToken, TopicPartition
 from headrace.observe import get_logger
@@ -110,6 +111,11 @@ class TagQueries:
         marker = self._silent_marker if read_only else self._marker
         return _Query(self, tag, after, marker, is_live=live, watch=watch, skips_trimmed=skip_trimmed).events()
 
+    async def _replicated(self, token: str | None) -> None:
+        if token is not None:
+            parsed = ConsistencyToken.parse(token)
+            await wait_until_replicated(self._log, self._store, parsed, timeout_s=_TOKEN_TIMEOUT_S)
+
     async def _once_visible(
         self, token: ConsistencyToken, events: AsyncGenerator[TaggedEvent, None]
     ) -> AsyncGenerator[TaggedEvent, None]:
@@ -119,14 +125,19 @@ class TagQueries:
             async for event in events:
                 yield event
 
-    async def tags(self) -> list[str]:
-        """Return all tags of replicated events."""
+    async def tags(self, *, at_least: str | None = None) -> list[str]:
+        """Return all tags of replicated events; `at_least` is a token that is waited for until it is replicated."""
         await self._registry.open()
+        await self._replicated(at_least)
         return list(await self._store.tags.views.tags())
 
-    async def tags_of(self, topic: str, id_: str) -> dict[str, int]:
-        """Return the tags of a journal's replicated events, with the number of events of each."""
+    async def tags_of(self, topic: str, id_: str, *, at_least: str | None = None) -> dict[str, int]:
+        """Return the tags of a journal's replicated events, with the number of events of each.
+
+        `at_least` is a token that is waited for until it is replicated.
+        """
         await self._registry.open()
+        await self._replicated(at_least)
         numbers = await self._store.tags.numbers.of(topic, id_)
         return {tag: numbers[tag].number for tag in sorted(numbers)}
 
