@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.suites.journal_setting import JournalSetting, new_topic
+from tests.suites.journal_setting import JournalSetting, new_topic, replicate
 
-from headrace.errors import BadToken, TokenAhead, TokenOfOtherTopic
-from headrace.journal import JOURNAL_TOPIC, Journal
+from headrace.errors import BadToken, TimedOut, TokenAhead, TokenOfOtherTopic
+from headrace.journal import JOURNAL_TOPIC, Journal, wait_until_replicated
 from headrace.log import Log
-from headrace.model import ConsistencyToken, Event, TokenPlace, combine_tokens
+from headrace.model import ConsistencyToken, Event, NewRecord, TokenPlace, WrittenPosition, combine_tokens
 from headrace.store import Store
 
 __all__ = ["JournalTokens"]
@@ -65,3 +65,28 @@ class JournalTokens(JournalSetting):
         await log.admin.create(topic, partitions=1, config=JOURNAL_TOPIC)
         with pytest.raises(TokenOfOtherTopic, match="deleted since"):
             await journal.pointer("k", at_least=before.token)
+
+    async def test_a_token_is_waited_for_until_it_is_replicated(self, log: Log, store: Store, journal: Journal) -> None:
+        """What the store shows, such as heads and counts by tag, has the record; topics without journals do not count."""
+        other = await new_topic(log)
+        (position,) = await log.append([NewRecord(other, b"k")])
+        elsewhere = WrittenPosition.at(position, (await log.admin.describe(other)).topic_id)
+        written = await journal.append("k", [Event(1)])
+        token = ConsistencyToken.parse(combine_tokens(written.token, elsewhere.token))
+        with pytest.raises(TimedOut, match=f"{journal.topic}\\[0\\] is replicated"):
+            await wait_until_replicated(log, store, token, timeout_s=0.05)
+        await replicate(log, store, journal.topic)
+        await wait_until_replicated(log, store, token, timeout_s=20)
+
+    async def test_a_replicated_offset_of_an_earlier_topic_does_not_count(self, log: Log, store: Store) -> None:
+        """The topic was created again: the store had more of the old one than the token names of the new one."""
+        topic = await new_topic(log)
+        before = Journal(log, store, topic, cache=None)
+        await before.append("k", [Event(n) for n in range(1, 4)])
+        await before.append("k", [Event(4)])
+        await replicate(log, store, topic)
+        await log.admin.delete(topic)
+        await log.admin.create(topic, partitions=1, config=JOURNAL_TOPIC)
+        written = await Journal(log, store, topic, cache=None).append("j", [Event(1)])
+        with pytest.raises(TimedOut):
+            await wait_until_replicated(log, store, ConsistencyToken.parse(written.token), timeout_s=0.05)

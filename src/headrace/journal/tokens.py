@@ -36,7 +36,7 @@ async def wait_until_replicated(log: Log, store: Store, token: ConsistencyToken,
     except TimeoutError as error:
         place = waiting[0]
         what = f"waiting until offset {place.offset} of {place.topic}[{place.partition}] is replicated"
-        raise TimedOut(f"{what} (is `headrace replicate` running?)", timeout_s) from error
+        raise TimedOut(f"{what} (is `headrace pipeline replicate` running?)", timeout_s) from error
 
 
 async def _is_replicated(store: Store, place: TokenPlace) -> bool:
