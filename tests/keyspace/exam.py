@@ -9,6 +9,9 @@ from datetime import timedelta
 
 import pytest
 import pytest_asyncio
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.keyspace.accounts import (
     GATES,
     RUNS,
@@ -46,6 +49,7 @@ from headrace.errors import (
 )
 from headrace.keyspace import NO_VALUE, KeyspaceClient
 from headrace.model import ConsistencyToken, combine_tokens
+from headrace.observe import traces
 from headrace.testing.conformance.log_setting import eventually, new_topic, read_all
 
 
@@ -102,6 +106,20 @@ class KeyspaceExam:
                 await accounts.get("balances", key, at_least=str(ConsistencyToken.of([wrong])))
         with pytest.raises(BadToken):
             await accounts.get("balances", key, at_least=deleted.token[:-1])
+
+    async def test_a_message_is_traced_from_the_caller_to_the_owner(
+        self, accounts: KeyspaceClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The spans of the caller and of the handler have one trace."""
+        exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        monkeypatch.setattr(traces, "_tracer", provider.get_tracer("test"))
+        await accounts.ask(Deposit(new_key(), 1))
+        spans = {each.name: each for each in exporter.get_finished_spans()}
+        asked, handled = spans["keyspace.ask"], spans["keyspace.handle"]
+        assert asked.context is not None
+        assert handled.parent is not None
+        assert handled.parent.span_id == asked.context.span_id
 
     async def test_reads_in_a_loop_let_others_have_their_turns(self, accounts: KeyspaceClient) -> None:
         """A caller on the owner's node need not wait for anything; the lease is renewed all the same."""

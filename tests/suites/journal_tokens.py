@@ -67,7 +67,7 @@ class JournalTokens(JournalSetting):
             await journal.pointer("k", at_least=before.token)
 
     async def test_a_token_is_waited_for_until_it_is_replicated(self, log: Log, store: Store, journal: Journal) -> None:
-        """What the store shows, such as heads and counts by tag, has the record; topics without journals do not count."""
+        """What the store shows, such as heads and counts by tag, has the record; other topics do not count."""
         other = await new_topic(log)
         (position,) = await log.append([NewRecord(other, b"k")])
         elsewhere = WrittenPosition.at(position, (await log.admin.describe(other)).topic_id)

@@ -42,6 +42,7 @@ from headrace.keyspace.messages import (
 )
 from headrace.keyspace.routes import KeyspaceRoute
 from headrace.model import ConsistencyToken, TokenPlace
+from headrace.observe import inject, span
 from headrace.runtime import Backoff
 from headrace.serde import Registry
 from headrace.state import (
@@ -174,9 +175,7 @@ class KeyspaceClient:
         as `keyspace.replies_kept_s` says. Raises UnknownMessage, what the handler raises, and TimedOut.
         """
         handler, routing, call = await self._call_of(message, chain, message_id)
-        reply = await self._route.ask(
-            routing, encode(call), command_id=message_id, is_read=handler.is_read, timeout_s=timeout_s
-        )
+        reply = await self._asked(handler, routing, call, message_id, timeout_s)
         return await self._codecs.reply(handler, reply)
 
     async def ask_with_token(
@@ -184,18 +183,17 @@ class KeyspaceClient:
     ) -> TokenReply:
         """Return the reply as `ask` does, with the consistency token of what the handler wrote, or else read."""
         handler, routing, call = await self._call_of(message, (), message_id)
-        payload = encode(msgspec.structs.replace(call, wants_places=True))
-        data = await self._route.ask(
-            routing, payload, command_id=message_id, is_read=handler.is_read, timeout_s=timeout_s
-        )
-        placed = PlacedReply.decode(data)
+        call = msgspec.structs.replace(call, wants_places=True)
+        placed = PlacedReply.decode(await self._asked(handler, routing, call, message_id, timeout_s))
         return TokenReply(await self._codecs.reply(handler, placed.reply), placed.token)
 
     async def ack(self, message: object, *, message_id: str | None = None) -> Any:  # noqa: ANN401
         """Return the reply, after three attempts at most; the owner does the work once. Never repeats a refusal."""
         message_id = message_id or uuid.uuid4().hex
         handler, routing, call = await self._call_of(message, (), message_id)
-        return await self._codecs.reply(handler, await self._route.ack(routing, encode(call), message_id=message_id))
+        with span("keyspace.ask", keyspace=self.name, message=call.message):
+            reply = await self._route.ack(routing, encode(_traced(call)), message_id=message_id)
+        return await self._codecs.reply(handler, reply)
 
     def tell(self, message: object) -> None:
         """Send a message, at most once, and return at once; failures are counted and logged."""
@@ -398,6 +396,18 @@ class KeyspaceClient:
 
     # How it is done.
 
+    async def _asked(
+        self, handler: HandlerSpec, routing: bytes, call: Call, message_id: str | None, timeout_s: float | None
+    ) -> bytes:
+        with span("keyspace.ask", keyspace=self.name, message=call.message):
+            return await self._route.ask(
+                routing,
+                encode(_traced(call)),
+                command_id=message_id,
+                is_read=handler.is_read,
+                timeout_s=timeout_s,
+            )
+
     async def _call_of(
         self, message: object, chain: tuple[Entry, ...], message_id: str | None
     ) -> tuple[HandlerSpec, bytes, Call]:
@@ -530,6 +540,12 @@ class KeyspaceClient:
                 return _changes.decode(answer)
         reply = await self._route.ask_partition(partition, payload, is_read=True, timeout_s=asked.wait_s + 10.0)
         return _changes.decode(reply)
+
+
+def _traced(call: Call) -> Call:
+    """Return the call with the current span in it, if there is one."""
+    trace = inject()
+    return msgspec.structs.replace(call, trace=trace) if trace else call
 
 
 def _place_of(after: int | str | None) -> tuple[str | None, int | None]:

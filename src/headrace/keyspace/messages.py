@@ -54,6 +54,7 @@ class Call(_Operation, frozen=True):
     """Run the handler of a message. `chain` are the keys whose handlers wait for this one.
 
     With `wants_places` the reply says where in the log what the handler wrote and read is (`PlacedReply`).
+    `trace` is the caller's span, as headers carry it.
     """
 
     message: str
@@ -62,6 +63,7 @@ class Call(_Operation, frozen=True):
     request_id: str
     chain: tuple[Entry, ...] = ()
     wants_places: bool = False
+    trace: tuple[tuple[str, bytes | None], ...] = ()
 
 
 class GetValue(_Operation, frozen=True):

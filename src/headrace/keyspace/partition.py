@@ -40,7 +40,7 @@ from headrace.keyspace.messages import (
 )
 from headrace.keyspace.reads import change_page, count_keys, find_by_index, put_value, read_page, read_value
 from headrace.model import ConsistencyToken, NewRecord, Position, TokenPlace, TopicPartition
-from headrace.observe import get_logger
+from headrace.observe import extract, get_logger, span
 from headrace.runtime import SYSTEM_CLOCK, Clock, Lookout, moment_of
 from headrace.state import StatePartition, UnitOfWork, place_of
 
@@ -263,7 +263,9 @@ class KeyspacePartition:
             await self._gate(tenure, deadline_s)
 
         try:
-            reply = await self._calls.run(request, call, deadline_s, commit, gate)
+            parent = extract(call.trace) if call.trace else None
+            with span("keyspace.handle", parent=parent, keyspace=self._spec.name, message=call.message):
+                reply = await self._calls.run(request, call, deadline_s, commit, gate)
             return PlacedReply(places, reply).encode() if call.wants_places else reply
         except (StateOffline, StateReadOnly):
             raise

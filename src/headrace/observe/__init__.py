@@ -19,7 +19,7 @@ from headrace.observe.progress import (
     SilentProgress,
     progress_on,
 )
-from headrace.observe.traces import extract, inject, span
+from headrace.observe.traces import extract, extract_text, inject, span, untraced
 
 __all__ = [
     "LATENCY_BUCKETS_S",
@@ -37,6 +37,7 @@ __all__ = [
     "configure",
     "counter",
     "extract",
+    "extract_text",
     "gauge",
     "get_logger",
     "histogram",
@@ -47,4 +48,5 @@ __all__ = [
     "serve",
     "span",
     "timed",
+    "untraced",
 ]
