@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from headrace.observe import extract, extract_text, inject, span, traces, untraced
+from headrace.observe import extract, extract_text, inject, linked_span, span, traces, untraced
 
 HEADERS = (("kind", b"append"), ("empty", None))
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -61,14 +61,20 @@ def test_an_error_is_recorded_and_raised(exported: InMemorySpanExporter) -> None
 
 
 def test_a_span_is_linked_to_the_traces_of_records(exported: InMemorySpanExporter) -> None:
-    """A batch belongs to the traces of all its records: each is linked once, those without one, or damaged, are not."""
+    """One trace is continued. Of several each is linked once; records without a trace, or a damaged one, are not."""
     other = {"traceparent": "00-0af7651916cd43dd8448eb211c80319d-b7ad6b7169203331-01"}
     first = {"traceparent": PARENT.decode(), "h": "v"}
-    with span("handle", links=[first, {}, other, {"traceparent": "nonsense"}, first]):
+    with linked_span("handle", [first, {}, other, {"traceparent": "nonsense"}, first]):
         pass
-    (handled,) = exported.get_finished_spans()
-    linked = [format(link.context.trace_id, "032x")[-1] for link in handled.links]
-    assert linked == ["c", "d"]
+    with linked_span("handle", [first, {}]):
+        pass
+    with linked_span("handle", [{}]):
+        pass
+    several, one, none = exported.get_finished_spans()
+    assert [format(link.context.trace_id, "032x")[-1] for link in several.links] == ["c", "d"]
+    assert (several.parent, none.parent, none.links) == (None, None, ())
+    assert one.parent is not None
+    assert format(one.parent.trace_id, "032x")[-1] == "c"
 
 
 def test_nothing_is_injected_into_what_is_copied(exported: InMemorySpanExporter) -> None:

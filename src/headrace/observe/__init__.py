@@ -19,7 +19,7 @@ from headrace.observe.progress import (
     SilentProgress,
     progress_on,
 )
-from headrace.observe.traces import extract, extract_text, inject, span, untraced
+from headrace.observe.traces import extract, extract_text, inject, linked_span, span, untraced
 
 __all__ = [
     "LATENCY_BUCKETS_S",
@@ -42,6 +42,7 @@ __all__ = [
     "get_logger",
     "histogram",
     "inject",
+    "linked_span",
     "line_chart",
     "progress_on",
     "render",

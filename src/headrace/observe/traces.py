@@ -22,7 +22,7 @@ from opentelemetry.util.types import AttributeValue
 
 from headrace.model import Headers
 
-__all__ = ["extract", "extract_text", "inject", "span", "untraced"]
+__all__ = ["extract", "extract_text", "inject", "linked_span", "span", "untraced"]
 
 _propagator = TraceContextTextMapPropagator()
 _tracer = trace.get_tracer("headrace")
@@ -32,23 +32,36 @@ _LINKS_AT_MOST = 100  # SDKs keep 128 by default
 _IS_UNTRACED: ContextVar[bool] = ContextVar("headrace_is_untraced", default=False)
 
 
-def span(
-    name: str,
-    *,
-    parent: Context | None = None,
-    links: Iterable[Mapping[str, str]] = (),
-    **attributes: AttributeValue,
-) -> AbstractContextManager[Span]:
+def span(name: str, *, parent: Context | None = None, **attributes: AttributeValue) -> AbstractContextManager[Span]:
     """Trace a block. `parent` is what `extract` returned; without it the current span is the parent.
 
-    `links` are headers of records that the block works on, each with the trace that it was written in. Without an SDK
-    it costs almost nothing, because hot paths use it, and the headers are not looked at.
+    Without an SDK it costs almost nothing, because hot paths use it.
     """
+    if _is_unset():
+        return _NO_SPAN if not parent else _attached(parent)
+    return _tracer.start_as_current_span(name, context=parent, attributes=attributes)
+
+
+def linked_span(
+    name: str, records: Iterable[Mapping[str, str]], /, **attributes: AttributeValue
+) -> AbstractContextManager[Span]:
+    """Trace a block that works on records, given by their headers, each with the trace that it was written in.
+
+    One record's trace is continued. Several may be of several traces: then the span is linked to each of them. Without
+    an SDK the headers are not looked at.
+    """
+    if _is_unset():
+        return _NO_SPAN
+    links = _links_of(records)
+    parent = trace.set_span_in_context(trace.NonRecordingSpan(links[0].context), Context()) if len(links) == 1 else None
+    return _tracer.start_as_current_span(name, context=parent, links=links, attributes=attributes)
+
+
+def _is_unset() -> bool:
+    """Return True if the application has set up no SDK."""
     # Not get_tracer_provider(): that looks into the environment, which costs more than a small append may.
     is_unset = getattr(trace, "_TRACER_PROVIDER", _tracer) is None and not _HAS_NAMED_PROVIDER
-    if is_unset and isinstance(_tracer, trace.ProxyTracer):
-        return _NO_SPAN if not parent else _attached(parent)
-    return _tracer.start_as_current_span(name, context=parent, links=_links_of(links), attributes=attributes)
+    return is_unset and isinstance(_tracer, trace.ProxyTracer)
 
 
 def inject(headers: Headers = ()) -> Headers:
