@@ -118,6 +118,24 @@ async def test_keys_messages_and_commands_answer_with_tokens_that_reads_take(mar
     assert (await client.get("/engines/purses/token", headers={TOKEN: ahead})).status_code == 409
 
 
+async def test_the_health_of_the_node_is_part_of_the_gateways(market: Market) -> None:
+    """N26, G4: a partition of an engine that is down makes engine, node and gateway down; the tree says why."""
+    assert market.hr._node is not None
+    host: Any = market.hr._node._hosting.host("purses", 0)
+    host.health.down("the disk is full")
+    try:
+        tree = await market.client.get("/health")
+        ready = await market.client.get("/health/ready")
+    finally:
+        host.health.up()
+    assert (tree.status_code, ready.status_code) == (503, 503)
+    (node,) = [each for each in tree.json()["children"] if each["name"] == "node n1"]
+    parts = {each["name"]: each["state"] for each in node["children"]}
+    assert parts == {"accounts": "up", "purses": "down", "background": "up"}
+    assert "the disk is full" in tree.text
+    assert (await market.client.get("/health/ready")).json() == {"state": "up"}
+
+
 async def test_values_are_read_and_written_by_key(market: Market) -> None:
     """G4: a state is served by key: JSON with its type, 404 without a value, keys of any text."""
     for key in ("a", "a%2Fb", "%E4%BD%A0"):

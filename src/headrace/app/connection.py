@@ -15,6 +15,7 @@ from headrace.errors import BadArgument
 from headrace.journal import HeadCache, Journal
 from headrace.keyspace import App, Keyspace, KeyspaceClient
 from headrace.log import Log, open_log
+from headrace.observe import Health
 from headrace.projection import Projection
 from headrace.serde import Registry, open_registry
 from headrace.store import Store, open_store
@@ -138,7 +139,7 @@ class Headrace:
 
         app = App(*(part for part in parts if not isinstance(part, Engine)))
         return GatewayApp(
-            ConnectionParts(self.log, self.registry, self.tags, self.journal),
+            ConnectionParts(self.log, self.registry, self.tags, self.journal, node=self._node_health),
             self.settings.gateway,
             version=__version__,
             keyspaces=[ServedKeyspace(each.spec, self.keyspace(each)) for each in app.keyspaces.values()],
@@ -161,6 +162,9 @@ class Headrace:
                 yield node
             finally:
                 self._node = None
+
+    def _node_health(self) -> Health | None:
+        return None if self._node is None else self._node.health
 
     def keyspace(self, kind: type[Keyspace]) -> KeyspaceClient:
         """Return the client of a keyspace; a node runs in this process (`hr.node`). Raises BadArgument."""

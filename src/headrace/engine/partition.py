@@ -40,7 +40,7 @@ from headrace.errors import (
     UnknownTopic,
 )
 from headrace.model import ConsistencyToken, NewRecord, Position, TopicPartition
-from headrace.observe import get_logger
+from headrace.observe import Health, get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff, BootMoment, Clock, crash_point, moment_of
 from headrace.state import BatchName, StatePartition
 
@@ -87,6 +87,7 @@ class EnginePartition(Generic[S]):
         self._node = node
         self._clock = clock
         self._tokens = tokens or PartitionTokens(self._replica)
+        self.health = Health("commits")
         self._loop = asyncio.get_running_loop()
         self._owner: PartitionOwner | None = None
         self._running: asyncio.Task[None] | None = None
@@ -110,6 +111,7 @@ class EnginePartition(Generic[S]):
         self.housekeeping = EngineHousekeeping(
             handling, states, self._queue, clock=clock, may_confirm=self._may_confirm
         )
+        self.health.adopt(self.housekeeping.health)
 
     # What the node asks.
 
@@ -156,6 +158,7 @@ class EnginePartition(Generic[S]):
                 break
             except Unavailable as error:
                 await self._pause(failures, error)
+        self.health.up()
         self._states.own(_NoOtherWriter(self._engine.name), is_held=True)
         self._tokens.begin()
         # Below every batch of this epoch, and above every batch of those before.
@@ -166,6 +169,7 @@ class EnginePartition(Generic[S]):
         """Stop: commands that were in no commit get NotPartitionOwner, and the copy follows the new owner."""
         self._queue.end()
         self._queue.fail_waiting(self._not_owner())
+        self.health.up()  # what failed here is the next owner's now
         await self._states.disown()
         self._states.follow()
 
@@ -279,6 +283,7 @@ class EnginePartition(Generic[S]):
             raise
         else:
             crash_point("engine.after-commit")
+            self.health.up()
             metrics.COMMANDS.labels(self._engine.name, "committed").inc(len(batch.outcomes))
             self._tokens.committed({record.topic for record in records}, committed.positions)
             self._tasks.start(self._reply(batch, committed))
@@ -336,6 +341,7 @@ class EnginePartition(Generic[S]):
     async def _give_up_batch(self, batch: CommandBatch, error: HeadraceError) -> None:
         """Tell the callers that nobody knows; if this is the owner still, read what became of it before going on."""
         _logger.error("a batch can't be settled", engine=self._engine.name, batch=str(batch.name), error=str(error))
+        self.health.down(f"batch {batch.name} can't be settled: {error}")
         self._fail(batch, OutcomeUnknown(self._engine.name, "", str(error)))
         if self._queue.is_begun:
             await self._read_again()
@@ -351,6 +357,7 @@ class EnginePartition(Generic[S]):
                 break
             except HeadraceError as error:
                 await self._pause(failures, error)
+        self.health.up()
         self._queue.rewind(self._stored_floor())
 
     def _fail(self, batch: CommandBatch, error: HeadraceError) -> None:
@@ -450,6 +457,7 @@ class EnginePartition(Generic[S]):
 
     async def _pause(self, failures: int, error: HeadraceError) -> None:
         delay_s = _BACKOFF.delay_s(failures)
+        self.health.down(f"reading {self._replica.at} failed {failures} times: {error}")
         _logger.warning("reading failed", at=str(self._replica.at), error=str(error), retry_in_s=delay_s)
         await asyncio.sleep(delay_s)
 

@@ -40,7 +40,7 @@ from headrace.keyspace.messages import (
 )
 from headrace.keyspace.reads import change_page, count_keys, find_by_index, put_value, read_page, read_value
 from headrace.model import ConsistencyToken, NewRecord, Position, TokenPlace, TopicPartition
-from headrace.observe import extract, get_logger, span
+from headrace.observe import Health, extract, get_logger, span
 from headrace.runtime import SYSTEM_CLOCK, Clock, Lookout, moment_of
 from headrace.state import StatePartition, UnitOfWork, place_of
 
@@ -128,6 +128,7 @@ class KeyspacePartition:
         self._stepping_down: asyncio.Task[None] | None = None
         self._minding: asyncio.Task[None] | None = None
         self._lookout = Lookout(self._is_settled, every_s=_LOOK_EVERY_S)
+        self.health = Health("upkeep")
         self._calls = CallRunner(spec, states, codecs, client_of, settings=settings)
         self._make_pumps = pumps
         self._pumping: list[asyncio.Task[None]] = []
@@ -190,6 +191,7 @@ class KeyspacePartition:
         It does not wait for that commit: the owner calls this while it settles it.
         """
         self._is_owned = False
+        self.health.up()  # what failed here is the next owner's now
         for task in (self._minding, *self._pumping):
             if task is not None:
                 task.cancel()
@@ -333,10 +335,13 @@ class KeyspacePartition:
                     if loop.time() >= expire_at_s:
                         await self._states.expire_due()
                         expire_at_s = loop.time() + self._settings.expire_every_s
+                        self.health.up()
             except StateConflict:
                 pass  # a value that was due was written again; it is looked at in the next round
             except Exception as error:  # whatever it is, the partition needs this task for as long as it is owned
                 _logger.warning("minding failed", keyspace=self._spec.name, error=f"{error!r}")
+                self.health.down(f"{type(error).__name__}: {error}")
+                expire_at_s = confirm_at_s = 0.0  # the next round tries all of it again
                 await asyncio.sleep(_CONFIRM_EVERY_S)
             await asyncio.sleep(_LOOK_EVERY_S)
 

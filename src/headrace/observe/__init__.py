@@ -6,7 +6,7 @@ traces go nowhere until the application sets up an SDK, metrics are in Prometheu
 secrets are hidden in everything that is written.
 """
 
-from headrace.observe.health import Health, HealthState, Probe
+from headrace.observe.health import Health, HealthSource, HealthState, Probe
 from headrace.observe.line_charts import line_chart
 from headrace.observe.logs import LogFormat, Logger, configure, get_logger
 from headrace.observe.metrics import LATENCY_BUCKETS_S, counter, gauge, histogram, render, serve, timed
@@ -26,6 +26,7 @@ __all__ = [
     "SILENT",
     "BarProgress",
     "Health",
+    "HealthSource",
     "HealthState",
     "LineProgress",
     "LogFormat",
