@@ -13,6 +13,9 @@
     │   ├── Fenced                  another process took over; this owner must stop
     │   ├── TagTrimmed              events under a tag were removed because of their age
     │   ├── SlotsMoved              another worker, or a command, moved a projection's offsets
+    │   ├── BadToken                a consistency token that this log never gave
+    │   ├── TokenOfOtherTopic       a consistency token of a topic that is gone, or of another cluster
+    │   ├── TokenAhead              a consistency token of a record that the log does not have
     │   ├── NotOwner                the group gave the partition to another member
     │   ├── NotPartitionOwner       another node of the cluster owns the partition
     │   ├── RefusedByPeer           another node refused, with an error that has no name of its own here
@@ -146,6 +149,7 @@ __all__ = [
     "AskCycle",
     "BadArgument",
     "BadSchema",
+    "BadToken",
     "BodyTooLarge",
     "Busy",
     "ChecksumMismatch",
@@ -244,6 +248,8 @@ __all__ = [
     "TargetDiffers",
     "TimedOut",
     "TimestampTooFarAhead",
+    "TokenAhead",
+    "TokenOfOtherTopic",
     "TopicClaimed",
     "TopicExists",
     "TopicShared",
@@ -460,6 +466,52 @@ class SlotsMoved(Refused):
     says: ClassVar[str] = (
         "offsets of projection {projection!r} were moved by another worker or a command; "
         "load them again and continue from there"
+    )
+
+
+@dataclass(eq=False)
+class BadToken(Refused):
+    """A text that is no consistency token of this log."""
+
+    reason: str
+    says: ClassVar[str] = (
+        "the consistency token can't be used: {reason}; pass on, unchanged, what an append, a command or a write gave"
+    )
+
+
+@dataclass(eq=False)
+class TokenOfOtherTopic(Refused):
+    """A consistency token names a topic by an id that the topic of this name does not have.
+
+    `found_topic_id` is empty if there is no topic of this name.
+    """
+
+    topic: str
+    topic_id: str
+    found_topic_id: str
+
+    def __str__(self) -> str:
+        found = f"that topic has the id {self.found_topic_id!r}" if self.found_topic_id else "there is no such topic"
+        return (
+            f"the consistency token is of topic {self.topic!r} with the id {self.topic_id!r}, and {found} here: the "
+            "topic was deleted since, or the token is of another cluster; take the token of a newer write"
+        )
+
+
+@dataclass(eq=False)
+class TokenAhead(Refused):
+    """A consistency token names a record that the log does not have: acknowledged records were lost, or it was made up.
+
+    `end` is the offset that the next record gets.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    end: int
+    says: ClassVar[str] = (
+        "the consistency token names offset {offset} of {topic}[{partition}], which ends at {end}: the log has lost "
+        "records, or never had this one; read without the token to see what is there"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import pytest_asyncio
+from opentelemetry.sdk.trace import TracerProvider
 from tests.cli.conftest import Command
 from tests.suites.journal_setting import replicate
 
@@ -21,6 +22,7 @@ from headrace.config import HeadraceSettings
 from headrace.errors import NothingThere, TargetDiffers, TimedOut, UnknownTopic
 from headrace.journal import Journal
 from headrace.model import MAX_SEQ_NR, NewRecord, Position, StoredEvent
+from headrace.observe import span, traces
 from headrace.services import RunningService
 
 FAST = HeadraceSettings.model_validate({"log": {"embedded": {"fsync": False}}, "store": {"embedded": {"fsync": False}}})
@@ -115,6 +117,19 @@ async def test_what_a_reader_sees_is_copied(pair: Pair, replicated: str) -> None
     assert await state_of(target, ids) == expected
     back = await copy_journals(pair.target, pair.source, [pair.topic])
     assert (back[0].events_copied, back[0].deletes) == (0, 0), "the way back finds that all is there"
+
+
+async def test_a_traced_copy_adds_no_headers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy's own trace is not part of what a reader sees: a second run finds equal events, and changes nothing."""
+    source, target = pair.journals()
+    await source.append("untraced", [Event(1, "x")])
+    monkeypatch.setattr(traces, "_tracer", TracerProvider(shutdown_on_exit=False).get_tracer("headrace"))
+    await source.append("traced", [Event(1, "x")])
+    ids = ["untraced", "traced"]
+    with span("copy"):
+        assert (await pair.copy()).events_copied == 2
+        assert (await pair.copy()).events_copied == 0
+    assert await state_of(target, ids) == await state_of(source, ids)
 
 
 async def test_what_happened_since_is_added(pair: Pair) -> None:

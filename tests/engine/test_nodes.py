@@ -180,7 +180,7 @@ async def test_a_command_is_traced_from_the_caller_to_the_journal(
         (event,) = [each async for each in caller.journal("bank", read_only=True).read("a")]
         assert caller._node is not None
         tree = caller._node.health
-        assert (tree.is_up, [child.name for child in tree.children]) == (True, ["bank"])
+        assert (tree.is_up, [child.name for child in tree.children]) == (True, ["background", "bank"])
         tree.child("bank").child("0").down("broken")
         assert tree.state == "down"
     spans = {each.name: each for each in exporter.get_finished_spans() if each.name.startswith("engine.")}

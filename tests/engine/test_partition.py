@@ -23,8 +23,10 @@ from headrace.errors import (
     RecordTooLarge,
     StateBroken,
     StateDiskFull,
+    Unreachable,
 )
 from headrace.model import NewRecord, TopicConfig
+from headrace.observe import HealthState
 from headrace.state import BatchName
 from headrace.testing.conformance.log_setting import eventually
 
@@ -422,3 +424,32 @@ async def test_records_of_others_in_the_state_topic_do_not_matter(setting: Engin
         await second.send("bad", Deposit(1))
     assert (await second.send("good", Deposit(1))).version == 1
     assert second.partition.housekeeping.sweep() == 3
+
+
+async def test_a_partition_that_can_not_read_its_log_is_down_until_it_can(
+    setting: EngineSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N26: the health of a partition says why its commands wait."""
+    bank = bank_engine(setting.name())
+    node = await setting.owner(bank)
+    await node.send("a", Deposit(1))
+    states, is_back = node.partition._states, asyncio.Event()
+    catch_up = states.catch_up
+
+    async def unreachable() -> None:
+        if not is_back.is_set():
+            raise Unreachable("broker:9092", "refused")
+        await catch_up()
+
+    monkeypatch.setattr(states, "catch_up", unreachable)
+    reading = asyncio.create_task(node.partition._read_again())
+
+    async def is_down() -> bool:
+        return node.partition.health.state is HealthState.DOWN
+
+    await eventually(is_down, every_s=0.005, what="being down")
+    assert "refused" in node.partition.health.reason
+    is_back.set()
+    await reading
+    assert node.partition.health.is_up
+    assert (await node.send("a", Deposit(1))).version == 2

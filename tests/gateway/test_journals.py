@@ -189,3 +189,18 @@ async def test_binary_and_avro_payloads(client: Client, hr: Headrace) -> None:
 async def test_tags_of_a_journal_are_those_the_caller_may_read(client: Client) -> None:
     """The tags of replicated events are listed with their counts; nothing is replicated here."""
     assert (await client.get(f"{PATH}/tags")).json() == {}
+
+
+async def test_the_callers_trace_goes_into_the_record(client: Client) -> None:
+    """A gateway that traces nothing itself passes the trace on; a long tracestate is left out, nonsense is ignored."""
+    parent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    long = ",".join(f"{name}={'b' * 200}" for name in "acd")
+    cases = (
+        ({**parent, "tracestate": "a=b"}, {**parent, "tracestate": "a=b"}),
+        ({**parent, "tracestate": long}, parent),
+        ({"traceparent": "nonsense"}, {}),
+    )
+    for n, (headers, expected) in enumerate(cases):
+        path, body = f"/journals/accounts/traced-{n}", {"events": [{"payload": 1}], "expected": 0}
+        assert (await client.post(path, json=body, headers=headers)).status_code == 201
+        assert (await client.get(f"{path}/events/1")).json().get("headers", {}) == expected

@@ -22,12 +22,14 @@ from headrace.errors import Busy
 from headrace.gateway import GatewayApp, serving
 from headrace.gateway.pushes import PushQueue, encode_push, schema_frame, schema_id_asked
 from headrace.keyspace import App, KeyspaceClient
+from headrace.model import ConsistencyToken, combine_tokens
 from headrace.serde import GenericCodec, Schema, frame_header, schema_id_of, schema_of
 from headrace.state import StateChange
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # all tests here are async, and share the node's loop
 
 STATE = "/keyspaces/accounts/states/balances"
+TOKEN = "Headrace-Token"
 SECRETS = {"secrets": {"k": "A" * 44}}
 
 
@@ -89,6 +91,49 @@ async def market(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mark
 async def received(socket: Any) -> Any:
     async with asyncio.timeout(20):
         return await socket.recv()
+
+
+async def test_keys_messages_and_commands_answer_with_tokens_that_reads_take(market: Market) -> None:
+    """Each write is shown by the read that is sent its token; a subscription begins no earlier than its token."""
+    client, path = market.client, f"{STATE}/token"
+    put = await client.put(path, json={"owner": "ann", "balance": 1})
+    sent = await client.post("/keyspaces/accounts/messages/Deposit", json={"id": "token", "amount": 2})
+    read = await client.get(path, headers={TOKEN: f"{put.headers[TOKEN]}, {sent.headers[TOKEN]}"})
+    assert read.json()["data"]["balance"] == 3
+    token = combine_tokens(read.headers[TOKEN], sent.headers[TOKEN])
+    assert (await client.get(path, params={"max_staleness_s": 60}, headers={TOKEN: token})).status_code == 200
+    subscribe = {"op": "subscribe", "keyspace": "accounts", "state": "balances", "key": "token"}
+    async with market.many() as socket:
+        await socket.send(json.dumps({**subscribe, "id": 1, "token": token}))
+        assert json.loads(await received(socket))["value"]["data"]["balance"] == 3
+        await socket.send(json.dumps({**subscribe, "id": 2, "token": "garbage"}))
+        assert json.loads(await received(socket))["problem"]["status"] == 400
+    gone = await client.delete(path)
+    assert (await client.get(path, headers={TOKEN: gone.headers[TOKEN]})).status_code == 404
+    done = await client.post("/engines/purses/token/commands/Pay", json={"coins": 3})
+    found = await client.get("/engines/purses/token", headers={TOKEN: done.headers[TOKEN]})
+    assert (found.json()["state"], bool(found.headers[TOKEN])) == ({"coins": 3}, True)
+    (place, *_) = [each for each in ConsistencyToken.parse(done.headers[TOKEN]).places if "state" in each.topic]
+    ahead = str(ConsistencyToken.of([place._replace(offset=10**6)]))
+    assert (await client.get("/engines/purses/token", headers={TOKEN: ahead})).status_code == 409
+
+
+async def test_the_health_of_the_node_is_part_of_the_gateways(market: Market) -> None:
+    """N26, G4: a partition of an engine that is down makes engine, node and gateway down; the tree says why."""
+    assert market.hr._node is not None
+    host: Any = market.hr._node._hosting.host("purses", 0)
+    host.health.down("the disk is full")
+    try:
+        tree = await market.client.get("/health")
+        ready = await market.client.get("/health/ready")
+    finally:
+        host.health.up()
+    assert (tree.status_code, ready.status_code) == (503, 503)
+    (node,) = [each for each in tree.json()["children"] if each["name"] == "node n1"]
+    parts = {each["name"]: each["state"] for each in node["children"]}
+    assert parts == {"accounts": "up", "purses": "down", "background": "up"}
+    assert "the disk is full" in tree.text
+    assert (await market.client.get("/health/ready")).json() == {"state": "up"}
 
 
 async def test_values_are_read_and_written_by_key(market: Market) -> None:

@@ -9,6 +9,9 @@ from datetime import timedelta
 
 import pytest
 import pytest_asyncio
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.keyspace.accounts import (
     GATES,
     RUNS,
@@ -30,6 +33,7 @@ from tests.keyspace.setting import Served, new_key
 from headrace.errors import (
     AskCycle,
     BadArgument,
+    BadToken,
     MessageIdReused,
     NotStorable,
     NotUnique,
@@ -38,10 +42,14 @@ from headrace.errors import (
     RequestFailed,
     StateConflict,
     TimedOut,
+    TokenAhead,
+    TokenOfOtherTopic,
     UnknownMessage,
     WritesInRead,
 )
 from headrace.keyspace import NO_VALUE, KeyspaceClient
+from headrace.model import ConsistencyToken, combine_tokens
+from headrace.observe import traces
 from headrace.testing.conformance.log_setting import eventually, new_topic, read_all
 
 
@@ -71,6 +79,47 @@ class KeyspaceExam:
         assert (await accounts.prefix("entries", key, after=(key, 1))).items == [((key, 2), 7)]
         assert await accounts.count("entries") == before + 2
         assert [value async for at, value in accounts.items("balances") if at == key] == [12]
+
+    async def test_writes_reads_and_replies_carry_tokens(self, accounts: KeyspaceClient) -> None:
+        """Every token is accepted by a later read of what it was given for, alone or combined; others are refused."""
+        key = new_key()
+        put = await accounts.put("balances", key, 5)
+        asked = await accounts.ask_with_token(Deposit(key, 7), message_id=key)
+        assert asked.reply == 12
+        assert {place.topic for place in ConsistencyToken.parse(asked.token).places} == {
+            "accounts-balances",
+            "accounts-entries",
+        }
+        repeated = await accounts.ask_with_token(Deposit(key, 7), message_id=key)
+        audited = await accounts.ask_with_token(Audit(key))
+        read = await accounts.read("balances", key)
+        for token in (put.token, asked.token, repeated.token, audited.token, read.token):
+            assert await accounts.get("balances", key, at_least=combine_tokens(token, put.token)) == 12
+        deleted = await accounts.delete("balances", key)
+        assert await accounts.get("balances", key, at_least=deleted.token) is None
+        (place,) = ConsistencyToken.parse(deleted.token).places
+        for wrong, error in (
+            (place._replace(offset=place.offset + 1_000_000), TokenAhead),
+            (place._replace(topic_id="another"), TokenOfOtherTopic),
+        ):
+            with pytest.raises(error):
+                await accounts.get("balances", key, at_least=str(ConsistencyToken.of([wrong])))
+        with pytest.raises(BadToken):
+            await accounts.get("balances", key, at_least=deleted.token[:-1])
+
+    async def test_a_message_is_traced_from_the_caller_to_the_owner(
+        self, accounts: KeyspaceClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The spans of the caller and of the handler have one trace."""
+        exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        monkeypatch.setattr(traces, "_tracer", provider.get_tracer("test"))
+        await accounts.ask(Deposit(new_key(), 1))
+        spans = {each.name: each for each in exporter.get_finished_spans()}
+        asked, handled = spans["keyspace.ask"], spans["keyspace.handle"]
+        assert asked.context is not None
+        assert handled.parent is not None
+        assert handled.parent.span_id == asked.context.span_id
 
     async def test_reads_in_a_loop_let_others_have_their_turns(self, accounts: KeyspaceClient) -> None:
         """A caller on the owner's node need not wait for anything; the lease is renewed all the same."""

@@ -148,12 +148,15 @@ async def _follow(client: KeyspaceClient, key: str, last: int) -> list[int]:
 
 
 async def test_a_standby_answers_within_the_bound_or_not_at_all(place: Place) -> None:
-    """C12, S16: a read that allows staleness is answered by the node's own copy; too old a copy asks the owner."""
+    """C12, S16: a read that allows staleness is answered by the node's own copy; too old a copy asks the owner.
+
+    A copy is too old for an offset, or a consistency token, that it has not reached.
+    """
     key = new_key(0)
     async with serving(place, "a", Accounts) as first, serving(place, "b", Accounts) as second:
         await two_copies(first, second)
         owner, standby = (first, second) if ("accounts", 0) in first.node.owned else (second, first)
-        await owner.client.put("balances", key, 1)
+        first_put = await owner.client.put("balances", key, 1)
         written = await owner.client.read("balances", key)
         await until(lambda: _has(standby, key), "the standby's copy")
         read = await standby.client.read("balances", key, max_staleness_s=5.0, at_least=written.version)
@@ -161,9 +164,10 @@ async def test_a_standby_answers_within_the_bound_or_not_at_all(place: Place) ->
         assert read.age_ms is not None
         assert read.age_ms <= 5000
         await copy_of(standby, 0).states.stop_following()
-        await owner.client.put("balances", key, 2)
-        stale = await standby.client.read("balances", key, max_staleness_s=60.0)
+        second_put = await owner.client.put("balances", key, 2)
+        stale = await standby.client.read("balances", key, max_staleness_s=60.0, at_least=first_put.token)
         assert (stale.value, await standby.client.get("balances", key)) == (1, 2)
+        assert await standby.client.get("balances", key, max_staleness_s=60.0, at_least=second_put.token) == 2
         written = await owner.client.read("balances", key)
         fresh = await standby.client.read("balances", key, max_staleness_s=60.0, at_least=written.version)
         assert fresh.value == 2

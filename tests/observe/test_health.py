@@ -109,3 +109,36 @@ async def test_a_mended_check_comes_back_up() -> None:
     root.check("flaky", lambda: answers.pop(0)())
     assert await root.refresh() is HealthState.DOWN
     assert await root.refresh() is HealthState.UP
+
+
+def test_an_included_tree_is_looked_at_each_time() -> None:
+    """It comes and goes, and what is down in it goes all the way up."""
+    root, trees = Health("gateway"), [Health("node")]
+    root.include(lambda: trees[0] if trees else None)
+    trees[0].child("engine", state=HealthState.UP).child("0").down("disk full")
+    assert (root.state, root.readiness) == (HealthState.DOWN, HealthState.DOWN)
+    assert list(root.complaints()) == ["gateway/node/engine/0 is down: disk full"]
+    assert root.to_dict()["children"][0]["name"] == "node"
+    trees.clear()
+    assert root.is_up
+    assert root.children == ()
+
+
+def test_requests_can_be_sent_while_an_included_part_is_starting() -> None:
+    """Requests wait for a partition that is between two owners; they can't be answered before the log was asked."""
+    root, node = Health("gateway"), Health("node")
+    root.include(lambda: node)
+    node.child("0").starting("nobody owns it")
+    assert (root.state, root.readiness) == (HealthState.STARTING, HealthState.UP)
+    log = root.child("log")
+    assert root.readiness is HealthState.STARTING
+    log.up()
+    assert root.readiness is HealthState.UP
+
+
+def test_an_adopted_tree_goes_on_to_change() -> None:
+    """What is said about it later is seen from above."""
+    root, work = Health("node"), Health("background")
+    root.adopt(work)
+    work.child("keyspaces").down("crashed")
+    assert root.state is HealthState.DOWN

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from headrace.observe import extract, inject, span, traces
+from headrace.observe import extract, extract_text, inject, linked_span, span, traces, untraced
 
 HEADERS = (("kind", b"append"), ("empty", None))
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -58,6 +58,40 @@ def test_an_error_is_recorded_and_raised(exported: InMemorySpanExporter) -> None
         raise ZeroDivisionError
     [failed] = exported.get_finished_spans()
     assert not failed.status.is_ok
+
+
+def test_a_span_is_linked_to_the_traces_of_records(exported: InMemorySpanExporter) -> None:
+    """One trace is continued. Of several each is linked once; records without a trace, or a damaged one, are not."""
+    other = {"traceparent": "00-0af7651916cd43dd8448eb211c80319d-b7ad6b7169203331-01"}
+    first = {"traceparent": PARENT.decode(), "h": "v"}
+    with linked_span("handle", [first, {}, other, {"traceparent": "nonsense"}, first]):
+        pass
+    with linked_span("handle", [first, {}]):
+        pass
+    with linked_span("handle", [{}]):
+        pass
+    several, one, none = exported.get_finished_spans()
+    assert [format(link.context.trace_id, "032x")[-1] for link in several.links] == ["c", "d"]
+    assert (several.parent, none.parent, none.links) == (None, None, ())
+    assert one.parent is not None
+    assert format(one.parent.trace_id, "032x")[-1] == "c"
+
+
+def test_nothing_is_injected_into_what_is_copied(exported: InMemorySpanExporter) -> None:
+    """Within the block headers stay as they are, whatever span is active; behind it they do not."""
+    with span("copy"):
+        with untraced():
+            assert inject(HEADERS) is HEADERS
+        assert len(inject(HEADERS)) == 3
+
+
+def test_without_an_sdk_a_trace_is_passed_on() -> None:
+    """A process that traces nothing itself does not break the trace of its caller."""
+    with span("handle", parent=extract((("traceparent", PARENT),))):
+        assert inject() == (("traceparent", PARENT),)
+    assert inject() == ()
+    with span("handle", parent=extract_text({})):
+        assert inject() == ()
 
 
 def test_without_a_span_headers_stay_as_they_are() -> None:

@@ -18,6 +18,7 @@ from headrace.cli.main import app
 from headrace.errors import BadArgument, HeadraceError, OperationFailed
 from headrace.model import Event, NewRecord, TopicConfig
 from headrace.pipeline import Selection, query
+from headrace.pipeline.tables import sql_views
 from headrace.pipeline.tables.sql_views import view_name
 from headrace.serde import BlockingRegistry, Payloads, Serde, avro
 
@@ -185,3 +186,17 @@ def test_without_a_statement_many_are_read(tier: Tier, journals: str, monkeypatc
     drawn = asked(tier, "select timestamp, seq_nr from journal", "--topics", journals, "--plot")
     assert "timestamp (UTC)" in drawn
     assert "one statement" in asked(tier, "--out", "x.csv", is_good=False)
+
+
+def test_a_token_is_waited_for(tier: Tier, journals: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows show the write of --at-least: journals include the log's head, heads wait for replication."""
+    written = tier.with_journal(journals, lambda journal: journal.append("new", [Event(1)]))
+    where = ["--topics", journals, "--json", "--at-least", written.token]
+    assert json.loads(asked(tier, "select count(*) as n from journal where key = 'new'", *where)) == {"n": 1}
+    heads = "select seq_nr from meta where key = 'new'"
+    with monkeypatch.context() as patch:
+        patch.setattr(sql_views, "_TOKEN_TIMEOUT_S", 0.1)
+        assert "is replicated" in asked(tier, heads, *where, is_good=False)
+    tier.on(lambda log, store: replicate(log, store, journals))
+    assert json.loads(asked(tier, heads, *where)) == {"seq_nr": 1}
+    assert "can't be used" in asked(tier, heads, "--at-least", "garbage", is_good=False)

@@ -16,8 +16,8 @@ import headrace
 import headrace.sync
 from headrace.app import Headrace
 from headrace.config import EmbeddedLogSettings, EmbeddedStoreSettings, HeadraceSettings, LogSettings, StoreSettings
-from headrace.errors import BadArgument, TimedOut
-from headrace.model import Event
+from headrace.errors import BadArgument, BadToken, TimedOut
+from headrace.model import Event, combine_tokens
 from headrace.projection import Projection, open_target
 from headrace.projection.operations import lag_of, next_event, skip_event
 from headrace.projection.workers import BeatWatch, share_of
@@ -61,6 +61,27 @@ class TestInProcess:
             with pytest.raises(TimedOut, match="waiting for projection 'seen'"):
                 await looked_at.caught_up(timeout_s=0.1)
         assert len(seen) == 3
+
+    async def test_a_token_is_waited_for(self, hr: Headrace) -> None:
+        """What a token names is handled when `wait_for` returns, also if the projection runs elsewhere, or is late."""
+        seen: list[str] = []
+        projection = Projection("seen", "vip", lambda event: seen.append(event.id))
+        journal = hr.journal("accounts", partitions=2)
+        first = await journal.append("a", [Event(1, tags=("vip",))])
+        untagged = await journal.append("c", [Event(1)])
+        async with hr.project(projection) as running:
+            await running.wait_for(combine_tokens(first.token, untagged.token))
+            assert seen == ["a"]
+        later = await journal.append("b", [Event(1, tags=("vip",))])
+        async with hr.projection(projection) as looked_at:
+            await looked_at.wait_for(first.token, timeout_s=10)
+            with pytest.raises(TimedOut, match="waiting for projection 'seen'"):
+                await looked_at.wait_for(later.token, timeout_s=0.1)
+            with pytest.raises(BadToken):
+                await looked_at.wait_for("garbage")
+            async with hr.project(projection):
+                await looked_at.wait_for(later.token)
+            assert seen == ["a", "b"]
 
     async def test_a_pause_survives_restarts(self, hr: Headrace) -> None:
         """A pause stops the workers there are and those that start later, until it is ended."""

@@ -13,6 +13,7 @@ from tests.suites.journal_retention import KeptRecords
 from tests.suites.journal_rivals import Rivals
 from tests.suites.journal_snapshots import SnapshotRing
 from tests.suites.journal_store import EventualStore
+from tests.suites.journal_tokens import JournalTokens
 
 __all__ = ["JournalConformance"]
 
@@ -29,5 +30,6 @@ class JournalConformance(
     Limits,
     EventualStore,
     SnapshotRing,
+    JournalTokens,
 ):
     """The whole exam; `log_address` and `store_address` are what a tier overrides."""

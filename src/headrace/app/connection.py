@@ -15,6 +15,7 @@ from headrace.errors import BadArgument
 from headrace.journal import HeadCache, Journal
 from headrace.keyspace import App, Keyspace, KeyspaceClient
 from headrace.log import Log, open_log
+from headrace.observe import Health
 from headrace.projection import Projection
 from headrace.serde import Registry, open_registry
 from headrace.store import Store, open_store
@@ -93,15 +94,19 @@ class Headrace:
         live: bool = False,
         read_only: bool = False,
         skip_trimmed: bool = False,
+        at_least: str | None = None,
     ) -> AsyncGenerator[TaggedEvent, None]:
         """Yield a tag's events of all journals, each once, in one order; with `live` also those that come later.
 
         With several tags, all their events; an event with more than one of the tags comes once.
         The query starts after `after`: an event's `tag_offset`, the text of one, or a time. With `read_only` nothing
         is written to the log, and events may wait for idle partitions. If events after the start were removed because
-        of their age, it raises TagTrimmed; with `skip_trimmed` it starts behind them.
+        of their age, it raises TagTrimmed; with `skip_trimmed` it starts behind them. With `at_least`, the consistency
+        token of a write, it does not end before what was written.
         """
-        return self.tags.events(tag, after=after, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
+        return self.tags.events(
+            tag, after=after, live=live, read_only=read_only, skip_trimmed=skip_trimmed, at_least=at_least
+        )
 
     def project(
         self, projection: Projection, *, worker: int | None = None, workers: int | None = None
@@ -134,7 +139,7 @@ class Headrace:
 
         app = App(*(part for part in parts if not isinstance(part, Engine)))
         return GatewayApp(
-            ConnectionParts(self.log, self.registry, self.tags, self.journal),
+            ConnectionParts(self.log, self.registry, self.tags, self.journal, node=self._node_health),
             self.settings.gateway,
             version=__version__,
             keyspaces=[ServedKeyspace(each.spec, self.keyspace(each)) for each in app.keyspaces.values()],
@@ -157,6 +162,9 @@ class Headrace:
                 yield node
             finally:
                 self._node = None
+
+    def _node_health(self) -> Health | None:
+        return None if self._node is None else self._node.health
 
     def keyspace(self, kind: type[Keyspace]) -> KeyspaceClient:
         """Return the client of a keyspace; a node runs in this process (`hr.node`). Raises BadArgument."""

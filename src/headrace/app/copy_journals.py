@@ -20,7 +20,7 @@ from headrace.app.connection import Headrace
 from headrace.errors import HeadraceError, JournalHeld, ReadAgain, TargetDiffers, UnknownTopic
 from headrace.journal import Journal, Snapshot, layout_key
 from headrace.model import Event, StoredEvent, TopicPartition
-from headrace.observe import SILENT, Progress
+from headrace.observe import SILENT, Progress, untraced
 from headrace.protocol import Mark, decode_action, duration_of
 from headrace.runtime import SYSTEM_CLOCK
 
@@ -74,7 +74,8 @@ async def copy_journals(
     for topic in chosen:
         await source.log.admin.describe(topic)  # a topic that does not exist is an error, not an empty topic
         await _check_target(source, target, topic)
-    return [await _copy_topic(source, target, topic, progress) for topic in chosen]
+    with untraced():  # a copy has the headers of the original, by which a second run knows it again
+        return [await _copy_topic(source, target, topic, progress) for topic in chosen]
 
 
 async def _ids_in_log(hr: Headrace, topic: str) -> set[str]:

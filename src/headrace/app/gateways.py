@@ -14,7 +14,7 @@ from headrace.gateway import ServedJournal, ServedTags
 from headrace.journal import Journal
 from headrace.keyspace import App
 from headrace.log import Log
-from headrace.observe import Health
+from headrace.observe import Health, HealthSource
 from headrace.serde import Registry
 
 __all__ = ["ConnectionParts", "served_beside"]
@@ -23,9 +23,20 @@ _JOURNALS_AT_MOST = 1_000
 
 
 class ConnectionParts:
-    """What the gateway serves of a connection. Journals are kept: they remember the appends that were tried."""
+    """What the gateway serves of a connection. Journals are kept: they remember the appends that were tried.
 
-    def __init__(self, log: Log, registry: Registry, tags: ServedTags, open_journal: Callable[[str], Journal]) -> None:
+    `node` gives the health of the node in this process, if there is one.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        registry: Registry,
+        tags: ServedTags,
+        open_journal: Callable[[str], Journal],
+        *,
+        node: HealthSource = lambda: None,
+    ) -> None:
         self._log = log
         self._open_journal = open_journal
         self._journals: OrderedDict[str, Journal] = OrderedDict()
@@ -34,6 +45,7 @@ class ConnectionParts:
         self.health = Health("gateway")
         self.health.check("log", self._ask_log)
         self.health.check("registry", self._ask_registry)
+        self.health.include(node)
 
     def journal(self, topic: str) -> ServedJournal:
         """Return the journals of a topic. Raises BadArgument."""

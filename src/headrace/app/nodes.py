@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from headrace.cluster import ClusterView, HostingNode
 from headrace.config import HeadraceSettings
@@ -24,6 +25,17 @@ __all__ = ["NodePart", "RunningNode", "running_node"]
 S = TypeVar("S")
 NodePart: TypeAlias = type[Keyspace] | App | Engine[Any]
 
+
+@runtime_checkable
+class HostWithHealth(Protocol):
+    """A partition that says itself how it is."""
+
+    @property
+    def health(self) -> Health:
+        """The state of what the partition does by itself."""
+        ...
+
+
 _logger = get_logger(__name__)
 _ONLINE_S = 30.0
 
@@ -31,10 +43,13 @@ _ONLINE_S = 30.0
 class RunningNode:
     """A node of the cluster, while it runs in this process."""
 
-    def __init__(self, hosting: HostingNode, keyspaces: KeyspaceHosting, engines: EngineHosting) -> None:
+    def __init__(
+        self, hosting: HostingNode, keyspaces: KeyspaceHosting, engines: EngineHosting, background: Health
+    ) -> None:
         self._hosting = hosting
         self._keyspaces = keyspaces
         self._engines = engines
+        self._background = background
 
     @property
     def id(self) -> str:
@@ -63,14 +78,22 @@ class RunningNode:
 
     @property
     def health(self) -> Health:
-        """The node as a tree of groups and partitions: down where one can't be served here, starting without owner."""
+        """The node as a tree of keyspaces and engines, their partitions, and the node's work in the background.
+
+        A partition is down where it can't be served here, or its own work fails, and starting while nobody owns it.
+        Whatever is down makes everything above it down.
+        """
         tree = Health(f"node {self.id}")
+        tree.adopt(self._background)
         for group in self.view.groups:
             partitions = tree.child(group, state=HealthState.UP)
+            for partition, host in self._hosting.hosts(group).items():
+                if isinstance(host, HostWithHealth):
+                    partitions.child(str(partition), state=HealthState.UP).adopt(host.health)
             for partition in self._hosting.missing(group):
                 partitions.child(str(partition)).starting("nobody owns it")
         for (group, partition), reason in self.failures.items():
-            tree.child(group).child(str(partition)).down(reason)
+            tree.child(group, state=HealthState.UP).child(str(partition)).down(reason)
         return tree
 
     def missing(self, keyspace: str) -> list[int]:
@@ -134,17 +157,18 @@ async def running_node(
         for each in app.keyspaces.values():
             await keyspaces.client(each).open()
             await keyspaces.serve(each)
+        background = Supervisor("background")
         async with hosting:
-            node = RunningNode(hosting, keyspaces, engines)
+            node = RunningNode(hosting, keyspaces, engines, background.health)
             try:
                 await node.online(timeout_s=_ONLINE_S)
             except TimedOut as error:
                 _logger.warning("the node starts without all partitions", node=node.id, reason=str(error))
-            background = Supervisor("node")
             background.add("keyspaces", keyspaces.follow_layouts)
             for stream in app.streams:
                 background.add(f"stream-{stream.group}", partial(stream.run, log, registry, keyspaces.client))
             async with background:
+                await asyncio.sleep(0)  # the work has begun, and its health says so
                 yield node
 
 

@@ -25,6 +25,7 @@ from headrace.projection import (
     lag_of,
     open_target,
     wait_until_handled,
+    wait_until_passed,
 )
 from headrace.runtime import SYSTEM_CLOCK
 from headrace.store import Store
@@ -71,6 +72,13 @@ class ProjectionHandle:
     async def caught_up(self, *, timeout_s: float = 30.0) -> None:
         """Wait until everything written before the call is handled. Raises TimedOut."""
         await wait_until_handled(self.projection, self._queries, self.target, timeout_s=timeout_s)
+
+    async def wait_for(self, token: str, *, timeout_s: float = 30.0) -> None:
+        """Wait until what a consistency token names is handled: after this, what the handler wrote shows it.
+
+        Raises TimedOut, BadToken, TokenOfOtherTopic, TokenAhead.
+        """
+        await wait_until_passed(self.projection, self._queries, self.target, token, timeout_s=timeout_s)
 
     async def pause(self, reason: str = "") -> bool:
         """Pause all workers, also those that start later, until `resume`; False if they are paused already."""

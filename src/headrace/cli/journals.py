@@ -28,7 +28,7 @@ from headrace.cli.options import (
 from headrace.cli.replication_lag import tell_unreplicated
 from headrace.errors import BadArgument
 from headrace.journal import UNCHECKED, Expected, Moment, read_terms
-from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent
+from headrace.model import MAX_SEQ_NR, Event, StoredEvent, WrittenPosition
 
 __all__ = ["app"]
 
@@ -66,7 +66,7 @@ def append(
     if not given:
         raise BadArgument("payloads", given, "there must be one at least, as an argument or as a line of stdin")
 
-    async def run(hr: Headrace) -> tuple[Position, int, int]:
+    async def run(hr: Headrace) -> tuple[WrittenPosition, int, int]:
         journal = hr.journal(topic, origin="headrace-cli")
         first = seq_nr if seq_nr is not None else (await journal.pointer(id_) or 0) + 1
         events = [Event(first + n, payload, tuple(tag or ())) for n, payload in enumerate(given)]
@@ -82,7 +82,8 @@ def append(
 
     position, first, last = creating_headrace(address, store, run)
     if as_json:
-        print_json({"first": first, "last": last, "partition": position.partition, "offset": position.offset})
+        at = {"partition": position.partition, "offset": position.offset, "token": position.token}
+        print_json({"first": first, "last": last, **at})
         return
     events = f"event {first}" if first == last else f"events {first} to {last}"
     typer.echo(f"appended {events} to {id_} at partition {position.partition}, offset {position.offset}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -13,11 +14,13 @@ from headrace.cli.options import Address, AsJson, StoreAddress, answer, creating
 from headrace.engine import Engine
 from headrace.errors import BadArgument
 from headrace.keyspace import App, Keyspace
+from headrace.observe import Health, HealthState, get_logger
 from headrace.runtime import shutdown_on_signals
 
-__all__ = ["app", "load_part"]
+__all__ = ["app", "load_part", "watch_health"]
 
 app = typer.Typer(no_args_is_help=True)
+_logger = get_logger(__name__)
 
 
 @app.callback()
@@ -59,8 +62,14 @@ def run(
             missing = {name: gaps for name in names if (gaps := node.missing(name))}
             text = f"node {node.id} at {node.address} serves {', '.join(names)}"
             text += f"; without an owner yet: {missing}" if missing else "; every partition has an owner"
-            answer(text, as_json=as_json, node=node.id, address=node.address, owned=len(node.owned), ready=not missing)
-            waits = [asyncio.create_task(each) for each in (stopping.wait(), node.wait())]
+            health = node.health
+            text += "".join(f"\n{line}" for line in health.complaints())
+            is_ready = not missing and health.readiness is not HealthState.DOWN
+            facts = {"node": node.id, "address": node.address, "owned": len(node.owned), "ready": is_ready}
+            answer(text, as_json=as_json, **facts, health=health.to_dict())
+            waits = [
+                asyncio.create_task(each) for each in (stopping.wait(), node.wait(), watch_health(lambda: node.health))
+            ]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for task in waits:
                 if task.done():
@@ -70,6 +79,20 @@ def run(
                 await node.drain()
 
     creating_headrace(address, store, use)
+
+
+async def watch_health(look: Callable[[], Health], *, every_s: float = 1.0) -> None:
+    """Log what is wrong with a node whenever that changes, and when nothing is any more; until cancelled."""
+    before: list[str] = []
+    while True:
+        tree = look()
+        complaints = list(tree.complaints())
+        if complaints and complaints != before:
+            _logger.warning("not everything works", of=tree.name, state=str(tree.state), parts=complaints)
+        elif before and not complaints:
+            _logger.info("everything works again", of=tree.name)
+        before = complaints
+        await asyncio.sleep(every_s)
 
 
 def load_part(where: str) -> App | type[Keyspace] | Engine[Any]:

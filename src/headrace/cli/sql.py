@@ -24,6 +24,7 @@ from headrace.cli.sql_plots import plot_columns, plot_of
 from headrace.cli.sql_shell import SqlShell, piped_lines, typed_lines
 from headrace.config import HeadraceSettings
 from headrace.errors import BadArgument
+from headrace.model import ConsistencyToken
 from headrace.pipeline import Endpoints, Selection, query, query_error, table_names
 from headrace.serde import BlockingRegistry
 
@@ -57,6 +58,12 @@ def sql(
         ),
     ] = None,
     skip_held: Annotated[bool, typer.Option("--skip-held", help="Leave quarantined journals out.")] = False,
+    at_least: Annotated[
+        str | None,
+        typer.Option(
+            "--at-least", metavar="TOKEN", help="Wait until the rows show the write that gave this consistency token."
+        ),
+    ] = None,
     registry: RegistryAddress = None,
     address: Address = None,
     store: StoreAddress = None,
@@ -75,6 +82,8 @@ def sql(
     endpoints = Endpoints.of(address, store=store, settings=settings)
     selection = Selection(tuple(topics or ()), prefix)
     held: Literal["raise", "skip"] = "skip" if skip_held else "raise"
+    if at_least is not None:
+        ConsistencyToken.parse(at_least)  # before Spark starts, which takes seconds
     if statement is None and out is not None:
         raise BadArgument("--out", str(out), "a file holds the rows of one statement; give it as an argument")
     # Spark logs the JVM's traceback of failures that the error message describes in one sentence.
@@ -85,7 +94,7 @@ def sql(
     ):
 
         def ask(asked: str) -> None:
-            frame = query(spark, endpoints, asked, selection, held=held, registry=schemas)
+            frame = query(spark, endpoints, asked, selection, held=held, registry=schemas, at_least=at_least)
             try:
                 _answer(frame, out, limit, as_json=as_json, plot=plot)
             except Exception as error:

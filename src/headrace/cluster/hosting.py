@@ -95,6 +95,11 @@ class HostingNode:
         hosted = self._hosted.get((group, partition))
         return None if hosted is None else hosted.host
 
+    def hosts(self, group: str) -> dict[int, PartitionHost]:
+        """Return this node's open copies of a group, by partition."""
+        found = {partition: hosted.host for (of, partition), hosted in self._hosted.items() if of == group}
+        return {partition: host for partition, host in sorted(found.items()) if host is not None}
+
     def owned(self) -> list[tuple[str, int]]:
         """Return the partitions that this node owns."""
         return sorted(where for where, hosted in self._hosted.items() if hosted.epoch)

@@ -25,6 +25,7 @@ from headrace.engine.models import Engine
 from headrace.engine.ports import EngineRouter
 from headrace.engine.results import CommandResult, Failed, Rejected, Success
 from headrace.errors import HeadraceError, UnknownCommand
+from headrace.model import ConsistencyToken
 from headrace.observe import inject, span
 from headrace.serde import Registry
 from headrace.state import BatchName, ValueCodec
@@ -38,11 +39,12 @@ _FIRST_ATTEMPTS = 10_000
 
 
 class AggregateState(NamedTuple, Generic[S]):
-    """What is committed of an aggregate: its state, None if there is none, its version, the newest batch."""
+    """What is committed of an aggregate: its state, None if there is none, its version, the newest batch, the token."""
 
     state: S | None
     version: int
     since: str
+    token: str = ""
 
 
 class EngineClient(Generic[S]):
@@ -82,18 +84,27 @@ class EngineClient(Generic[S]):
         state = getattr(answer.reply, "state", None)
         if state is not None:
             await self._codec.prepare(state)
-        return result_of(self.engine, self._codec, answer.reply, since=answer.since, is_repeated=answer.is_repeated)
+        return result_of(
+            self.engine,
+            self._codec,
+            answer.reply,
+            since=answer.since,
+            is_repeated=answer.is_repeated,
+            token=answer.token,
+        )
 
-    async def read(self, aggregate: str, timeout_s: float | None) -> AggregateState[S]:
-        """Read what is committed of an aggregate."""
+    async def read(self, aggregate: str, timeout_s: float | None, *, at_least: str | None = None) -> AggregateState[S]:
+        """Read what is committed of an aggregate; the engine must have committed what the token `at_least` names."""
+        if at_least is not None:
+            ConsistencyToken.parse(at_least)
         await self._open()
-        payload, key = encode_request(ReadRequest(aggregate)), aggregate.encode()
+        payload, key = encode_request(ReadRequest(aggregate, at_least)), aggregate.encode()
         found = decode_read(await self._router().ask(self.engine.name, key, payload, is_read=True, timeout_s=timeout_s))
         self._learn(aggregate, found.since)
         if found.state is None:
-            return AggregateState(None, found.version, str(found.since))
+            return AggregateState(None, found.version, str(found.since), found.token)
         await self._codec.prepare(found.state)
-        return AggregateState(self._codec.decode(found.state), found.version, str(found.since))
+        return AggregateState(self._codec.decode(found.state), found.version, str(found.since), found.token)
 
     async def _open(self) -> None:
         if not self._is_open:
@@ -201,13 +212,17 @@ class Aggregate(Generic[S]):
         assert isinstance(result, Success), "events are not rejected"  # noqa: S101 - only handlers reject
         return result
 
-    async def state(self, *, timeout_s: float | None = None) -> S | None:
-        """Return the state as it is committed; None if there is none."""
-        return (await self.read(timeout_s=timeout_s)).state
+    async def state(self, *, at_least: str | None = None, timeout_s: float | None = None) -> S | None:
+        """Return the state as it is committed; None if there is none. `at_least` is a consistency token, see `read`."""
+        return (await self.read(at_least=at_least, timeout_s=timeout_s)).state
 
-    async def read(self, *, timeout_s: float | None = None) -> AggregateState[S]:
-        """Return the committed state with its version, and a `since` for commands that another process may repeat."""
-        return await self._client.read(self.id, timeout_s)
+    async def read(self, *, at_least: str | None = None, timeout_s: float | None = None) -> AggregateState[S]:
+        """Return the committed state with its version, and a `since` for commands that another process may repeat.
+
+        Every read shows what was committed before it. With `at_least`, a consistency token, it is also checked that
+        the log has what the token names: raises BadToken, TokenOfOtherTopic, TokenAhead.
+        """
+        return await self._client.read(self.id, timeout_s, at_least=at_least)
 
     async def _result(self, request: CommandRequest, timeout_s: float | None) -> CommandResult[S]:
         try:

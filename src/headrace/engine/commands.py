@@ -71,9 +71,10 @@ class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True,
 
 
 class ReadRequest(msgspec.Struct, frozen=True, array_like=True, tag="read"):
-    """Ask for the state of one aggregate."""
+    """Ask for the state of one aggregate; `at_least` is the text of a consistency token."""
 
     aggregate: str
+    at_least: str | None = None
 
 
 class SuccessReply(msgspec.Struct, frozen=True, tag="success"):
@@ -106,19 +107,24 @@ CommandReply: TypeAlias = SuccessReply | RejectedReply | FailedReply
 
 
 class Answer(NamedTuple):
-    """The reply to a command, and the newest batch that was committed when it left."""
+    """The reply to a command, the newest batch that was committed when it left, and the token of all of that."""
 
     reply: CommandReply
     since: BatchName
     is_repeated: bool = False
+    token: str = ""
 
 
 class AggregateAnswer(NamedTuple):
-    """The answer to a read: the state's bytes, None if there is no state, the version, the newest committed batch."""
+    """The answer to a read: the state's bytes, None if there is no state, the version, the newest committed batch.
+
+    `token` is the consistency token of what was read.
+    """
 
     state: bytes | None
     version: int
     since: BatchName
+    token: str = ""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -169,10 +175,10 @@ def decode_answer(data: bytes) -> Answer:
         raise NotReadable("the answer to a command", repr(data[:40]), str(error)) from error
 
 
-def encode_read(record: AggregateRecord | None, since: BatchName) -> bytes:
+def encode_read(record: AggregateRecord | None, since: BatchName, token: str = "") -> bytes:
     """Return the answer to a read."""
     state, version = (record.state, record.version) if record is not None else (None, 0)
-    return _encode(AggregateAnswer(state, version, since))
+    return _encode(AggregateAnswer(state, version, since, token))
 
 
 def decode_read(data: bytes) -> AggregateAnswer:
@@ -223,7 +229,13 @@ def since_of(text: str | None) -> BatchName | None:
 
 
 def result_of(
-    engine: Engine[Any], codec: ValueCodec[Any], reply: CommandReply, *, since: BatchName, is_repeated: bool
+    engine: Engine[Any],
+    codec: ValueCodec[Any],
+    reply: CommandReply,
+    *,
+    since: BatchName,
+    is_repeated: bool,
+    token: str = "",
 ) -> CommandResult[Any]:
     """Return what the caller gets."""
     match reply:
@@ -236,6 +248,7 @@ def result_of(
                 since=str(since),
                 is_repeated=is_repeated,
                 is_kept=reply.is_kept,
+                token=token,
             )
         case RejectedReply():
             return Rejected(
@@ -245,6 +258,7 @@ def result_of(
                 version=reply.version,
                 since=str(since),
                 is_repeated=is_repeated,
+                token=token,
             )
         case FailedReply():
             return Failed(_error_of(reply))

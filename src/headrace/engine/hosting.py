@@ -12,9 +12,11 @@ from headrace.engine.handling import CommandHandling, RecordLimits
 from headrace.engine.models import Engine
 from headrace.engine.partition import EnginePartition
 from headrace.engine.records import AggregateValues
+from headrace.engine.tokens import PartitionTokens
 from headrace.engine.topics import ensure_topics, state_spec
 from headrace.errors import BadArgument
 from headrace.log import Log
+from headrace.model import TopicPartition
 from headrace.runtime import SYSTEM_CLOCK, Clock
 from headrace.serde import Registry
 from headrace.state import KeyValueStore, StatePartition, StateSpec, open_state_store
@@ -49,7 +51,10 @@ async def open_partition(
     states = await StatePartition.open(
         log, [state_spec(engine, values)], partition, open_store=open_store, registry=registry, clock=clock
     )
-    return EnginePartition(CommandHandling(engine, values, partition, limits), states, node=node, clock=clock)
+    journal = TopicPartition(engine.journal_topic, partition) if engine.journal_topic is not None else None
+    tokens = PartitionTokens(states.replicas[engine.name], log, journal)
+    handling = CommandHandling(engine, values, partition, limits)
+    return EnginePartition(handling, states, node=node, clock=clock, tokens=tokens)
 
 
 class EngineHosting:

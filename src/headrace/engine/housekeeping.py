@@ -10,7 +10,7 @@ from headrace.engine.command_queue import CommandQueue
 from headrace.engine.handling import CommandHandling
 from headrace.engine.records import pruned
 from headrace.errors import HeadraceError, NotReadable
-from headrace.observe import get_logger
+from headrace.observe import Health, get_logger
 from headrace.runtime import Clock, moment_of
 from headrace.state import StatePartition
 
@@ -42,6 +42,7 @@ class EngineHousekeeping:
         self._clock = clock
         self._may_confirm = may_confirm
         self._sweep_after = b""
+        self.health = Health("housekeeping")
 
     async def run(self) -> None:
         """Look after the partition every second, until cancelled."""
@@ -51,8 +52,10 @@ class EngineHousekeeping:
             try:
                 self.confirm()
                 self.sweep()
+                self.health.up()
             except HeadraceError as error:
                 at = str(self._replica.at)
+                self.health.down(str(error))
                 _logger.warning("housekeeping failed", engine=self._engine.name, at=at, error=str(error))
 
     def confirm(self) -> None:

@@ -22,6 +22,7 @@ from headrace.engine.handling import CommandHandling
 from headrace.engine.housekeeping import EngineHousekeeping
 from headrace.engine.ports import PartitionOwner
 from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, decode_floor
+from headrace.engine.tokens import PartitionTokens
 from headrace.errors import (
     BadArgument,
     Busy,
@@ -38,8 +39,8 @@ from headrace.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from headrace.model import NewRecord, Position, TopicPartition
-from headrace.observe import get_logger
+from headrace.model import ConsistencyToken, NewRecord, Position, TopicPartition
+from headrace.observe import Health, get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff, BootMoment, Clock, crash_point, moment_of
 from headrace.state import BatchName, StatePartition
 
@@ -56,10 +57,11 @@ _REFUSED_BY_THE_LOG = (BadArgument, Forbidden, RecordTooLarge, TimestampTooFarAh
 
 
 class CommittedAggregate(NamedTuple):
-    """A committed record of an aggregate, None if it has none, and the newest committed batch."""
+    """A committed record of an aggregate, None if it has none, the newest committed batch, and the token of both."""
 
     record: AggregateRecord | None
     since: BatchName
+    token: str = ""
 
 
 class EnginePartition(Generic[S]):
@@ -70,7 +72,13 @@ class EnginePartition(Generic[S]):
     """
 
     def __init__(
-        self, handling: CommandHandling[S], states: StatePartition, *, node: str, clock: Clock = SYSTEM_CLOCK
+        self,
+        handling: CommandHandling[S],
+        states: StatePartition,
+        *,
+        node: str,
+        clock: Clock = SYSTEM_CLOCK,
+        tokens: PartitionTokens | None = None,
     ) -> None:
         self._handling = handling
         self._engine = handling.engine
@@ -78,6 +86,8 @@ class EnginePartition(Generic[S]):
         self._replica = states.replicas[self._engine.name]
         self._node = node
         self._clock = clock
+        self._tokens = tokens or PartitionTokens(self._replica)
+        self.health = Health("commits")
         self._loop = asyncio.get_running_loop()
         self._owner: PartitionOwner | None = None
         self._running: asyncio.Task[None] | None = None
@@ -101,6 +111,7 @@ class EnginePartition(Generic[S]):
         self.housekeeping = EngineHousekeeping(
             handling, states, self._queue, clock=clock, may_confirm=self._may_confirm
         )
+        self.health.adopt(self.housekeeping.health)
 
     # What the node asks.
 
@@ -147,7 +158,9 @@ class EnginePartition(Generic[S]):
                 break
             except Unavailable as error:
                 await self._pause(failures, error)
+        self.health.up()
         self._states.own(_NoOtherWriter(self._engine.name), is_held=True)
+        self._tokens.begin()
         # Below every batch of this epoch, and above every batch of those before.
         self._last = BatchName(epoch, 0)
         self._queue.begin(epoch, self._stored_floor())
@@ -156,6 +169,7 @@ class EnginePartition(Generic[S]):
         """Stop: commands that were in no commit get NotPartitionOwner, and the copy follows the new owner."""
         self._queue.end()
         self._queue.fail_waiting(self._not_owner())
+        self.health.up()  # what failed here is the next owner's now
         await self._states.disown()
         self._states.follow()
 
@@ -164,8 +178,9 @@ class EnginePartition(Generic[S]):
         asked = decode_request(request.payload)
         if isinstance(asked, CommandRequest):
             return encode_answer(await self.submit(asked, deadline_s=deadline_s, attempt=request.attempt))
-        read = await self.read(asked.aggregate, timeout_s=max(0.0, deadline_s - self._loop.time()))
-        return encode_read(read.record, read.since)
+        timeout_s = max(0.0, deadline_s - self._loop.time())
+        read = await self.read(asked.aggregate, timeout_s=timeout_s, at_least=asked.at_least)
+        return encode_read(read.record, read.since, read.token)
 
     async def close(self) -> None:
         """Stop; callers of what was in no commit hear that nothing was done."""
@@ -207,10 +222,17 @@ class EnginePartition(Generic[S]):
             self._pending -= 1
             self._queue.remove(command)
 
-    async def read(self, aggregate: str, *, timeout_s: float) -> CommittedAggregate:
-        """Return what is committed of an aggregate, at a moment after this call began."""
+    async def read(self, aggregate: str, *, timeout_s: float, at_least: str | None = None) -> CommittedAggregate:
+        """Return what is committed of an aggregate, at a moment after this call began.
+
+        Raises BadToken, TokenOfOtherTopic or TokenAhead if the state topic can't have what the token names.
+        """
         await self._owned_by().serve_gate(timeout_s=timeout_s)
-        return CommittedAggregate(await self._stored(aggregate), self._last)
+        if at_least is not None:
+            token = ConsistencyToken.parse(at_least)
+            await self._states.check_token(self._engine.name, token, timeout_s=timeout_s)
+        record, since = await self._stored(aggregate), self._last
+        return CommittedAggregate(record, since, await self._tokens.text())
 
     # Committing.
 
@@ -261,7 +283,9 @@ class EnginePartition(Generic[S]):
             raise
         else:
             crash_point("engine.after-commit")
+            self.health.up()
             metrics.COMMANDS.labels(self._engine.name, "committed").inc(len(batch.outcomes))
+            self._tokens.committed({record.topic for record in records}, committed.positions)
             self._tasks.start(self._reply(batch, committed))
             if batch.generation == self._queue.generation:
                 await self._apply(batch, _landed(records, committed.positions, self._replica.at.topic), began)
@@ -280,12 +304,22 @@ class EnginePartition(Generic[S]):
     async def _reply(self, batch: CommandBatch, committed: Committed) -> None:
         try:
             await self._owned_by().reply_gate(committed)
+            token = await self._token()
         except asyncio.CancelledError:
             self._fail(batch, OutcomeUnknown(self._engine.name, "", "its node is stopping"))
             raise
         self._states.release()
         for command, outcome, is_repeated in batch.outcomes:
-            _tell(command, outcome, batch.name, is_repeated=is_repeated)
+            _tell(command, outcome, batch.name, token, is_repeated=is_repeated)
+
+    async def _token(self) -> str:
+        """Return the token of what is committed, for as long as it takes: a reply without it could not be relied on."""
+        for failures in itertools.count(1):
+            try:
+                return await self._tokens.text()
+            except HeadraceError as error:
+                await self._pause(failures, error)
+        raise AssertionError("it is asked for without an end")
 
     def _repeat(self, batch: CommandBatch) -> None:
         """Handle a batch again that is known not to be committed, and all that was handled on top of it."""
@@ -307,6 +341,7 @@ class EnginePartition(Generic[S]):
     async def _give_up_batch(self, batch: CommandBatch, error: HeadraceError) -> None:
         """Tell the callers that nobody knows; if this is the owner still, read what became of it before going on."""
         _logger.error("a batch can't be settled", engine=self._engine.name, batch=str(batch.name), error=str(error))
+        self.health.down(f"batch {batch.name} can't be settled: {error}")
         self._fail(batch, OutcomeUnknown(self._engine.name, "", str(error)))
         if self._queue.is_begun:
             await self._read_again()
@@ -322,6 +357,7 @@ class EnginePartition(Generic[S]):
                 break
             except HeadraceError as error:
                 await self._pause(failures, error)
+        self.health.up()
         self._queue.rewind(self._stored_floor())
 
     def _fail(self, batch: CommandBatch, error: HeadraceError) -> None:
@@ -349,6 +385,7 @@ class EnginePartition(Generic[S]):
         try:
             if generation == self._queue.generation and not self._owned_by().may_serve():
                 await self._owned_by().serve_gate(timeout_s=max(0.0, command.deadline_s - self._loop.time()))
+            since, token = self._last, await self._tokens.text()
         except HeadraceError as error:
             command.fail(error)
             return
@@ -359,7 +396,7 @@ class EnginePartition(Generic[S]):
             self._queue.again([command])
             self._watch_for_owner()
         else:
-            _tell(command, outcome, self._last, is_repeated=is_repeated)
+            _tell(command, outcome, since, token, is_repeated=is_repeated)
 
     def _give_up(self, command: PendingCommand) -> Answer:
         """Return the answer if it came in the last moment; else raise what is known about the command."""
@@ -420,6 +457,7 @@ class EnginePartition(Generic[S]):
 
     async def _pause(self, failures: int, error: HeadraceError) -> None:
         delay_s = _BACKOFF.delay_s(failures)
+        self.health.down(f"reading {self._replica.at} failed {failures} times: {error}")
         _logger.warning("reading failed", at=str(self._replica.at), error=str(error), retry_in_s=delay_s)
         await asyncio.sleep(delay_s)
 
@@ -433,11 +471,11 @@ def _landed(
     return list(zip(states, places, strict=True))
 
 
-def _tell(command: PendingCommand, outcome: Outcome, since: BatchName, *, is_repeated: bool) -> None:
+def _tell(command: PendingCommand, outcome: Outcome, since: BatchName, token: str, *, is_repeated: bool) -> None:
     if isinstance(outcome, HeadraceError):
         command.fail(outcome)
     else:
-        command.answer(Answer(outcome, since, is_repeated))
+        command.answer(Answer(outcome, since, is_repeated, token))
 
 
 class _NoOtherWriter:

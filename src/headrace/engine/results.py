@@ -28,7 +28,8 @@ class Success(msgspec.Struct, Generic[S], frozen=True, kw_only=True):
     `state` and `version` are the aggregate's after this command, `events` are those that it led to, `value` is what the
     handler replied with. `since` names the newest committed batch, for later commands that may have to be repeated.
     A repeated command id gets the first attempt's result with `is_repeated`; if that reply was too large to be
-    remembered, `is_kept` is False, and only the version is known.
+    remembered, `is_kept` is False, and only the version is known. `token` is the consistency token: any read that is
+    given it, of the state, the journal, a tag or a projection, shows this command.
     """
 
     state: S | None
@@ -38,10 +39,14 @@ class Success(msgspec.Struct, Generic[S], frozen=True, kw_only=True):
     since: str = ""
     is_repeated: bool = False
     is_kept: bool = True
+    token: str = ""
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):
-    """The application does not accept the command. Nothing was done; with a command id, this answer is remembered."""
+    """The application does not accept the command. Nothing was done; with a command id, this answer is remembered.
+
+    `token` is the consistency token of what the decision rests on.
+    """
 
     code: str
     message: str = ""
@@ -49,6 +54,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     since: str = ""
     is_repeated: bool = False
+    token: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True):

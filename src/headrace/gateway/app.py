@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import msgspec
+from opentelemetry.context import Context
 from starlette.datastructures import Headers, QueryParams
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -45,7 +46,7 @@ from headrace.gateway.schemas import SchemaRoutes
 from headrace.gateway.sockets import Sockets, SocketTerms
 from headrace.gateway.streams import StreamResponse, StreamTerms
 from headrace.gateway.tag_events import TagRoutes
-from headrace.observe import get_logger
+from headrace.observe import extract_text, get_logger, span
 
 __all__ = ["CALLER", "GatewayApp"]
 
@@ -55,6 +56,7 @@ _logger = get_logger(__name__)
 SOCKET_PATH = b"/socket"
 TOKEN_PROTOCOL = "headrace.bearer."  # noqa: S105 - a prefix, no token
 _READS = ("GET", "HEAD")
+_MOST_TRACE_STATE = 512
 
 
 class GatewayApp:
@@ -196,7 +198,8 @@ class GatewayApp:
         )
         exchange.is_handling = True
         try:
-            found = await match.route.handler(request)
+            with span("gateway.request", parent=_trace_of(exchange.headers), route=match.route.path):
+                found = await match.route.handler(request)
         except Forbidden as error:
             raise self._refusal(caller, error) from error
         return _response_of(found, match)
@@ -285,6 +288,17 @@ def _response_of(found: Any, match: Match) -> ASGIApp:  # noqa: ANN401 - whateve
     if isinstance(found, Response | StreamResponse):
         return found
     return Response(msgspec.json.encode(found), match.route.answer.status, {"cache-control": "no-store"}, JSON)
+
+
+def _trace_of(headers: Headers) -> Context | None:
+    """Return the caller's trace, which records that the request writes carry on; None if there is none.
+
+    A long tracestate is left out, as the standard allows: callers must not decide how large those records are.
+    """
+    given = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+    if len(given.get("tracestate", "")) > _MOST_TRACE_STATE:
+        del given["tracestate"]
+    return extract_text(given) or None
 
 
 def _socket_terms(settings: GatewaySettings, closing: asyncio.Event) -> SocketTerms:

@@ -12,7 +12,15 @@ from starlette.responses import Response
 from headrace.engine import EngineClient, Rejected, Success
 from headrace.errors import BadArgument, NotFound, NotReadable, PreconditionFailed, RejectedCommand, WrongVersion
 from headrace.gateway.requests import GatewayRequest
-from headrace.gateway.routes import JSON, GatewayRoute, Needs, RouteAnswer, RouteParameter
+from headrace.gateway.routes import (
+    AT_LEAST,
+    JSON,
+    TOKEN_HEADER,
+    GatewayRoute,
+    Needs,
+    RouteAnswer,
+    RouteParameter,
+)
 from headrace.protocol import check_text
 
 __all__ = ["EngineRoutes"]
@@ -45,15 +53,18 @@ class EngineRoutes:
                 _ONE,
                 self.read,
                 "Get the committed state of an aggregate; ETag is its version.",
-                answer=RouteAnswer("The state.", content={JSON: {"type": "object", "required": ["state", "version"]}}),
+                answer=RouteAnswer(
+                    "The state.", content={JSON: {"type": "object", "required": ["state", "version"]}}, has_token=True
+                ),
                 needs=Needs("read", "engine", "{engine}"),
+                parameters=(AT_LEAST,),
             ),
             route(
                 "POST",
                 f"{_ONE}/commands/{{command}}",
                 self.send,
                 "Send a command to an aggregate; the answer comes when its events are in the log.",
-                answer=RouteAnswer("What the command led to.", content={JSON: _RESULT}),
+                answer=RouteAnswer("What the command led to.", content={JSON: _RESULT}, has_token=True),
                 needs=Needs("command", "engine", "{engine}"),
                 parameters=(
                     RouteParameter("Idempotency-Key", "The command's id: sent again, it is done once.", place="header"),
@@ -71,11 +82,11 @@ class EngineRoutes:
 
     async def read(self, request: GatewayRequest) -> object:
         """Answer with the state of an aggregate; None if there is none."""
-        found = await self._client(request).aggregate(request.path["id"]).read()
+        found = await self._client(request).aggregate(request.path["id"]).read(at_least=request.token)
         if found.state is None:
             return None
         content = {"state": msgspec.to_builtins(found.state), "version": found.version, "since": found.since}
-        headers = {"etag": f'"{found.version}"', "cache-control": "no-cache"}
+        headers = {"etag": f'"{found.version}"', "cache-control": "no-cache", TOKEN_HEADER: found.token}
         return Response(msgspec.json.encode(content), headers=headers, media_type=JSON)
 
     async def send(self, request: GatewayRequest) -> object:
@@ -94,7 +105,8 @@ class EngineRoutes:
             raise PreconditionFailed(repr(request.path["id"])) from error
         if isinstance(result, Rejected):
             raise RejectedCommand(result.code, result.message, msgspec.to_builtins(dict(result.details)))
-        return _as_json(client, result)
+        headers = {"cache-control": "no-store", TOKEN_HEADER: result.token}
+        return Response(msgspec.json.encode(_as_json(client, result)), headers=headers, media_type=JSON)
 
     def _client(self, request: GatewayRequest) -> EngineClient[Any]:
         name = request.path["engine"]

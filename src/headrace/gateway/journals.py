@@ -14,9 +14,17 @@ from headrace.errors import AppendIdReused, BadArgument, UnknownTopic, VoidAppen
 from headrace.gateway.event_json import EVENT_SCHEMA, NEW_EVENT_SCHEMA, EventRenderer, NewEvent, payload_of
 from headrace.gateway.ports import GatewayParts, ServedJournal
 from headrace.gateway.requests import GatewayRequest
-from headrace.gateway.routes import JSON, GatewayRoute, Needs, RouteAnswer, RouteParameter
+from headrace.gateway.routes import (
+    AT_LEAST,
+    JSON,
+    TOKEN_HEADER,
+    GatewayRoute,
+    Needs,
+    RouteAnswer,
+    RouteParameter,
+)
 from headrace.gateway.streams import NDJSON, StreamItem, StreamResponse, StreamTerms
-from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent
+from headrace.model import MAX_SEQ_NR, Event, Position, StoredEvent, WrittenPosition
 from headrace.protocol import check_text
 from headrace.serde import JsonRenderer, is_framed
 
@@ -109,6 +117,7 @@ class JournalRoutes:
                     RouteParameter("to", "The last seq_nr.", _NUMBER),
                     RouteParameter("limit", f"Most events of a page; {_LIMIT} if absent.", limits),
                     _AVRO_PARAMETER,
+                    AT_LEAST,
                 ),
             ),
             route(
@@ -116,7 +125,7 @@ class JournalRoutes:
                 _PATH,
                 self.append,
                 "Append events, all of them or none. With Idempotency-Key the request may be repeated.",
-                answer=RouteAnswer("Where the events are.", 201, {JSON: _PLACE_SCHEMA}),
+                answer=RouteAnswer("Where the events are.", 201, {JSON: _PLACE_SCHEMA}, has_token=True),
                 needs=Needs("append", "topic", "{topic}"),
                 parameters=(
                     RouteParameter(
@@ -133,7 +142,7 @@ class JournalRoutes:
                 _PATH,
                 self.delete,
                 "Delete the events up to a seq_nr.",
-                answer=RouteAnswer("Deleted.", 204),
+                answer=RouteAnswer("Deleted.", 204, has_token=True),
                 needs=Needs("delete", "topic", "{topic}"),
                 parameters=(RouteParameter("to", "The last seq_nr to delete.", _NUMBER, is_required=True),),
             ),
@@ -146,6 +155,7 @@ class JournalRoutes:
                     "The pointer.", content={JSON: {"type": "object", "properties": {"pointer": {"type": "integer"}}}}
                 ),
                 needs=Needs("read", "topic", "{topic}"),
+                parameters=(AT_LEAST,),
             ),
             route(
                 "GET",
@@ -154,7 +164,7 @@ class JournalRoutes:
                 "Get one event as JSON, or its payload if that is framed Avro.",
                 answer=RouteAnswer("The event.", content={JSON: EVENT_SCHEMA, AVRO: {"type": "string"}}),
                 needs=Needs("read", "topic", "{topic}"),
-                parameters=(_AVRO_PARAMETER,),
+                parameters=(_AVRO_PARAMETER, AT_LEAST),
             ),
             route(
                 "GET",
@@ -163,13 +173,14 @@ class JournalRoutes:
                 "Get the tags of a journal's replicated events, and how many events each has.",
                 answer=RouteAnswer("Counts by tag.", content={JSON: {"type": "object"}}),
                 needs=Needs("read", "topic", "{topic}"),
+                parameters=(AT_LEAST,),
             ),
             route(
                 "POST",
                 f"{_PATH}/purge",
                 self.purge,
                 "Remove a whole journal; the next append begins a new one.",
-                answer=RouteAnswer("Removed.", 204),
+                answer=RouteAnswer("Removed.", 204, has_token=True),
                 needs=Needs("purge", "topic", "{topic}"),
             ),
         ]
@@ -181,11 +192,12 @@ class JournalRoutes:
         writer = self._writer(request)
         journal = self._parts.journal(request.path["topic"])
         if request.wants((JSON, NDJSON)) == NDJSON:
-            source = _items(journal.read(request.path["id"], first, to_seq_nr=last), writer)
+            events = journal.read(request.path["id"], first, to_seq_nr=last, at_least=request.token)
+            source = _items(events, writer)
             stream = StreamResponse(source, NDJSON, self._terms, request_id=request.request_id, is_live=False)
             return await stream.fetch_first()
         limit = request.number("limit", default=min(_LIMIT, self._page_limit), least=1, most=self._page_limit)
-        found = await _page(journal, request.path["id"], first, last, limit + 1)
+        found = await _page(journal, request.path["id"], first, last, limit + 1, at_least=request.token)
         page = [await writer.write(event) for event in found[:limit]]
         return {"events": page, "next": found[limit].seq_nr if len(found) > limit else None}
 
@@ -195,7 +207,7 @@ class JournalRoutes:
         if not (number.isascii() and number.isdigit() and 1 <= int(number[:20]) <= MAX_SEQ_NR):
             raise BadArgument("seq_nr", number[:60], f"numbers go from 1 to {MAX_SEQ_NR}")
         journal = self._parts.journal(request.path["topic"])
-        found = await _page(journal, request.path["id"], int(number), int(number), 1)
+        found = await _page(journal, request.path["id"], int(number), int(number), 1, at_least=request.token)
         if not found:
             return None
         payload = found[0].payload
@@ -216,9 +228,10 @@ class JournalRoutes:
         journal = await self._writable(topic)
         if events is None:
             written, position = await _append_next(journal, id_, form)
-            return JSONResponse(_place(topic, id_, written, position), 201)
+            return JSONResponse(_place(topic, id_, written, position), 201, {TOKEN_HEADER: position.token})
         found = await _append_numbered(journal, id_, form, events, key)
-        return JSONResponse(_place(topic, id_, events, found), 201)
+        token = await journal.token_of(found) if isinstance(found, StoredEvent) else found.token
+        return JSONResponse(_place(topic, id_, events, found), 201, {TOKEN_HEADER: token})
 
     async def delete(self, request: GatewayRequest) -> object:
         """Delete events; None if there is no journal."""
@@ -226,16 +239,18 @@ class JournalRoutes:
             raise BadArgument("to", None, "it is needed: the last seq_nr to delete")
         to = request.number("to", default=0, least=1, most=MAX_SEQ_NR)
         position = await self._parts.journal(request.path["topic"]).delete(request.path["id"], to=to)
-        return None if position is None else Response(status_code=204)
+        return None if position is None else Response(status_code=204, headers={TOKEN_HEADER: position.token})
 
     async def pointer(self, request: GatewayRequest) -> object:
         """Answer with the last seq_nr; None if there is no journal."""
-        pointer = await self._parts.journal(request.path["topic"]).pointer(request.path["id"])
+        journal = self._parts.journal(request.path["topic"])
+        pointer = await journal.pointer(request.path["id"], at_least=request.token)
         return None if pointer is None else {"pointer": pointer}
 
     async def tags(self, request: GatewayRequest) -> object:
         """Answer with the counts by tag, of the tags that the caller may read."""
-        counts = await self._parts.tags.tags_of(request.path["topic"], request.path["id"])
+        path = request.path
+        counts = await self._parts.tags.tags_of(path["topic"], path["id"], at_least=request.token)
         return {tag: count for tag, count in counts.items() if request.caller.may("read", "tag", tag)}
 
     async def purge(self, request: GatewayRequest) -> object:
@@ -243,8 +258,8 @@ class JournalRoutes:
         journal = self._parts.journal(request.path["topic"])
         if await journal.pointer(request.path["id"]) is None:
             return None
-        await journal.purge(request.path["id"])
-        return Response(status_code=204)
+        position = await journal.purge(request.path["id"])
+        return Response(status_code=204, headers={TOKEN_HEADER: position.token})
 
     async def _form(self, request: GatewayRequest) -> AppendForm:
         """Return what the body asks for. An Avro body is the payload of one event; its schema must be known."""
@@ -280,7 +295,7 @@ async def _append(
     *,
     expected: int,
     key: str | None = None,
-) -> Position:
+) -> WrittenPosition:
     headers = form.headers if key is None else {**form.headers, IDEMPOTENCY_HEADER: key}
     return await journal.append(
         id_,
@@ -295,7 +310,7 @@ async def _append(
 
 async def _append_numbered(
     journal: ServedJournal, id_: str, form: AppendForm, events: Sequence[Event], key: str | None
-) -> Position | StoredEvent:
+) -> WrittenPosition | StoredEvent:
     """Append events that have numbers. A first try that is not remembered here is found in the journal itself."""
     expected = events[0].seq_nr - 1 if form.expected is None else form.expected
     try:
@@ -307,7 +322,7 @@ async def _append_numbered(
         return earlier
 
 
-async def _append_next(journal: ServedJournal, id_: str, form: AppendForm) -> tuple[Sequence[Event], Position]:
+async def _append_next(journal: ServedJournal, id_: str, form: AppendForm) -> tuple[Sequence[Event], WrittenPosition]:
     """Append events behind the last one, and again if another writer was faster."""
     for attempt in range(1, _NEXT_ATTEMPTS + 1):
         pointer = await journal.pointer(id_) or 0
@@ -374,9 +389,11 @@ def _place(topic: str, id_: str, events: Sequence[Event], at: Position | StoredE
     }
 
 
-async def _page(journal: ServedJournal, id_: str, first: int, last: int, limit: int) -> list[StoredEvent]:
+async def _page(
+    journal: ServedJournal, id_: str, first: int, last: int, limit: int, *, at_least: str | None = None
+) -> list[StoredEvent]:
     found: list[StoredEvent] = []
-    async with contextlib.aclosing(journal.read(id_, first, to_seq_nr=last)) as events:
+    async with contextlib.aclosing(journal.read(id_, first, to_seq_nr=last, at_least=at_least)) as events:
         async for event in events:
             found.append(event)
             if len(found) == limit:

@@ -12,7 +12,15 @@ from starlette.responses import JSONResponse, Response
 
 from headrace.errors import BadArgument, NotFound, PreconditionFailed, StateConflict
 from headrace.gateway.requests import GatewayRequest
-from headrace.gateway.routes import JSON, GatewayRoute, Needs, RouteAnswer, RouteParameter
+from headrace.gateway.routes import (
+    AT_LEAST,
+    JSON,
+    TOKEN_HEADER,
+    GatewayRoute,
+    Needs,
+    RouteAnswer,
+    RouteParameter,
+)
 from headrace.gateway.state_forms import AVRO, MessageForm, StateForm, json_of
 from headrace.gateway.streams import NDJSON, StreamItem, StreamResponse, StreamTerms
 from headrace.keyspace import NO_VALUE, KeyspaceClient, KeyspaceSpec, Scattered
@@ -63,7 +71,7 @@ class KeyspaceRoutes:
         read, write, command = (Needs(each, "keyspace", "{keyspace}") for each in ("read", "write", "command"))
         limits = {"type": "integer", "minimum": 1, "maximum": self._page_limit}
         limit = RouteParameter("limit", f"Most pairs; {_LIMIT} if absent.", limits)
-        value = RouteAnswer("The value; ETag is its version.", content=_ANY_OR_AVRO)
+        value = RouteAnswer("The value; ETag is its version.", content=_ANY_OR_AVRO, has_token=True)
         return [
             route(
                 "GET",
@@ -79,14 +87,18 @@ class KeyspaceRoutes:
                 "Get the value of a key, as JSON or as framed Avro.",
                 answer=value,
                 needs=read,
-                parameters=(_STALENESS, RouteParameter("If-None-Match", "The version you have.", place="header")),
+                parameters=(
+                    _STALENESS,
+                    RouteParameter("If-None-Match", "The version you have.", place="header"),
+                    AT_LEAST,
+                ),
             ),
             route(
                 "PUT",
                 KEY_PATH,
                 self.put,
                 "Set the value of a key.",
-                answer=RouteAnswer("Set.", 204),
+                answer=RouteAnswer("Set.", 204, has_token=True),
                 needs=write,
                 parameters=(
                     _MATCH,
@@ -100,7 +112,7 @@ class KeyspaceRoutes:
                 KEY_PATH,
                 self.delete,
                 "Delete a key.",
-                answer=RouteAnswer("Deleted.", 204),
+                answer=RouteAnswer("Deleted.", 204, has_token=True),
                 needs=write,
                 parameters=(_MATCH,),
             ),
@@ -142,7 +154,7 @@ class KeyspaceRoutes:
                 f"{_ONE}/messages/{{message}}",
                 self.send,
                 "Send a message to the handler of its key, or of all partitions, and get the reply.",
-                answer=RouteAnswer("The reply.", content=_ANY),
+                answer=RouteAnswer("The reply.", content=_ANY, has_token=True),
                 needs=command,
                 parameters=(
                     RouteParameter(
@@ -176,10 +188,12 @@ class KeyspaceRoutes:
         """Answer with a value and its version; 304 if the caller has that version."""
         forms, state = self._state(request)
         staleness_s = _seconds(request, "max_staleness_s")
-        found = await forms.served.client.read(state.name, state.key(request.path["key"]), max_staleness_s=staleness_s)
+        found = await forms.served.client.read(
+            state.name, state.key(request.path["key"]), max_staleness_s=staleness_s, at_least=request.token
+        )
         if found.value is None:
             return None
-        headers = {"etag": _etag(found.version), "cache-control": "no-cache"}
+        headers = {"etag": _etag(found.version), "cache-control": "no-cache", TOKEN_HEADER: found.token}
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
         if request.wants((JSON, AVRO) if state.is_avro else (JSON,)) == AVRO:
@@ -197,8 +211,8 @@ class KeyspaceRoutes:
         ttl_s = _seconds(request, "ttl_s")
         expected = await self._expected(request, forms, state, key)
         with _precondition(expected, key):
-            await forms.served.client.put(state.name, key, value, ttl=ttl_s, expected=expected)
-        return Response(status_code=204)
+            written = await forms.served.client.put(state.name, key, value, ttl=ttl_s, expected=expected)
+        return Response(status_code=204, headers={TOKEN_HEADER: written.token})
 
     async def delete(self, request: GatewayRequest) -> object:
         """Delete a key, if its version is the one that the caller names."""
@@ -206,8 +220,8 @@ class KeyspaceRoutes:
         key = state.key(request.path["key"])
         expected = await self._expected(request, forms, state, key)
         with _precondition(expected, key):
-            await forms.served.client.delete(state.name, key, expected=expected)
-        return Response(status_code=204)
+            written = await forms.served.client.delete(state.name, key, expected=expected)
+        return Response(status_code=204, headers={TOKEN_HEADER: written.token})
 
     async def scan(self, request: GatewayRequest) -> object:
         """Answer with a page of a prefix, or with a stream of all pairs."""
@@ -262,8 +276,11 @@ class KeyspaceRoutes:
             return _gathered(await client.scatter(message))
         key = request.headers.get("idempotency-key")
         message_id = None if key is None else check_text("Idempotency-Key", key, least=1, most=_MOST_ID_CHARS)
-        reply = await client.ask(message, message_id=message_id)
-        return Response(status_code=204) if reply is None else JSONResponse(json_of(reply))
+        reply, token = await client.ask_with_token(message, message_id=message_id)
+        headers = {TOKEN_HEADER: token}
+        if reply is None:
+            return Response(status_code=204, headers=headers)
+        return JSONResponse(json_of(reply), headers=headers)
 
     def form(self, keyspace: str, state: str) -> tuple[ServedKeyspace, StateForm]:
         """Return a keyspace and one of its states. Raises NotFound."""

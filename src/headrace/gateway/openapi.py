@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from headrace.gateway.problems import PROBLEM_JSON
-from headrace.gateway.routes import GatewayRoute, RouteParameter
+from headrace.gateway.routes import TOKEN_HEADER, GatewayRoute, RouteParameter
 
 __all__ = ["openapi_document", "openapi_page"]
 
@@ -76,6 +76,9 @@ def _operation(route: GatewayRoute, has_authentication: bool) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": route.answer.about}
     if route.answer.content:
         answer["content"] = {media: {"schema": schema} for media, schema in route.answer.content.items()}
+    if route.answer.has_token:
+        about = "The consistency token: a read that is sent with it shows what was written or read here."
+        answer["headers"] = {TOKEN_HEADER: {"description": about, "schema": {"type": "string"}}}
     operation: dict[str, Any] = {
         "operationId": _operation_id(route),
         "summary": route.summary,

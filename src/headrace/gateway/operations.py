@@ -92,7 +92,7 @@ class OperationRoutes:
     async def ready(self, request: GatewayRequest) -> object:
         """Answer with the state, without reasons: everybody may ask."""
         await self._refresh()
-        state = HealthState.DOWN if self._closing.is_set() else self._health.state
+        state = HealthState.DOWN if self._closing.is_set() else self._health.readiness
         return JSONResponse({"state": str(state)}, 200 if state is HealthState.UP else 503, _NO_STORE)
 
     async def health(self, request: GatewayRequest) -> object:

@@ -73,7 +73,7 @@ class Origins:
         return {
             "vary": "origin",
             "access-control-allow-origin": origin,
-            "access-control-expose-headers": "etag, retry-after, x-request-id",
+            "access-control-expose-headers": "etag, headrace-token, retry-after, x-request-id",
         }
 
     def preflight(self, headers: Headers) -> dict[str, str] | None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from datetime import timedelta
 from typing import Protocol
 
-from headrace.model import Event, Position, StoredEvent
+from headrace.model import Event, StoredEvent, WrittenPosition
 from headrace.observe import Health
 from headrace.protocol import UNCHECKED, Expected
 from headrace.serde import Registry
@@ -28,25 +28,29 @@ class ServedJournal(Protocol):
         metadata: object = None,
         headers: Mapping[str, str] | None = None,
         expire_after: timedelta | str | None = None,
-    ) -> Position:
+    ) -> WrittenPosition:
         """Write events, all of them or none."""
         ...
 
     def read(
-        self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None
+        self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None, at_least: str | None = None
     ) -> AsyncGenerator[StoredEvent, None]:
         """Yield events."""
         ...
 
-    async def pointer(self, id_: str) -> int | None:
+    async def pointer(self, id_: str, *, at_least: str | None = None) -> int | None:
         """Return the last seq_nr."""
         ...
 
-    async def delete(self, id_: str, *, to: int) -> Position | None:
+    async def token_of(self, event: StoredEvent) -> str:
+        """Return the consistency token of an event."""
+        ...
+
+    async def delete(self, id_: str, *, to: int) -> WrittenPosition | None:
         """Delete events up to a seq_nr."""
         ...
 
-    async def purge(self, id_: str) -> Position:
+    async def purge(self, id_: str) -> WrittenPosition:
         """Remove the journal."""
         ...
 
@@ -55,16 +59,22 @@ class ServedTags(Protocol):
     """Queries by tag, as `headrace.tags.TagQueries` has them."""
 
     def events(
-        self, tag: str | list[str], *, after: After = None, live: bool = False, skip_trimmed: bool = False
+        self,
+        tag: str | list[str],
+        *,
+        after: After = None,
+        live: bool = False,
+        skip_trimmed: bool = False,
+        at_least: str | None = None,
     ) -> AsyncGenerator[TaggedEvent, None]:
         """Yield the events of tags."""
         ...
 
-    async def tags(self) -> list[str]:
+    async def tags(self, *, at_least: str | None = None) -> list[str]:
         """Return all tags."""
         ...
 
-    async def tags_of(self, topic: str, id_: str) -> dict[str, int]:
+    async def tags_of(self, topic: str, id_: str, *, at_least: str | None = None) -> dict[str, int]:
         """Return the tags of a journal."""
         ...
 

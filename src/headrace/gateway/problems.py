@@ -51,6 +51,10 @@ _ANSWERS: Mapping[type[BaseException], _Answer] = {
     errors.UnknownPartition: _Answer(404, ("topic", "partition")),
     errors.TopicExists: _Answer(409, ("topic",)),
     errors.OffsetOutOfRange: _Answer(410, ("topic", "partition", "offset", "start", "end")),
+    errors.BadToken: _Answer(400),
+    # Who may not read a topic must not learn its id or its end by making up a token.
+    errors.TokenOfOtherTopic: _Answer(409, is_told=False),
+    errors.TokenAhead: _Answer(409, is_told=False),
     errors.TagTrimmed: _Answer(410, ("tag", "last")),
     errors.RecordTooLarge: _Answer(413, ("size_bytes", "limit_bytes")),
     errors.TimestampTooFarAhead: _Answer(409),
@@ -113,6 +117,7 @@ _FAILURES: Mapping[str, int] = {
 
 _GENERAL = {
     404: "there is nothing with this name, number or id",
+    409: "the consistency token does not fit what is there now; take the token of a newer write, or read without one",
     500: "the gateway failed; its log has the reason, under this request's id",
     501: "this gateway does not do that",
     503: "this can't be answered now; try again later",
@@ -159,7 +164,7 @@ def problem_of(error: BaseException) -> HttpProblem:
 def problem_response(error: BaseException, request_id: str) -> Response:
     """Return the response to an error; what the caller is not told is logged."""
     problem = problem_of(error)
-    if problem.detail in _GENERAL.values() and problem.status != 404:
+    if problem.detail in _GENERAL.values() and problem.status >= 500:
         is_bug = problem.status == 500
         log = _logger.error if is_bug else _logger.warning
         log(

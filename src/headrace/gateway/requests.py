@@ -10,7 +10,8 @@ from starlette.datastructures import Headers, QueryParams
 
 from headrace.errors import BadArgument, WrongMediaType
 from headrace.gateway.permissions import Caller
-from headrace.gateway.routes import JSON, GatewayRoute
+from headrace.gateway.routes import JSON, TOKEN_HEADER, GatewayRoute
+from headrace.model import combine_tokens
 
 __all__ = ["GatewayRequest", "chosen_media_type"]
 
@@ -20,7 +21,10 @@ _MOST_DIGITS = 20  # of the largest number that any parameter takes
 
 
 class GatewayRequest:
-    """One request. The body has been read, and is at most as large as the settings allow."""
+    """One request. The body has been read, and is at most as large as the settings allow.
+
+    `token` is the consistency token of what the answer must show; None if the caller sent none.
+    """
 
     def __init__(
         self,
@@ -39,6 +43,7 @@ class GatewayRequest:
         self.body = body
         self.caller = caller
         self.request_id = request_id
+        self.token = _token_of(headers)
         if not route.takes_any_query:
             self._check_query()
 
@@ -96,6 +101,12 @@ class GatewayRequest:
             if name not in known:
                 rule = f"this route has {', '.join(known)}" if known else "this route has no parameters"
                 raise BadArgument("parameter", name[:60], rule)
+
+
+def _token_of(headers: Headers) -> str | None:
+    """Return the tokens of the header as one. Raises BadToken, also for routes that have no use for a token."""
+    given = [text.strip() for line in headers.getlist(TOKEN_HEADER) for text in line.split(",")]
+    return combine_tokens(*given) if given else None
 
 
 def chosen_media_type(accept: str, offered: Sequence[str]) -> str:

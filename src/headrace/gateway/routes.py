@@ -16,7 +16,18 @@ from headrace.gateway.permissions import ResourceKind
 if TYPE_CHECKING:
     from headrace.gateway.requests import GatewayRequest
 
-__all__ = ["JSON", "GatewayRoute", "Handler", "Match", "Needs", "RouteAnswer", "RouteParameter", "RouteTable"]
+__all__ = [
+    "AT_LEAST",
+    "JSON",
+    "TOKEN_HEADER",
+    "GatewayRoute",
+    "Handler",
+    "Match",
+    "Needs",
+    "RouteAnswer",
+    "RouteParameter",
+    "RouteTable",
+]
 
 Handler: TypeAlias = "Callable[[GatewayRequest], Awaitable[object]]"
 JsonSchema: TypeAlias = Mapping[str, Any]
@@ -47,13 +58,22 @@ class RouteParameter:
     is_required: bool = False
 
 
+TOKEN_HEADER = "Headrace-Token"  # noqa: S105 - a name, and no secret
+"""The header of consistency tokens: of answers to writes, and of requests that must show what was written."""
+
+AT_LEAST = RouteParameter(
+    TOKEN_HEADER, "The consistency token of a write, or several with commas: the answer shows it.", place="header"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class RouteAnswer:
-    """A successful answer: its status, and its schema by media type."""
+    """A successful answer: its status, its schema by media type, and whether it has a consistency token."""
 
     about: str
     status: int = 200
     content: Mapping[str, JsonSchema] = field(default_factory=dict)
+    has_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ class _Subscribe(msgspec.Struct, frozen=True, tag="subscribe", tag_field="op", f
     key: str
     after: str | None = None
     format: Literal["json", "avro"] = "json"
+    token: str | None = None
 
 
 class _Unsubscribe(msgspec.Struct, frozen=True, tag="unsubscribe", tag_field="op", forbid_unknown_fields=True):
@@ -316,7 +317,7 @@ class _ManySocket(_Socket):
 
     async def _followed(self, request: _Subscribe, served: ServedKeyspace, state: StateForm, key: Any) -> None:  # noqa: ANN401
         try:
-            await _follow(self, request.id, served, state, key, request.after)
+            await _follow(self, request.id, served, state, key, request.after, request.token)
         except HeadraceError as error:
             await self._tell(request.id, error)
             self._forget(request.id)
@@ -346,9 +347,11 @@ async def _follow(
     state: StateForm,
     key: Any,  # noqa: ANN401
     after: str | None,
+    token: str | None = None,
 ) -> None:
     """Put the changes of a key into the socket's queue, until cancelled. Raises what ends the subscription."""
-    async with contextlib.aclosing(served.client.changes(state.name, key, after=after)) as changes:  # type: ignore[type-var]
+    found = served.client.changes(state.name, key, after=after, at_least=token)
+    async with contextlib.aclosing(found) as changes:  # type: ignore[type-var]
         async for change in changes:
             if not change.is_heartbeat:
                 socket.queue.put(number, change)

@@ -16,7 +16,7 @@ from headrace.gateway.event_json import EVENT_SCHEMA, EventRenderer
 from headrace.gateway.permissions import Caller
 from headrace.gateway.ports import GatewayParts
 from headrace.gateway.requests import GatewayRequest
-from headrace.gateway.routes import JSON, GatewayRoute, RouteAnswer, RouteParameter
+from headrace.gateway.routes import AT_LEAST, JSON, GatewayRoute, RouteAnswer, RouteParameter
 from headrace.gateway.streams import EVENT_STREAM, NDJSON, StreamItem, StreamResponse, StreamTerms
 from headrace.serde import JsonRenderer
 from headrace.tags import After, TaggedEvent
@@ -58,6 +58,7 @@ class TagRoutes:
                 self.tags,
                 "List the tags of replicated events, of those that the caller may read.",
                 answer=RouteAnswer("The tags.", content={JSON: {"type": "object", "required": ["tags"]}}),
+                parameters=(AT_LEAST,),
             ),
             route(
                 "GET",
@@ -78,13 +79,15 @@ class TagRoutes:
                         "avro", "With `json`, payloads that are framed Avro are decoded.", {"enum": ["json"]}
                     ),
                     RouteParameter("Last-Event-ID", "The same as `after`, which it wins over.", place="header"),
+                    AT_LEAST,
                 ),
             ),
         ]
 
     async def tags(self, request: GatewayRequest) -> object:
         """Answer with the tags that the caller may read."""
-        return {"tags": [tag for tag in await self._parts.tags.tags() if request.caller.may("read", "tag", tag)]}
+        found = await self._parts.tags.tags(at_least=request.token)
+        return {"tags": [tag for tag in found if request.caller.may("read", "tag", tag)]}
 
     async def events(self, request: GatewayRequest) -> object:
         """Answer with a page of events, or with a stream."""
@@ -96,7 +99,9 @@ class TagRoutes:
             if is_live:
                 raise BadArgument("live", True, f"a page ends; ask for {NDJSON} or {EVENT_STREAM}")
             return await self._page(request, tags, after)
-        found = self._parts.tags.events(tags, after=after, live=is_live, skip_trimmed=request.flag("skip_trimmed"))
+        found = self._parts.tags.events(
+            tags, after=after, live=is_live, skip_trimmed=request.flag("skip_trimmed"), at_least=request.token
+        )
         response = StreamResponse(
             _items(found, self._writer(request), request.caller),
             media_type,
@@ -112,7 +117,9 @@ class TagRoutes:
         writer = self._writer(request)
         page: list[dict[str, Any]] = []
         place = str(after) if isinstance(after, str) else None
-        found = self._parts.tags.events(tags, after=after, skip_trimmed=request.flag("skip_trimmed"))
+        found = self._parts.tags.events(
+            tags, after=after, skip_trimmed=request.flag("skip_trimmed"), at_least=request.token
+        )
         async with contextlib.aclosing(found) as events:
             async for event in events:
                 if len(page) == limit:

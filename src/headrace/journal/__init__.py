@@ -5,7 +5,7 @@ log had, or raises; records have kafka-journal's format, so that JVM services ca
 Does not promise: an order between entities; bulk movement of events, which is the pipeline's.
 """
 
-from headrace.journal.append import AppendOptions, NewAppend, new_append
+from headrace.journal.append import AppendedEvents, AppendOptions, NewAppend, new_append
 from headrace.journal.engine_claims import claim_for_engine, release_from_engine
 from headrace.journal.growth import grow_topic
 from headrace.journal.head_cache import HeadCache
@@ -33,6 +33,7 @@ from headrace.journal.retention import (
 )
 from headrace.journal.snapshots import JournalSnapshots, Snapshot
 from headrace.journal.store_claims import claim_topic, drop_other_claims
+from headrace.journal.tokens import wait_until_replicated
 from headrace.journal.topology import Topology, layout_key
 from headrace.journal.window import View, Windows, fold
 from headrace.protocol import UNCHECKED, Expected, Layout, Unchecked
@@ -42,6 +43,7 @@ __all__ = [
     "RETENTION_MS",
     "UNCHECKED",
     "AppendOptions",
+    "AppendedEvents",
     "Expected",
     "HeadCache",
     "Held",
@@ -81,6 +83,7 @@ __all__ = [
     "replicate_batch",
     "retention_probe",
     "time_left",
+    "wait_until_replicated",
     "why_records_expire",
     "write_mark",
 ]

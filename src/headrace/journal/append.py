@@ -28,7 +28,7 @@ from headrace.journal.read import JournalReader
 from headrace.journal.topology import Routed, Topology
 from headrace.journal.window import KnownJournalState, without_skipped
 from headrace.log import Log
-from headrace.model import Event, Headers, NewRecord, Position, TopicPartition
+from headrace.model import Event, Headers, NewRecord, Position, TopicPartition, WrittenPosition
 from headrace.observe import inject
 from headrace.protocol import (
     MAX_METADATA_BYTES,
@@ -57,7 +57,7 @@ from headrace.protocol import (
 from headrace.runtime import crash_point
 from headrace.store import JournalMeta, Place
 
-__all__ = ["AppendOptions", "JournalWriter", "NewAppend", "new_append", "record_of"]
+__all__ = ["AppendOptions", "AppendedEvents", "JournalWriter", "NewAppend", "new_append", "record_of"]
 
 _TRACE_PARENT = "traceparent"
 _canonical_json = msgspec.json.Encoder(order="deterministic").encode
@@ -72,6 +72,24 @@ class AppendOptions(msgspec.Struct, frozen=True, kw_only=True):
     expire_after: timedelta | str | None = None
     origin: str | None = None
     version: str | None = None
+
+
+class AppendedEvents(tuple[Event, ...]):
+    """The events of an append with their numbers. `position` is that of their record, with its consistency token."""
+
+    position: WrittenPosition
+
+    @classmethod
+    def at(cls, events: Sequence[Event], position: WrittenPosition) -> AppendedEvents:
+        """Return events that were written at a position."""
+        appended = cls(events)
+        appended.position = position
+        return appended
+
+    @property
+    def token(self) -> str:
+        """The consistency token for reads that must show these events."""
+        return self.position.token
 
 
 class NewAppend(msgspec.Struct, frozen=True, kw_only=True, gc=False):

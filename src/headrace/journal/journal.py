@@ -7,7 +7,7 @@ from datetime import timedelta
 from time import perf_counter
 
 from headrace.errors import BadArgument, ReadOnlyHandle, TopicShared, UnknownTopic, VoidAppend, WrongSeqNr
-from headrace.journal.append import AppendOptions, JournalWriter, new_append
+from headrace.journal.append import AppendedEvents, AppendOptions, JournalWriter, new_append
 from headrace.journal.attempts import AppendAttempt
 from headrace.journal.head_cache import HeadCache
 from headrace.journal.history import Moment, PartitionStats, history, partition_stats
@@ -17,8 +17,18 @@ from headrace.journal.read import JournalReader
 from headrace.journal.snapshots import JournalSnapshots
 from headrace.journal.topology import LEASE_S, Topology
 from headrace.journal.window import Windows
-from headrace.log import Log
-from headrace.model import MAX_SEQ_NR, Event, Payload, Position, StoredEvent, check_topic_name
+from headrace.log import Log, check_token
+from headrace.model import (
+    MAX_SEQ_NR,
+    ConsistencyToken,
+    Event,
+    Payload,
+    Position,
+    StoredEvent,
+    TokenPlace,
+    WrittenPosition,
+    check_topic_name,
+)
 from headrace.observe import span
 from headrace.protocol import (
     UNCHECKED,
@@ -104,8 +114,8 @@ class Journal:
         expire_after: timedelta | str | None = None,
         origin: str | None = None,
         version: str | None = None,
-    ) -> Position:
-        """Write events, all of them or none; return the position of their record.
+    ) -> WrittenPosition:
+        """Write events, all of them or none; return the position of their record, with its consistency token.
 
         `expected` is the seq_nr that the journal must be at, else WrongSeqNr is raised. 0 and None mean that there must
         be no journal, so that `expected=await journal.pointer(id_)` is safe.
@@ -137,12 +147,14 @@ class Journal:
             with span("journal.append", topic=self.topic, id=id_):
                 new = new.traced()
                 if prepared is not None:
-                    return await self._writer.append_attempt(prepared, new, expected=required)
-                if once is not None:
-                    return await self._writer.append_once(id_, new, expected=required, append_id=once)
-                if required is None:
-                    return await self._writer.append(id_, new)
-                return await self._writer.append_checked(id_, new, expected=required)
+                    position = await self._writer.append_attempt(prepared, new, expected=required)
+                elif once is not None:
+                    position = await self._writer.append_once(id_, new, expected=required, append_id=once)
+                elif required is None:
+                    position = await self._writer.append(id_, new)
+                else:
+                    position = await self._writer.append_checked(id_, new, expected=required)
+                return self._written(position)
         finally:
             self._operations.end("append", id_, perf_counter() - started_s)
 
@@ -158,8 +170,8 @@ class Journal:
         expire_after: timedelta | str | None = None,
         origin: str | None = None,
         version: str | None = None,
-    ) -> tuple[Event, ...]:
-        """Append payloads as the next events, all of them or none; return the events with their numbers.
+    ) -> AppendedEvents:
+        """Append payloads as the next events, all of them or none; return the events with their numbers and token.
 
         Other writers may append at the same time: it reads the pointer, expects it, and tries again if another writer
         was faster. For decisions that depend on what the journal holds, use `append` with `expected`.
@@ -182,12 +194,12 @@ class Journal:
             try:
                 with self._operations.begin("append", id_), span("journal.append", topic=self.topic, id=id_):
                     new = new_append(events, options).traced()
-                    await self._writer.append_checked(id_, new, expected=pointer)
+                    position = await self._writer.append_checked(id_, new, expected=pointer)
             except (WrongSeqNr, VoidAppend):  # another writer was faster
                 if attempt == _NEXT_ATTEMPTS:
                     raise
             else:
-                return events
+                return AppendedEvents.at(events, self._written(position))
         raise AssertionError("the last attempt returns or raises")
 
     async def prepare(self, id_: str) -> str:
@@ -199,16 +211,19 @@ class Journal:
         return (await self._writer.prepare(check_id(id_))).dump()
 
     async def read(
-        self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None
+        self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None, at_least: str | None = None
     ) -> AsyncGenerator[StoredEvent, None]:
         """Yield the events from a seq_nr on, up to and including `to_seq_nr` if that is given. Huge journals stream.
 
-        A journal that was never written is empty, also if its topic does not exist yet. Raises ReadAgain if a delete
-        or purge happens during the read, JournalHeld, RecordsLost, TimedOut.
+        A journal that was never written is empty, also if its topic does not exist yet. Every read shows what was
+        written before it began; with `at_least` it is also checked that the log has what that token names. Raises
+        ReadAgain if a delete or purge happens during the read, JournalHeld, RecordsLost, TimedOut, and for the token
+        BadToken, TokenOfOtherTopic, TokenAhead.
         """
         id_ = check_id(id_)
         first = check_seq_nr("from_seq_nr", from_seq_nr, most=None)
         last = MAX_SEQ_NR if to_seq_nr is None else check_seq_nr("to_seq_nr", to_seq_nr, most=None)
+        await self._check_token(at_least)
         if not await self._topic_exists():
             return
         with self._operations.begin("read", id_) as operation:
@@ -217,16 +232,17 @@ class Journal:
                     yield event
             operation.lap("events")
 
-    async def pointer(self, id_: str) -> int | None:
-        """Return the journal's last seq_nr; None if there is no journal."""
+    async def pointer(self, id_: str, *, at_least: str | None = None) -> int | None:
+        """Return the journal's last seq_nr; None if there is no journal. `at_least` is a token, as in `read`."""
         id_ = check_id(id_)
+        await self._check_token(at_least)
         if not await self._topic_exists():
             return None
         with self._operations.begin("pointer", id_) as operation, span("journal.pointer", topic=self.topic, id=id_):
             view = await self._reader.view(id_, operation)
         return pointer_of(view.meta) if exists(view.meta) else None
 
-    async def delete(self, id_: str, *, to: int) -> Position | None:
+    async def delete(self, id_: str, *, to: int) -> WrittenPosition | None:
         """Delete the events up to a seq_nr, or up to the pointer if that is lower.
 
         Returns None, and writes nothing, if there is no journal. MAX_SEQ_NR deletes all events. If the journal is
@@ -241,16 +257,22 @@ class Journal:
             if meta is None or not exists(meta):
                 return None
             to = min(to, pointer_of(meta))
-            return await self._writer.write(id_, Delete(to=to, origin=self._origin, incarnation=meta.record_id))
+            action = Delete(to=to, origin=self._origin, incarnation=meta.record_id)
+            return self._written(await self._writer.write(id_, action))
 
-    async def purge(self, id_: str) -> Position:
+    async def purge(self, id_: str) -> WrittenPosition:
         """Remove the whole journal; the next append begins a new one."""
         self._check_writable("purge")
         id_ = check_id(id_)
         with self._operations.begin("purge", id_), span("journal.purge", topic=self.topic, id=id_):
             position = await self._writer.write(id_, Purge(origin=self._origin))
             self._writer.forget(id_)
-            return position
+            return self._written(position)
+
+    async def token_of(self, event: StoredEvent) -> str:
+        """Return the consistency token of an event that was read."""
+        place = TokenPlace(self.topic, (await self._topology.layout()).topic_id, event.partition, event.offset)
+        return str(ConsistencyToken((place,)))
 
     async def mark(self, id_: str, mark_id: str) -> int:
         """Write a Mark, which changes nothing, and return its offset."""
@@ -291,6 +313,17 @@ class Journal:
         """Raise TopicShared if readers of the topic would see an append that was refused."""
         if await self._topology.is_shared():
             raise TopicShared(self.topic, operation)
+
+    async def _check_token(self, text: str | None) -> None:
+        """Check that the log has what a token names: of this topic, or, if it names nothing of it, of all topics."""
+        if text is None:
+            return
+        token = ConsistencyToken.parse(text)
+        mine = token.of_topic(self.topic)
+        await check_token(self._log, ConsistencyToken(mine) if mine else token)
+
+    def _written(self, position: Position) -> WrittenPosition:
+        return WrittenPosition.at(position, self._topology.topic_id)
 
     def _check_writable(self, operation: str) -> None:
         if self._is_read_only:

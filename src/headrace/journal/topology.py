@@ -104,6 +104,11 @@ class Topology:
         if self._engine:
             raise TopicClaimed(self.topic, self._engine, operation)
 
+    @property
+    def topic_id(self) -> str:
+        """The topic's id as it was last read; empty before the layout was read."""
+        return "" if self._layout is None else self._layout.topic_id
+
     async def layout(self) -> Layout:
         """Return the layout, at most a lease old. Calls that come while it is being read share that read."""
         if (known := self._fresh()) is not None:

@@ -9,7 +9,7 @@ commit.
 
 from headrace.keyspace.apps import App
 from headrace.keyspace.calls import REPLIES
-from headrace.keyspace.client import NO_VALUE, KeyRead, KeyspaceClient, Scattered
+from headrace.keyspace.client import NO_VALUE, KeyRead, KeyspaceClient, KeyWritten, Scattered, TokenReply
 from headrace.keyspace.context import Context
 from headrace.keyspace.declaration import EVERY_NODE, Keyspace, KeyspaceSpec, consumes, handles, state
 from headrace.keyspace.hosting import KeyspaceHosting, StateFolder
@@ -26,6 +26,7 @@ __all__ = [
     "Context",
     "InputStream",
     "KeyRead",
+    "KeyWritten",
     "Keyspace",
     "KeyspaceClient",
     "KeyspaceHosting",
@@ -37,6 +38,7 @@ __all__ = [
     "State",
     "StateFolder",
     "StreamContext",
+    "TokenReply",
     "change_phase",
     "consumes",
     "handles",

@@ -30,6 +30,7 @@ from headrace.keyspace.messages import (
     FindByIndex,
     GetValue,
     MessageCodecs,
+    PlacedReply,
     PollChanges,
     PutValue,
     RawPage,
@@ -40,6 +41,8 @@ from headrace.keyspace.messages import (
     longer_chain,
 )
 from headrace.keyspace.routes import KeyspaceRoute
+from headrace.model import ConsistencyToken, TokenPlace
+from headrace.observe import inject, span
 from headrace.runtime import Backoff
 from headrace.serde import Registry
 from headrace.state import (
@@ -54,7 +57,7 @@ from headrace.state import (
     index_row,
 )
 
-__all__ = ["NO_VALUE", "KeyRead", "KeyspaceClient", "LocalCopies", "Scattered"]
+__all__ = ["NO_VALUE", "KeyRead", "KeyWritten", "KeyspaceClient", "LocalCopies", "Scattered", "TokenReply"]
 
 NO_VALUE = -1
 """The version of a key that has no value."""
@@ -83,13 +86,37 @@ class LocalCopies(Protocol):
 class KeyRead(NamedTuple):
     """A value and its version, and what the copy was worth: everything up to `offset` is in it, as of `age_ms` ago.
 
-    `version` is the offset that the value was written at, -1 if the key has none.
+    `version` is the offset that the value was written at, -1 if the key has none. `place` is what the token names.
     """
 
     value: Any
     version: int
     offset: int | None
     age_ms: int | None
+    place: TokenPlace | None = None
+
+    @property
+    def token(self) -> str:
+        """The consistency token of what was read: a read that is given it shows nothing older."""
+        return str(ConsistencyToken(() if self.place is None else (self.place,)))
+
+
+class KeyWritten(NamedTuple):
+    """The places of what a write left in the log."""
+
+    places: tuple[TokenPlace, ...]
+
+    @property
+    def token(self) -> str:
+        """The consistency token for reads that must show the write."""
+        return str(ConsistencyToken.of(self.places))
+
+
+class TokenReply(NamedTuple):
+    """The reply to a message, and the consistency token for reads that must show what its handler wrote."""
+
+    reply: Any
+    token: str
 
 
 class Scattered(NamedTuple):
@@ -147,17 +174,26 @@ class KeyspaceClient:
         With a `message_id` it is safe to repeat: it is handled once, and every repeat gets the first reply, for as long
         as `keyspace.replies_kept_s` says. Raises UnknownMessage, what the handler raises, and TimedOut.
         """
-        handler, routing, payload = await self._call_of(message, chain, message_id)
-        reply = await self._route.ask(
-            routing, payload, command_id=message_id, is_read=handler.is_read, timeout_s=timeout_s
-        )
+        handler, routing, call = await self._call_of(message, chain, message_id)
+        reply = await self._asked(handler, routing, call, message_id, timeout_s)
         return await self._codecs.reply(handler, reply)
+
+    async def ask_with_token(
+        self, message: object, *, message_id: str | None = None, timeout_s: float | None = None
+    ) -> TokenReply:
+        """Return the reply as `ask` does, with the consistency token of what the handler wrote, or else read."""
+        handler, routing, call = await self._call_of(message, (), message_id)
+        call = msgspec.structs.replace(call, wants_places=True)
+        placed = PlacedReply.decode(await self._asked(handler, routing, call, message_id, timeout_s))
+        return TokenReply(await self._codecs.reply(handler, placed.reply), placed.token)
 
     async def ack(self, message: object, *, message_id: str | None = None) -> Any:  # noqa: ANN401
         """Return the reply, after three attempts at most; the owner does the work once. Never repeats a refusal."""
         message_id = message_id or uuid.uuid4().hex
-        handler, routing, payload = await self._call_of(message, (), message_id)
-        return await self._codecs.reply(handler, await self._route.ack(routing, payload, message_id=message_id))
+        handler, routing, call = await self._call_of(message, (), message_id)
+        with span("keyspace.ask", keyspace=self.name, message=call.message):
+            reply = await self._route.ack(routing, encode(_traced(call)), message_id=message_id)
+        return await self._codecs.reply(handler, reply)
 
     def tell(self, message: object) -> None:
         """Send a message, at most once, and return at once; failures are counted and logged."""
@@ -195,10 +231,14 @@ class KeyspaceClient:
         key: Any,  # noqa: ANN401
         *,
         max_staleness_s: float | None = None,
-        at_least: int | None = None,
+        at_least: int | str | None = None,
         timeout_s: float | None = None,
     ) -> Any:  # noqa: ANN401
-        """Return the value of a key; None if it has none. With `max_staleness_s` a standby may answer."""
+        """Return the value of a key; None if it has none. With `max_staleness_s` a standby may answer.
+
+        `at_least` is an offset, or the consistency token of a write or read, that the copy must have reached. A standby
+        that has not leaves the answer to the owner. Raises BadToken, TokenOfOtherTopic, TokenAhead.
+        """
         read = await self.read(state, key, max_staleness_s=max_staleness_s, at_least=at_least, timeout_s=timeout_s)
         return read.value
 
@@ -208,18 +248,21 @@ class KeyspaceClient:
         key: Any,  # noqa: ANN401
         *,
         max_staleness_s: float | None = None,
-        at_least: int | None = None,
+        at_least: int | str | None = None,
         timeout_s: float | None = None,
     ) -> KeyRead:
-        """Return the value of a key with the offset that the copy has come to, and its age."""
+        """Return the value of a key with the offset that the copy has come to, its age and its token; see `get`."""
         opened = await self._state(state)
-        asked = GetValue(opened.spec.name, opened.keys.encode(key), max_staleness_s, at_least)
+        offset, token = (None, at_least) if isinstance(at_least, str) else (at_least, None)
+        if token is not None:
+            ConsistencyToken.parse(token)
+        asked = GetValue(opened.spec.name, opened.keys.encode(key), max_staleness_s, offset, token)
         routing = opened.keys.routing_bytes(key)
         reply = await self._ask_copy(routing, asked, is_stale_fine=max_staleness_s is not None, timeout_s=timeout_s)
         found = _reads.decode(reply)
         value = await _decoded(opened.values, found.value)
         version = NO_VALUE if found.written is None else found.written
-        return KeyRead(value, version, found.offset, found.age_ms)
+        return KeyRead(value, version, found.offset, found.age_ms, found.place)
 
     async def prefix(
         self,
@@ -280,7 +323,7 @@ class KeyspaceClient:
         ttl: Duration | None = None,
         expected: int | None = None,
         timeout_s: float | None = None,
-    ) -> None:
+    ) -> KeyWritten:
         """Set the value of a key; with `expected`, the version that a read came with, only if it still is.
 
         Raises StateConflict if it is not.
@@ -290,7 +333,7 @@ class KeyspaceClient:
             raise BadArgument("value", None, "None is no value; delete the key instead")
         data, ttl_ms = opened.values.encode(value), opened.spec.ttl_ms_of(key, value, ttl)
         is_due = ttl_ms is not None and ttl_ms <= 0
-        await self._put(opened, key, None if is_due else data, None if is_due else ttl_ms, expected, timeout_s)
+        return await self._put(opened, key, None if is_due else data, None if is_due else ttl_ms, expected, timeout_s)
 
     async def delete(
         self,
@@ -299,9 +342,9 @@ class KeyspaceClient:
         *,
         expected: int | None = None,
         timeout_s: float | None = None,
-    ) -> None:
+    ) -> KeyWritten:
         """Delete a key; nothing happens if it has no value."""
-        await self._put(await self._state(state), key, None, None, expected, timeout_s)
+        return await self._put(await self._state(state), key, None, None, expected, timeout_s)
 
     # Changes.
 
@@ -312,15 +355,21 @@ class KeyspaceClient:
         *,
         after: int | str | None = None,
         heartbeat_s: float | None = None,
+        at_least: str | None = None,
     ) -> AsyncIterator[StateChange[Any, Any]]:
         """Yield the changes of a key as they are committed, whichever node owns it at the time.
 
         Without `after` the present value comes first; with an offset or token every change after it, or, if some may be
-        missing, the present value with `is_lagged`. With `heartbeat_s` silence is broken by a heartbeat.
+        missing, the present value with `is_lagged`. With `heartbeat_s` silence is broken by a heartbeat. With the
+        consistency token `at_least` the present value is no older than what the token names.
         """
         opened = await self._state(state)
         routing, data = opened.keys.routing_bytes(key), opened.keys.encode(key)
-        async for change in self._follow(opened, lambda: self._route.partition(routing), data, key, after, heartbeat_s):
+        if at_least is not None:
+            ConsistencyToken.parse(at_least)
+        async for change in self._follow(
+            opened, lambda: self._route.partition(routing), data, key, after, heartbeat_s, at_least
+        ):
             yield change
 
     async def partition_changes(
@@ -347,9 +396,21 @@ class KeyspaceClient:
 
     # How it is done.
 
+    async def _asked(
+        self, handler: HandlerSpec, routing: bytes, call: Call, message_id: str | None, timeout_s: float | None
+    ) -> bytes:
+        with span("keyspace.ask", keyspace=self.name, message=call.message):
+            return await self._route.ask(
+                routing,
+                encode(_traced(call)),
+                command_id=message_id,
+                is_read=handler.is_read,
+                timeout_s=timeout_s,
+            )
+
     async def _call_of(
         self, message: object, chain: tuple[Entry, ...], message_id: str | None
-    ) -> tuple[HandlerSpec, bytes, bytes]:
+    ) -> tuple[HandlerSpec, bytes, Call]:
         await self.open()
         handler = self.check(message)
         if handler.key_of is None:
@@ -359,7 +420,7 @@ class KeyspaceClient:
         routing, key = self._key_of(handler, message)
         longer_chain(chain, (self.name, key))  # before it waits behind the request that it would wait for
         payload = self._codecs.message_bytes(message)
-        return handler, routing, encode(Call(type(message).__name__, payload, key, uuid.uuid4().hex, chain))
+        return handler, routing, Call(type(message).__name__, payload, key, uuid.uuid4().hex, chain)
 
     def _key_of(self, handler: HandlerSpec, message: object) -> tuple[bytes, bytes]:
         """Return the bytes that decide the partition, and the key's own."""
@@ -398,11 +459,13 @@ class KeyspaceClient:
         ttl_ms: int | None,
         expected: int | None,
         timeout_s: float | None,
-    ) -> None:
+    ) -> KeyWritten:
         asked = PutValue(opened.spec.name, opened.keys.encode(key), value, ttl_ms, expected)
         routing = opened.keys.routing_bytes(key)
-        if await self._route.ask(routing, encode(asked), timeout_s=timeout_s) == PUT_CONFLICT:
+        answer = await self._route.ask(routing, encode(asked), timeout_s=timeout_s)
+        if answer == PUT_CONFLICT:
             raise StateConflict(opened.spec.name, repr(key))
+        return KeyWritten(PlacedReply.decode(answer).places)
 
     async def _page(
         self,
@@ -430,13 +493,14 @@ class KeyspaceClient:
         key: Any,  # noqa: ANN401
         after: int | str | None,
         heartbeat_s: float | None,
+        token: str | None = None,
     ) -> AsyncIterator[StateChange[Any, Any]]:
         topic_id, offset = _place_of(after)
         wait_s = min(heartbeat_s or _POLL_S, _POLL_S)
         failures, loop = 0, asyncio.get_running_loop()
         heard_s = loop.time()
         while True:
-            asked = PollChanges(opened.spec.name, data, offset, topic_id, wait_s, _CHANGES)
+            asked = PollChanges(opened.spec.name, data, offset, topic_id, wait_s, _CHANGES, token)
             try:
                 page = await self._poll(partition(), asked)
                 failures, heard_s = 0, loop.time()
@@ -447,7 +511,7 @@ class KeyspaceClient:
                 await asyncio.sleep(_BACKOFF.delay_s(failures))
                 continue
             for item in page.items:
-                token = f"{page.topic_id}:{item.offset}"
+                resume = f"{page.topic_id}:{item.offset}"
                 changed = key if item.key is None or data is not None else opened.keys.decode(item.key)
                 value = await _decoded(opened.values, item.value)
                 delta = None if opened.deltas is None else await _decoded(opened.deltas, item.delta)
@@ -455,7 +519,7 @@ class KeyspaceClient:
                     changed,
                     value,
                     item.offset,
-                    token,
+                    resume,
                     item.timestamp_ms,
                     delta,
                     item.is_expiry,
@@ -463,9 +527,10 @@ class KeyspaceClient:
                     item.is_lagged,
                 )
             topic_id, offset = page.topic_id, page.offset
+            token = token if offset is None else None  # an offset says as much: the copy must have come to it
             if not page.items and page.offset is not None and heartbeat_s is not None:
-                token = f"{page.topic_id}:{page.offset}"
-                yield StateChange(None, None, page.offset, token, is_heartbeat=True, age_ms=page.age_ms)
+                resume = f"{page.topic_id}:{page.offset}"
+                yield StateChange(None, None, page.offset, resume, is_heartbeat=True, age_ms=page.age_ms)
 
     async def _poll(self, partition: int, asked: PollChanges) -> ChangesPage:
         payload = encode(asked)
@@ -475,6 +540,12 @@ class KeyspaceClient:
                 return _changes.decode(answer)
         reply = await self._route.ask_partition(partition, payload, is_read=True, timeout_s=asked.wait_s + 10.0)
         return _changes.decode(reply)
+
+
+def _traced(call: Call) -> Call:
+    """Return the call with the current span in it, if there is one."""
+    trace = inject()
+    return msgspec.structs.replace(call, trace=trace) if trace else call
 
 
 def _place_of(after: int | str | None) -> tuple[str | None, int | None]:

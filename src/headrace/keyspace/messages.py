@@ -14,6 +14,7 @@ import msgspec
 
 from headrace.errors import AskCycle, BadArgument, NotStorable
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec
+from headrace.model import ConsistencyToken, TokenPlace
 from headrace.serde import Registry
 from headrace.state import JsonValues, OrderedKeys, ValueCodec, values_of
 
@@ -27,6 +28,7 @@ __all__ = [
     "GetValue",
     "MessageCodecs",
     "Operation",
+    "PlacedReply",
     "PollChanges",
     "PutValue",
     "RawItem",
@@ -49,22 +51,29 @@ Entry: TypeAlias = tuple[str, bytes]
 
 
 class Call(_Operation, frozen=True):
-    """Run the handler of a message. `chain` are the keys whose handlers wait for this one."""
+    """Run the handler of a message. `chain` are the keys whose handlers wait for this one.
+
+    With `wants_places` the reply says where in the log what the handler wrote and read is (`PlacedReply`).
+    `trace` is the caller's span, as headers carry it.
+    """
 
     message: str
     payload: bytes
     key: bytes | None
     request_id: str
     chain: tuple[Entry, ...] = ()
+    wants_places: bool = False
+    trace: tuple[tuple[str, bytes | None], ...] = ()
 
 
 class GetValue(_Operation, frozen=True):
-    """Read one key. With `max_staleness_s` a standby may answer."""
+    """Read one key. With `max_staleness_s` a standby may answer. `token` is the text of a consistency token."""
 
     state: str
     key: bytes
     max_staleness_s: float | None = None
     at_least: int | None = None
+    token: str | None = None
 
 
 class ReadPage(_Operation, frozen=True):
@@ -106,7 +115,10 @@ class PutValue(_Operation, frozen=True):
 
 
 class PollChanges(_Operation, frozen=True):
-    """Wait for changes of a key, or of all keys, after an offset; `topic_id` says which topic the offset is of."""
+    """Wait for changes of a key, or of all keys, after an offset; `topic_id` says which topic the offset is of.
+
+    `token` is the text of a consistency token that the copy must have reached.
+    """
 
     state: str
     key: bytes | None
@@ -114,6 +126,7 @@ class PollChanges(_Operation, frozen=True):
     topic_id: str | None
     wait_s: float
     limit: int
+    token: str | None = None
 
 
 Operation: TypeAlias = Call | GetValue | ReadPage | FindByIndex | CountKeys | PutValue | PollChanges
@@ -128,6 +141,7 @@ class RawRead(msgspec.Struct, frozen=True, array_like=True):
     written: int | None
     offset: int | None
     age_ms: int | None
+    place: TokenPlace | None = None
 
 
 class RawPage(msgspec.Struct, frozen=True, array_like=True):
@@ -165,7 +179,33 @@ class ChangesPage(msgspec.Struct, frozen=True, array_like=True):
 encode = msgspec.msgpack.Encoder().encode
 
 PUT_CONFLICT = b"\x01"
-"""The reply to a put that found another version than it expected; the reply to any other is empty."""
+"""The reply to a put that found another version than it expected; the reply to any other has places, or is empty."""
+
+_PLACED = b"\x02"
+
+
+class PlacedReply(msgspec.Struct, frozen=True, array_like=True):
+    """A reply with the places of what it rests on, from which its consistency token is made."""
+
+    places: tuple[TokenPlace, ...] = ()
+    reply: bytes = b""
+
+    def encode(self) -> bytes:
+        """Return the reply's bytes."""
+        return _PLACED + encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> PlacedReply:
+        """Return the reply. A node of another version may have sent one without places."""
+        return _placed.decode(data[1:]) if data[:1] == _PLACED else cls((), data)
+
+    @property
+    def token(self) -> str:
+        """The consistency token."""
+        return str(ConsistencyToken.of(self.places))
+
+
+_placed = msgspec.msgpack.Decoder(PlacedReply)
 
 
 def key_bytes(key: Any) -> tuple[bytes, bytes]:  # noqa: ANN401

@@ -31,6 +31,7 @@ from headrace.keyspace.messages import (
     GetValue,
     MessageCodecs,
     Operation,
+    PlacedReply,
     PollChanges,
     PutValue,
     ReadPage,
@@ -38,10 +39,10 @@ from headrace.keyspace.messages import (
     encode,
 )
 from headrace.keyspace.reads import change_page, count_keys, find_by_index, put_value, read_page, read_value
-from headrace.model import NewRecord, Position, TopicPartition
-from headrace.observe import get_logger
+from headrace.model import ConsistencyToken, NewRecord, Position, TokenPlace, TopicPartition
+from headrace.observe import Health, extract, get_logger, span
 from headrace.runtime import SYSTEM_CLOCK, Clock, Lookout, moment_of
-from headrace.state import StatePartition, UnitOfWork
+from headrace.state import StatePartition, UnitOfWork, place_of
 
 if TYPE_CHECKING:
     from headrace.keyspace.client import KeyspaceClient
@@ -127,6 +128,7 @@ class KeyspacePartition:
         self._stepping_down: asyncio.Task[None] | None = None
         self._minding: asyncio.Task[None] | None = None
         self._lookout = Lookout(self._is_settled, every_s=_LOOK_EVERY_S)
+        self.health = Health("upkeep")
         self._calls = CallRunner(spec, states, codecs, client_of, settings=settings)
         self._make_pumps = pumps
         self._pumping: list[asyncio.Task[None]] = []
@@ -189,6 +191,7 @@ class KeyspacePartition:
         It does not wait for that commit: the owner calls this while it settles it.
         """
         self._is_owned = False
+        self.health.up()  # what failed here is the next owner's now
         for task in (self._minding, *self._pumping):
             if task is not None:
                 task.cancel()
@@ -239,25 +242,33 @@ class KeyspacePartition:
         """Do it again whenever a key that it has read changes before its commit: a put, or a read that expires keys."""
         while True:
             unit = self._states.begin()
-            if isinstance(operation, PutValue):
-                is_done = put_value(unit, self._states.replica(operation.state), operation)
-                answer = b"" if is_done else PUT_CONFLICT
-            else:
+            answer = PUT_CONFLICT
+            if not isinstance(operation, PutValue):
                 await self._gate(tenure, deadline_s)
-                answer = await self._read(unit, operation)
+                answer = await self._read(unit, operation, deadline_s)
+            is_put = isinstance(operation, PutValue) and put_value(
+                unit, self._states.replica(operation.state), operation
+            )
             with contextlib.suppress(StateConflict):
                 await self._commit(unit, tenure, deadline_s)  # what was found due becomes a tombstone
-                return answer
+                return PlacedReply(self._places(unit)).encode() if is_put else answer
 
     async def _call(self, request: PartitionRequest, call: Call, tenure: int, deadline_s: float) -> bytes:
+        places: tuple[TokenPlace, ...] = ()
+
         async def commit(unit: UnitOfWork) -> None:
+            nonlocal places
             await self._commit(unit, tenure, deadline_s)
+            places = self._places(unit) if call.wants_places else ()
 
         async def gate() -> None:
             await self._gate(tenure, deadline_s)
 
         try:
-            return await self._calls.run(request, call, deadline_s, commit, gate)
+            parent = extract(call.trace) if call.trace else None
+            with span("keyspace.handle", parent=parent, keyspace=self._spec.name, message=call.message):
+                reply = await self._calls.run(request, call, deadline_s, commit, gate)
+            return PlacedReply(places, reply).encode() if call.wants_places else reply
         except (StateOffline, StateReadOnly):
             raise
         except HeadraceError as error:
@@ -324,10 +335,13 @@ class KeyspacePartition:
                     if loop.time() >= expire_at_s:
                         await self._states.expire_due()
                         expire_at_s = loop.time() + self._settings.expire_every_s
+                        self.health.up()
             except StateConflict:
                 pass  # a value that was due was written again; it is looked at in the next round
             except Exception as error:  # whatever it is, the partition needs this task for as long as it is owned
                 _logger.warning("minding failed", keyspace=self._spec.name, error=f"{error!r}")
+                self.health.down(f"{type(error).__name__}: {error}")
+                expire_at_s = confirm_at_s = 0.0  # the next round tries all of it again
                 await asyncio.sleep(_CONFIRM_EVERY_S)
             await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -358,14 +372,18 @@ class KeyspacePartition:
             raise StateOffline(operation.state, "it was owned here until now, and is not followed yet")
         at_least = operation.at_least if isinstance(operation, GetValue) else None
         await self._states.check_fresh(operation.state, max_staleness_s=operation.max_staleness_s, at_least=at_least)
-        return await self._read(self._states.begin(), operation)
+        if isinstance(operation, GetValue) and operation.token is not None:
+            token = ConsistencyToken.parse(operation.token)
+            await self._states.check_token(operation.state, token, timeout_s=0.0)
+        return await self._read(self._states.begin(), operation, deadline_s=0.0)
 
-    async def _read(self, unit: UnitOfWork, operation: ReadOperation) -> bytes:
+    async def _read(self, unit: UnitOfWork, operation: ReadOperation, deadline_s: float) -> bytes:
         replica = self._states.replica(operation.state)
         match operation:
             case GetValue():
                 if self._is_owned:
                     await self._states.check_fresh(operation.state, max_staleness_s=None, at_least=operation.at_least)
+                    await self._reach(operation, deadline_s)
                 return encode(read_value(unit, replica, operation))
             case ReadPage():
                 return encode(read_page(unit, replica, operation))
@@ -373,6 +391,19 @@ class KeyspacePartition:
                 return encode(find_by_index(unit, replica, operation))
             case CountKeys():
                 return encode(count_keys(unit, replica))
+
+    async def _reach(self, operation: GetValue, deadline_s: float) -> None:
+        """Wait, as the owner, until the copy has what the read's token names."""
+        if operation.token is not None:
+            left_s = max(deadline_s - asyncio.get_running_loop().time(), 0.0)
+            token = ConsistencyToken.parse(operation.token)
+            await self._states.check_token(operation.state, token, timeout_s=left_s)
+
+    def _places(self, unit: UnitOfWork) -> tuple[TokenPlace, ...]:
+        """Return where the states are that a unit of work has written or read, or all if it has only searched them."""
+        touched = {*unit.writes, *(replica for replica, _ in unit.seen)} or {*self._states.replicas.values()}
+        wanted = (replica for replica in touched if replica.spec.name in self._spec.states)
+        return tuple(place for replica in wanted if (place := place_of(replica)) is not None)
 
     def _expect_owner(self) -> Owner:
         if self._owner is None:

@@ -17,6 +17,7 @@ from headrace.keyspace.messages import (
     RawRead,
     ReadPage,
 )
+from headrace.model import ConsistencyToken
 from headrace.state import (
     Heartbeat,
     PresentValue,
@@ -26,6 +27,7 @@ from headrace.state import (
     StateWrite,
     Subscription,
     UnitOfWork,
+    place_of,
 )
 
 __all__ = ["change_page", "count_keys", "find_by_index", "put_value", "read_page", "read_value"]
@@ -36,9 +38,8 @@ def read_value(unit: UnitOfWork, replica: StateReplica, asked: GetValue) -> RawR
     value = unit.get(replica, asked.key)
     written = unit.seen.get((replica, asked.key))
     complete = replica.complete_offset
-    return RawRead(
-        value, None if value is None else written, None if complete is None else complete - 1, replica.age_ms
-    )
+    offset = None if complete is None else complete - 1
+    return RawRead(value, None if value is None else written, offset, replica.age_ms, place_of(replica))
 
 
 def read_page(unit: UnitOfWork, replica: StateReplica, asked: ReadPage) -> RawPage:
@@ -77,6 +78,9 @@ async def change_page(states: StatePartition, asked: PollChanges) -> ChangesPage
         raise StateOffline(replica.spec.name, "it is catching up")
     if asked.limit < 1:
         raise BadArgument("limit", asked.limit, "a page has at least one change")
+    if asked.token is not None:
+        token = ConsistencyToken.parse(asked.token)
+        await states.check_token(asked.state, token, timeout_s=asked.wait_s)
     topic_id = replica.topic.topic_id
     is_lagged = asked.topic_id is not None and asked.topic_id != topic_id
     subscription = replica.feed.subscribe(asked.key, after=asked.after, is_lagged=is_lagged, heartbeat_s=asked.wait_s)

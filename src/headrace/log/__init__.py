@@ -7,6 +7,7 @@ fence their predecessors. Backends are found by the scheme of their address, tho
 
 from headrace.log.backends import open_log
 from headrace.log.ports import Admin, Groups, Listener, Log, Member, Retention, StartAt, TransactionalProducer
+from headrace.log.tokens import check_token, wait_for_token
 from headrace.log.topics import ensure_topic
 from headrace.log.transactions import transaction
 
@@ -19,7 +20,9 @@ __all__ = [
     "Retention",
     "StartAt",
     "TransactionalProducer",
+    "check_token",
     "ensure_topic",
     "open_log",
     "transaction",
+    "wait_for_token",
 ]

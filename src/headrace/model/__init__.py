@@ -18,6 +18,7 @@ from headrace.model.records import (
     TopicPartition,
     size_of,
 )
+from headrace.model.tokens import ConsistencyToken, TokenPlace, WrittenPosition, combine_tokens
 from headrace.model.topics import Cleanup, Topic, TopicConfig, check_topic_name
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Batch",
     "Bounds",
     "Cleanup",
+    "ConsistencyToken",
     "Event",
     "Headers",
     "NewRecord",
@@ -35,10 +37,13 @@ __all__ = [
     "Record",
     "RecordColumns",
     "StoredEvent",
+    "TokenPlace",
     "Topic",
     "TopicConfig",
     "TopicPartition",
+    "WrittenPosition",
     "check_topic_name",
+    "combine_tokens",
     "murmur2",
     "partition_of",
     "size_of",

@@ -6,7 +6,7 @@ traces go nowhere until the application sets up an SDK, metrics are in Prometheu
 secrets are hidden in everything that is written.
 """
 
-from headrace.observe.health import Health, HealthState, Probe
+from headrace.observe.health import Health, HealthSource, HealthState, Probe
 from headrace.observe.line_charts import line_chart
 from headrace.observe.logs import LogFormat, Logger, configure, get_logger
 from headrace.observe.metrics import LATENCY_BUCKETS_S, counter, gauge, histogram, render, serve, timed
@@ -19,13 +19,14 @@ from headrace.observe.progress import (
     SilentProgress,
     progress_on,
 )
-from headrace.observe.traces import extract, inject, span
+from headrace.observe.traces import extract, extract_text, inject, linked_span, span, untraced
 
 __all__ = [
     "LATENCY_BUCKETS_S",
     "SILENT",
     "BarProgress",
     "Health",
+    "HealthSource",
     "HealthState",
     "LineProgress",
     "LogFormat",
@@ -37,14 +38,17 @@ __all__ = [
     "configure",
     "counter",
     "extract",
+    "extract_text",
     "gauge",
     "get_logger",
     "histogram",
     "inject",
     "line_chart",
+    "linked_span",
     "progress_on",
     "render",
     "serve",
     "span",
     "timed",
+    "untraced",
 ]

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-__all__ = ["Health", "HealthState", "Probe"]
+__all__ = ["Health", "HealthSource", "HealthState", "Probe"]
 
 Probe: TypeAlias = Callable[[], Awaitable[None]]
+HealthSource: TypeAlias = "Callable[[], Health | None]"
 
 
 class HealthState(StrEnum):
@@ -41,10 +42,19 @@ class Health:
         self._own = (state, "")
         self._check = check
         self._children: dict[str, Health] = {}
+        self._sources: list[HealthSource] = []
 
     def child(self, name: str, *, state: HealthState = HealthState.STARTING) -> Health:
         """Return the child of that name; made, in `state`, when it is not there yet."""
         return self._children.setdefault(name, Health(name, state=state))
+
+    def include(self, source: HealthSource) -> None:
+        """Add a tree below this node that is made whenever somebody looks; None while there is none."""
+        self._sources.append(source)
+
+    def adopt(self, tree: Health) -> None:
+        """Make another tree, which goes on to change, a child of this node."""
+        self._children[tree.name] = tree
 
     def remove(self, name: str) -> None:
         """Forget a child that is no longer wanted."""
@@ -79,9 +89,22 @@ class Health:
         return self._own[1]
 
     @property
+    def readiness(self) -> HealthState:
+        """The state for those who ask whether to send requests here.
+
+        What is down counts, wherever it is. What is starting counts unless it is in a tree that is included: these are
+        parts that requests wait for, such as a partition that is between two owners.
+        """
+        if self.state is HealthState.DOWN:
+            return HealthState.DOWN
+        own = {self._own[0], *(child.readiness for child in self._children.values())}
+        return HealthState.STARTING if HealthState.STARTING in own else HealthState.UP
+
+    @property
     def children(self) -> tuple[Health, ...]:
         """The nodes right below."""
-        return tuple(self._children.values())
+        included = (tree for source in self._sources if (tree := source()) is not None)
+        return (*self._children.values(), *included)
 
     @property
     def is_up(self) -> bool:
@@ -107,8 +130,8 @@ class Health:
         shown: dict[str, Any] = {"name": self.name, "state": self.state.value}
         if self.reason:
             shown["reason"] = self.reason
-        if self._children:
-            shown["children"] = [child.to_dict() for child in self.children]
+        if children := self.children:
+            shown["children"] = [child.to_dict() for child in children]
         return shown
 
     async def _run_check(self) -> None:

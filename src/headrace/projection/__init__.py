@@ -22,6 +22,7 @@ from headrace.projection.operations import (
     replay_letters,
     skip_event,
     wait_until_handled,
+    wait_until_passed,
 )
 from headrace.projection.ports import DeadLetters, Offsets, Target
 from headrace.projection.projection import DeadLetter, HandlerOutcome, Projection, Recovery
@@ -61,4 +62,5 @@ __all__ = [
     "skip_event",
     "slot_of",
     "wait_until_handled",
+    "wait_until_passed",
 ]

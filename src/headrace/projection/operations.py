@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from headrace.errors import BadArgument, HandlerFailed, ProjectionRebuilding, SlotsMoved, TagTrimmed, TimedOut
+from headrace.model import ConsistencyToken
 from headrace.observe import SILENT, Progress, ProgressStep
 from headrace.projection.delivery import EventFailed
 from headrace.projection.ports import Offsets, Target
@@ -28,6 +29,7 @@ __all__ = [
     "replay_letters",
     "skip_event",
     "wait_until_handled",
+    "wait_until_passed",
 ]
 
 _LOOK_AGAIN_S = 0.05
@@ -102,10 +104,49 @@ async def wait_until_handled(
 
     Skipped events and dead letters count as handled. Raises TimedOut.
     """
+
+    def is_wanted(event: TaggedEvent) -> bool:
+        is_of_journal = (topic is None or event.topic == topic) and (id_ is None or event.id == id_)
+        return is_of_journal and (seq_nr is None or event.seq_nr <= seq_nr)
+
+    await _wait(projection, queries, target, is_wanted, timeout_s=timeout_s)
+
+
+async def wait_until_passed(
+    projection: Projection,
+    queries: TagQueries,
+    target: Target,
+    token: str,
+    *,
+    timeout_s: float = 30.0,
+) -> None:
+    """Wait until the events that a consistency token names, and all before them in their partitions, are handled.
+
+    Skipped events and dead letters count as handled. Raises TimedOut, BadToken, TokenOfOtherTopic, TokenAhead.
+    """
+    parsed = ConsistencyToken.parse(token)
+    named = {(place.topic, place.partition): place.offset for place in parsed.places}
+
+    def is_wanted(event: TaggedEvent) -> bool:
+        return event.offset <= named.get((event.topic, event.partition), -1)
+
+    await _wait(projection, queries, target, is_wanted, at_least=token, timeout_s=timeout_s)
+
+
+async def _wait(
+    projection: Projection,
+    queries: TagQueries,
+    target: Target,
+    is_wanted: Callable[[TaggedEvent], bool],
+    *,
+    at_least: str | None = None,
+    timeout_s: float,
+) -> None:
+    """Wait until the events are handled that exist now and are wanted."""
     try:
         async with asyncio.timeout(timeout_s):
             offsets = await _load(target)
-            wanted = await _waiting(projection, queries, offsets, topic=topic, id_=id_, seq_nr=seq_nr)
+            wanted = await _waiting(projection, queries, offsets, is_wanted, at_least)
             while not _are_past(offsets, wanted):
                 await asyncio.sleep(_LOOK_AGAIN_S)
                 offsets = await _load(target)
@@ -125,17 +166,15 @@ async def _waiting(
     projection: Projection,
     queries: TagQueries,
     offsets: Offsets,
-    *,
-    topic: str | None,
-    id_: str | None,
-    seq_nr: int | None,
+    is_wanted: Callable[[TaggedEvent], bool],
+    at_least: str | None,
 ) -> dict[int, TagOffset]:
     """Return, by slot, the offset of the last event to wait for."""
     wanted: dict[int, TagOffset] = {}
-    async with aclosing(queries.events(projection.sources, after=earliest(offsets))) as events:
+    found = queries.events(projection.sources, after=earliest(offsets), at_least=at_least)
+    async with aclosing(found) as events:
         async for event in events:
-            is_wanted = (topic is None or event.topic == topic) and (id_ is None or event.id == id_)
-            if is_wanted and (seq_nr is None or event.seq_nr <= seq_nr):
+            if is_wanted(event):
                 wanted[slot_of(event.topic, event.id, projection.slots)] = event.tag_offset
     return wanted
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from headrace.errors import HandlerFailed, SlotsMoved, TagGap
-from headrace.observe import Health, get_logger, span
+from headrace.observe import Health, get_logger, linked_span
 from headrace.projection.delivery import EventFailed
 from headrace.projection.metrics import BEHIND, FAILURES, HANDLED, SET_ASIDE
 from headrace.projection.ports import Offsets, Target
@@ -366,7 +366,9 @@ class ProjectionRunner:
         self.situation.set_aside(event, error, attempts=attempts, outcome=outcome.value)
 
     async def _move(self, events: Sequence[TaggedEvent], to: TagOffset, *, attempt: int = 1) -> None:
-        with span("projection.handle", projection=self.projection.name, events=str(len(events))):
+        records = (event.headers for event in events)
+        named = {"projection": self.projection.name, "events": str(len(events))}
+        with linked_span("projection.handle", records, **named):
             await self._target.handle(events, self._offsets, to, attempt=attempt)
         crash_point("projection.handled")
         self._note_moved(events, to)

@@ -28,6 +28,7 @@ from headrace.state.replica import StateReplica
 from headrace.state.state import State, StateChange, StatePage, StateRead
 from headrace.state.subscriptions import Heartbeat, PresentValue, RawChange, Subscription
 from headrace.state.table import index_prefix
+from headrace.state.tokens import place_of
 from headrace.state.unit_of_work import UnitOfWork
 from headrace.state.values import (
     AvroValues,
@@ -83,6 +84,7 @@ __all__ = [
     "new_record",
     "open_state_store",
     "parse_batch",
+    "place_of",
     "ttl_in_ms",
     "values_of",
 ]

@@ -107,6 +107,11 @@ class CommitQueue:
         """The error that left open what was committed, or left something committed and not applied."""
         return self._unsettled
 
+    @property
+    def is_committing(self) -> bool:
+        """True while something is on its way to the log, or committed and not applied yet."""
+        return self._running is not None
+
     def own(self, writer: ChangelogWriter) -> None:
         """Begin to write. The copies have read everything that the former owner wrote."""
         self._writer = writer

@@ -8,9 +8,9 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from headrace.errors import BadArgument, HeadraceError
+from headrace.errors import BadArgument, HeadraceError, TimedOut
 from headrace.log import Log
-from headrace.model import Record, TopicPartition
+from headrace.model import ConsistencyToken, Record, TopicPartition
 from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff, BootMoment, Clock
 from headrace.serde import Registry
@@ -21,6 +21,7 @@ from headrace.state.ports import ChangelogWriter, KeyValueStore
 from headrace.state.reader import ChangelogReader
 from headrace.state.replica import StateReplica
 from headrace.state.state import State
+from headrace.state.tokens import check_owner_token, check_standby_token
 from headrace.state.unit_of_work import UnitOfWork
 from headrace.state.values import ValueCodec, codec_of
 
@@ -31,6 +32,8 @@ V = TypeVar("V")
 OpenStore: TypeAlias = Callable[[StateSpec[Any, Any]], Awaitable[KeyValueStore]]
 
 _EXPIRY_BATCH = 500
+_LOOK_AGAIN_S = 0.002
+_APPLY_TIMEOUT_S = 30.0
 _BACKOFF = Backoff(limit_s=5.0)
 
 _logger = get_logger(__name__)
@@ -239,8 +242,46 @@ class StatePartition:
         return found
 
     async def check_fresh(self, name: str, *, max_staleness_s: float | None, at_least: int | None) -> None:
-        """Refuse a read that wants more than the copy of a state has. Raises StateStale, StateOffline."""
-        await self._queue.check_fresh(self.replica(name), max_staleness_s=max_staleness_s, at_least=at_least)
+        """Refuse a read that wants more than the copy of a state has. Raises StateStale, StateOffline, TimedOut."""
+        replica = self.replica(name)
+        if at_least is not None and await self._is_behind_owner(replica, at_least):
+            await self._applied(_APPLY_TIMEOUT_S)
+            at_least = None
+        await self._queue.check_fresh(replica, max_staleness_s=max_staleness_s, at_least=at_least)
+
+    async def _is_behind_owner(self, replica: StateReplica, offset: int) -> bool:
+        """Return True if this is the owner, and the log has an offset that its copy does not count.
+
+        Standbys also pass the ends of transactions, and records that the owner writes for itself: what they have shown
+        at such an offset is in the owner's copy, too.
+        """
+        if not replica.is_owned or offset < (replica.complete_offset or 0):
+            return False
+        return offset < (await self._log.bounds(replica.at)).high_watermark
+
+    async def check_token(self, name: str, token: ConsistencyToken, *, timeout_s: float) -> None:
+        """Refuse a read of a state if its copy lacks what the token names.
+
+        The owner has all that was committed, apart from what it is applying, which is waited for. Raises StateStale at
+        a standby, else TokenOfOtherTopic, BadToken, TokenAhead, TimedOut.
+        """
+        replica = self.replica(name)
+        if not replica.is_owned:
+            check_standby_token(replica, token)
+        elif not await check_owner_token(self._log, replica, token):
+            await self._applied(timeout_s)
+
+    async def _applied(self, timeout_s: float) -> None:
+        """Wait until what is being committed now is applied. Commits are applied one after another."""
+        before = [replica.complete_offset for replica in self._replicas.values()]
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._queue.is_committing:
+                    if before != [replica.complete_offset for replica in self._replicas.values()]:
+                        return
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+        except TimeoutError as error:
+            raise TimedOut(f"waiting for a commit in partition {self.partition}", timeout_s) from error
 
     @contextlib.asynccontextmanager
     async def unit_of_work(self) -> AsyncIterator[UnitOfWork]:

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.app import Headrace, ProjectionHandle, ProjectionStatus
 from headrace.app import connect as connect_async
 from headrace.config import HeadraceSettings
-from headrace.journal import Journal, JournalSnapshots, Moment, PartitionStats, Snapshot
+from headrace.journal import AppendedEvents, Journal, JournalSnapshots, Moment, PartitionStats, Snapshot
 from headrace.log import Log
 from headrace.model import (
     Batch,
@@ -22,6 +22,7 @@ from headrace.model import (
     Topic,
     TopicConfig,
     TopicPartition,
+    WrittenPosition,
 )
 from headrace.projection import Projection
 from headrace.runtime import LoopThread
@@ -84,11 +85,11 @@ class SyncJournal:
         self.topic = journal.topic
         self.snapshots = SyncSnapshots(loop, journal.snapshots)
 
-    def append(self, id_: str, events: Iterable[Event], **options: Any) -> Position:  # noqa: ANN401
+    def append(self, id_: str, events: Iterable[Event], **options: Any) -> WrittenPosition:  # noqa: ANN401
         """Write events, all of them or none. Options as in Journal.append."""
         return self._loop.run(self._journal.append(id_, events, **options))
 
-    def append_next(self, id_: str, payloads: Iterable[Payload], **options: Any) -> tuple[Event, ...]:  # noqa: ANN401
+    def append_next(self, id_: str, payloads: Iterable[Payload], **options: Any) -> AppendedEvents:  # noqa: ANN401
         """Append payloads as the next events; returns them with their numbers. Options as in Journal.append_next."""
         return self._loop.run(self._journal.append_next(id_, payloads, **options))
 
@@ -96,19 +97,21 @@ class SyncJournal:
         """Prepare an append that must happen at most once; give the returned text to each try as `attempt`."""
         return self._loop.run(self._journal.prepare(id_))
 
-    def read(self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None) -> Iterator[StoredEvent]:
+    def read(
+        self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None, at_least: str | None = None
+    ) -> Iterator[StoredEvent]:
         """Yield the events from a seq_nr on, up to and including `to_seq_nr` if that is given."""
-        return self._loop.iterate(self._journal.read(id_, from_seq_nr, to_seq_nr=to_seq_nr))
+        return self._loop.iterate(self._journal.read(id_, from_seq_nr, to_seq_nr=to_seq_nr, at_least=at_least))
 
-    def pointer(self, id_: str) -> int | None:
+    def pointer(self, id_: str, *, at_least: str | None = None) -> int | None:
         """Return the journal's last seq_nr."""
-        return self._loop.run(self._journal.pointer(id_))
+        return self._loop.run(self._journal.pointer(id_, at_least=at_least))
 
-    def delete(self, id_: str, *, to: int) -> Position | None:
+    def delete(self, id_: str, *, to: int) -> WrittenPosition | None:
         """Delete the events up to a seq_nr; MAX_SEQ_NR deletes all events."""
         return self._loop.run(self._journal.delete(id_, to=to))
 
-    def purge(self, id_: str) -> Position:
+    def purge(self, id_: str) -> WrittenPosition:
         """Remove the whole journal."""
         return self._loop.run(self._journal.purge(id_))
 
@@ -169,6 +172,10 @@ class SyncProjection:
         """Wait until everything written before the call is handled. Raises TimedOut."""
         self._loop.run(self._handle.caught_up(timeout_s=timeout_s))
 
+    def wait_for(self, token: str, *, timeout_s: float = 30.0) -> None:
+        """Wait until what a consistency token names is handled, as ProjectionHandle.wait_for does."""
+        self._loop.run(self._handle.wait_for(token, timeout_s=timeout_s))
+
     def pause(self, reason: str = "") -> bool:
         """Pause all workers until `resume`; False if they are paused already."""
         return self._loop.run(self._handle.pause(reason))
@@ -210,10 +217,13 @@ class SyncHeadrace:
         live: bool = False,
         read_only: bool = False,
         skip_trimmed: bool = False,
+        at_least: str | None = None,
     ) -> Iterator[TaggedEvent]:
         """Yield a tag's events, as Headrace.events_by_tag does."""
         return self._loop.iterate(
-            self._opened.events_by_tag(tag, after=after, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
+            self._opened.events_by_tag(
+                tag, after=after, live=live, read_only=read_only, skip_trimmed=skip_trimmed, at_least=at_least
+            )
         )
 
     @contextlib.contextmanager

@@ -9,8 +9,9 @@ from functools import partial
 
 from headrace.config import TagSettings
 from headrace.errors import BadArgument, OffsetOutOfRange, TagBuilding, Unavailable, UnknownTopic
-from headrace.log import Log
-from headrace.model import TopicPartition
+from headrace.journal import wait_until_replicated
+from headrace.log import Log, wait_for_token
+from headrace.model import ConsistencyToken, TopicPartition
 from headrace.observe import get_logger
 from headrace.protocol import check_tag
 from headrace.runtime import SYSTEM_CLOCK, Backoff
@@ -35,6 +36,7 @@ __all__ = ["TagQueries"]
 _logger = get_logger(__name__)
 
 _DAY_MS = 86_400_000
+_TOKEN_TIMEOUT_S = 70.0  # as for reads: how long a transaction lasts, and how often brokers look for expired ones
 _AGAIN = Backoff(first_s=0.1, limit_s=5.0)
 
 
@@ -69,6 +71,7 @@ class TagQueries:
         live: bool = False,
         read_only: bool = False,
         skip_trimmed: bool = False,
+        at_least: str | None = None,
     ) -> AsyncGenerator[TaggedEvent, None]:
         """Yield a tag's events after an offset: those that exist now, or with `live` also all that come.
 
@@ -79,9 +82,14 @@ class TagQueries:
         At most a page is fetched ahead. With `read_only` no Marks are written, and events wait until other processes
         write into idle partitions. A live query continues automatically after any outage of the log or the store.
         TagTrimmed is raised if events after the offset were removed because of their age; with `skip_trimmed` the
-        query begins behind them.
-        Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap, TagBuilding, TagTrimmed.
+        query begins behind them. With the consistency token `at_least` it does not end before the records that the
+        token names, also if open transactions hide them at first.
+        Raises TagsDisabled, WrongBucketSize, TagViewsLost, TagGap, TagBuilding, TagTrimmed; for the token BadToken,
+        TokenOfOtherTopic, TokenAhead, TimedOut.
         """
+        if at_least is not None:
+            found = self.events(tag, after=after, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
+            return self._once_visible(ConsistencyToken.parse(at_least), found)
         tags, start = _tags_of(tag), after_of(after)
         if len(tags) == 1:
             return self.watched(tags[0], start, NO_WATCH, live=live, read_only=read_only, skip_trimmed=skip_trimmed)
@@ -103,14 +111,33 @@ class TagQueries:
         marker = self._silent_marker if read_only else self._marker
         return _Query(self, tag, after, marker, is_live=live, watch=watch, skips_trimmed=skip_trimmed).events()
 
-    async def tags(self) -> list[str]:
-        """Return all tags of replicated events."""
+    async def _replicated(self, token: str | None) -> None:
+        if token is not None:
+            parsed = ConsistencyToken.parse(token)
+            await wait_until_replicated(self._log, self._store, parsed, timeout_s=_TOKEN_TIMEOUT_S)
+
+    async def _once_visible(
+        self, token: ConsistencyToken, events: AsyncGenerator[TaggedEvent, None]
+    ) -> AsyncGenerator[TaggedEvent, None]:
+        """Yield the events of a query that begins, and so looks for the log's ends, when a token can be seen."""
+        async with contextlib.aclosing(events):
+            await wait_for_token(self._log, token, timeout_s=_TOKEN_TIMEOUT_S)
+            async for event in events:
+                yield event
+
+    async def tags(self, *, at_least: str | None = None) -> list[str]:
+        """Return all tags of replicated events; `at_least` is a token that is waited for until it is replicated."""
         await self._registry.open()
+        await self._replicated(at_least)
         return list(await self._store.tags.views.tags())
 
-    async def tags_of(self, topic: str, id_: str) -> dict[str, int]:
-        """Return the tags of a journal's replicated events, with the number of events of each."""
+    async def tags_of(self, topic: str, id_: str, *, at_least: str | None = None) -> dict[str, int]:
+        """Return the tags of a journal's replicated events, with the number of events of each.
+
+        `at_least` is a token that is waited for until it is replicated.
+        """
         await self._registry.open()
+        await self._replicated(at_least)
         numbers = await self._store.tags.numbers.of(topic, id_)
         return {tag: numbers[tag].number for tag in sorted(numbers)}
 

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from headrace.errors import BadArgument, HeadraceError, OperationFailed
+from headrace.journal import wait_until_replicated
+from headrace.log import wait_for_token
+from headrace.model import ConsistencyToken
 from headrace.pipeline.logs.plan import Selection
 from headrace.pipeline.spark.connectors import is_connect, provide_avro
 from headrace.pipeline.spark.endpoints import Endpoints
-from headrace.pipeline.spark.process import log_of, run
+from headrace.pipeline.spark.process import log_of, run, store_of
 from headrace.pipeline.tables.frames import journal_frame, meta_frame, pointer_frame, reading_of_selection, with_reading
 from headrace.pipeline.tables.state_frames import state_frame
 from headrace.pipeline.topics.avro_read import decoded
@@ -71,6 +74,8 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
 _GENERATION = re.compile(r"\.(\d+)$")
 _OF_TOPICS = ("topic_", "compact_", "state_")
+_OF_STORE = frozenset({"meta", "pointers"})
+_TOKEN_TIMEOUT_S = 70.0  # as for reads: how long a transaction lasts, and how often brokers look for expired ones
 _OURS = re.compile(r"headrace\.errors\.\w+: (.*)|\[USER_RAISED_EXCEPTION\] (.*?) SQLSTATE")
 
 
@@ -82,6 +87,7 @@ def query(
     *,
     held: Literal["raise", "skip"] = "raise",
     registry: BlockingRegistry | None = None,
+    at_least: str | None = None,
 ) -> DataFrame:
     """Return the frame of an SQL statement; nothing is run yet.
 
@@ -89,11 +95,15 @@ def query(
     `state_NAME` of a state's changelog topic, where characters that SQL names can't have are underscores. With a
     `registry`, keys and values of topics are typed where it has schemas, and journals have the column `event`. The
     statement can also name the caller's own views; these never change, because the views here are made in a copy of
-    the session. Raises BadArgument for a statement with a mistake.
+    the session. The rows show what was written before; with the consistency token `at_least` also what an open
+    transaction hides at first, and `meta` and `pointers`, which come from the store, wait for replication. Raises
+    BadArgument for a statement with a mistake, and for the token BadToken, TokenOfOtherTopic, TokenAhead, TimedOut.
     """
     chosen = selection or Selection()
-    spark = _copy_of(spark)
     words = {word.lower() for word in _WORD.findall(_TEXT.sub(" ", statement))}
+    if at_least is not None:
+        run(_reach(endpoints, ConsistencyToken.parse(at_least), is_replicated=bool(words & _OF_STORE)))
+    spark = _copy_of(spark)
     makers: dict[str, Callable[[], DataFrame]] = {
         "journal": lambda: _journal(journal_frame(spark, endpoints, chosen, held=held), endpoints, chosen, registry),
         "meta": lambda: meta_frame(spark, endpoints, chosen),
@@ -155,6 +165,14 @@ def _cloned(spark: SparkSession) -> SparkSession:
     from pyspark.sql import SparkSession
 
     return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - no public way
+
+
+async def _reach(endpoints: Endpoints, token: ConsistencyToken, *, is_replicated: bool) -> None:
+    """Wait until what a token names can be read, from the log or, if `is_replicated`, from the store."""
+    log = await log_of(endpoints)
+    await wait_for_token(log, token, timeout_s=_TOKEN_TIMEOUT_S)
+    if is_replicated:
+        await wait_until_replicated(log, await store_of(endpoints), token, timeout_s=_TOKEN_TIMEOUT_S)
 
 
 async def _topics(endpoints: Endpoints) -> Sequence[str]:
