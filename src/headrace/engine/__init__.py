@@ -6,9 +6,11 @@ gets the same reply, within the bounds of `EngineLimits`; what can't be told is 
 Does not promise: that a handler runs once. It may run again until its commit succeeds, so it has no effects of its own.
 """
 
+from headrace.engine.auditing import EngineAudit, EngineAuditor, audit_engine, journal_topic_of, stored_values
 from headrace.engine.client import Aggregate, AggregateState, EngineClient
 from headrace.engine.commands import Answer, CommandRequest, result_of
 from headrace.engine.context import CommandContext
+from headrace.engine.folding import AggregateDifference, AggregateFold, StoredAggregate, difference_of
 from headrace.engine.handling import CommandHandling, Decision, RecordLimits, Repeated
 from headrace.engine.hosting import EngineHosting, open_partition
 from headrace.engine.models import Engine, EngineLimits
@@ -16,9 +18,12 @@ from headrace.engine.partition import EnginePartition
 from headrace.engine.records import AggregateRecord, AggregateValues
 from headrace.engine.results import CommandResult, Failed, Reject, Rejected, Success
 from headrace.engine.topics import ensure_topics
+from headrace.engine.upcasting import OldEvent
 
 __all__ = [
     "Aggregate",
+    "AggregateDifference",
+    "AggregateFold",
     "AggregateRecord",
     "AggregateState",
     "AggregateValues",
@@ -29,17 +34,25 @@ __all__ = [
     "CommandResult",
     "Decision",
     "Engine",
+    "EngineAudit",
+    "EngineAuditor",
     "EngineClient",
     "EngineHosting",
     "EngineLimits",
     "EnginePartition",
     "Failed",
+    "OldEvent",
     "RecordLimits",
     "Reject",
     "Rejected",
     "Repeated",
+    "StoredAggregate",
     "Success",
+    "audit_engine",
+    "difference_of",
     "ensure_topics",
+    "journal_topic_of",
     "open_partition",
     "result_of",
+    "stored_values",
 ]
