@@ -6,7 +6,14 @@ gets the same reply, within the bounds of `EngineLimits`; what can't be told is 
 Does not promise: that a handler runs once. It may run again until its commit succeeds, so it has no effects of its own.
 """
 
-from headrace.engine.auditing import EngineAudit, EngineAuditor, audit_engine, journal_topic_of, stored_values
+from headrace.engine.auditing import (
+    EngineAudit,
+    EngineAuditor,
+    Suspect,
+    audit_engine,
+    journal_topic_of,
+    stored_values,
+)
 from headrace.engine.client import Aggregate, AggregateState, EngineClient
 from headrace.engine.commands import Answer, CommandRequest, result_of
 from headrace.engine.context import CommandContext
@@ -48,6 +55,7 @@ __all__ = [
     "Repeated",
     "StoredAggregate",
     "Success",
+    "Suspect",
     "audit_engine",
     "difference_of",
     "ensure_topics",

@@ -24,6 +24,7 @@ __all__ = [
     "EngineAudit",
     "EngineAuditor",
     "JournalEvents",
+    "Suspect",
     "audit_engine",
     "journal_ids",
     "journal_topic_of",
@@ -52,16 +53,24 @@ class JournalEvents(Protocol):
 
 
 class EngineAudit(NamedTuple):
-    """What an audit found: how many aggregates it looked at, and those that differ."""
+    """What an audit found: how many aggregates it looked at, how many differ, and the first of those."""
 
     engine: str
     aggregates: int
+    found: int = 0
     differences: Sequence[AggregateDifference] = ()
 
     @property
     def is_clean(self) -> bool:
         """True if every state is the fold of its journal."""
-        return not self.differences
+        return self.found == 0
+
+
+class Suspect(NamedTuple):
+    """An aggregate that seems to differ, with the record that it was compared by."""
+
+    value: bytes | None
+    difference: AggregateDifference
 
 
 class EngineAuditor(Generic[S]):
@@ -87,8 +96,27 @@ class EngineAuditor(Generic[S]):
                 found = await self._look(id_, stored.get(id_))
                 return None if found is None else await self.look_again(id_, found)
 
-        found = await asyncio.gather(*(look(id_) for id_ in sorted(wanted)))
-        return EngineAudit(self._engine.name, len(wanted), [each for each in found if each is not None])
+        looks = await asyncio.gather(*(look(id_) for id_ in sorted(wanted)))
+        found = [each for each in looks if each is not None]
+        return EngineAudit(self._engine.name, len(wanted), len(found), found)
+
+    async def confirmed(self, suspects: Mapping[str, Suspect]) -> list[AggregateDifference]:
+        """Return the differences that are real, of those that one pass over state topic and journals has found.
+
+        State and journal were read side by side. A record that has not changed since is at least as new as the journal
+        was, so that it is wrong unless it is ahead; only the others need their journals read again.
+        """
+        now: dict[str, bytes | None] = {}
+        for partition in _partitions_of(self._engine, suspects):
+            now |= await stored_values(self._log, self._engine, partition, suspects)
+        real = []
+        for id_, (value, difference) in suspects.items():
+            is_ahead = (difference.stored_version or 0) > (difference.folded_version or 0)
+            if now.get(id_) == value and not is_ahead:
+                real.append(difference)
+            elif (again := await self.look_again(id_)) is not None:
+                real.append(again)
+        return real
 
     async def look_again(self, id_: str, found: AggregateDifference | None = None) -> AggregateDifference | None:
         """Return how an aggregate differs; None if it does not, or if it is only being changed.

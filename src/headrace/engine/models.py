@@ -207,6 +207,11 @@ class Engine(Generic[S]):
         """Return the tags of an event."""
         return tuple(self._tags_of(event)) if self._tags_of is not None else ()
 
+    @property
+    def uses_registry(self) -> bool:
+        """True if states are Avro, whose schemas are in a registry."""
+        return self._encoding == "avro"
+
     def state_codec(self, registry: Registry | None = None) -> ValueCodec[S]:
         """Return what turns states into bytes and back. Raises BadArgument for Avro without a registry."""
         if hasattr(self._state, "encode") and hasattr(self._state, "prepare") and not isinstance(self._state, type):

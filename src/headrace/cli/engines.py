@@ -1,0 +1,71 @@
+"""`headrace engine`: compare an engine's states with its journal, rebuild them, and try new code on old events."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import typer
+
+from headrace.app import Headrace
+from headrace.cli.options import Address, AsJson, StoreAddress, command_settings, with_headrace
+from headrace.cli.spark_sessions import spark_for
+from headrace.engine import Engine, EngineAudit, audit_engine, journal_topic_of
+from headrace.pipeline import Endpoints, EngineReference, audit_states
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+Where: TypeAlias = Annotated[
+    str, typer.Argument(metavar="MODULE:NAME", help="The engine, as in examples.bank.accounts:bank.")
+]
+Ids: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--id", help="Only this aggregate, without Spark; may be given again. Default: all, by Spark."),
+]
+Limit: TypeAlias = Annotated[int, typer.Option("--limit", min=1, help="The most differences to print.")]
+
+
+@app.command("audit")
+def audit(
+    where: Where,
+    ids: Ids = None,
+    limit: Limit = 100,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare every state with the fold of its journal. The exit code is 1 if one differs. The engine may be at work.
+
+    Example: headrace engine audit examples.bank.accounts:bank
+    """
+    settings = command_settings()
+    reference = EngineReference.of(where, settings.registry)
+    if ids is not None:
+        engine = reference.load()
+        found = with_headrace(address, store, lambda hr: _audit_some(hr, engine, ids))
+    else:
+        endpoints = Endpoints.of(address, store=store, settings=settings)
+        with spark_for(endpoints, settings) as spark:
+            found = audit_states(spark, endpoints, reference, limit=limit)
+    _print_audit(found, limit, as_json=as_json)
+    if not found.is_clean:
+        raise typer.Exit(1)
+
+
+async def _audit_some(hr: Headrace, engine: Engine[Any], ids: list[str]) -> EngineAudit:
+    journal = hr.journal(journal_topic_of(engine), read_only=True)
+    return await audit_engine(hr.log, journal, engine, ids=ids, registry=hr.registry)
+
+
+def _print_audit(found: EngineAudit, limit: int, *, as_json: bool) -> None:
+    shown = found.differences[:limit]
+    if as_json:
+        facts = {"engine": found.engine, "aggregates": found.aggregates, "clean": found.is_clean, "found": found.found}
+        typer.echo(msgspec.json.encode({**facts, "differences": shown}).decode())
+        return
+    for difference in shown:
+        typer.echo(str(difference))
+    outcome = "every state is the fold of its journal" if found.is_clean else f"{found.found:,} differ"
+    typer.echo(f"compared {found.aggregates:,} aggregates of {found.engine} with their journals: {outcome}")
