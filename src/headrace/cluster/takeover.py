@@ -22,11 +22,14 @@ from headrace.model import NewRecord, TopicPartition
 
 __all__ = ["PartitionTakeover"]
 
+_LOOK_BACK = 100
+
 
 class PartitionTakeover:
     """Owns one partition, until it is released or closed.
 
-    `epoch` is the one under which it is owned, 0 while it is not. `waits_for` tells, in an error, what may be the cause.
+    `epoch` is the one under which it is owned, 0 while it is not; `began` is the first one without another owner in
+    between, and `newest` the last one of all. `waits_for` tells, in an error, what may be the cause.
     """
 
     def __init__(
@@ -35,20 +38,22 @@ class PartitionTakeover:
         self._me = Identity(cluster_id, f"{name}-{uuid.uuid4().hex[:12]}", new_process())
         self._partition = partition
         self._waits_for = waits_for
+        self._log = log
         self._changed = asyncio.Event()
-        self.epoch = 0
+        self.epoch = self.began = self.newest = 0
         self._keeper = LeaseKeeper(log, partition.prefix, self._me, terms=LeaseTerms(lease_s))
         self._owner = Owner(log, partition, self._keeper, self)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def owns(self, epoch: int, read_to: Mapping[TopicPartition, int]) -> None:
         """Begin: everybody else is fenced."""
-        self.epoch = epoch
+        self.epoch = self.newest = epoch
+        self.began = self.began or epoch
         self._changed.set()
 
     async def lost(self) -> None:
         """Another node has the partition; the next commit says so."""
-        self.epoch = 0
+        self.epoch = self.began = 0
 
     async def take_over(self, *, timeout_s: float) -> None:
         """Wait until the partition is ours. Raises TimedOut, and what ends an owner, as ForeignCluster."""
@@ -72,6 +77,13 @@ class PartitionTakeover:
         # A Release, which is ours: the partition is taken again at once, under the next epoch.
         await self.commit([msgspec.structs.replace(each, headers=()) for each in seeds])
         await self._wait(timeout_s, above=least)
+
+    async def last_time_ms(self) -> int:
+        """Return the time of the partition's last records: an owner never stamps earlier, so it is the highest."""
+        bounds = await self._log.bounds(self._partition.at)
+        start = max(bounds.start, bounds.end - _LOOK_BACK)
+        batches = self._log.read(self._partition.at, start, bounds.end, headers_only=True)
+        return max([record.timestamp_ms async for batch in batches for record in batch.records], default=0)
 
     async def release(self) -> None:
         """Give the partition up, so that the next owner need not wait."""

@@ -22,9 +22,18 @@ from headrace.engine.handling import CommandHandling, Decision, RecordLimits, Re
 from headrace.engine.hosting import EngineHosting, open_partition
 from headrace.engine.models import Engine, EngineLimits
 from headrace.engine.partition import EnginePartition
+from headrace.engine.pausing import EnginePhase, change_engine_phase, engine_phase
+from headrace.engine.rebuilding import (
+    EngineGroup,
+    PartitionRebuild,
+    RebuiltAggregate,
+    fence_partition,
+    in_batches,
+    rebuild_aggregates,
+)
 from headrace.engine.records import AggregateRecord, AggregateValues
 from headrace.engine.results import CommandResult, Failed, Reject, Rejected, Success
-from headrace.engine.topics import ensure_topics
+from headrace.engine.topics import ensure_topics, make_topics
 from headrace.engine.upcasting import OldEvent
 
 __all__ = [
@@ -44,11 +53,15 @@ __all__ = [
     "EngineAudit",
     "EngineAuditor",
     "EngineClient",
+    "EngineGroup",
     "EngineHosting",
     "EngineLimits",
     "EnginePartition",
+    "EnginePhase",
     "Failed",
     "OldEvent",
+    "PartitionRebuild",
+    "RebuiltAggregate",
     "RecordLimits",
     "Reject",
     "Rejected",
@@ -57,10 +70,16 @@ __all__ = [
     "Success",
     "Suspect",
     "audit_engine",
+    "change_engine_phase",
     "difference_of",
+    "engine_phase",
     "ensure_topics",
+    "fence_partition",
+    "in_batches",
     "journal_topic_of",
+    "make_topics",
     "open_partition",
+    "rebuild_aggregates",
     "result_of",
     "stored_values",
 ]

@@ -38,7 +38,6 @@ __all__ = ["LoadReport", "LoadSummary", "StateGroup", "StateLoad", "load_keyspac
 
 _RECORDS_AT_ONCE = 1000
 _BYTES_AT_ONCE = 1024 * 1024
-_LOOK_BACK = 100
 _COLUMNS = ("key", "value", "ttl_ms")
 
 
@@ -297,7 +296,6 @@ class StateLoad:
 
     def __init__(self, log: Log, group: StateGroup, at: TopicPartition) -> None:
         changelogs = tuple(TopicPartition(topic, at.partition) for topic in group.changelogs)
-        self._log = log
         self._at = at
         self._stamp_ms = 0
         self._takeover = PartitionTakeover(
@@ -323,7 +321,7 @@ class StateLoad:
     async def take_over(self, *, timeout_s: float) -> None:
         """Wait until the partition is ours. Raises TimedOut, and what ends an owner, as ForeignCluster."""
         await self._takeover.take_over(timeout_s=timeout_s)
-        self._stamp_ms = await _last_time_ms(self._log, self._at)
+        self._stamp_ms = await self._takeover.last_time_ms()
 
     async def write(self, writes: Sequence[tuple[bytes, StateWrite]]) -> None:
         """Write values in one transaction. Raises NotPartitionOwner, TransactionFailed, RecordTooLarge."""
@@ -350,11 +348,3 @@ def _batches(writes: Iterator[tuple[bytes, StateWrite]]) -> Iterator[list[tuple[
             some, size_bytes = [], 0
     if some:
         yield some
-
-
-async def _last_time_ms(log: Log, at: TopicPartition) -> int:
-    """Return the time of the partition's last records: an owner never stamps earlier, so it is the highest."""
-    bounds = await log.bounds(at)
-    start = max(bounds.start, bounds.end - _LOOK_BACK)
-    batches = log.read(at, start, bounds.end, headers_only=True)
-    return max([record.timestamp_ms async for batch in batches for record in batch.records], default=0)
