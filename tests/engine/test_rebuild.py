@@ -22,10 +22,11 @@ from headrace.engine import (
     Rejected,
     audit_engine,
     fence_partition,
+    make_topics,
     rebuild_aggregates,
 )
 from headrace.engine.folding import AggregateFold
-from headrace.errors import CommandTooLate, EventsMissing, RebuildRefused, WrongEngineTopic
+from headrace.errors import CommandIdReused, CommandTooLate, EventsMissing, RebuildRefused, WrongEngineTopic
 from headrace.journal import Journal
 from headrace.model import NewRecord, StoredEvent
 from headrace.store import Store, open_store
@@ -88,7 +89,7 @@ async def test_an_aggregate_is_rebuilt_from_its_journal(setting: EngineSetting, 
 
 
 async def test_command_ids_survive_a_rebuild_or_are_too_late(setting: EngineSetting, store: Store) -> None:
-    """N25, N21, N33: ids in a record stay with their replies, those of Appends as done; the rest is never done again."""
+    """N25, N21, N33: ids in a record stay with replies, those of Appends as done; the rest is never done again."""
     bank = bank_engine(setting.name())
     rebuilding, node = Rebuilding(setting, store, bank), await setting.owner(bank)
     since = (await node.partition.read("kept", timeout_s=20)).since
@@ -122,10 +123,10 @@ async def test_the_epochs_of_a_lost_topic_go_on_above_the_old_ones(setting: Engi
     since = (await node.send("a", Deposit(5))).since
     await node.stop()
     await setting.log.admin.delete(bank.state_topic)
-    with pytest.raises(WrongEngineTopic, match="partition 0 of it is empty.*headrace engine rebuild"):
+    with pytest.raises(WrongEngineTopic, match=r"partition 0 of it is empty.*headrace engine rebuild"):
         await setting.node(bank, "n3")
     setting.nodes.pop()
-    await _recreate(setting, bank)
+    await make_topics(setting.log, None, bank)
     with pytest.raises(WrongEngineTopic, match="partition 0 of it is empty"):
         await setting.node(bank, "n3")
     setting.nodes.pop()
@@ -138,16 +139,8 @@ async def test_the_epochs_of_a_lost_topic_go_on_above_the_old_ones(setting: Engi
     assert (await node.send("a", Deposit(1))).version == 3
 
 
-async def _recreate(setting: EngineSetting, bank: Engine[Any]) -> None:
-    from headrace.engine import make_topics
-
-    await make_topics(setting.log, None, bank)
-
-
 async def test_the_id_of_a_kept_command_is_told_from_others(setting: EngineSetting, store: Store) -> None:
     """N25, N32: where the journal keeps commands, an id that was rebuilt is refused for another command."""
-    from headrace.errors import CommandIdReused
-
     bank = bank_engine(setting.name(), keep_commands=True)
     rebuilding, node = Rebuilding(setting, store, bank), await setting.owner(bank)
     await node.send("a", Deposit(5), command_id="x")
@@ -161,7 +154,7 @@ async def test_the_id_of_a_kept_command_is_told_from_others(setting: EngineSetti
 
 
 async def test_nobody_owns_a_partition_between_the_look_and_the_write(setting: EngineSetting, store: Store) -> None:
-    """N25: if a node had the partition since it was fenced, what the rebuild read may be too old: nothing is written."""
+    """N25: if a node had the partition since it was fenced, what the rebuild read may be old: nothing is written."""
     bank = bank_engine(setting.name())
     rebuilding, node = Rebuilding(setting, store, bank), await setting.owner(bank)
     await node.send("a", Deposit(5))

@@ -8,10 +8,18 @@ import msgspec
 import typer
 
 from headrace.app import Headrace
-from headrace.cli.options import Address, AsJson, StoreAddress, command_settings, with_headrace
+from headrace.cli.options import Address, AsJson, StoreAddress, answer, command_settings, confirm, with_headrace
 from headrace.cli.spark_sessions import spark_for
-from headrace.engine import Engine, EngineAudit, audit_engine, journal_topic_of
-from headrace.pipeline import Endpoints, EngineReference, audit_states
+from headrace.engine import (
+    Engine,
+    EngineAudit,
+    EnginePhase,
+    audit_engine,
+    change_engine_phase,
+    journal_topic_of,
+    rebuild_some,
+)
+from headrace.pipeline import Endpoints, EngineReference, audit_states, rebuild_states
 
 __all__ = ["app"]
 
@@ -69,3 +77,64 @@ def _print_audit(found: EngineAudit, limit: int, *, as_json: bool) -> None:
         typer.echo(str(difference))
     outcome = "every state is the fold of its journal" if found.is_clean else f"{found.found:,} differ"
     typer.echo(f"compared {found.aggregates:,} aggregates of {found.engine} with their journals: {outcome}")
+
+
+@app.command("rebuild")
+def rebuild(
+    where: Where,
+    ids: Ids = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make the states of an engine again, from its journal. Nobody serves the engine meanwhile; its callers wait.
+
+    Example: headrace engine rebuild examples.bank.accounts:bank --id acc-1
+    """
+    settings = command_settings()
+    reference = EngineReference.of(where, settings.registry)
+    engine = reference.load()
+    which = "all its states" if ids is None else f"{len(ids)} of its states"
+    confirm(f"Nobody serves engine {engine.name} while {which} are written again. Rebuild them?", is_sure=yes)
+    if ids is not None:
+        count = with_headrace(address, store, lambda hr: _rebuild_some(hr, engine, ids))
+    else:
+        endpoints = Endpoints.of(address, store=store, settings=settings)
+        with spark_for(endpoints, settings) as spark:
+            count = rebuild_states(spark, endpoints, reference, settings=settings).aggregates
+    text = f"rebuilt {count:,} aggregates of {engine.name} from their journals"
+    answer(text, as_json=as_json, engine=engine.name, aggregates=count)
+
+
+async def _rebuild_some(hr: Headrace, engine: Engine[Any], ids: list[str]) -> int:
+    journal = hr.journal(journal_topic_of(engine), read_only=True)
+    return await rebuild_some(hr.log, hr.store.settings, journal, engine, hr.settings, ids, registry=hr.registry)
+
+
+@app.command("pause")
+def pause(where: Where, address: Address = None, as_json: AsJson = False) -> None:
+    """Let nobody serve an engine until it is resumed; its callers wait.
+
+    Example: headrace engine pause examples.bank.accounts:bank
+    """
+    _change(where, "paused", "is paused; its callers wait until: headrace engine resume", address, as_json=as_json)
+
+
+@app.command("resume")
+def resume(where: Where, address: Address = None, as_json: AsJson = False) -> None:
+    """Let an engine that was paused be served again. One that is being rebuilt is refused.
+
+    Example: headrace engine resume examples.bank.accounts:bank
+    """
+    _change(where, "serving", "is served again", address, as_json=as_json)
+
+
+def _change(where: str, phase: EnginePhase, said: str, address: str | None, *, as_json: bool) -> None:
+    engine = EngineReference.of(where).load()
+
+    async def use(hr: Headrace) -> None:
+        await change_engine_phase(hr.log, hr.settings.cluster.name, engine, phase)
+        answer(f"{engine.name} {said}", as_json=as_json, engine=engine.name, phase=phase)
+
+    with_headrace(address, None, use)

@@ -23,9 +23,11 @@ from headrace.engine.hosting import EngineHosting, open_partition
 from headrace.engine.models import Engine, EngineLimits
 from headrace.engine.partition import EnginePartition
 from headrace.engine.pausing import EnginePhase, change_engine_phase, engine_phase
+from headrace.engine.rebuild_runs import RebuildPlan, begin_rebuild, end_rebuild, rebuild_some
 from headrace.engine.rebuilding import (
     EngineGroup,
     PartitionRebuild,
+    RebuildWriter,
     RebuiltAggregate,
     fence_partition,
     in_batches,
@@ -61,6 +63,8 @@ __all__ = [
     "Failed",
     "OldEvent",
     "PartitionRebuild",
+    "RebuildPlan",
+    "RebuildWriter",
     "RebuiltAggregate",
     "RecordLimits",
     "Reject",
@@ -70,8 +74,10 @@ __all__ = [
     "Success",
     "Suspect",
     "audit_engine",
+    "begin_rebuild",
     "change_engine_phase",
     "difference_of",
+    "end_rebuild",
     "engine_phase",
     "ensure_topics",
     "fence_partition",
@@ -80,6 +86,7 @@ __all__ = [
     "make_topics",
     "open_partition",
     "rebuild_aggregates",
+    "rebuild_some",
     "result_of",
     "stored_values",
 ]

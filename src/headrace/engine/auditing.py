@@ -41,9 +41,7 @@ _SIDE_BY_SIDE = 8
 class JournalEvents(Protocol):
     """What an audit needs of a Journal."""
 
-    def read(
-        self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None
-    ) -> AsyncIterator[StoredEvent]:
+    def read(self, id_: str, from_seq_nr: int = 1, *, to_seq_nr: int | None = None) -> AsyncIterator[StoredEvent]:
         """Yield the events of an aggregate."""
         ...
 

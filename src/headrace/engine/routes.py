@@ -51,9 +51,7 @@ class EngineRoute:
                 raise TimedOut(f"waiting for engine {self._engine.name!r}, which is paused or being rebuilt,", given_s)
             await self._lookout.wait(left_s)
         left_s = max(deadline_s - loop.time(), 0.001)
-        return await self._router().ask(
-            group, key, payload, command_id=command_id, is_read=is_read, timeout_s=left_s
-        )
+        return await self._router().ask(group, key, payload, command_id=command_id, is_read=is_read, timeout_s=left_s)
 
     def _is_served(self) -> bool:
         """Return True if requests can be sent, or never could: then sending one says why."""

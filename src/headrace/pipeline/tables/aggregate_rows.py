@@ -108,7 +108,7 @@ def aggregate_frame(spark: SparkSession, endpoints: Endpoints, engine: Engine[An
         return events
     ours = f"substring(key, 1, 3) != X'{RESERVED_PREFIX.hex()}' AND is_valid_utf8(CAST(key AS STRING))"
     stored = records.where(ours).selectExpr(
-        "CAST(key AS STRING) AS key", f"{_RECORD} AS kind", "offset AS place", "value"
+        "CAST(key AS STRING) AS key", "partition", f"{_RECORD} AS kind", "offset AS place", "value"
     )
     return events.unionByName(stored, allowMissingColumns=True)
 
