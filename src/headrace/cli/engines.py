@@ -14,12 +14,14 @@ from headrace.engine import (
     Engine,
     EngineAudit,
     EnginePhase,
+    EngineReplay,
     audit_engine,
     change_engine_phase,
     journal_topic_of,
     rebuild_some,
+    replay_some,
 )
-from headrace.pipeline import Endpoints, EngineReference, audit_states, rebuild_states
+from headrace.pipeline import Endpoints, EngineReference, audit_states, rebuild_states, replay_journals
 
 __all__ = ["app"]
 
@@ -110,6 +112,57 @@ def rebuild(
 async def _rebuild_some(hr: Headrace, engine: Engine[Any], ids: list[str]) -> int:
     journal = hr.journal(journal_topic_of(engine), read_only=True)
     return await rebuild_some(hr.log, hr.store.settings, journal, engine, hr.settings, ids, registry=hr.registry)
+
+
+@app.command("replay")
+def replay(
+    where: Where,
+    ids: Ids = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="The most differences of each kind to print.")] = 10,
+    address: Address = None,
+    store: StoreAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Try an engine's code on all stored journals. The exit code is 1 if states, events or decisions differ.
+
+    Nothing is written. Decisions are tried where the engine keeps commands. Events that are upcast are listed, and are
+    no difference by themselves.
+
+    Example: headrace engine replay examples.bank.accounts:bank
+    """
+    settings = command_settings()
+    reference = EngineReference.of(where, settings.registry)
+    if ids is not None:
+        engine = reference.load()
+        found = with_headrace(address, store, lambda hr: _replay_some(hr, engine, ids, limit))
+    else:
+        endpoints = Endpoints.of(address, store=store, settings=settings)
+        with spark_for(endpoints, settings) as spark:
+            found = replay_journals(spark, endpoints, reference, limit=limit)
+    _print_replay(found, as_json=as_json)
+    if not found.is_same:
+        raise typer.Exit(1)
+
+
+async def _replay_some(hr: Headrace, engine: Engine[Any], ids: list[str], limit: int) -> EngineReplay:
+    journal = hr.journal(journal_topic_of(engine), read_only=True)
+    return await replay_some(hr.log, journal, engine, ids, registry=hr.registry, limit=limit)
+
+
+def _print_replay(found: EngineReplay, *, as_json: bool) -> None:
+    if as_json:
+        facts = {**msgspec.to_builtins(found), "same": found.is_same}
+        typer.echo(msgspec.json.encode(facts).decode())
+        return
+    for kind, count in sorted(found.counts.items()):
+        for difference in found.first[kind]:
+            typer.echo(str(difference))
+        if count > len(found.first[kind]):
+            typer.echo(f"{kind}: and {count - len(found.first[kind]):,} more")
+    tried = f"{found.events:,} events and {found.commands:,} commands of {found.aggregates:,} aggregates"
+    counts = ", ".join(f"{kind} {count:,}" for kind, count in sorted(found.counts.items()))
+    outcome = "the code makes the same of them" if found.is_same else "the code makes something else of them"
+    typer.echo(f"replayed {tried} of {found.engine}: {outcome}{f' ({counts})' if counts else ''}")
 
 
 @app.command("pause")

@@ -34,6 +34,16 @@ from headrace.engine.rebuilding import (
     rebuild_aggregates,
 )
 from headrace.engine.records import AggregateRecord, AggregateValues
+from headrace.engine.replaying import (
+    AggregateReplay,
+    EngineReplay,
+    ReplayDifference,
+    ReplayTally,
+    add_replay,
+    appends_in,
+    replay_some,
+    state_difference,
+)
 from headrace.engine.results import CommandResult, Failed, Reject, Rejected, Success
 from headrace.engine.topics import ensure_topics, make_topics
 from headrace.engine.upcasting import OldEvent
@@ -43,6 +53,7 @@ __all__ = [
     "AggregateDifference",
     "AggregateFold",
     "AggregateRecord",
+    "AggregateReplay",
     "AggregateState",
     "AggregateValues",
     "Answer",
@@ -60,6 +71,7 @@ __all__ = [
     "EngineLimits",
     "EnginePartition",
     "EnginePhase",
+    "EngineReplay",
     "Failed",
     "OldEvent",
     "PartitionRebuild",
@@ -70,9 +82,13 @@ __all__ = [
     "Reject",
     "Rejected",
     "Repeated",
+    "ReplayDifference",
+    "ReplayTally",
     "StoredAggregate",
     "Success",
     "Suspect",
+    "add_replay",
+    "appends_in",
     "audit_engine",
     "begin_rebuild",
     "change_engine_phase",
@@ -87,6 +103,8 @@ __all__ = [
     "open_partition",
     "rebuild_aggregates",
     "rebuild_some",
+    "replay_some",
     "result_of",
+    "state_difference",
     "stored_values",
 ]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headrace.pipeline.jobs.engine_audit import audit_states as audit_states
     from headrace.pipeline.jobs.engine_rebuild import RebuildSummary as RebuildSummary
     from headrace.pipeline.jobs.engine_rebuild import rebuild_states as rebuild_states
+    from headrace.pipeline.jobs.engine_replay import replay_journals as replay_journals
     from headrace.pipeline.jobs.expiry import ExpirySummary as ExpirySummary
     from headrace.pipeline.jobs.expiry import purge_expired as purge_expired
     from headrace.pipeline.jobs.exports import ExportSummary as ExportSummary
@@ -76,6 +77,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "headrace.pipeline.jobs.backfill": "BackfillSummary backfill",
         "headrace.pipeline.jobs.engine_audit": "audit_states",
         "headrace.pipeline.jobs.engine_rebuild": "RebuildSummary rebuild_states",
+        "headrace.pipeline.jobs.engine_replay": "replay_journals",
         "headrace.pipeline.jobs.expiry": "ExpirySummary purge_expired",
         "headrace.pipeline.jobs.exports": "ExportSummary export_journals exported_frame",
         "headrace.pipeline.jobs.imports": "ImportSummary import_journals",

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["audit_states", "folded"]
+__all__ = ["audit_states", "confirmed", "folded"]
 
 _SUSPECTS_AT_ONCE = 10_000
 
@@ -108,7 +108,7 @@ class StateAudit:
         report: _Found,
     ) -> None:
         if suspects:
-            real = run(_confirmed(endpoints, engine, values, suspects))
+            real = run(confirmed(endpoints, engine, values, suspects))
             report.found += len(real)
             report.first += real[: self._limit - len(report.first)]
             suspects.clear()
@@ -125,9 +125,10 @@ def folded(engine: Engine[Any], aggregate: AggregateRows) -> AggregateFold[Any] 
     return fold
 
 
-async def _confirmed(
+async def confirmed(
     endpoints: Endpoints, engine: Engine[Any], values: AggregateValues, suspects: dict[str, Suspect]
 ) -> list[AggregateDifference]:
+    """Return the differences that are real, after another look at state topic and journals."""
     log, store = await log_of(endpoints), await store_of(endpoints)
     journal = Journal(log, store, journal_topic_of(engine), cache=None, read_only=True)
     return await EngineAuditor(log, journal, engine, values).confirmed(suspects)
