@@ -13,7 +13,15 @@ from tests.engine.models import Close, Deposit, Note, Withdraw, bank_engine, cou
 from tests.suites.journal_setting import replicate
 
 from headrace.config import EmbeddedStoreSettings, StoreSettings
-from headrace.engine import AggregateRecord, AggregateValues, Engine, audit_engine
+from headrace.engine import (
+    AggregateDifference,
+    AggregateRecord,
+    AggregateValues,
+    Engine,
+    EngineAuditor,
+    Suspect,
+    audit_engine,
+)
 from headrace.errors import BadArgument
 from headrace.journal import Journal
 from headrace.model import NewRecord, StoredEvent
@@ -127,6 +135,25 @@ async def test_an_engine_that_goes_on_during_the_audit_is_no_difference(setting:
     busy = BusyJournal(journal_of(setting, store, bank), node, 0)
     (difference,) = (await audit_engine(setting.log, busy, bank)).differences
     assert (difference.kind, difference.folded_version) == ("version", 2)
+
+
+async def test_what_one_pass_found_is_confirmed_or_dropped(setting: EngineSetting, store: Store) -> None:
+    """N42: of the suspects of a pass beside an engine at work, those that are right by now are no differences."""
+    bank = bank_engine(setting.name())
+    node = await setting.owner(bank)
+    for id_ in ("ahead", "lost", "moved"):
+        await node.send(id_, Deposit(5))
+    await put(setting, bank, "lost", None)
+    values = AggregateValues(bank.state_codec())
+    auditor = EngineAuditor(setting.log, journal_of(setting, store, bank), bank, values)
+    kept = {id_: await auditor.stored(id_) for id_ in ("ahead", "lost", "moved")}
+    await node.send("moved", Deposit(1))
+    suspects = {
+        "ahead": Suspect(kept["ahead"], AggregateDifference(id="ahead", kind="version", stored_version=1)),
+        "lost": Suspect(kept["lost"], AggregateDifference(id="lost", kind="missing", folded_version=1)),
+        "moved": Suspect(kept["moved"], AggregateDifference(id="moved", kind="version", folded_version=2)),
+    }
+    assert [each.id for each in await auditor.confirmed(suspects)] == ["lost"]
 
 
 async def test_an_engine_without_a_journal_can_not_be_audited(setting: EngineSetting, store: Store) -> None:

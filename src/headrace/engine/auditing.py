@@ -107,19 +107,23 @@ class EngineAuditor(Generic[S]):
         now: dict[str, bytes | None] = {}
         for partition in _partitions_of(self._engine, suspects):
             now |= await stored_values(self._log, self._engine, partition, suspects)
-        real = []
-        for id_, (value, difference) in suspects.items():
+        turn = asyncio.Semaphore(_SIDE_BY_SIDE)
+
+        async def settled(id_: str, suspect: Suspect) -> AggregateDifference | None:
+            difference = suspect.difference
             is_ahead = (difference.stored_version or 0) > (difference.folded_version or 0)
-            if now.get(id_) == value and not is_ahead:
-                real.append(difference)
-            elif (again := await self.look_again(id_)) is not None:
-                real.append(again)
-        return real
+            if now.get(id_) == suspect.value and not is_ahead:
+                return difference
+            async with turn:
+                return await self.look_again(id_)
+
+        real = await asyncio.gather(*(settled(id_, suspect) for id_, suspect in suspects.items()))
+        return [each for each in real if each is not None]
 
     async def look_again(self, id_: str, found: AggregateDifference | None = None) -> AggregateDifference | None:
         """Return how an aggregate differs; None if it does not, or if it is only being changed.
 
-        It differs if two looks in a row show the same difference.
+        It differs if two looks in a row show the same difference, or if every look shows one.
         """
         for _ in range(_LOOKS):
             await asyncio.sleep(_LOOK_AGAIN_S if found is not None else 0)
