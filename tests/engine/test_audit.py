@@ -44,6 +44,7 @@ def journal_of(setting: EngineSetting, store: Store, engine: Engine[Any]) -> Jou
 
 async def put(setting: EngineSetting, engine: Engine[Any], id_: str, value: bytes | None) -> None:
     """Write a record to the state topic behind the engine's back."""
+    setting.is_spoiled = True
     await setting.log.append([NewRecord(engine.state_topic, id_.encode(), value, partition=0)])
 
 

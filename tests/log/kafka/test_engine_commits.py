@@ -14,12 +14,9 @@ from tests.engine.models import Account, Deposit, Withdraw, bank_engine
 from tests.log.kafka.conftest import OpenKafka
 
 from headrace.cluster import batch_of
-from headrace.engine import audit_engine
-from headrace.journal import Journal
 from headrace.log import Log, TransactionalProducer
 from headrace.model import Position
 from headrace.services import RunningService
-from headrace.store import open_store
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.proxy import TcpProxy
 
@@ -92,9 +89,6 @@ async def test_a_commit_without_an_answer_is_settled_by_its_name(
     assert (again.version, again.is_repeated) == (1, True)
     events, states = await setting.records(bank.name), await setting.records(bank.state_topic)
     assert {batch_of(each) for each in events} <= {batch_of(each) for each in states}
-    store = await open_store(f"embedded:{tmp_path}")
-    audit = await audit_engine(direct, Journal(direct, store, bank.name, cache=None, read_only=True), bank)
-    assert (audit.aggregates, list(audit.differences)) == (2, [])
-    await store.close()
+    await setting.audit(tmp_path)
     for node in setting.nodes:
         await node.stop()
