@@ -72,6 +72,7 @@ SECONDS: dict[str, float] = {
     "tests/serde/test_registries.py": 25,
     "tests/services/test_running.py": 25,
     "tests/log/test_embedded_conformance.py": 20,
+    "tests/pipeline/test_engines.py": 20,
     "tests/pipeline/test_growth.py": 20,
     "tests/services/test_orphans.py": 20,
 }

@@ -32,6 +32,10 @@
     │   ├── CommandIdReused         the command id belongs to another command
     │   ├── CommandTooLate          a retry whose command id may have been forgotten already
     │   ├── WrongVersion            the aggregate is not at the version that the command expects
+    │   ├── UpcastFailed            an old event that an engine's upcasters can't read
+    │   ├── FoldFailed              an event of a journal that an engine's event handler can't apply
+    │   ├── EventsMissing           a journal that lacks events which a state follows from
+    │   ├── RebuildRefused          an engine's state can't be rebuilt as things are
     │   ├── TargetDiffers           the target of a copy has events that the source lacks
     │   ├── NoSchemaFor             a class that Avro can't describe
     │   ├── BadSchema               not a valid Avro schema
@@ -161,9 +165,11 @@ __all__ = [
     "CommandTooLate",
     "DeadLettersFull",
     "DuplicateNode",
+    "EventsMissing",
     "Fenced",
     "FetchFailed",
     "FileUnusable",
+    "FoldFailed",
     "FolderUnusable",
     "Forbidden",
     "ForeignCluster",
@@ -214,6 +220,7 @@ __all__ = [
     "RateExceeded",
     "ReadAgain",
     "ReadOnlyHandle",
+    "RebuildRefused",
     "RecordTooLarge",
     "RecordsExpireSoon",
     "RecordsLost",
@@ -267,6 +274,7 @@ __all__ = [
     "Unreachable",
     "UnreadableRecord",
     "UnsupportedPlatform",
+    "UpcastFailed",
     "VoidAppend",
     "WorkerFailed",
     "WritesInRead",
@@ -694,6 +702,60 @@ class CommandTooLate(Refused):
         "{forgotten} were forgotten; this attempt did nothing. If no other attempt was made, send it again without "
         "`since`; else look at the aggregate to find out what became of it"
     )
+
+
+@dataclass(eq=False)
+class UpcastFailed(Refused):
+    """An event of an old version that an engine's upcasters do not make into an event of its present classes."""
+
+    engine: str
+    place: str
+    event: str
+    version: int
+    reason: str
+    says: ClassVar[str] = (
+        "engine {engine!r} can't read version {version} of {event} ({place}): {reason}; "
+        "declare or correct its upcaster (@engine.upcast)"
+    )
+
+
+@dataclass(eq=False)
+class FoldFailed(Refused):
+    """An event of a journal that an engine's event handler, or the codec of its state, does not take."""
+
+    engine: str
+    aggregate: str
+    seq_nr: int
+    event: str
+    reason: str
+    says: ClassVar[str] = (
+        "event {seq_nr} of {aggregate!r}, {event}, can't be applied by engine {engine!r}: {reason}; "
+        "correct the event handler, or declare an upcaster"
+    )
+
+
+@dataclass(eq=False)
+class EventsMissing(Refused):
+    """A journal does not hold all events from number 1 on, so that no state can be made from it."""
+
+    engine: str
+    aggregate: str
+    expected: int
+    found: int
+    says: ClassVar[str] = (
+        "the journal of {aggregate!r} in engine {engine!r} has event {found} where event {expected} should be, so its "
+        "state can't be made from it; events were deleted or lost, see `headrace journal history`"
+    )
+
+
+@dataclass(eq=False)
+class RebuildRefused(Refused):
+    """An engine's state can't be rebuilt as things are. Nothing was written, unless `reason` says so."""
+
+    engine: str
+    reason: str
+    next_step: str
+    says: ClassVar[str] = "the state of engine {engine!r} is not rebuilt: {reason}; {next_step}"
 
 
 @dataclass(eq=False)

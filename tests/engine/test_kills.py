@@ -12,7 +12,7 @@ from tests.engine.models import Account, Deposit, bank_engine
 from tests.engine.node_process import settings_of
 
 from headrace.app import Headrace, connect
-from headrace.engine import Aggregate, Engine, Success
+from headrace.engine import Aggregate, Engine, Success, audit_engine
 from headrace.errors import Unavailable
 from headrace.testing.plugin import Size
 from headrace.testing.processes import ChildProcess, running_function
@@ -29,7 +29,7 @@ def children_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("children_find_the_tests")
 @pytest.mark.timeout(600)
 async def test_an_owner_that_is_killed_under_load_loses_and_doubles_nothing(tmp_path: Path, size: Size) -> None:
-    """N23: kill -9 of the owner: every acknowledged command is there once, in order, and the state is the fold."""
+    """N23, N42: kill -9 of the owner: each acknowledged command is there once, in order, and the state is the fold."""
     address, bank = f"embedded:{tmp_path}", bank_engine(partitions=_PARTITIONS)
     clients, commands = size(10, 100), size(20, 100)
     acknowledged: dict[str, list[int]] = {}
@@ -51,6 +51,8 @@ async def test_an_owner_that_is_killed_under_load_loses_and_doubles_nothing(tmp_
                 await asyncio.gather(*work)
             for id_, versions in acknowledged.items():
                 await _check(hr, bank, id_, versions)
+            audit = await audit_engine(hr.log, hr.journal("bank", read_only=True), bank)
+            assert (audit.aggregates, list(audit.differences)) == (len(acknowledged), [])
 
 
 def _start(held: contextlib.AsyncExitStack, address: str, name: str) -> ChildProcess:

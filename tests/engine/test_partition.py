@@ -414,6 +414,7 @@ async def test_an_event_without_a_change_moves_the_version_over_a_failover(setti
 
 async def test_records_of_others_in_the_state_topic_do_not_matter(setting: EngineSetting) -> None:
     """N11: a record that no engine wrote fails the commands of its aggregate with a typed error, and no other."""
+    setting.is_spoiled = True
     bank = bank_engine(setting.name())
     first = await setting.owner(bank, "n1")
     await first.stop()

@@ -148,10 +148,12 @@ async def running_node(
         await layouts.open()
         stack.push_async_callback(layouts.close)
         keyspaces = KeyspaceHosting(log, registry, settings, folder, layouts)
-        engines = EngineHosting(log, shared, registry, replicas=settings.keyspace.replicas, folder=folder)
+        engines = EngineHosting(
+            log, shared, registry, replicas=settings.keyspace.replicas, folder=folder, layouts=layouts
+        )
         for engine in served:
             await engines.prepare(engine)
-        hosting = HostingNode(log, [engines.group(engine) for engine in served], settings=settings)
+        hosting = HostingNode(log, engines.groups(served), settings=settings)
         keyspaces.attach(hosting)
         engines.attach(hosting)
         for each in app.keyspaces.values():
@@ -165,6 +167,7 @@ async def running_node(
             except TimedOut as error:
                 _logger.warning("the node starts without all partitions", node=node.id, reason=str(error))
             background.add("keyspaces", keyspaces.follow_layouts)
+            background.add("engines", engines.follow_pauses)
             for stream in app.streams:
                 background.add(f"stream-{stream.group}", partial(stream.run, log, registry, keyspaces.client))
             async with background:

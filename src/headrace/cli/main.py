@@ -48,6 +48,7 @@ _PARTS = {
     "copy": _Part("copies", "Copy journals from one tier to the other."),
     "node": _Part("nodes", "Nodes that serve keyspaces: run one."),
     "keyspace": _Part("keyspaces", "Keyspaces: show, pause and resume one, give it another number of partitions."),
+    "engine": _Part("engines", "Command engines: compare states with journals, rebuild them, replay."),
     "cluster": _Part("clusters", "Nodes that share partitions: look at them, move, drain."),
     "gateway": _Part("gateways", "Journals, events by tag, schemas and keyspaces over HTTP."),
     "services": _Part("services", "Real servers from packages, for development and tests."),

@@ -18,6 +18,7 @@ from headrace.cluster.members import AnnouncedOwner, ClusterView, GroupSpec, Hol
 from headrace.cluster.node import Node
 from headrace.cluster.owner import Committed, Owner, OwnerListener
 from headrace.cluster.routing import Gathered, PartitionHandler, PartitionRequest, Router
+from headrace.cluster.takeover import PartitionTakeover
 
 __all__ = [
     "AnnouncedOwner",
@@ -41,6 +42,7 @@ __all__ = [
     "PartitionHandler",
     "PartitionHost",
     "PartitionRequest",
+    "PartitionTakeover",
     "Placement",
     "Router",
     "batch_of",

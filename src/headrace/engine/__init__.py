@@ -6,20 +6,54 @@ gets the same reply, within the bounds of `EngineLimits`; what can't be told is 
 Does not promise: that a handler runs once. It may run again until its commit succeeds, so it has no effects of its own.
 """
 
+from headrace.engine.auditing import (
+    EngineAudit,
+    EngineAuditor,
+    Suspect,
+    audit_engine,
+    journal_topic_of,
+    stored_values,
+)
 from headrace.engine.client import Aggregate, AggregateState, EngineClient
 from headrace.engine.commands import Answer, CommandRequest, result_of
 from headrace.engine.context import CommandContext
+from headrace.engine.folding import AggregateDifference, AggregateFold, StoredAggregate, difference_of
 from headrace.engine.handling import CommandHandling, Decision, RecordLimits, Repeated
 from headrace.engine.hosting import EngineHosting, open_partition
 from headrace.engine.models import Engine, EngineLimits
 from headrace.engine.partition import EnginePartition
+from headrace.engine.pausing import EnginePhase, change_engine_phase, engine_phase
+from headrace.engine.rebuild_runs import RebuildPlan, begin_rebuild, end_rebuild, rebuild_some
+from headrace.engine.rebuilding import (
+    EngineGroup,
+    PartitionRebuild,
+    RebuildWriter,
+    RebuiltAggregate,
+    fence_partition,
+    in_batches,
+    rebuild_aggregates,
+)
 from headrace.engine.records import AggregateRecord, AggregateValues
+from headrace.engine.replaying import (
+    AggregateReplay,
+    EngineReplay,
+    ReplayDifference,
+    ReplayTally,
+    add_replay,
+    appends_in,
+    replay_some,
+    state_difference,
+)
 from headrace.engine.results import CommandResult, Failed, Reject, Rejected, Success
-from headrace.engine.topics import ensure_topics
+from headrace.engine.topics import ensure_topics, make_topics
+from headrace.engine.upcasting import OldEvent
 
 __all__ = [
     "Aggregate",
+    "AggregateDifference",
+    "AggregateFold",
     "AggregateRecord",
+    "AggregateReplay",
     "AggregateState",
     "AggregateValues",
     "Answer",
@@ -29,17 +63,48 @@ __all__ = [
     "CommandResult",
     "Decision",
     "Engine",
+    "EngineAudit",
+    "EngineAuditor",
     "EngineClient",
+    "EngineGroup",
     "EngineHosting",
     "EngineLimits",
     "EnginePartition",
+    "EnginePhase",
+    "EngineReplay",
     "Failed",
+    "OldEvent",
+    "PartitionRebuild",
+    "RebuildPlan",
+    "RebuildWriter",
+    "RebuiltAggregate",
     "RecordLimits",
     "Reject",
     "Rejected",
     "Repeated",
+    "ReplayDifference",
+    "ReplayTally",
+    "StoredAggregate",
     "Success",
+    "Suspect",
+    "add_replay",
+    "appends_in",
+    "audit_engine",
+    "begin_rebuild",
+    "change_engine_phase",
+    "difference_of",
+    "end_rebuild",
+    "engine_phase",
     "ensure_topics",
+    "fence_partition",
+    "in_batches",
+    "journal_topic_of",
+    "make_topics",
     "open_partition",
+    "rebuild_aggregates",
+    "rebuild_some",
+    "replay_some",
     "result_of",
+    "state_difference",
+    "stored_values",
 ]

@@ -242,7 +242,11 @@ def result_of(
         case SuccessReply():
             return Success(
                 state=codec.decode(reply.state) if reply.state is not None else None,
-                events=tuple(engine.events.of_payload(each) for each in msgspec.json.decode(reply.events)),
+                events=tuple(
+                    event
+                    for each in msgspec.json.decode(reply.events)
+                    for event in engine.events.events_of(each, "an event of a reply")
+                ),
                 version=reply.version,
                 value=msgspec.json.decode(reply.value) if reply.value is not None else None,
                 since=str(since),

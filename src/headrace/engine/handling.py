@@ -25,8 +25,16 @@ from headrace.engine.commands import (
     failed_reply,
 )
 from headrace.engine.context import CommandContext, CommandRejected, EventHandlerFailed
+from headrace.engine.kept_commands import metadata_of
 from headrace.engine.models import Engine
-from headrace.engine.records import AggregateRecord, AggregateValues, RememberedCommand, remembering, without_oldest
+from headrace.engine.records import (
+    UNKNOWN_DIGEST,
+    AggregateRecord,
+    AggregateValues,
+    RememberedCommand,
+    remembering,
+    without_oldest,
+)
 from headrace.engine.results import Reject
 from headrace.errors import (
     BadArgument,
@@ -78,6 +86,7 @@ class Decision(NamedTuple):
     value: Any = None
     reject: Reject | None = None
     error: HeadraceError | None = None
+    now_ms: int = 0
 
 
 class HandledCommand(NamedTuple):
@@ -126,7 +135,7 @@ class CommandHandling(Generic[S]):
             return None
         known = record.find(request.command_id) if record is not None else None
         if known is not None:
-            if known.digest != request.digest:
+            if known.digest not in (request.digest, UNKNOWN_DIGEST):
                 raise CommandIdReused(request.aggregate, request.command_id)
             return Repeated(decode_reply(known.reply))
         forgotten = record.forgotten if record is not None else floor
@@ -208,7 +217,8 @@ class CommandHandling(Generic[S]):
             context.persist(
                 *(returned if isinstance(returned, list | tuple) and not _is_named(returned) else [returned])
             )
-        return Decision(context.state, tuple(context.events), tuple(context.outputs), context.value)
+        made = Decision(context.state, tuple(context.events), tuple(context.outputs), context.value)
+        return made._replace(now_ms=context.now_ms)
 
     def _failed(self, request: CommandRequest, stage: str, error: BaseException) -> CommandFailed:
         reason = str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
@@ -222,7 +232,7 @@ class CommandHandling(Generic[S]):
         payloads = [self.engine.events.payload(event) for event in decision.events]
         state = self.values.inner.encode(decision.state) if decision.state is not None else None
         record = self._next(base, state, len(payloads))
-        records = (*self._journal_records(base, request, decision.events, payloads, record), *decision.outputs)
+        records = (*self._journal_records(base, request, decision, payloads, record), *decision.outputs)
         for output in decision.outputs:
             self._check_size(request, f"record for {output.topic!r}", output, self._limits.outputs_bytes[output.topic])
         value = msgspec.json.encode(decision.value) if decision.value is not None else None
@@ -249,18 +259,19 @@ class CommandHandling(Generic[S]):
         self,
         base: AggregateRecord,
         request: CommandRequest,
-        events: Sequence[Any],
+        decision: Decision,
         payloads: Sequence[Any],
         record: AggregateRecord,
     ) -> list[NewRecord]:
         """Return the Append of the events, and a Purge if the aggregate is gone and its journal goes with it."""
-        if self._journal_at is None or not events:
+        if self._journal_at is None or not payloads:
             return []
         numbered = [
             Event(base.version + n, payload, self.engine.tags_of(event))
-            for n, (event, payload) in enumerate(zip(events, payloads, strict=True), start=1)
+            for n, (event, payload) in enumerate(zip(decision.events, payloads, strict=True), start=1)
         ]
-        options = AppendOptions(origin=self.engine.name)
+        kept = metadata_of(request, decision.now_ms) if self.engine.keep_commands else None
+        options = AppendOptions(origin=self.engine.name, metadata=kept)
         new = new_append(check_events(numbered), options, with_digest=request.command_id is not None).traced()
         append = new.record(self._journal_at, request.aggregate, expected=base.version, append_id=request.command_id)
         self._check_size(request, "events", append, self._limits.journal_bytes)
@@ -307,7 +318,8 @@ def _events_in(engine: Engine[Any], request: CommandRequest) -> list[Any]:
         payloads = msgspec.json.decode(request.data)
     except msgspec.DecodeError as error:
         raise NotReadable("the events", request.kind, str(error)) from error
-    return [engine.events.of_payload(each) for each in payloads]
+    place = f"an event to apply to {request.aggregate!r}"
+    return [event for each in payloads for event in engine.events.events_of(each, place)]
 
 
 def _is_named(value: object) -> bool:

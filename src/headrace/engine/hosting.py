@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,12 +11,16 @@ from headrace.engine.client import EngineClient
 from headrace.engine.handling import CommandHandling, RecordLimits
 from headrace.engine.models import Engine
 from headrace.engine.partition import EnginePartition
+from headrace.engine.pausing import is_served
 from headrace.engine.records import AggregateValues
+from headrace.engine.routes import EngineRoute
 from headrace.engine.tokens import PartitionTokens
-from headrace.engine.topics import ensure_topics, state_spec
+from headrace.engine.topics import check_state_there, ensure_topics, make_topics, state_spec
 from headrace.errors import BadArgument
+from headrace.keyspace import KeyspaceLayouts
 from headrace.log import Log
 from headrace.model import TopicPartition
+from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Clock
 from headrace.serde import Registry
 from headrace.state import KeyValueStore, StatePartition, StateSpec, open_state_store
@@ -26,6 +30,8 @@ __all__ = ["EngineHosting", "OpenFolder", "open_partition"]
 
 S = TypeVar("S")
 OpenFolder = Callable[[], Path]
+
+_logger = get_logger(__name__)
 
 
 async def open_partition(
@@ -39,7 +45,8 @@ async def open_partition(
     folder: OpenFolder | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> EnginePartition[S]:
-    """Open one partition of an engine on a node. Without a folder its copy is in memory."""
+    """Open one partition of an engine on a node. Without a folder its copy is in memory. Raises WrongEngineTopic."""
+    await check_state_there(log, engine, partition)
     values = AggregateValues(engine.state_codec(registry))
     await values.open()
 
@@ -69,7 +76,10 @@ class EngineHosting:
         replicas: int,
         folder: OpenFolder | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        layouts: KeyspaceLayouts | None = None,
     ) -> None:
+        self._layouts = layouts
+        self._served: dict[str, tuple[Engine[Any], bool]] = {}
         self._log = log
         self._settings = settings
         self._registry = registry
@@ -87,7 +97,33 @@ class EngineHosting:
     async def prepare(self, engine: Engine[Any]) -> None:
         """Make and claim the engine's topics, before the node starts. Raises WrongEngineTopic, WrongStateTopic."""
         settings = self._settings() if engine.journal_topic is not None else None
-        self._limits[engine.name] = await ensure_topics(self._log, settings, engine)
+        # The state of an engine that is not served may be about to be rebuilt.
+        ensure = ensure_topics if self._is_served(engine) else make_topics
+        self._limits[engine.name] = await ensure(self._log, settings, engine)
+
+    def groups(self, engines: Sequence[Engine[Any]]) -> list[HostedGroup]:
+        """Return the groups that a node takes part in from its start on: those of engines that are not paused."""
+        self._served = {each.name: (each, self._is_served(each)) for each in engines}
+        return [self.group(each) for each, is_served in self._served.values() if is_served]
+
+    async def follow_pauses(self) -> None:
+        """Withdraw from engines that are paused, and serve them again when they are resumed; until cancelled."""
+        while self._layouts is not None:
+            version = self._layouts.version
+            for name, (engine, was_served) in list(self._served.items()):
+                is_served = self._is_served(engine)
+                if is_served == was_served:
+                    continue
+                _logger.info("an engine changes", engine=name, is_served=is_served)
+                if is_served:
+                    self._attached().serve(self.group(engine))
+                else:
+                    await self._attached().withdraw(name)
+                self._served[name] = (engine, is_served)
+            await self._layouts.changed(version)
+
+    def _is_served(self, engine: Engine[Any]) -> bool:
+        return self._layouts is None or is_served(self._layouts, engine.name)
 
     def group(self, engine: Engine[Any]) -> HostedGroup:
         """Return the group of an engine, for a node to take part in."""
@@ -111,7 +147,8 @@ class EngineHosting:
         """Return the client of an engine, which any node of the cluster may serve."""
         found = self._clients.get(engine.name)
         if found is None:
-            found = EngineClient(engine, lambda: self._attached().router, registry=self._registry)
+            route = EngineRoute(engine, lambda: self._attached().router, self._layouts)
+            found = EngineClient(engine, lambda: route, registry=self._registry)
             self._clients[engine.name] = found
         if found.engine is not engine:
             raise BadArgument("engine", engine.name, "another engine of this name is declared already")

@@ -25,6 +25,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from headrace.engine.typed_json import TypedJson
+from headrace.engine.upcasting import EventJson
 from headrace.errors import BadArgument, UnknownCommand
 from headrace.model import check_topic_name
 from headrace.serde import Registry
@@ -81,7 +82,9 @@ class Engine(Generic[S]):
     with a schema in the registry. Events go to the journal topic `journal`, by default the engine's name; with
     `journal=None` there are no events, and handlers set the state themselves. `none_states` says what happens to an
     aggregate whose state becomes None: "keep" keeps its journal and its numbers, "purge" removes the journal, and the
-    next event has number 1. `outputs` are other topics that handlers may write to in the same transaction.
+    next event has number 1. `outputs` are other topics that handlers may write to in the same transaction. With
+    `keep_commands` the journal has each command beside the events that it led to, so that later code can be tried on it
+    (`headrace engine replay`).
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Engine(Generic[S]):
         none_states: NoneStates = "keep",
         outputs: Sequence[str] = (),
         limits: EngineLimits | None = None,
+        keep_commands: bool = False,
     ) -> None:
         self.name = check_topic_name(name)
         self.journal_topic = None if journal is None else check_topic_name(journal or name)
@@ -110,8 +114,9 @@ class Engine(Generic[S]):
         self.none_states = none_states
         self.outputs = tuple(check_topic_name(topic) for topic in outputs)
         self.limits = limits or EngineLimits()
+        self.keep_commands = keep_commands
         self.commands = TypedJson("command")
-        self.events = TypedJson("event")
+        self.events = EventJson(name)
         self._state = state
         self._encoding = encoding
         self._handlers: dict[type, Handler] = {}
@@ -144,6 +149,19 @@ class Engine(Generic[S]):
                 raise BadArgument("event handler", _named(handler), f"{kind.__name__} has a handler already")
             self._event_handlers[kind] = handler
         return handler
+
+    def upcast(self, event: str, *, version: int = 1) -> Callable[[F], F]:
+        """Declare how an old version of an event is read: a decorator of a function of its fields.
+
+        It returns the fields of the next version, an `OldEvent` of another name, an event, several in a list, or None
+        if nothing is left of it. Events are written in the version after the last one that has an upcaster.
+        """
+
+        def declared(upcaster: F) -> F:
+            self.events.add_upcaster(event, version, upcaster)
+            return upcaster
+
+        return declared
 
     def tags(self, tags_of: F) -> F:
         """Declare the function that returns an event's tags; a decorator."""
@@ -188,6 +206,11 @@ class Engine(Generic[S]):
     def tags_of(self, event: Any) -> tuple[str, ...]:  # noqa: ANN401
         """Return the tags of an event."""
         return tuple(self._tags_of(event)) if self._tags_of is not None else ()
+
+    @property
+    def uses_registry(self) -> bool:
+        """True if states are Avro, whose schemas are in a registry."""
+        return self._encoding == "avro"
 
     def state_codec(self, registry: Registry | None = None) -> ValueCodec[S]:
         """Return what turns states into bytes and back. Raises BadArgument for Avro without a registry."""

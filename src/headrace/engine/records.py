@@ -18,6 +18,7 @@ from headrace.state import BatchName, ValueCodec
 __all__ = [
     "FORGOTTEN_KEY",
     "NOTHING_FORGOTTEN",
+    "UNKNOWN_DIGEST",
     "AggregateRecord",
     "AggregateValues",
     "RememberedCommand",
@@ -31,6 +32,8 @@ __all__ = [
 FORMAT = 1
 # Below every batch: epochs begin with 1.
 NOTHING_FORGOTTEN = BatchName(0, 0)
+# Of a command id that a rebuild found in the journal, where the command itself is not: no command is told from it.
+UNKNOWN_DIGEST = b""
 # What the partition has forgotten of aggregates that have no record any more. Reserved: states never show it.
 FORGOTTEN_KEY = b"\x00hr.forgotten"
 # What an id costs in a record besides its texts: lengths, the digest, the batch, the time.

@@ -7,14 +7,14 @@ from typing import Any
 from headrace.engine.handling import RecordLimits
 from headrace.engine.models import Engine
 from headrace.engine.records import AggregateRecord, AggregateValues
-from headrace.errors import UnknownTopic, WrongEngineTopic
+from headrace.errors import UnknownPartition, UnknownTopic, WrongEngineTopic
 from headrace.journal import JOURNAL_TOPIC, Topology, claim_for_engine, why_records_expire
 from headrace.log import Admin, Log, ensure_topic
-from headrace.model import Topic
-from headrace.state import StateSpec, changelog_config, ensure_changelog
+from headrace.model import Topic, TopicPartition
+from headrace.state import StateSpec, batch_header_of, changelog_config, ensure_changelog
 from headrace.store import SharedSettings
 
-__all__ = ["ensure_topics", "state_spec"]
+__all__ = ["check_state_there", "ensure_topics", "make_topics", "state_spec"]
 
 
 def state_spec(engine: Engine[Any], values: AggregateValues) -> StateSpec[str, AggregateRecord]:
@@ -28,6 +28,13 @@ async def ensure_topics(log: Log, settings: SharedSettings | None, engine: Engin
     Without `settings` the journal is not claimed, for tests that have no store. Raises WrongEngineTopic,
     WrongStateTopic, and UnknownTopic for an output that does not exist.
     """
+    for partition in range(engine.partitions):
+        await check_state_there(log, engine, partition)
+    return await make_topics(log, settings, engine)
+
+
+async def make_topics(log: Log, settings: SharedSettings | None, engine: Engine[Any]) -> RecordLimits:
+    """Do as `ensure_topics` does, also if the state topic is lost and is about to be rebuilt."""
     state = await _state_topic(log.admin, engine)
     journal_bytes = 0
     if engine.journal_topic is not None:
@@ -39,6 +46,37 @@ async def ensure_topics(log: Log, settings: SharedSettings | None, engine: Engin
             await Topology(log, settings, journal.name, partitions=engine.partitions).layout()
     outputs = {topic: (await log.admin.describe(topic)).config.max_record_bytes for topic in engine.outputs}
     return RecordLimits(state.config.max_record_bytes, journal_bytes, outputs)
+
+
+async def check_state_there(log: Log, engine: Engine[Any], partition: int) -> None:
+    """Refuse to serve a partition whose state is lost while its journal has events. Raises WrongEngineTopic.
+
+    Its aggregates would seem to be new, and their next events, which begin with number 1 again, would be void.
+    """
+    if engine.journal_topic is None:
+        return
+    try:
+        has_state = (await log.bounds(TopicPartition(engine.state_topic, partition))).high_watermark > 0
+    except (UnknownTopic, UnknownPartition):
+        has_state = False
+    if not has_state and await _has_batches(log, TopicPartition(engine.journal_topic, partition)):
+        problem = f"partition {partition} of it is empty, and its journal {engine.journal_topic!r} has events"
+        step = "run `headrace engine rebuild MODULE:NAME`"
+        raise WrongEngineTopic(engine.name, engine.state_topic, problem, step)
+
+
+async def _has_batches(log: Log, at: TopicPartition) -> bool:
+    """Return True if an engine has written to a partition of its journal."""
+    try:
+        bounds = await log.bounds(at)
+    except (UnknownTopic, UnknownPartition):
+        return False
+    if bounds.start > 0:
+        return True  # what was replicated was removed from the log
+    async for batch in log.read(at, bounds.start, bounds.end, headers_only=True):
+        if any(batch_header_of(record.headers) is not None for record in batch.records):
+            return True
+    return False
 
 
 async def _state_topic(admin: Admin, engine: Engine[Any]) -> Topic:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from headrace.pipeline.jobs.audit import audit as audit
     from headrace.pipeline.jobs.backfill import BackfillSummary as BackfillSummary
     from headrace.pipeline.jobs.backfill import backfill as backfill
+    from headrace.pipeline.jobs.engine_audit import audit_states as audit_states
+    from headrace.pipeline.jobs.engine_rebuild import RebuildSummary as RebuildSummary
+    from headrace.pipeline.jobs.engine_rebuild import rebuild_states as rebuild_states
+    from headrace.pipeline.jobs.engine_replay import replay_journals as replay_journals
     from headrace.pipeline.jobs.expiry import ExpirySummary as ExpirySummary
     from headrace.pipeline.jobs.expiry import purge_expired as purge_expired
     from headrace.pipeline.jobs.exports import ExportSummary as ExportSummary
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
     from headrace.pipeline.spark.process import store_of as store_of
     from headrace.pipeline.spark.session import end_session as end_session
     from headrace.pipeline.spark.session import spark_session as spark_session
+    from headrace.pipeline.tables.aggregate_rows import EngineReference as EngineReference
     from headrace.pipeline.tables.frames import journal_frame as journal_frame
     from headrace.pipeline.tables.frames import meta_frame as meta_frame
     from headrace.pipeline.tables.frames import pointer_frame as pointer_frame
@@ -70,6 +75,9 @@ __getattr__, __dir__, __all__ = lazy_names(
         "headrace.pipeline.audits.findings": "Finding FindingKind",
         "headrace.pipeline.jobs.audit": "AuditReport audit",
         "headrace.pipeline.jobs.backfill": "BackfillSummary backfill",
+        "headrace.pipeline.jobs.engine_audit": "audit_states",
+        "headrace.pipeline.jobs.engine_rebuild": "RebuildSummary rebuild_states",
+        "headrace.pipeline.jobs.engine_replay": "replay_journals",
         "headrace.pipeline.jobs.expiry": "ExpirySummary purge_expired",
         "headrace.pipeline.jobs.exports": "ExportSummary export_journals exported_frame",
         "headrace.pipeline.jobs.imports": "ImportSummary import_journals",
@@ -83,6 +91,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "headrace.pipeline.spark.endpoints": "Endpoints",
         "headrace.pipeline.spark.process": "close_all log_of run store_of",
         "headrace.pipeline.spark.session": "end_session spark_session",
+        "headrace.pipeline.tables.aggregate_rows": "EngineReference",
         "headrace.pipeline.tables.frames": "journal_frame meta_frame pointer_frame",
         "headrace.pipeline.tables.sql_views": "query query_error table_names",
         "headrace.pipeline.tables.state_frames": "state_frame",

@@ -130,7 +130,8 @@ class EngineHarness(Generic[S]):
         topic = self.engine.journal_topic
         assert topic is not None, f"engine {self.engine.name!r} has no journal"
         journal = self.connection.journal(topic, read_only=True)
-        return [self.engine.events.of_payload(event.payload) async for event in journal.read(aggregate_id)]
+        read = journal.read(aggregate_id)
+        return [event async for each in read for event in self.engine.events.events_of(each.payload)]
 
     async def __aenter__(self) -> Self:
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-engine-"))

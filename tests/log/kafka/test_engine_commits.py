@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -62,9 +63,9 @@ class FaultyCommits:
 
 @pytest.mark.parametrize("fault", ["hold", "drop"])
 async def test_a_commit_without_an_answer_is_settled_by_its_name(
-    broker: RunningService, proxy: TcpProxy, opened: OpenKafka, fault: Literal["hold", "drop"]
+    broker: RunningService, proxy: TcpProxy, opened: OpenKafka, fault: Literal["hold", "drop"], tmp_path: Path
 ) -> None:
-    """N12, N16, N28, N29: whether EndTxn was done or came late, each command is there once, in a whole batch."""
+    """N12, N16, N28, N29, N42: whether EndTxn was done or came late, each command is there once, in a whole batch."""
     direct = await opened(broker)
     setting = EngineSetting(direct)
     bank = bank_engine(setting.name())
@@ -88,5 +89,6 @@ async def test_a_commit_without_an_answer_is_settled_by_its_name(
     assert (again.version, again.is_repeated) == (1, True)
     events, states = await setting.records(bank.name), await setting.records(bank.state_topic)
     assert {batch_of(each) for each in events} <= {batch_of(each) for each in states}
+    await setting.audit(tmp_path)
     for node in setting.nodes:
         await node.stop()

@@ -7,28 +7,18 @@ can write. So a load waits, and gives up, while the keyspace is not paused. At i
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.cluster import (
-    Identity,
-    LeaseKeeper,
-    LeaseTerms,
-    OwnedPartition,
-    Owner,
-    ensure_lease_topic,
-    new_process,
-    open_coordinator,
-)
+from headrace.cluster import OwnedPartition, PartitionTakeover, ensure_lease_topic, open_coordinator
 from headrace.config import HeadraceSettings
-from headrace.errors import BadArgument, TimedOut
+from headrace.errors import BadArgument
 from headrace.keyspace import REPLIES, Keyspace, change_phase, specs_of
 from headrace.log import Log
 from headrace.model import TopicPartition, partition_of
@@ -48,7 +38,6 @@ __all__ = ["LoadReport", "LoadSummary", "StateGroup", "StateLoad", "load_keyspac
 
 _RECORDS_AT_ONCE = 1000
 _BYTES_AT_ONCE = 1024 * 1024
-_LOOK_BACK = 100
 _COLUMNS = ("key", "value", "ttl_ms")
 
 
@@ -306,15 +295,17 @@ class StateLoad:
     """Owns one partition for as long as it takes to write its records."""
 
     def __init__(self, log: Log, group: StateGroup, at: TopicPartition) -> None:
-        me = Identity(group.cluster_id, f"load-{uuid.uuid4().hex[:12]}", new_process())
         changelogs = tuple(TopicPartition(topic, at.partition) for topic in group.changelogs)
-        self._log = log
         self._at = at
-        self._owned = asyncio.Event()
         self._stamp_ms = 0
-        self._keeper = LeaseKeeper(log, group.prefix, me, terms=LeaseTerms(group.lease_s))
-        self._owner = Owner(log, OwnedPartition(group.prefix, changelogs), self._keeper, self)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._takeover = PartitionTakeover(
+            log,
+            OwnedPartition(group.prefix, changelogs),
+            group.cluster_id,
+            name="load",
+            waits_for="is the keyspace paused?",
+            lease_s=group.lease_s,
+        )
 
     @classmethod
     async def begin(cls, endpoints: Endpoints, group: StateGroup, at: TopicPartition, *, timeout_s: float) -> StateLoad:
@@ -327,44 +318,23 @@ class StateLoad:
             raise
         return loading
 
-    async def owns(self, epoch: int, read_to: Mapping[TopicPartition, int]) -> None:
-        """Begin to write: everybody else is fenced."""
-        self._owned.set()
-
-    async def lost(self) -> None:
-        """Another node has the partition; the next commit says so."""
-        self._owned.clear()
-
     async def take_over(self, *, timeout_s: float) -> None:
         """Wait until the partition is ours. Raises TimedOut, and what ends an owner, as ForeignCluster."""
-        self._owner.propose(0)
-        self._tasks = [asyncio.create_task(self._keeper.run()), asyncio.create_task(self._owner.run())]
-        owned = asyncio.create_task(self._owned.wait())
-        try:
-            await asyncio.wait([owned, *self._tasks], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            owned.cancel()
-        for task in self._tasks:
-            if task.done():
-                task.result()  # raises what ended it
-        if not self._owned.is_set():
-            raise TimedOut(f"taking {self._at} over from its owner (is the keyspace paused?)", timeout_s)
-        self._stamp_ms = await _last_time_ms(self._log, self._at)
+        await self._takeover.take_over(timeout_s=timeout_s)
+        self._stamp_ms = await self._takeover.last_time_ms()
 
     async def write(self, writes: Sequence[tuple[bytes, StateWrite]]) -> None:
         """Write values in one transaction. Raises NotPartitionOwner, TransactionFailed, RecordTooLarge."""
         self._stamp_ms = max(self._stamp_ms, time.time_ns() // 1_000_000)
-        await self._owner.commit([new_record(self._at, *each, timestamp_ms=self._stamp_ms) for each in writes])
+        await self._takeover.commit([new_record(self._at, *each, timestamp_ms=self._stamp_ms) for each in writes])
 
     async def release(self) -> None:
         """Give the partition up, so that the next owner need not wait."""
-        await self._owner.release()
+        await self._takeover.release()
 
     async def close(self) -> None:
         """Stop; the lease of a partition that was not released ends by itself."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._takeover.close()
 
 
 def _batches(writes: Iterator[tuple[bytes, StateWrite]]) -> Iterator[list[tuple[bytes, StateWrite]]]:
@@ -378,11 +348,3 @@ def _batches(writes: Iterator[tuple[bytes, StateWrite]]) -> Iterator[list[tuple[
             some, size_bytes = [], 0
     if some:
         yield some
-
-
-async def _last_time_ms(log: Log, at: TopicPartition) -> int:
-    """Return the time of the partition's last records: an owner never stamps earlier, so it is the highest."""
-    bounds = await log.bounds(at)
-    start = max(bounds.start, bounds.end - _LOOK_BACK)
-    batches = log.read(at, start, bounds.end, headers_only=True)
-    return max([record.timestamp_ms async for batch in batches for record in batch.records], default=0)

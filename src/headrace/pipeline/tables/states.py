@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
+from uuid import UUID
 
 import msgspec
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Fold", "state_as_of"]
+__all__ = ["Fold", "event_of_columns", "state_as_of"]
 
 Fold: TypeAlias = Callable[[Any, StoredEvent], Any]
 
@@ -122,27 +123,30 @@ def _text(key: str, state: object) -> str:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[tuple[str, str, StoredEvent]]:
-    from uuid import UUID
-
     for row in batch.to_pylist():
-        stored = EventRow(
-            segment=0,
-            seq_nr=row["seq_nr"],
-            generation=row["generation"],
-            partition=row["partition"],
-            offset=row["offset"],
-            log_time_ms=_millis(row["log_time"]),
-            timestamp_ms=_millis(row["timestamp"]),
-            record_id=UUID(int=0),
-            tags=tuple(row["tags"]),
-            payload_type=row["payload_type"],
-            payload=row["payload"],
-            metadata=row["metadata"],
-            headers=dict(row["headers"]),
-            origin=row["origin"],
-            version=row["version"],
-        )
-        yield row["topic"], row["key"], event_of_row(stored)
+        yield row["topic"], row["key"], event_of_columns(row)
+
+
+def event_of_columns(row: Mapping[str, Any]) -> StoredEvent:
+    """Return the event in a row of a journal's frame."""
+    stored = EventRow(
+        segment=0,
+        seq_nr=row["seq_nr"],
+        generation=row["generation"],
+        partition=row["partition"],
+        offset=row["offset"],
+        log_time_ms=_millis(row["log_time"]),
+        timestamp_ms=_millis(row["timestamp"]),
+        record_id=UUID(int=0),
+        tags=tuple(row["tags"]),
+        payload_type=row["payload_type"],
+        payload=row["payload"],
+        metadata=row["metadata"],
+        headers=dict(row["headers"]),
+        origin=row["origin"],
+        version=row["version"],
+    )
+    return event_of_row(stored)
 
 
 def _millis(time: datetime) -> int:

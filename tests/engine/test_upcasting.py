@@ -1,0 +1,109 @@
+"""Events of old versions: every path that folds sees them as the engine's present code wants them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.engine import Engine, OldEvent
+from headrace.errors import BadArgument, NotReadable, UpcastFailed
+from headrace.testing.engines import EngineHarness
+
+
+class Wallet(msgspec.Struct):
+    cents: int = 0
+
+
+class Pay(msgspec.Struct, frozen=True):
+    cents: int
+
+
+class Paid(msgspec.Struct, frozen=True):
+    cents: int
+    currency: str
+
+
+def wallet_engine() -> Engine[Wallet]:
+    """Return the engine as it is now: events once had euros, then cents, and have a currency today."""
+    wallets: Engine[Wallet] = Engine("wallets", state=Wallet, partitions=1)
+
+    @wallets.command
+    def pay(wallet: Wallet | None, command: Pay) -> Paid:
+        return Paid(command.cents, "EUR")
+
+    @wallets.event
+    def paid(wallet: Wallet | None, event: Paid) -> Wallet:
+        return Wallet((wallet.cents if wallet else 0) + event.cents)
+
+    @wallets.upcast("Paid", version=1)
+    def in_cents(data: dict[str, Any]) -> dict[str, Any]:
+        return {"cents": data["euros"] * 100}
+
+    @wallets.upcast("Paid", version=2)
+    def with_currency(data: dict[str, Any]) -> dict[str, Any]:
+        return {**data, "currency": "EUR"}
+
+    @wallets.upcast("PaidTwice")
+    def two_payments(data: dict[str, Any]) -> list[Any]:
+        return [OldEvent("Paid", data), Paid(data["euros"] * 100, "EUR")]
+
+    @wallets.upcast("Forgotten")
+    def nothing(data: dict[str, Any]) -> None:
+        return None
+
+    return wallets
+
+
+def test_an_old_event_goes_through_every_upcaster_after_its_version() -> None:
+    """A chain of versions, another name, several events, or none: what comes out is of present classes."""
+    events = wallet_engine().events
+    assert events.events_of({"type": "Paid", "data": {"euros": 3}}) == (Paid(300, "EUR"),)
+    assert events.events_of({"type": "Paid", "version": 2, "data": {"cents": 3}}) == (Paid(3, "EUR"),)
+    assert events.events_of({"type": "Paid", "version": 3, "data": {"cents": 3, "currency": "CHF"}}) == (
+        Paid(3, "CHF"),
+    )
+    assert events.events_of({"type": "PaidTwice", "data": {"euros": 2}}) == (Paid(200, "EUR"), Paid(200, "EUR"))
+    assert events.events_of({"type": "Forgotten", "data": {}}) == ()
+    with pytest.raises(NotReadable, match="makes 2 events"):
+        events.of_payload({"type": "PaidTwice", "data": {"euros": 2}})
+
+
+def test_new_events_are_written_in_the_version_after_the_last_upcaster() -> None:
+    """An event says its version from the second on; a class without upcasters writes none."""
+    events = wallet_engine().events
+    assert events.payload(Paid(1, "EUR")) == {"type": "Paid", "version": 3, "data": {"cents": 1, "currency": "EUR"}}
+    plain: Engine[Wallet] = Engine("plain", state=Wallet)
+    plain.events.add(Paid)
+    assert plain.events.payload(Paid(1, "EUR")) == {"type": "Paid", "data": {"cents": 1, "currency": "EUR"}}
+
+
+def test_an_upcaster_that_fails_says_which_event() -> None:
+    """The error names the event, its version and its place, and says what was wrong."""
+    engine = wallet_engine()
+    with pytest.raises(UpcastFailed, match=r"version 1 of Paid \(event 3 of 'w'\): KeyError: 'euros'"):
+        engine.events.events_of({"type": "Paid", "data": {}}, "event 3 of 'w'")
+    with pytest.raises(UpcastFailed, match=r"no upcaster for it, and the class is at version 3"):
+        engine.events.events_of({"type": "Paid", "version": 4, "data": {}})
+    engine.upcast("Odd")(lambda data: 5)
+    engine.upcast("Circle")(lambda data: OldEvent("Circle", data))
+    with pytest.raises(UpcastFailed, match="this is of type int"):
+        engine.events.events_of({"type": "Odd", "data": {}})
+    with pytest.raises(UpcastFailed, match="after 100 upcasters"):
+        engine.events.events_of({"type": "Circle", "data": {}})
+    with pytest.raises(BadArgument, match="version 1 of it has an upcaster already"):
+        engine.upcast("Odd")(lambda data: None)
+    with pytest.raises(BadArgument, match="the first version"):
+        engine.upcast("Odd", version=0)(lambda data: None)
+
+
+async def test_a_journal_holds_the_version_and_is_read_through_upcasters() -> None:
+    """What the engine writes carries the version, and the engine reads it and replies with present events."""
+    async with EngineHarness(wallet_engine()) as harness:
+        done = await harness.aggregate("w").send(Pay(5), command_id="x")
+        again = await harness.aggregate("w").send(Pay(5), command_id="x")
+        assert (done.state, done.events, again.events) == (Wallet(5), (Paid(5, "EUR"),), (Paid(5, "EUR"),))
+        journal = harness.connection.journal("wallets", read_only=True)
+        assert [event.payload["version"] async for event in journal.read("w")] == [3]
+        assert await harness.events("w") == [Paid(5, "EUR")]
