@@ -139,7 +139,7 @@ class EngineReplica(Replica):
         values = AggregateValues(tally.state_codec())
         states = await StatePartition.open(
             self.log,  # type: ignore[arg-type]
-            [state_spec(tally, values)],
+            [state_spec(tally)],
             0,
             open_store=_open_store,
             clock=self.node,

@@ -11,10 +11,12 @@ from headrace.engine.commands import Answer, CommandRequest, result_of
 from headrace.engine.context import CommandContext
 from headrace.engine.handling import CommandHandling, Decision, RecordLimits, Repeated
 from headrace.engine.hosting import EngineHosting, open_partition
-from headrace.engine.models import Engine, EngineLimits
+from headrace.engine.models import CommandInput, Engine, EngineLimits
 from headrace.engine.partition import EnginePartition
 from headrace.engine.records import AggregateRecord, AggregateValues
 from headrace.engine.results import CommandResult, Failed, Reject, Rejected, Success
+from headrace.engine.sagas import Saga, SagaContext, saga
+from headrace.engine.timers import Cancel, Schedule, Timer
 from headrace.engine.topics import ensure_topics
 
 __all__ = [
@@ -23,8 +25,10 @@ __all__ = [
     "AggregateState",
     "AggregateValues",
     "Answer",
+    "Cancel",
     "CommandContext",
     "CommandHandling",
+    "CommandInput",
     "CommandRequest",
     "CommandResult",
     "Decision",
@@ -38,8 +42,13 @@ __all__ = [
     "Reject",
     "Rejected",
     "Repeated",
+    "Saga",
+    "SagaContext",
+    "Schedule",
     "Success",
+    "Timer",
     "ensure_topics",
     "open_partition",
     "result_of",
+    "saga",
 ]

@@ -47,9 +47,10 @@ async def open_partition(
         return await open_state_store(f"rocksdb:{folder() / 'engines' / spec.name / str(partition)}")
 
     states = await StatePartition.open(
-        log, [state_spec(engine, values)], partition, open_store=open_store, registry=registry, clock=clock
+        log, [state_spec(engine)], partition, open_store=open_store, registry=registry, clock=clock
     )
-    return EnginePartition(CommandHandling(engine, values, partition, limits), states, node=node, clock=clock)
+    handling = CommandHandling(engine, values, partition, limits)
+    return EnginePartition(handling, states, node=node, log=log, clock=clock)
 
 
 class EngineHosting:

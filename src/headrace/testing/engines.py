@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -57,7 +57,7 @@ class Given(Generic[S]):
     def __init__(self, engine: Engine[S], events: tuple[Any, ...], aggregate: str) -> None:
         self._engine = engine
         self._aggregate = aggregate
-        outputs = dict.fromkeys(engine.outputs, 1_000_000)
+        outputs = dict.fromkeys([*engine.outputs, *filter(None, [engine.command_topic])], 1_000_000)
         codec = AggregateValues(engine.state_codec())
         self._handling = CommandHandling(engine, codec, 0, _LIMITS._replace(outputs_bytes=outputs))
         state = engine.fold(events)
@@ -71,23 +71,30 @@ class Given(Generic[S]):
         now_ms = SYSTEM_CLOCK.now_ms()
         decision = _run(self._handling.decide(self._record, request, now_ms=now_ms))
         handled = self._handling.finish(self._record, request, decision, batch=_BATCH, floor=_NOTHING, now_ms=now_ms)
-        inner = self._handling.values.inner
-        return When(result_of(self._engine, inner, handled.reply, since=_BATCH, is_repeated=False))
+        inner, record = self._handling.values.inner, handled.record or self._record
+        timers = {
+            timer.name: self._engine.commands.decode(timer.kind, timer.data)
+            for timer in (record.timers if record is not None else ())
+        }
+        return When(result_of(self._engine, inner, handled.reply, since=_BATCH, is_repeated=False), timers)
 
 
 class When(Generic[S]):
-    """What a command led to."""
+    """What a command led to: its result, and the commands that the aggregate's timers wait with, by their names."""
 
-    def __init__(self, result: CommandResult[S]) -> None:
+    def __init__(self, result: CommandResult[S], timers: Mapping[str, Any] | None = None) -> None:
         self.result = result
+        self.timers = timers or {}
 
     def then(self, *events: Any, **expected: Any) -> None:  # noqa: ANN401
         """Check the events, and what is named: `state`, `rejected` (a code), `failed` (a type of error), `value`.
 
-        Raises AssertionError.
+        `timers` are the commands of the aggregate's timers, by their names. Raises AssertionError.
         """
-        unknown = expected.keys() - {"state", "rejected", "failed", "value"}
-        assert not unknown, f"{sorted(unknown)}: a result has a state, a value, or is rejected or failed"
+        unknown = expected.keys() - {"state", "rejected", "failed", "value", "timers"}
+        assert not unknown, f"{sorted(unknown)}: a result has a state, a value, timers, or is rejected or failed"
+        timers = expected.pop("timers", self.timers)
+        assert timers == self.timers, f"the timers are {self.timers}"
         match self.result:
             case Success() as done:
                 assert expected.keys() <= {"state", "value"}, f"the command was done: {done}"
