@@ -33,6 +33,7 @@ from headrace.engine import (
     Success,
     result_of,
 )
+from headrace.model import TopicConfig
 from headrace.runtime import SYSTEM_CLOCK
 from headrace.state import BatchName
 
@@ -115,10 +116,15 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 
 class EngineHarness(Generic[S]):
-    """An engine on the embedded tier, with everything real, in a folder that is removed at the end."""
+    """An engine on the embedded tier, with everything real, in a folder that is removed at the end.
 
-    def __init__(self, engine: Engine[S]) -> None:
+    `others` are engines that run beside it, `topics` are made before they start, with so many partitions.
+    """
+
+    def __init__(self, engine: Engine[S], *others: Engine[Any], topics: Mapping[str, int] | None = None) -> None:
         self.engine = engine
+        self._others = others
+        self._topics = topics or {}
         self._stack = contextlib.AsyncExitStack()
         self._opened: Headrace | None = None
 
@@ -143,7 +149,9 @@ class EngineHarness(Generic[S]):
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-engine-"))
         settings = HeadraceSettings(log=LogSettings(embedded=EmbeddedLogSettings(fsync=False)))
         self._opened = await self._stack.enter_async_context(connect(f"embedded:{folder}", settings=settings))
-        await self._stack.enter_async_context(self._opened.node(self.engine))
+        for topic, partitions in self._topics.items():
+            await self._opened.log.admin.create(topic, partitions=partitions, config=TopicConfig())
+        await self._stack.enter_async_context(self._opened.node(self.engine, *self._others))
         return self
 
     async def __aexit__(
