@@ -127,7 +127,7 @@ async def until_some(setting: EngineSetting, bank: Engine[Any]) -> None:
 async def test_an_owner_that_crashes_around_a_commit_leaves_each_command_once(
     setting: EngineSetting, where: str
 ) -> None:
-    """N39: a crash before the commit, and one after it, when nothing was applied: the next owner goes on right there."""
+    """N39: a crash before the commit, and one after it, when nothing was applied: the next owner goes on there."""
     bank = topic_bank(setting)
     node = await setting.owner(bank)
     await until_read(node, 0)

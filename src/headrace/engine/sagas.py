@@ -55,8 +55,8 @@ class _Send(NamedTuple):
 class SagaContext:
     """One event on its way through a saga. What is sent leaves with the saga's place, or not at all."""
 
-    def __init__(self, saga_name: str, topic_id: str, event: StoredEvent) -> None:
-        self.aggregate = event.id
+    def __init__(self, saga_name: str, topic_id: str, aggregate: str, event: StoredEvent) -> None:
+        self.aggregate = aggregate
         self.seq_nr = event.seq_nr
         self.timestamp_ms = event.timestamp_ms
         self.event_id = f"{saga_name}/{topic_id}/{event.partition}/{event.offset}/{event.seq_nr}"
@@ -148,14 +148,14 @@ class SagaSource:
 
     async def work_of(self, record: Record, span: InputSpan) -> LaneWork:
         """Run the function for the events of a record, and return the commands that it sends."""
-        sent: list[NewRecord] = []
-        for event in _events_in(record):
+        aggregate, sent = (record.key or b"").decode(), list[NewRecord]()
+        for event in _events_in(record, aggregate):
             if isinstance(event.payload, Mapping) and event.payload.get("type") in self._saga.events:
-                sent += await self._run(event, span.topic_id)
+                context = SagaContext(self._saga.name, span.topic_id, aggregate, event)
+                sent += await self._run(event, context)
         return LaneWork(self.key.decode(), WrittenRecords(self._places, span, sent))
 
-    async def _run(self, event: StoredEvent, topic_id: str) -> list[NewRecord]:
-        context = SagaContext(self._saga.name, topic_id, event)
+    async def _run(self, event: StoredEvent, context: SagaContext) -> list[NewRecord]:
         decoded = self._engine.events.of_payload(event.payload)
         returned = self._saga.function(decoded, context)
         if inspect.isawaitable(returned):
@@ -176,8 +176,6 @@ class SagaSource:
             self._limits[topic.name] = topic.config.max_record_bytes
 
 
-def _events_in(record: Record) -> list[StoredEvent]:
+def _events_in(record: Record, aggregate: str) -> list[StoredEvent]:
     action = decode_action(record)
-    if not isinstance(action, Append) or record.key is None:
-        return []
-    return events_of_record(record.key.decode(), record, action)
+    return events_of_record(aggregate, record, action) if isinstance(action, Append) else []
