@@ -14,12 +14,11 @@ import msgspec
 
 from headrace.engine import metrics
 from headrace.engine.batches import PendingCommand
-from headrace.engine.commands import CommandRequest, FailedReply
-from headrace.engine.handling import CommandHandling, Decision
+from headrace.engine.commands import Answer, CommandRequest, FailedReply, SuccessReply, error_of
+from headrace.engine.handling import CommandHandling, Decision, HandledCommand
 from headrace.engine.records import AggregateRecord
 from headrace.engine.timers import TIMERS_INDEX, RecordTimers, Timer, first_due, replaced
-from headrace.engine.work import NOTHING_HANDLED, BatchWork, WorkOutcome
-from headrace.errors import CommandFailed
+from headrace.engine.work import NOTHING_DONE, NOTHING_HANDLED, BatchWork, WorkOutcome
 from headrace.observe import get_logger
 from headrace.runtime import Clock
 from headrace.state import RESERVED_PREFIX, BatchName, StateReplica, index_prefix, index_row
@@ -35,6 +34,7 @@ _AT_ONCE = 100
 _LOOK_AGAIN_S = 1.0
 _WHILE_FIRING_S = 0.1
 _AFTER_FAILURE_S = 1.0
+_AFTER_NOTHING_S = 0.05
 _ATTEMPTS = 3
 _ATTEMPTS_KEY = RESERVED_PREFIX + b".timers"
 _LANE = _ATTEMPTS_KEY.decode()
@@ -71,25 +71,21 @@ class TimerFiring:
     has_aggregate = True
 
     def __init__(
-        self, handling: CommandHandling[Any], aggregate: str, attempts: TimerAttempts, *, gives_up: bool
+        self, handling: CommandHandling[Any], aggregate: str, attempts: TimerAttempts, *, puts_off: bool
     ) -> None:
         self._handling = handling
         self._aggregate = aggregate
         self._attempts = attempts
-        self._gives_up = gives_up
+        self._puts_off = puts_off
 
     async def decide(self, record: AggregateRecord | None, *, floor: BatchName, now_ms: int) -> _Due | None:
-        """Run the handler of the timer's command; one for another aggregate goes to the command topic instead."""
+        """Run the handler of the timer's command, unless it goes to the command topic or is put off."""
         del floor
         timer = first_due(record.timers) if record is not None else None
         if record is None or timer is None or timer.due_ms > now_ms:
             return None
         left = msgspec.structs.replace(record, timers=replaced(record.timers, timer.name))
-        if self._gives_up:
-            name, reason = self._handling.engine.name, f"its process ended {_ATTEMPTS} times while it was handled"
-            error = CommandFailed(name, self._aggregate, timer.kind, "timer", reason)
-            return _Due(timer, left, Decision(error=error))
-        if timer.aggregate is not None:
+        if timer.aggregate is not None or self._puts_off:
             return _Due(timer, left, Decision())
         request = CommandRequest(aggregate=self._aggregate, kind=timer.kind, data=timer.data)
         return _Due(timer, left, await self._handling.decide(left, request, now_ms=now_ms))
@@ -108,17 +104,30 @@ class TimerFiring:
         if decided is None:
             return None
         timer, left, decision = decided
-        if timer.aggregate is not None and decision.error is None:
+        if self._puts_off:
+            handled = self._put_off(left, timer, now_ms)
+        elif timer.aggregate is not None:
             handled = self._handling.sent_by_timer(left, timer, aggregate=self._aggregate)
         else:
             handled = self._handling.fired(left, timer, decision, aggregate=self._aggregate, batch=batch, now_ms=now_ms)
-        engine = self._handling.engine.name
-        is_failed = isinstance(handled.reply, FailedReply)
-        metrics.TIMERS.labels(engine, "failed" if is_failed else "fired").inc()
-        if is_failed:
-            named = {"engine": engine, "aggregate": self._aggregate, "timer": timer.name, "command": timer.kind}
-            _logger.error("a timer failed", **named, error=str(decision.error or handled.reply))
+        self._report(timer, handled)
         return WorkOutcome(handled, self._attempts.after_firing())
+
+    def _put_off(self, left: AggregateRecord, timer: Timer, now_ms: int) -> HandledCommand:
+        """Return the record with the timer at a later time. It is not dropped: the owners may have ended by chance."""
+        record = msgspec.structs.replace(left, timers=(*left.timers, timer.put_off(now_ms)))
+        return HandledCommand(SuccessReply(record.version, None, b"[]"), record, self._handling.values.encode(record))
+
+    def _report(self, timer: Timer, handled: HandledCommand) -> None:
+        """Count what became of the timer, and log what nobody else would hear of."""
+        outcome = "put off" if self._puts_off else "failed" if isinstance(handled.reply, FailedReply) else "fired"
+        engine = self._handling.engine.name
+        metrics.TIMERS.labels(engine, outcome).inc()
+        named = {"engine": engine, "aggregate": self._aggregate, "timer": timer.name, "command": timer.kind}
+        if isinstance(handled.reply, FailedReply):
+            _logger.error("a timer failed", **named, error=str(error_of(handled.reply)))
+        elif self._puts_off:
+            _logger.error("a timer was put off: owners ended while they handled it", **named, owners=_ATTEMPTS)
 
 
 class TimerAttempts:
@@ -230,18 +239,24 @@ class TimerLoop:
 
     def _fire_one(self, key: bytes, *, is_careful: bool) -> None:
         aggregate = key.decode()
-        gives_up = self._attempts.count > _ATTEMPTS
-        firing = TimerFiring(self._handling, aggregate, self._attempts, gives_up=gives_up)
+        puts_off = self._attempts.count > _ATTEMPTS
+        firing = TimerFiring(self._handling, aggregate, self._attempts, puts_off=puts_off)
         self._firing[key] = command = self._submit(aggregate, firing, is_careful)
         command.done.add_done_callback(lambda done: self._fired(key, done))
 
-    def _fired(self, key: bytes, done: asyncio.Future[Any]) -> None:
-        """Go on with the aggregate's next timer; after a failure not before a pause."""
+    def _fired(self, key: bytes, done: asyncio.Future[Answer]) -> None:
+        """Go on with the aggregate's next timer.
+
+        After a failure not before a pause, and neither if there was none: then the commit of what has removed it, by
+        firing it or otherwise, is on its way, and until it is there the index shows the timer as due.
+        """
         if done.cancelled() or done.exception() is not None:
             self._loop.call_later(_AFTER_FAILURE_S, self._forget, key)
-            return
-        self._attempts.count = 0
-        self._forget(key)
+        elif done.result().reply is NOTHING_DONE:
+            self._loop.call_later(_AFTER_NOTHING_S, self._forget, key)
+        else:
+            self._attempts.count = 0
+            self._forget(key)
 
     def _forget(self, key: bytes) -> None:
         self._firing.pop(key, None)

@@ -33,16 +33,27 @@ TIMERS_INDEX = "timers"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_NAME = 256
+_FIRST_DELAY_MS = 60_000
+_LAST_DELAY_MS = 86_400_000
 
 
 class Timer(msgspec.Struct, frozen=True, array_like=True):
-    """A command that is to be handled at or after `due_ms`; for another aggregate if one is named."""
+    """A command that is to be handled at or after `due_ms`; for another aggregate if one is named.
+
+    `delays` counts how often it was put off, because owners ended while they handled it.
+    """
 
     name: str
     due_ms: int
     kind: str
     data: bytes
     aggregate: str | None = None
+    delays: int = 0
+
+    def put_off(self, now_ms: int) -> Timer:
+        """Return the timer with a later time: a minute, then four times as long each time, a day at most."""
+        delay_ms = min(_FIRST_DELAY_MS * 4 ** min(self.delays, 10), _LAST_DELAY_MS)
+        return msgspec.structs.replace(self, due_ms=now_ms + delay_ms, delays=self.delays + 1)
 
 
 Timers: TypeAlias = tuple[Timer, ...]
