@@ -110,6 +110,15 @@ class Brokers:
             raise Fenced(transactional_id)
         return epoch
 
+    def append(self, new: NewRecord) -> None:
+        """Put a record of a producer without transactions into its partition."""
+        partition = self.partition(TopicPartition(new.topic, new.partition or 0))
+        stamp_ms = int(self._loop.time() * 1000)
+        offset = len(partition.entries)
+        record = Record(new.topic, new.partition or 0, offset, stamp_ms, new.key, new.value, new.headers)
+        partition.entries.append(_Entry(record, is_open=False, is_kept=True))
+        partition.wake()
+
     def produce(self, transactional_id: str, epoch: int, records: Sequence[NewRecord]) -> list[Position]:
         """Put records into the partitions, as part of the open transaction."""
         owned = self._current(transactional_id, epoch)

@@ -36,6 +36,7 @@ from headrace.engine import (
 from headrace.journal import Journal
 from headrace.log import Log, open_log
 from headrace.model import Record, TopicPartition
+from headrace.runtime import SYSTEM_CLOCK, Clock
 from headrace.state import BatchName, is_reserved
 from headrace.store import open_store
 from headrace.testing.conformance.log_setting import eventually
@@ -44,8 +45,9 @@ from headrace.testing.conformance.log_setting import eventually
 class EngineNode:
     """One node with its lease and its copy of partition 0, as HostingNode would have it."""
 
-    def __init__(self, log: Any, prefix: str, engine: Engine[Any], name: str) -> None:
+    def __init__(self, log: Any, prefix: str, engine: Engine[Any], name: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self.log = log
+        self.clock = clock
         self.engine = engine
         self.name = name
         self.keeper = LeaseKeeper(log, prefix, Identity("cluster", name, new_process()))
@@ -58,7 +60,9 @@ class EngineNode:
 
     async def start(self, *, rank: int | None = 0) -> EngineNode:
         limits = await ensure_topics(self.log, None, self.engine)
-        self.partition: EnginePartition[Any] = await open_partition(self.log, self.engine, 0, limits, node=self.name)
+        self.partition: EnginePartition[Any] = await open_partition(
+            self.log, self.engine, 0, limits, node=self.name, clock=self.clock
+        )
         self.partition.begin(self.owner)
         self.owner.propose(rank)
         self.tasks = [asyncio.create_task(self.keeper.run()), asyncio.create_task(self.owner.run())]
@@ -115,13 +119,21 @@ class EngineSetting:
     def name(self) -> str:
         return f"e-{uuid.uuid4().hex[:10]}"
 
-    async def node(self, engine: Engine[Any], name: str = "n1", **options: Any) -> EngineNode:
+    async def node(
+        self, engine: Engine[Any], name: str = "n1", *, clock: Clock = SYSTEM_CLOCK, **options: Any
+    ) -> EngineNode:
         await ensure_lease_topic(self.log, self.prefix, partitions=2)
-        self.nodes.append(EngineNode(self.unsure, self.prefix, engine, name))
+        self.nodes.append(EngineNode(self.unsure, self.prefix, engine, name, clock))
         return await self.nodes[-1].start(**options)
 
-    async def owner(self, engine: Engine[Any], name: str = "n1") -> EngineNode:
-        return await (await self.node(engine, name)).serving()
+    async def owner(self, engine: Engine[Any], name: str = "n1", *, clock: Clock = SYSTEM_CLOCK) -> EngineNode:
+        return await (await self.node(engine, name, clock=clock)).serving()
+
+    async def fails_over(self, node: EngineNode, name: str) -> EngineNode:
+        """End a node without a word, and return another one that owns its partition."""
+        await node.stop()
+        self.nodes.remove(node)
+        return await self.owner(node.engine, name, clock=node.clock)
 
     async def records(self, topic: str) -> list[Record]:
         """Return the application's records of a topic."""

@@ -2,8 +2,10 @@
 
 The nodes run the shipped EnginePartition, Owner and LeaseKeeper over a scripted log. They are frozen, killed, cut off,
 deposed and released at random, and answers to commits are late or lost. Clients send commands with and without ids,
-repeat what was not answered, send some twice at once, and read. The oracle: every acknowledged command is in the
-journal exactly once, in order; nothing that was refused is there; no append is void; the state is the journal's fold.
+repeat what was not answered, send some twice at once, and read. Others write commands to a topic. Some commands set
+timers, and some of these are cancelled. The oracle: every acknowledged command is in the journal exactly once, in
+order; nothing that was refused is there; no append is void; the state is the journal's fold; each command of the topic
+is there once, or a dead letter, and each timer's is there once, unless it was cancelled before.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from headrace.engine import (
     AggregateRecord,
     AggregateValues,
     Answer,
+    Cancel,
     CommandHandling,
     CommandRequest,
     Engine,
@@ -31,22 +34,27 @@ from headrace.engine import (
     EnginePartition,
     RecordLimits,
     Reject,
+    Schedule,
 )
 from headrace.engine.commands import FailedReply, RejectedReply, SuccessReply
 from headrace.engine.topics import state_spec
 from headrace.errors import CommandTooLate, HeadraceError, Unavailable
-from headrace.model import Record, Topic, TopicConfig, TopicPartition
+from headrace.model import NewRecord, Record, Topic, TopicConfig, TopicPartition
 from headrace.protocol import Append, decode_action, events_of_record
 from headrace.state import KeyValueStore, StatePartition, StateSpec, is_reserved
 from headrace.state.memory import MemoryStore
 
 STATE = TopicPartition("tally-state", 0)
 JOURNAL = TopicPartition("tally", 0)
+COMMANDS = TopicPartition("tally-commands", 0)
 AGGREGATES = ("a", "b")
+# A timer's token is that of the command which set it and this, that of its cancellation twice as much.
+TIMER = 100_000
 _TRIES = 12
 _TRY_S = 1.5
 _CALM_WITHIN_S = 20.0
-_LIMITS = RecordLimits(1_000_000, 1_000_000)
+_LOOKS, _LOOK_EVERY_S = 200, 0.5
+_LIMITS = RecordLimits(1_000_000, 1_000_000, {COMMANDS.topic: 1_000_000})
 
 
 class Add(msgspec.Struct, frozen=True):
@@ -57,17 +65,46 @@ class Added(msgspec.Struct, frozen=True):
     token: int
 
 
-tally = Engine("tally", state=list[int], partitions=1, limits=EngineLimits(command_ids=6, idle_s=0.5))
+class Drop(msgspec.Struct, frozen=True):
+    """Cancel the timer that a token has set."""
+
+    token: int
+
+
+tally = Engine(
+    "tally",
+    state=list[int],
+    partitions=1,
+    command_topic=COMMANDS.topic,
+    limits=EngineLimits(command_ids=6, idle_s=0.5, timers=10_000),
+)
 
 
 @tally.command
-async def add(tokens: list[int] | None, command: Add) -> list[Added] | Reject:
-    """Add a token, or two events of it; every seventh is rejected, and some handlers take their time."""
-    if command.token % 7 == 0:
+async def add(tokens: list[int] | None, command: Add) -> list[Any] | Reject:
+    """Add a token, or two events of it; every seventh is rejected, some handlers take their time, some set timers."""
+    if is_rejected(command.token):
         return Reject("seventh", details={"count": len(tokens or [])})
     if command.token % 5 == 0:
         await asyncio.sleep(0.004)
-    return [Added(command.token)] if command.token % 3 else [Added(command.token), Added(-command.token)]
+    added = [Added(command.token)] if command.token % 3 else [Added(command.token), Added(-command.token)]
+    if not sets_timer(command.token):
+        return added
+    timer = Schedule(command=Add(command.token + TIMER), after=command.token % 5 / 5, name=str(command.token))
+    return [*added, timer]
+
+
+@tally.command
+def drop(tokens: list[int] | None, command: Drop) -> list[Any]:
+    return [Cancel(str(command.token)), Added(command.token + 2 * TIMER)]
+
+
+def is_rejected(token: int) -> bool:
+    return token % 7 == 0
+
+
+def sets_timer(token: int) -> bool:
+    return token % 4 == 1 and 0 < token < TIMER and not is_rejected(token)
 
 
 @tally.event
@@ -139,13 +176,13 @@ class EngineReplica(Replica):
         values = AggregateValues(tally.state_codec())
         states = await StatePartition.open(
             self.log,  # type: ignore[arg-type]
-            [state_spec(tally, values)],
+            [state_spec(tally)],
             0,
             open_store=_open_store,
             clock=self.node,
         )
         handling = CommandHandling(tally, values, 0, _LIMITS)
-        return EnginePartition(handling, states, node=self.name, clock=self.node)
+        return EnginePartition(handling, states, node=self.name, log=self.log, clock=self.node)  # type: ignore[arg-type]
 
     async def owns(self, epoch: int, read_to: Mapping[TopicPartition, int]) -> None:
         assert self.partition is not None
@@ -166,12 +203,19 @@ async def _open_store(spec: StateSpec[Any, Any]) -> KeyValueStore:
 class EngineWorld(World):
     """One history of commands."""
 
-    topics: Mapping[str, int] = {STATE.topic: 1, JOURNAL.topic: 1, f"{PREFIX}-leases": 4}
+    topics: Mapping[str, int] = {
+        STATE.topic: 1,
+        JOURNAL.topic: 1,
+        COMMANDS.topic: 1,
+        f"{COMMANDS.topic}.dead-letters": 1,
+        f"{PREFIX}-leases": 4,
+    }
 
     def __init__(self, seed: int, harms: Sequence[str]) -> None:
         super().__init__(seed, harms)
         self.commands: list[Op] = []
         self.reads: list[Seen] = []
+        self.written: list[tuple[str, int]] = []
         self.failures: list[str] = []
         self._since: dict[str, tuple[int, int]] = {}
 
@@ -183,13 +227,21 @@ class EngineWorld(World):
             replica.owner.propose(rank)
         clients = [asyncio.create_task(self._client(f"c{n}")) for n in range(4)]
         clients += [asyncio.create_task(self._watcher()) for _ in range(2)]
+        clients.append(asyncio.create_task(self._producer()))
         await self._be_rough()
         self._is_rough = False
         self._be_well()
         await asyncio.gather(*clients)
         problems = await self._calm()
         await self._end()
-        return self.failures + problems + judge(self.commands, self.reads, self._journal(), self._states())
+        tokens, voids = tokens_of(self._journal())
+        problems += voids + judge(self.commands, self.reads, tokens, self._states())
+        return self.failures + problems + self._own_work()
+
+    def _dead_letters(self) -> list[int]:
+        """Return the tokens of commands that were set aside: too many owners in a row did not get past them."""
+        letters = self.brokers.committed(TopicPartition(f"{COMMANDS.topic}.dead-letters", 0))
+        return [msgspec.json.decode(letter.value or b"")["token"] for letter in letters]
 
     # Clients.
 
@@ -202,7 +254,25 @@ class EngineWorld(World):
             sends = [self._tried(op, is_only=count == 1) for op, count in pairs for _ in range(count)]
             await asyncio.gather(*sends)
 
+    async def _producer(self) -> None:
+        """Write commands to the topic, in bursts."""
+        while self._is_rough:
+            await asyncio.sleep(self.dice.expovariate(10.0))
+            for _ in range(self.dice.choice((1, 1, 5))):
+                self._values += 1
+                aggregate, token = self.dice.choice(AGGREGATES), self._values
+                self.written.append((aggregate, token))
+                data, headers = b'{"token":%d}' % token, (("headrace.command", b"Add"),)
+                self.brokers.append(NewRecord(COMMANDS.topic, aggregate.encode(), data, headers))
+
     def _new_op(self, name: str) -> Op:
+        set_by = [op for op in self.commands[-20:] if sets_timer(op.token)]
+        if set_by and self.dice.random() < 0.1:
+            cancelled = self.dice.choice(set_by)
+            op = Op(cancelled.aggregate, cancelled.token + 2 * TIMER, None, self._loop.time())
+            if all(each.token != op.token for each in self.commands):
+                self.commands.append(op)
+                return op
         self._values += 1
         token = self._values
         has_id = self.dice.random() < 0.75
@@ -213,8 +283,9 @@ class EngineWorld(World):
     async def _tried(self, op: Op, *, is_only: bool) -> None:
         """Send until there is an answer, as a router does: what may have been done is repeated only with an id."""
         since = self._since.get(op.aggregate, (0, 0))
+        kind, token = ("Add", op.token) if op.token < TIMER else ("Drop", op.token - 2 * TIMER)
         request = CommandRequest(
-            aggregate=op.aggregate, kind="Add", data=b'{"token":%d}' % op.token, command_id=op.command_id, since=since
+            aggregate=op.aggregate, kind=kind, data=b'{"token":%d}' % token, command_id=op.command_id, since=since
         )
         if op.command_id is None:
             request = msgspec.structs.replace(request, since=None)
@@ -315,7 +386,14 @@ class EngineWorld(World):
                         f"no command of {aggregate!r} was done within {_CALM_WITHIN_S:g} s after all was well again"
                     ]
                 await self._tried(op, is_only=False)
+        for _ in range(_LOOKS):  # a timer that too many owners did not get past waits for a minute
+            if not self._own_work():
+                break
+            await asyncio.sleep(_LOOK_EVERY_S)
         return []
+
+    def _own_work(self) -> list[str]:
+        return judge_own_work(self.written, tokens_of(self._journal())[0], self._dead_letters())
 
     def _journal(self) -> list[Record]:
         return self.brokers.committed(JOURNAL)
@@ -326,10 +404,8 @@ class EngineWorld(World):
         return {(each.key or b"").decode(): values.decode(each.value or b"") for each in records}
 
 
-def judge(
-    ops: Sequence[Op], reads: Sequence[Seen], journal: Sequence[Record], states: Mapping[str, AggregateRecord]
-) -> list[str]:
-    """Return what is wrong with a history."""
+def tokens_of(journal: Sequence[Record]) -> tuple[dict[str, list[int]], list[str]]:
+    """Return the tokens of each aggregate in the journal, and the appends that are void."""
     problems: list[str] = []
     tokens: dict[str, list[int]] = {aggregate: [] for aggregate in AGGREGATES}
     for record in journal:
@@ -339,6 +415,45 @@ def judge(
             problems.append(f"a void append of {id_}: {action} at version {len(tokens[id_])}")
             continue
         tokens[id_] += [event.payload["data"]["token"] for event in events_of_record(id_, record, action)]
+    return tokens, problems
+
+
+def judge_own_work(
+    written: Sequence[tuple[str, int]], tokens: Mapping[str, Sequence[int]], dead: Sequence[int]
+) -> list[str]:
+    """Return what is wrong with the commands of the topic, and with timers."""
+    problems = []
+    for aggregate, token in written:
+        count = tokens[aggregate].count(token) + dead.count(token)
+        if count != (0 if is_rejected(token) and token not in dead else 1):
+            problems.append(f"command {token} of the topic was done {count} times")
+    for journaled in tokens.values():
+        for token in filter(sets_timer, journaled):
+            problems += _judge_timer(token, journaled)
+    return problems
+
+
+def _judge_timer(token: int, journaled: Sequence[int]) -> list[str]:
+    fired, count = token + TIMER, journaled.count(token + TIMER)
+    if token + 2 * TIMER not in journaled:
+        expected = 0 if is_rejected(fired) else 1
+        return [] if count == expected else [f"the timer of {token} fired {count} times"]
+    cancelled = journaled.index(token + 2 * TIMER)
+    if cancelled < journaled.index(token):
+        return []  # it was cancelled before it was set
+    if count > 1 or fired in journaled[cancelled:]:
+        return [f"the timer of {token} fired {count} times, once after it was cancelled"]
+    return []
+
+
+def judge(
+    ops: Sequence[Op],
+    reads: Sequence[Seen],
+    tokens: Mapping[str, Sequence[int]],
+    states: Mapping[str, AggregateRecord],
+) -> list[str]:
+    """Return what is wrong with the commands of clients."""
+    problems: list[str] = []
     for op in ops:
         problems += _judge_op(op, tokens[op.aggregate])
     for aggregate, journaled in tokens.items():
@@ -364,7 +479,7 @@ def _judge_op(op: Op, journaled: Sequence[int]) -> list[str]:
         problems.append(f"two replies to one id: {op}")
     for reply in op.replies:
         if isinstance(reply, SuccessReply) and count == 1:
-            last = -op.token if op.token % 3 == 0 else op.token
+            last = -op.token if op.token % 3 == 0 and op.token < TIMER else op.token
             if reply.version != journaled.index(last) + 1:
                 problems.append(f"version {reply.version} is not that of the journal: {op}")
     return problems

@@ -13,6 +13,7 @@ import pytest
 
 from headrace.engine import Rejected
 from headrace.errors import CommandFailed, WrongVersion
+from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.engines import EngineHarness, given
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,26 @@ async def test_the_bank_runs(shown: Any) -> None:
         assert isinstance(overdrawn, Rejected)
         assert (overdrawn.code, overdrawn.details) == ("overdrawn", {"balance": 1100})
         assert await harness.events("acc-1") == [shown.Created("ann", 1000), shown.Credited(100)]
+
+
+async def test_a_transfer_arrives_or_comes_back(shown: Any) -> None:
+    """N39: the saga takes an amount to the other account, and back to its sender if there is none; each step once."""
+    async with EngineHarness(shown.bank) as harness:
+        ann, bob = harness.aggregate("ann"), harness.aggregate("bob")
+        await ann.send(shown.Create("ann", 100))
+        await bob.send(shown.Create("bob", 0))
+        await ann.send(shown.Transfer("bob", 30))
+        await ann.send(shown.Transfer("nobody", 50))
+        overdrawn = await ann.send(shown.Transfer("bob", 30))
+        assert isinstance(overdrawn, Rejected)
+
+        async def has_settled() -> bool:
+            events = [*await harness.events("ann"), *await harness.events("bob")]
+            return {type(each).__name__ for each in events} >= {"TransferReceived", "TransferReturned"}
+
+        await eventually(has_settled, every_s=0.02, what="the transfers")
+        assert (await ann.state(), await bob.state()) == (shown.Account("ann", 70), shown.Account("bob", 30))
+        assert await harness.events("nobody") == [shown.TransferRefused("ann", 50)]
 
 
 def test_the_python_of_the_document_runs(tmp_path: Path) -> None:

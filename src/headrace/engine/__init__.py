@@ -20,7 +20,7 @@ from headrace.engine.context import CommandContext
 from headrace.engine.folding import AggregateDifference, AggregateFold, StoredAggregate, difference_of
 from headrace.engine.handling import CommandHandling, Decision, RecordLimits, Repeated
 from headrace.engine.hosting import EngineHosting, open_partition
-from headrace.engine.models import Engine, EngineLimits
+from headrace.engine.models import CommandInput, Engine, EngineLimits
 from headrace.engine.partition import EnginePartition
 from headrace.engine.pausing import EnginePhase, change_engine_phase, engine_phase
 from headrace.engine.rebuild_runs import RebuildPlan, begin_rebuild, end_rebuild, rebuild_some
@@ -45,6 +45,8 @@ from headrace.engine.replaying import (
     state_difference,
 )
 from headrace.engine.results import CommandResult, Failed, Reject, Rejected, Success
+from headrace.engine.sagas import Saga, SagaContext, saga
+from headrace.engine.timers import Cancel, Schedule, Timer
 from headrace.engine.topics import ensure_topics, make_topics
 from headrace.engine.upcasting import OldEvent
 
@@ -57,8 +59,10 @@ __all__ = [
     "AggregateState",
     "AggregateValues",
     "Answer",
+    "Cancel",
     "CommandContext",
     "CommandHandling",
+    "CommandInput",
     "CommandRequest",
     "CommandResult",
     "Decision",
@@ -84,9 +88,13 @@ __all__ = [
     "Repeated",
     "ReplayDifference",
     "ReplayTally",
+    "Saga",
+    "SagaContext",
+    "Schedule",
     "StoredAggregate",
     "Success",
     "Suspect",
+    "Timer",
     "add_replay",
     "appends_in",
     "audit_engine",
@@ -105,6 +113,7 @@ __all__ = [
     "rebuild_some",
     "replay_some",
     "result_of",
+    "saga",
     "state_difference",
     "stored_values",
 ]

@@ -11,6 +11,7 @@ from enum import Enum, auto
 from headrace.engine.commands import Answer, CommandReply, CommandRequest
 from headrace.engine.handling import HandledCommand
 from headrace.engine.records import AggregateRecord
+from headrace.engine.work import BatchWork
 from headrace.errors import HeadraceError
 from headrace.model import NewRecord, TopicPartition, size_of
 from headrace.state import BatchName
@@ -31,6 +32,7 @@ class PendingCommand:
     """A command that was not answered yet. `number` is the order of arrival in the partition.
 
     One that `is_alone` shares its batch with no other: it may be the one that the log refuses, or kills its process.
+    `work` says how it is handled if no caller has sent it: a record of a topic, a timer.
     """
 
     number: int
@@ -41,6 +43,7 @@ class PendingCommand:
     done: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     stage: Stage = Stage.WAITING
     is_alone: bool = False
+    work: BatchWork | None = None
 
     def answer(self, answer: Answer) -> None:
         """Answer the caller, unless it has left."""
@@ -80,6 +83,7 @@ class CommandBatch:
         self.outcomes: list[tuple[PendingCommand, CommandReply | HeadraceError, bool]] = []
         self.size_bytes = 0
         self.is_alone = False
+        self.has_timers = False
         self._records: list[NewRecord] = []
         self._states: dict[bytes, bytes | None] = {}
 
@@ -101,6 +105,7 @@ class CommandBatch:
         self._records += handled.records
         self.size_bytes += sum(map(size_of, handled.records))
         if handled.record is not None:
+            self.has_timers |= bool(handled.record.timers)
             self.set_state(command.request.aggregate.encode(), handled.value)
 
     def attach(self, command: PendingCommand, outcome: CommandReply | HeadraceError, *, is_repeated: bool) -> None:

@@ -12,9 +12,11 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from headrace.engine import metrics
 from headrace.engine.batches import CommandBatch, CommandLane, LiveAggregates, PendingCommand, Stage
-from headrace.engine.commands import CommandReply
+from headrace.engine.commands import Answer, CommandReply
 from headrace.engine.handling import CommandHandling, Decision
+from headrace.engine.places import InputPlaces
 from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, encode_floor
+from headrace.engine.work import NOTHING_DONE, BatchWork, WorkOutcome
 from headrace.errors import CommandExpired, CommandFailed, HeadraceError
 from headrace.observe import extract, span
 from headrace.state import BatchName
@@ -52,7 +54,8 @@ class CommandQueue(Generic[S]):
     """The commands of a partition that are not in a commit.
 
     `load` returns what is committed of an aggregate, `now_ms` the partition's time. `answer` gets the commands that
-    need no commit of their own, `on_work` is called when the open batch has something to write.
+    need no commit of their own, `on_work` is called when the open batch has something to write. `places` are those in
+    input topics: what uncommitted batches have done to them is forgotten with these batches.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class CommandQueue(Generic[S]):
         now_ms: Callable[[], int],
         answer: Callable[[PendingCommand, Outcome, bool], None],
         on_work: Callable[[], None],
+        places: InputPlaces,
     ) -> None:
         self._handling = handling
         self._engine = handling.engine
@@ -72,6 +76,7 @@ class CommandQueue(Generic[S]):
         self._now_ms = now_ms
         self._answer = answer
         self._on_work = on_work
+        self._places = places
         self._loop = asyncio.get_running_loop()
         self._is_begun = False
         self._lanes: dict[str, CommandLane] = {}
@@ -110,6 +115,7 @@ class CommandQueue(Generic[S]):
         """Forget what was handled and not sealed: it is handled again on what is committed."""
         self.generation += 1
         self.live.clear()
+        self._places.clear()
         self.floor = floor
         dropped, self.open = self.open, CommandBatch(self.open.name, self.generation)
         self.again(dropped.commands)
@@ -240,6 +246,9 @@ class CommandQueue(Generic[S]):
 
     async def _handle(self, command: PendingCommand, lane: CommandLane) -> None:
         """Handle the lane's first command, unless what it looked at counts no more when it is through."""
+        if command.work is not None:
+            await self._do_work(command, command.work, lane)
+            return
         generation, request = self.generation, command.request
         command.stage = Stage.HANDLED
         decision: Decision | None = None
@@ -261,6 +270,36 @@ class CommandQueue(Generic[S]):
         elif outcome is not None:
             self._answer(command, outcome, not isinstance(outcome, HeadraceError))
         self._take(command, lane)
+
+    async def _do_work(self, command: PendingCommand, work: BatchWork, lane: CommandLane) -> None:
+        """Handle what no caller has sent. Unlike a command it may find that there is nothing to do any more."""
+        generation, aggregate = self.generation, command.request.aggregate
+        command.stage = Stage.HANDLED
+        try:
+            record = await self._newest(aggregate) if work.has_aggregate else None
+            with metrics.stage(self._engine.name, "handle"):
+                decided = await work.decide(record, floor=self.floor, now_ms=self._now_ms())
+            if generation != self.generation:
+                command.stage = Stage.WAITING
+                return
+            outcome = work.finish(record, decided, batch=self.open.name, floor=self.floor, now_ms=self._now_ms())
+        except HeadraceError as error:
+            command.fail(error)
+        else:
+            self._put(command, outcome)
+        self._take(command, lane)
+
+    def _put(self, command: PendingCommand, outcome: WorkOutcome | None) -> None:
+        """Put what work leads to into the open batch; nothing if there was nothing to do."""
+        if outcome is None:
+            command.answer(Answer(NOTHING_DONE, self.open.name))
+            return
+        self.open.add(command, outcome.handled)
+        for key, value in outcome.states.items():
+            self.open.set_state(key, value)
+        if outcome.handled.record is not None:
+            self.live.change(command.request.aggregate, outcome.handled.record, self.open.name, self._loop.time())
+        self._on_work()
 
     def _finish(self, command: PendingCommand, record: AggregateRecord | None, decision: Decision) -> None:
         """Put what a command leads to into the open batch."""

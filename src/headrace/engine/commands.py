@@ -36,6 +36,7 @@ __all__ = [
     "encode_read",
     "encode_reply",
     "encode_request",
+    "error_of",
     "failed_reply",
     "result_of",
     "since_of",
@@ -265,10 +266,10 @@ def result_of(
                 token=token,
             )
         case FailedReply():
-            return Failed(_error_of(reply))
+            return Failed(error_of(reply))
 
 
-def _error_of(reply: FailedReply) -> HeadraceError:
+def error_of(reply: FailedReply) -> HeadraceError:
     """Return the error again; one that this version does not know becomes OperationFailed."""
     kind = getattr(errors, reply.error, None)
     if not isinstance(kind, type) or not issubclass(kind, HeadraceError):

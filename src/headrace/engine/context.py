@@ -1,14 +1,18 @@
-"""What a handler may do besides returning events: persist step by step, write to other topics, reply, reject."""
+"""What a handler may do besides returning events: persist step by step, write elsewhere, set timers, reply, reject."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Generic, NoReturn, TypeVar
 
+from headrace.engine.commands import check_aggregate_id
 from headrace.engine.models import Engine
 from headrace.engine.results import Reject
-from headrace.errors import BadArgument
+from headrace.engine.timers import Timer, Timers, check_timer_name, due_at_ms, replaced
+from headrace.errors import BadArgument, UnknownCommand
 from headrace.model import NewRecord
+from headrace.state import Duration
 
 __all__ = ["CommandContext", "CommandRejected", "EventHandlerFailed"]
 
@@ -30,11 +34,19 @@ class EventHandlerFailed(Exception):
 class CommandContext(Generic[S]):
     """One run of a handler. Nothing of it takes effect before the commit, and it may run again if a commit fails.
 
-    `state` is the aggregate's state, with the events that this handler has persisted so far.
+    `state` is the aggregate's state, with the events that this handler has persisted so far; `timers` are its timers.
     """
 
     def __init__(
-        self, engine: Engine[S], aggregate: str, state: S | None, *, version: int, command_id: str | None, now_ms: int
+        self,
+        engine: Engine[S],
+        aggregate: str,
+        state: S | None,
+        *,
+        version: int,
+        command_id: str | None,
+        now_ms: int,
+        timers: Timers = (),
     ) -> None:
         self.aggregate = aggregate
         self.version = version
@@ -44,7 +56,10 @@ class CommandContext(Generic[S]):
         self.events: list[Any] = []
         self.outputs: list[NewRecord] = []
         self.value: Any = None
+        self.timers = timers
         self._engine = engine
+        self._had_state = state is not None
+        self._set_here: set[str] = set()
 
     def persist(self, *events: Any) -> S | None:  # noqa: ANN401
         """Add events to the aggregate's journal; return the state after them."""
@@ -74,6 +89,47 @@ class CommandContext(Generic[S]):
             rule = "the state of an engine with a journal comes from its events; persist one, or declare journal=None"
             raise BadArgument("state", type(state).__name__, rule)
         self.state = state
+
+    def schedule(
+        self,
+        command: Any,  # noqa: ANN401
+        *,
+        at: datetime | None = None,
+        after: Duration | None = None,
+        name: str | None = None,
+        aggregate: str | None = None,
+    ) -> None:
+        """Have a command handled at a time, or after a delay, by this aggregate or another one of the engine.
+
+        It replaces the timer of the same name, which is the command's class if none is given. For another aggregate
+        the engine needs a command topic. Raises BadArgument, UnknownCommand, NotStorable.
+        """
+        if type(command).__name__ not in self._engine.commands.names:
+            raise UnknownCommand(self._engine.name, type(command).__name__, self._engine.commands.names)
+        kind, data = self._engine.commands.encode(command)
+        name = check_timer_name(kind if name is None else name)
+        other = None if aggregate in (None, self.aggregate) else check_aggregate_id(aggregate)
+        if other is not None and self._engine.command_topic is None:
+            rule = f"timers for other aggregates need Engine({self._engine.name!r}, …, command_topic=…)"
+            raise BadArgument("aggregate", aggregate, rule)
+        timer = Timer(name, due_at_ms(at, after, now_ms=self.now_ms), kind, data, other)
+        timers, limit = replaced(self.timers, name, timer), self._engine.limits.timers
+        if len(timers) > limit:
+            raise BadArgument("timers", len(timers), f"an aggregate has {limit} at most; raise EngineLimits.timers")
+        self.timers = timers
+        self._set_here.add(name)
+
+    def cancel(self, name: str) -> bool:
+        """Cancel the timer of a name; returns False if there is none, because it has fired or was never set."""
+        left = replaced(self.timers, name)
+        had, self.timers = len(left) < len(self.timers), left
+        return had
+
+    def timers_left(self) -> Timers:
+        """Return the timers after this run. An aggregate that goes takes its earlier timers along."""
+        if self._had_state and self.state is None:
+            return tuple(each for each in self.timers if each.name in self._set_here)
+        return self.timers
 
     def reply(self, value: Any) -> None:  # noqa: ANN401
         """Give the caller a value, which JSON can carry, with the result."""

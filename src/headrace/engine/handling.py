@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from headrace.engine.command_records import command_record
 from headrace.engine.commands import (
     CommandReply,
     CommandRequest,
@@ -36,6 +37,7 @@ from headrace.engine.records import (
     without_oldest,
 )
 from headrace.engine.results import Reject
+from headrace.engine.timers import Cancel, Schedule, Timer, Timers
 from headrace.errors import (
     BadArgument,
     CommandFailed,
@@ -78,7 +80,7 @@ class Repeated(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What a handler made of a command; with `reject` or `error` nothing else counts."""
+    """What a handler made of a command; with `reject` or `error` nothing else counts. Without `timers` they stay."""
 
     state: Any = None
     events: tuple[Any, ...] = ()
@@ -87,6 +89,7 @@ class Decision(NamedTuple):
     reject: Reject | None = None
     error: HeadraceError | None = None
     now_ms: int = 0
+    timers: Timers | None = None
 
 
 class HandledCommand(NamedTuple):
@@ -159,6 +162,7 @@ class CommandHandling(Generic[S]):
                 version=version,
                 command_id=request.command_id,
                 now_ms=now_ms,
+                timers=record.timers if record is not None else (),
             )
             stage = "handler"
             return await self._run(request, state, context)
@@ -192,6 +196,45 @@ class CommandHandling(Generic[S]):
             change = _Change(base, failed_reply(self._failed(request, "serialization", error)))
         return self._remembered(base, change, request, batch=batch, now_ms=now_ms)
 
+    def fired(
+        self,
+        record: AggregateRecord,
+        timer: Timer,
+        decision: Decision,
+        *,
+        aggregate: str,
+        batch: BatchName,
+        now_ms: int,
+    ) -> HandledCommand:
+        """Return what a timer leads to: the timer leaves the record with it, also if the command is rejected or fails.
+
+        `record` is without the timer already.
+        """
+        request = CommandRequest(aggregate=aggregate, kind=timer.kind, data=timer.data)
+        handled = self.finish(record, request, decision, batch=batch, floor=record.forgotten, now_ms=now_ms)
+        if handled.record is not None:
+            return handled
+        kept, value = self._fitted(record, request)
+        return handled._replace(record=kept, value=value)
+
+    def sent_by_timer(self, record: AggregateRecord, timer: Timer, *, aggregate: str) -> HandledCommand:
+        """Return what a timer for another aggregate leads to: its command goes to the engine's command topic."""
+        to = timer.aggregate or aggregate
+        request = CommandRequest(aggregate=aggregate, kind=timer.kind, data=timer.data)
+        sent = command_record(self.engine, to, timer.kind, timer.data)
+        reply: CommandReply = SuccessReply(record.version, record.state, _NO_EVENTS)
+        records: tuple[NewRecord, ...] = (sent,)
+        try:
+            self._check_size(request, "command", sent, self._limits.outputs_bytes[sent.topic])
+        except CommandTooLarge as error:
+            reply, records = failed_reply(error), ()
+        kept, value = self._fitted(record, request)
+        return HandledCommand(reply, kept, value, records)
+
+    def output_limit(self, topic: str) -> int:
+        """Return how large a record of another topic may be."""
+        return self._limits.outputs_bytes[topic]
+
     # How it is done.
 
     def _state_of(self, record: AggregateRecord | None) -> S | None:
@@ -204,7 +247,7 @@ class CommandHandling(Generic[S]):
     async def _run(self, request: CommandRequest, state: S | None, context: CommandContext[S]) -> Decision:
         if request.is_events:
             context.persist(*_events_in(self.engine, request))
-            return Decision(context.state, tuple(context.events))
+            return Decision(context.state, tuple(context.events), timers=context.timers_left())
         if request.kind not in self.engine.commands.names:
             raise UnknownCommand(self.engine.name, request.kind, self.engine.commands.names)
         command = self.engine.commands.decode(request.kind, request.data)
@@ -214,10 +257,10 @@ class CommandHandling(Generic[S]):
         if isinstance(returned, Reject):
             return Decision(reject=returned)
         if returned is not None:
-            context.persist(
-                *(returned if isinstance(returned, list | tuple) and not _is_named(returned) else [returned])
-            )
-        made = Decision(context.state, tuple(context.events), tuple(context.outputs), context.value)
+            for each in returned if isinstance(returned, list | tuple) and not _is_named(returned) else [returned]:
+                _do(context, each)
+        outputs, timers = tuple(context.outputs), context.timers_left()
+        made = Decision(context.state, tuple(context.events), outputs, context.value, timers=timers)
         return made._replace(now_ms=context.now_ms)
 
     def _failed(self, request: CommandRequest, stage: str, error: BaseException) -> CommandFailed:
@@ -232,6 +275,8 @@ class CommandHandling(Generic[S]):
         payloads = [self.engine.events.payload(event) for event in decision.events]
         state = self.values.inner.encode(decision.state) if decision.state is not None else None
         record = self._next(base, state, len(payloads))
+        if decision.timers is not None and decision.timers != base.timers:
+            record = msgspec.structs.replace(record, timers=decision.timers)
         records = (*self._journal_records(base, request, decision, payloads, record), *decision.outputs)
         for output in decision.outputs:
             self._check_size(request, f"record for {output.topic!r}", output, self._limits.outputs_bytes[output.topic])
@@ -320,6 +365,17 @@ def _events_in(engine: Engine[Any], request: CommandRequest) -> list[Any]:
         raise NotReadable("the events", request.kind, str(error)) from error
     place = f"an event to apply to {request.aggregate!r}"
     return [event for each in payloads for event in engine.events.events_of(each, place)]
+
+
+def _do(context: CommandContext[Any], returned: Any) -> None:  # noqa: ANN401
+    """Do what one value of a handler's result stands for: an event, or a change of a timer."""
+    match returned:
+        case Schedule(command=command, at=at, after=after, name=name, aggregate=aggregate):
+            context.schedule(command, at=at, after=after, name=name, aggregate=aggregate)
+        case Cancel(name=name):
+            context.cancel(name)
+        case _:
+            context.persist(returned)
 
 
 def _is_named(value: object) -> bool:

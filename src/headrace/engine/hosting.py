@@ -56,12 +56,12 @@ async def open_partition(
         return await open_state_store(f"rocksdb:{folder() / 'engines' / spec.name / str(partition)}")
 
     states = await StatePartition.open(
-        log, [state_spec(engine, values)], partition, open_store=open_store, registry=registry, clock=clock
+        log, [state_spec(engine)], partition, open_store=open_store, registry=registry, clock=clock
     )
     journal = TopicPartition(engine.journal_topic, partition) if engine.journal_topic is not None else None
     tokens = PartitionTokens(states.replicas[engine.name], log, journal)
     handling = CommandHandling(engine, values, partition, limits)
-    return EnginePartition(handling, states, node=node, clock=clock, tokens=tokens)
+    return EnginePartition(handling, states, node=node, log=log, clock=clock, tokens=tokens)
 
 
 class EngineHosting:

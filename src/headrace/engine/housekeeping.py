@@ -65,7 +65,7 @@ class EngineHousekeeping:
             self._states.confirm(moment)
 
     def sweep(self, *, limit: int = _SWEPT_AT_ONCE) -> int:
-        """Turn records that say nothing any more into tombstones: no state, no ids, no numbers to go on from.
+        """Turn records that say nothing any more into tombstones: no state, ids, timers, or numbers to go on from.
 
         Each call looks at the next records, and returns how many; 0 if this node may not write at the moment.
         """
@@ -84,7 +84,7 @@ class EngineHousekeeping:
             # No engine wrote it. Commands for that aggregate raise the error; the others are swept.
             _logger.warning("a record is no aggregate's", at=str(self._replica.at), key=repr(key), error=str(error))
             return
-        if record.state is None and record.version == 0:
+        if record.state is None and record.version == 0 and not record.timers:
             bare = pruned(record, self._engine.limits, self._replica.now_ms)
             if not bare.ids:
                 self._queue.forget(aggregate, bare.forgotten)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from headrace.observe import counter, histogram, timed
 
-__all__ = ["COMMANDS", "STAGES", "stage"]
+__all__ = ["COMMANDS", "INPUTS", "STAGES", "TIMERS", "stage"]
 
 COMMANDS = counter("engine", "commands", "Commands by how they ended.", ["engine", "outcome"])
+INPUTS = counter(
+    "engine", "input_records", "Records of input topics and journals, by what became of them.", ["topic", "outcome"]
+)
+TIMERS = counter("engine", "timers", "Timers that have fired, by how their commands ended.", ["engine", "outcome"])
 STAGES = histogram(
     "engine", "stage", "Time of each stage: route, load, handle, serialize, publish, apply.", ["engine", "stage"]
 )

@@ -9,9 +9,10 @@
     def deposited(account: Account | None, event: Deposited) -> Account: ...
 
 A command handler gets the state (None if there is no aggregate yet) and the command. It returns one event, several in a
-list, a Reject, or None if nothing is to happen. It may be a coroutine, and it may take a `CommandContext` as well. An
-event handler is a plain function of state and event; it returns the next state, or None if the aggregate is gone.
-Which commands and events a handler is for stands in the annotation of its second parameter.
+list, a Reject, or None if nothing is to happen; a list may also hold a `Schedule` or a `Cancel` of a timer. It may be a
+coroutine, and it may take a `CommandContext` as well. An event handler is a plain function of state and event; it
+returns the next state, or None if the aggregate is gone. Which commands and events a handler is for stands in the
+annotation of its second parameter.
 """
 
 from __future__ import annotations
@@ -27,11 +28,21 @@ import msgspec
 from headrace.engine.typed_json import TypedJson
 from headrace.engine.upcasting import EventJson
 from headrace.errors import BadArgument, UnknownCommand
-from headrace.model import check_topic_name
+from headrace.model import Record, check_topic_name
 from headrace.serde import Registry
 from headrace.state import AvroValues, JsonValues, ValueCodec
 
-__all__ = ["Engine", "EngineLimits", "EventHandler", "Handler", "NoneStates", "TagsOf"]
+__all__ = [
+    "CommandInput",
+    "Engine",
+    "EngineLimits",
+    "EventHandler",
+    "Handler",
+    "NoneStates",
+    "TagsOf",
+    "kinds_of",
+    "parameters_of",
+]
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,7 +60,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     Of each aggregate the last `command_ids` ids are remembered, for `command_ids_s` and up to `command_ids_bytes`; a
     reply above `remembered_reply_bytes` is remembered as "done" only. `waiting` bounds the commands of a partition that
-    are not committed yet. An aggregate that is idle for `idle_s` leaves the memory.
+    are not committed yet. An aggregate that is idle for `idle_s` leaves the memory. `timers` bounds those of one
+    aggregate that have not fired.
     """
 
     command_ids: int = 16
@@ -62,6 +74,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     batch_bytes: int = 4 * 1024 * 1024
     idle_s: float = 30.0
     timeout_s: float = 10.0
+    timers: int = 100
 
 
 class Handler(NamedTuple):
@@ -75,6 +88,18 @@ class Handler(NamedTuple):
         return self.call(state, command, context) if self.takes_context else self.call(state, command)
 
 
+class CommandInput(NamedTuple):
+    """A topic from which an engine takes commands.
+
+    `decode` returns the aggregate and the command of a record, or None for a record that is none; without it records
+    are as `docs/formats.md` says.
+    """
+
+    topic: str
+    start: Literal["earliest", "latest"] = "earliest"
+    decode: Callable[[Record], tuple[str, Any] | None] | None = None
+
+
 class Engine(Generic[S]):
     """A kind of aggregates: their state, and the handlers of their commands and events.
 
@@ -82,9 +107,10 @@ class Engine(Generic[S]):
     with a schema in the registry. Events go to the journal topic `journal`, by default the engine's name; with
     `journal=None` there are no events, and handlers set the state themselves. `none_states` says what happens to an
     aggregate whose state becomes None: "keep" keeps its journal and its numbers, "purge" removes the journal, and the
-    next event has number 1. `outputs` are other topics that handlers may write to in the same transaction. With
-    `keep_commands` the journal has each command beside the events that it led to, so that later code can be tried on it
-    (`headrace engine replay`).
+    next event has number 1. `outputs` are other topics that handlers may write to in the same transaction.
+    `command_topic` is the topic from which the engine takes commands, each exactly once; it is made if it is missing.
+    With `keep_commands` the journal has each command beside the events that it led to, so that later code can be tried
+    on it (`headrace engine replay`).
     """
 
     def __init__(
@@ -98,6 +124,7 @@ class Engine(Generic[S]):
         encoding: Literal["json", "avro"] = "json",
         none_states: NoneStates = "keep",
         outputs: Sequence[str] = (),
+        command_topic: str | None = None,
         limits: EngineLimits | None = None,
         keep_commands: bool = False,
     ) -> None:
@@ -113,6 +140,9 @@ class Engine(Generic[S]):
         self.partitions = partitions
         self.none_states = none_states
         self.outputs = tuple(check_topic_name(topic) for topic in outputs)
+        self.command_topic = None if command_topic is None else check_topic_name(command_topic)
+        self.inputs: dict[str, CommandInput] = {}
+        self.sagas: dict[str, Any] = {}
         self.limits = limits or EngineLimits()
         self.keep_commands = keep_commands
         self.commands = TypedJson("command")
@@ -127,11 +157,11 @@ class Engine(Generic[S]):
 
     def command(self, handler: F) -> F:
         """Declare a command handler; a decorator."""
-        parameters = _parameters(handler)
+        parameters = parameters_of(handler)
         if len(parameters) not in (2, 3):
             rule = "it takes the state, the command, and perhaps a CommandContext"
             raise BadArgument("command handler", _named(handler), rule)
-        for kind in _kinds_of(handler, parameters[1]):
+        for kind in kinds_of(handler, parameters[1]):
             self.commands.add(kind)
             if kind in self._handlers:
                 raise BadArgument("command handler", _named(handler), f"{kind.__name__} has a handler already")
@@ -140,10 +170,10 @@ class Engine(Generic[S]):
 
     def event(self, handler: F) -> F:
         """Declare an event handler; a decorator."""
-        parameters = _parameters(handler)
+        parameters = parameters_of(handler)
         if len(parameters) != 2 or inspect.iscoroutinefunction(handler):
             raise BadArgument("event handler", _named(handler), "it is a plain function of the state and the event")
-        for kind in _kinds_of(handler, parameters[1]):
+        for kind in kinds_of(handler, parameters[1]):
             self.events.add(kind)
             if kind in self._event_handlers:
                 raise BadArgument("event handler", _named(handler), f"{kind.__name__} has a handler already")
@@ -179,6 +209,25 @@ class Engine(Generic[S]):
             elif name == "tags":
                 self.tags(method)
         return kind
+
+    def commands_from(
+        self,
+        topic: str,
+        *,
+        decode: Callable[[Record], tuple[str, Any] | None] | None = None,
+        start: Literal["earliest", "latest"] = "earliest",
+    ) -> None:
+        """Take commands from a topic of others, each record exactly once; its keys and partitions may be any.
+
+        `decode` returns the aggregate and the command of a record, None for one to pass over. A command for another
+        partition goes there through the command topic, which is `<name>-commands` unless another one was declared.
+        """
+        if check_topic_name(topic) in self.inputs or topic == self.command_topic:
+            raise BadArgument("topic", topic, f"engine {self.name!r} takes commands from it already")
+        if start not in ("earliest", "latest"):
+            raise BadArgument("start", start, "it is 'earliest' or 'latest'")
+        self.command_topic = self.command_topic or f"{self.name}-commands"
+        self.inputs[topic] = CommandInput(topic, start, decode)
 
     # Using the declaration.
 
@@ -224,12 +273,13 @@ class Engine(Generic[S]):
         return AvroValues(registry, self.state_topic, self._state)
 
 
-def _parameters(handler: Callable[..., Any]) -> list[str]:
+def parameters_of(handler: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's positional parameters."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [each.name for each in inspect.signature(handler).parameters.values() if each.kind in kinds]
 
 
-def _kinds_of(handler: Callable[..., Any], parameter: str) -> list[type]:
+def kinds_of(handler: Callable[..., Any], parameter: str) -> list[type]:
     """Return the classes in a parameter's annotation: one, or several joined by |."""
     try:
         hint = typing.get_type_hints(handler, localns=_enclosing_names(handler)).get(parameter)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
@@ -15,14 +16,18 @@ import msgspec
 
 from headrace.cluster import Committed, PartitionRequest
 from headrace.engine import metrics
+from headrace.engine.background import OwnerWork
 from headrace.engine.batches import CommandBatch, LiveAggregates, PendingCommand, Stage
 from headrace.engine.command_queue import CommandQueue, Outcome, TaskSet
 from headrace.engine.commands import Answer, CommandRequest, decode_request, encode_answer, encode_read
 from headrace.engine.handling import CommandHandling
 from headrace.engine.housekeeping import EngineHousekeeping
+from headrace.engine.places import InputPlaces
 from headrace.engine.ports import PartitionOwner
 from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, decode_floor
+from headrace.engine.timer_loop import PartitionTime, TimerLoop
 from headrace.engine.tokens import PartitionTokens
+from headrace.engine.work import BatchWork
 from headrace.errors import (
     BadArgument,
     Busy,
@@ -39,6 +44,7 @@ from headrace.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from headrace.log import Log
 from headrace.model import ConsistencyToken, NewRecord, Position, TopicPartition
 from headrace.observe import Health, get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff, BootMoment, Clock, crash_point, moment_of
@@ -68,7 +74,8 @@ class EnginePartition(Generic[S]):
     """The commands of one partition, on one node: a `PartitionHost`.
 
     Promises: an answer means that the command is in the log. A command id is done once, within the bounds that the
-    engine's limits name. An error without `outcome_known` False means that nothing was done.
+    engine's limits name. An error without `outcome_known` False means that nothing was done. Topics with commands and
+    sagas are read from `log`; without one there are none.
     """
 
     def __init__(
@@ -77,6 +84,7 @@ class EnginePartition(Generic[S]):
         states: StatePartition,
         *,
         node: str,
+        log: Log | None = None,
         clock: Clock = SYSTEM_CLOCK,
         tokens: PartitionTokens | None = None,
     ) -> None:
@@ -93,14 +101,19 @@ class EnginePartition(Generic[S]):
         self._running: asyncio.Task[None] | None = None
         self._has_work = asyncio.Event()
         self._tasks = TaskSet(f"headrace-engine-{self._engine.name}")
+        self._time = PartitionTime(self._replica, clock)
+        places = InputPlaces(self._replica.reserved)
         self._queue = CommandQueue(
             handling,
             self._tasks,
             load=self._stored,
-            now_ms=lambda: self._replica.now_ms,
+            now_ms=self._time.now_ms,
             answer=self._answer_without_commit,
             on_work=self._has_work.set,
+            places=places,
         )
+        timers = TimerLoop(handling, self._replica, self._submit_work, now_ms=self._time.now_ms)
+        self._own_work = OwnerWork(handling, log, timers, places, self._submit_work)
         self._committing: CommandBatch | None = None
         self._settled = asyncio.Event()
         self._last = NOTHING_FORGOTTEN
@@ -164,9 +177,11 @@ class EnginePartition(Generic[S]):
         # Below every batch of this epoch, and above every batch of those before.
         self._last = BatchName(epoch, 0)
         self._queue.begin(epoch, self._stored_floor())
+        self._own_work.start()
 
     async def lost(self) -> None:
         """Stop: commands that were in no commit get NotPartitionOwner, and the copy follows the new owner."""
+        self._own_work.stop()
         self._queue.end()
         self._queue.fail_waiting(self._not_owner())
         self.health.up()  # what failed here is the next owner's now
@@ -184,6 +199,7 @@ class EnginePartition(Generic[S]):
 
     async def close(self) -> None:
         """Stop; callers of what was in no commit hear that nothing was done."""
+        await self._own_work.close()
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -234,6 +250,14 @@ class EnginePartition(Generic[S]):
         record, since = await self._stored(aggregate), self._last
         return CommittedAggregate(record, since, await self._tokens.text())
 
+    def _submit_work(self, aggregate: str, work: BatchWork, is_alone: bool) -> PendingCommand:
+        """Put work that no caller has sent into the lane of an aggregate, or into one of its own."""
+        self._arrivals += 1
+        request = CommandRequest(aggregate=aggregate, kind=type(work).__name__, data=b"")
+        command = PendingCommand(self._arrivals, request, math.inf, math.inf, is_alone=is_alone, work=work)
+        self._queue.add(command)
+        return command
+
     # Committing.
 
     async def _run(self) -> None:
@@ -262,7 +286,7 @@ class EnginePartition(Generic[S]):
         self._queue.unseal()
 
     async def _commit(self, batch: CommandBatch) -> None:
-        self._stamp_ms = max(self._stamp_ms, self._replica.now_ms)
+        self._stamp_ms = max(self._stamp_ms, self._time.now_ms())
         records = batch.records(self._replica.at, self._stamp_ms)
         began = moment_of(self._clock)
         crash_point("engine.before-commit")
@@ -300,6 +324,8 @@ class EnginePartition(Generic[S]):
             await self._read_again()
         self._queue.live.committed(batch.name)
         self._last = batch.name
+        if batch.has_timers:
+            self._own_work.timers.wake()
 
     async def _reply(self, batch: CommandBatch, committed: Committed) -> None:
         try:

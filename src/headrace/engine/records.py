@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from headrace.engine.models import EngineLimits
+from headrace.engine.timers import Timers
 from headrace.errors import NotReadable
 from headrace.state import BatchName, ValueCodec
 
@@ -58,7 +59,8 @@ class RememberedCommand(msgspec.Struct, frozen=True, array_like=True):
 class AggregateRecord(msgspec.Struct, frozen=True, array_like=True):
     """An aggregate as the state topic holds it; `version` is the number of its last event.
 
-    `state` is None for an aggregate that is gone, or was never there: such a record keeps version and ids.
+    `state` is None for an aggregate that is gone, or was never there: such a record keeps version and ids. `timers` are
+    the commands that are to be handled later.
     """
 
     format: int
@@ -66,6 +68,7 @@ class AggregateRecord(msgspec.Struct, frozen=True, array_like=True):
     state: bytes | None
     ids: tuple[RememberedCommand, ...] = ()
     forgotten: BatchName = NOTHING_FORGOTTEN
+    timers: Timers = ()
 
     @classmethod
     def new(cls, forgotten: BatchName) -> AggregateRecord:

@@ -6,20 +6,37 @@ from typing import Any
 
 from headrace.engine.handling import RecordLimits
 from headrace.engine.models import Engine
-from headrace.engine.records import AggregateRecord, AggregateValues
+from headrace.engine.timers import TIMERS_INDEX, RecordTimers, Timers
 from headrace.errors import UnknownPartition, UnknownTopic, WrongEngineTopic
 from headrace.journal import JOURNAL_TOPIC, Topology, claim_for_engine, why_records_expire
 from headrace.log import Admin, Log, ensure_topic
-from headrace.model import Topic, TopicPartition
+from headrace.model import Topic, TopicConfig, TopicPartition
 from headrace.state import StateSpec, batch_header_of, changelog_config, ensure_changelog
 from headrace.store import SharedSettings
 
-__all__ = ["check_state_there", "ensure_topics", "make_topics", "state_spec"]
+__all__ = [
+    "COMMAND_TOPIC",
+    "check_state_there",
+    "ensure_command_topic",
+    "ensure_topics",
+    "make_topics",
+    "state_spec",
+]
+
+COMMAND_TOPIC = TopicConfig()
+"""The settings of a command topic: what was not read within its retention is gone, and is reported as lost."""
 
 
-def state_spec(engine: Engine[Any], values: AggregateValues) -> StateSpec[str, AggregateRecord]:
-    """Return the declaration of the engine's state topic."""
-    return StateSpec(name=engine.name, topic=engine.state_topic, key=str, value=values, partitions=engine.partitions)
+def state_spec(engine: Engine[Any]) -> StateSpec[str, Timers]:
+    """Return the declaration of the engine's state topic. Its index finds the aggregates whose timers are due."""
+    return StateSpec(
+        name=engine.name,
+        topic=engine.state_topic,
+        key=str,
+        value=RecordTimers(),
+        index={TIMERS_INDEX: RecordTimers.due_times},
+        partitions=engine.partitions,
+    )
 
 
 async def ensure_topics(log: Log, settings: SharedSettings | None, engine: Engine[Any]) -> RecordLimits:
@@ -45,6 +62,9 @@ async def make_topics(log: Log, settings: SharedSettings | None, engine: Engine[
             # Stores the topic's layout, by which readers, queries by tag and replication find the journals.
             await Topology(log, settings, journal.name, partitions=engine.partitions).layout()
     outputs = {topic: (await log.admin.describe(topic)).config.max_record_bytes for topic in engine.outputs}
+    if engine.command_topic is not None:
+        commands = await ensure_command_topic(log.admin, engine, engine.command_topic)
+        outputs[commands.name] = commands.config.max_record_bytes
     return RecordLimits(state.config.max_record_bytes, journal_bytes, outputs)
 
 
@@ -82,6 +102,18 @@ async def _has_batches(log: Log, at: TopicPartition) -> bool:
 async def _state_topic(admin: Admin, engine: Engine[Any]) -> Topic:
     config = changelog_config(longest_ttl_ms=None)
     return await ensure_changelog(admin, engine.state_topic, partitions=engine.partitions, config=config)
+
+
+async def ensure_command_topic(admin: Admin, engine: Engine[Any], name: str) -> Topic:
+    """Return the command topic, made if it is missing. It has as many partitions as the engine, as its keys need."""
+    try:
+        topic = await admin.describe(name)
+    except UnknownTopic:
+        topic = await ensure_topic(admin, name, partitions=engine.partitions, config=COMMAND_TOPIC)
+    if topic.partitions != engine.partitions:
+        problem = f"it has {topic.partitions} partitions, the engine is declared with {engine.partitions}"
+        raise WrongEngineTopic(engine.name, name, problem, f"name another one, and use commands_from({name!r})")
+    return topic
 
 
 async def _journal_topic(admin: Admin, engine: Engine[Any], name: str) -> Topic:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -33,6 +33,7 @@ from headrace.engine import (
     Success,
     result_of,
 )
+from headrace.model import TopicConfig
 from headrace.runtime import SYSTEM_CLOCK
 from headrace.state import BatchName
 
@@ -57,7 +58,7 @@ class Given(Generic[S]):
     def __init__(self, engine: Engine[S], events: tuple[Any, ...], aggregate: str) -> None:
         self._engine = engine
         self._aggregate = aggregate
-        outputs = dict.fromkeys(engine.outputs, 1_000_000)
+        outputs = dict.fromkeys([*engine.outputs, *filter(None, [engine.command_topic])], 1_000_000)
         codec = AggregateValues(engine.state_codec())
         self._handling = CommandHandling(engine, codec, 0, _LIMITS._replace(outputs_bytes=outputs))
         state = engine.fold(events)
@@ -71,23 +72,30 @@ class Given(Generic[S]):
         now_ms = SYSTEM_CLOCK.now_ms()
         decision = _run(self._handling.decide(self._record, request, now_ms=now_ms))
         handled = self._handling.finish(self._record, request, decision, batch=_BATCH, floor=_NOTHING, now_ms=now_ms)
-        inner = self._handling.values.inner
-        return When(result_of(self._engine, inner, handled.reply, since=_BATCH, is_repeated=False))
+        inner, record = self._handling.values.inner, handled.record or self._record
+        timers = {
+            timer.name: self._engine.commands.decode(timer.kind, timer.data)
+            for timer in (record.timers if record is not None else ())
+        }
+        return When(result_of(self._engine, inner, handled.reply, since=_BATCH, is_repeated=False), timers)
 
 
 class When(Generic[S]):
-    """What a command led to."""
+    """What a command led to: its result, and the commands that the aggregate's timers wait with, by their names."""
 
-    def __init__(self, result: CommandResult[S]) -> None:
+    def __init__(self, result: CommandResult[S], timers: Mapping[str, Any] | None = None) -> None:
         self.result = result
+        self.timers = timers or {}
 
     def then(self, *events: Any, **expected: Any) -> None:  # noqa: ANN401
         """Check the events, and what is named: `state`, `rejected` (a code), `failed` (a type of error), `value`.
 
-        Raises AssertionError.
+        `timers` are the commands of the aggregate's timers, by their names. Raises AssertionError.
         """
-        unknown = expected.keys() - {"state", "rejected", "failed", "value"}
-        assert not unknown, f"{sorted(unknown)}: a result has a state, a value, or is rejected or failed"
+        unknown = expected.keys() - {"state", "rejected", "failed", "value", "timers"}
+        assert not unknown, f"{sorted(unknown)}: a result has a state, a value, timers, or is rejected or failed"
+        timers = expected.pop("timers", self.timers)
+        assert timers == self.timers, f"the timers are {self.timers}"
         match self.result:
             case Success() as done:
                 assert expected.keys() <= {"state", "value"}, f"the command was done: {done}"
@@ -108,10 +116,15 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 
 class EngineHarness(Generic[S]):
-    """An engine on the embedded tier, with everything real, in a folder that is removed at the end."""
+    """An engine on the embedded tier, with everything real, in a folder that is removed at the end.
 
-    def __init__(self, engine: Engine[S]) -> None:
+    `others` are engines that run beside it, `topics` are made before they start, with so many partitions.
+    """
+
+    def __init__(self, engine: Engine[S], *others: Engine[Any], topics: Mapping[str, int] | None = None) -> None:
         self.engine = engine
+        self._others = others
+        self._topics = topics or {}
         self._stack = contextlib.AsyncExitStack()
         self._opened: Headrace | None = None
 
@@ -137,7 +150,9 @@ class EngineHarness(Generic[S]):
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-engine-"))
         settings = HeadraceSettings(log=LogSettings(embedded=EmbeddedLogSettings(fsync=False)))
         self._opened = await self._stack.enter_async_context(connect(f"embedded:{folder}", settings=settings))
-        await self._stack.enter_async_context(self._opened.node(self.engine))
+        for topic, partitions in self._topics.items():
+            await self._opened.log.admin.create(topic, partitions=partitions, config=TopicConfig())
+        await self._stack.enter_async_context(self._opened.node(self.engine, *self._others))
         return self
 
     async def __aexit__(

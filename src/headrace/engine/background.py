@@ -1,0 +1,108 @@
+"""What an owner does without being asked: it fires timers, reads its inputs, and runs sagas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from headrace.engine.handling import CommandHandling
+from headrace.engine.inputs import CommandSource, command_inputs
+from headrace.engine.places import InputPlaces
+from headrace.engine.pump import InputSource, TopicPump
+from headrace.engine.sagas import SagaSource
+from headrace.engine.timer_loop import SubmitWork, TimerLoop
+from headrace.errors import HeadraceError
+from headrace.log import Log
+from headrace.model import TopicPartition
+from headrace.observe import get_logger
+from headrace.runtime import Backoff
+
+__all__ = ["OwnerWork"]
+
+_BACKOFF = Backoff(first_s=0.1, limit_s=5.0)
+
+_logger = get_logger(__name__)
+
+
+class OwnerWork:
+    """Runs beside the commands of callers while a node owns a partition. Without a log there is nothing to read."""
+
+    def __init__(
+        self,
+        handling: CommandHandling[Any],
+        log: Log | None,
+        timers: TimerLoop,
+        places: InputPlaces,
+        submit: SubmitWork,
+    ) -> None:
+        self._handling = handling
+        self._engine = handling.engine
+        self._partition = handling.state_at.partition
+        self._log = log
+        self._places = places
+        self._submit = submit
+        self._tasks: list[asyncio.Task[None]] = []
+        self.timers = timers
+
+    def start(self) -> None:
+        """Begin; the node has just become the owner."""
+        self._run("timers", self._fire())
+        if self._log is None:
+            return
+        for topic in command_inputs(self._engine):
+            self._run(topic, self._read(self._log, topic))
+        for name, saga in self._engine.sagas.items():
+            at = TopicPartition(str(self._engine.journal_topic), self._partition)
+            self._run(name, self._pump(self._log, SagaSource(saga, self._engine, self._places), at))
+
+    def stop(self) -> None:
+        """Stop; the next owner goes on from what is committed."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Stop, and wait until all has ended."""
+        self.stop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _run(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks = [task for task in self._tasks if not task.done()]
+        self._tasks.append(asyncio.create_task(work, name=f"headrace-engine-{self._engine.name}-{what}"))
+
+    async def _fire(self) -> None:
+        """Fire timers; an error of the store is reported, and it is tried again."""
+        failures = 0
+        while True:
+            try:
+                await self.timers.run()
+            except HeadraceError as error:
+                failures += 1
+                await self._pause("timers", failures, error)
+
+    async def _read(self, log: Log, topic: str) -> None:
+        """Read those partitions of a topic that fall to this one: all of them are shared among the engine's."""
+        failures = 0
+        while True:
+            try:
+                count = (await log.admin.describe(topic)).partitions
+                break
+            except HeadraceError as error:
+                failures += 1
+                await self._pause(topic, failures, error)
+        spec = command_inputs(self._engine)[topic]
+        pumps = []
+        for partition in range(self._partition, count, self._engine.partitions):
+            at = TopicPartition(topic, partition)
+            pumps.append(self._pump(log, CommandSource(spec, at, self._handling, self._places), at))
+        await asyncio.gather(*pumps)
+
+    async def _pump(self, log: Log, source: InputSource, at: TopicPartition) -> None:
+        await TopicPump(source, at, log, self._places, self._submit).run()
+
+    async def _pause(self, what: str, failures: int, error: HeadraceError) -> None:
+        delay_s = _BACKOFF.delay_s(failures)
+        _logger.warning(
+            "an owner's work pauses", engine=self._engine.name, what=what, error=str(error), retry_in_s=delay_s
+        )
+        await asyncio.sleep(delay_s)

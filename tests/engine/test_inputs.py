@@ -1,0 +1,330 @@
+"""Commands from topics: each exactly once, whatever becomes of commits and owners; rejected ones move on too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given as for_all
+from hypothesis import strategies as some
+from tests.engine.conftest import EngineNode, EngineSetting
+from tests.engine.models import Account, Deposit, bank_engine
+
+from headrace.cluster import batch_of
+from headrace.engine import Engine
+from headrace.engine.places import InputPlace, InputPlaces, InputSpan, decode_place, input_key
+from headrace.errors import BadArgument, NotReadable, WrongEngineTopic
+from headrace.model import NewRecord, Record, TopicConfig, TopicPartition
+from headrace.testing.conformance.log_setting import eventually
+from headrace.testing.crashes import SimulatedCrash, crash_at
+from headrace.testing.engines import EngineHarness
+
+
+def command(topic: str, aggregate: str, value: Any, kind: str = "Deposit", **headers: str) -> NewRecord:
+    """Return a record with a command, as any producer would write it."""
+    named = {"headrace.command": kind, **{f"headrace.{name.replace('_', '-')}": text for name, text in headers.items()}}
+    pairs = tuple((name, text.encode()) for name, text in named.items())
+    return NewRecord(topic, aggregate.encode(), msgspec.json.encode(value), pairs)
+
+
+def topic_bank(setting: EngineSetting, **options: Any) -> Engine[Account]:
+    name = setting.name()
+    return bank_engine(name, command_topic=f"{name}-commands", **options)
+
+
+async def write(setting: EngineSetting, records: Sequence[NewRecord]) -> None:
+    await setting.log.append(records)
+
+
+async def until_read(node: EngineNode, count: int, topic: str | None = None) -> InputPlace:
+    """Wait until all records of a topic are done, and return the place."""
+    topic = topic or str(node.engine.command_topic)
+    key = input_key(topic, 0)
+
+    async def is_read() -> bool:
+        place = decode_place(node.partition._replica.reserved(key))
+        return place is not None and place.next_offset == count
+
+    await eventually(is_read, every_s=0.005, what="the end of the topic")
+    place = decode_place(node.partition._replica.reserved(key))
+    assert place is not None
+    return place
+
+
+async def values_of(setting: EngineSetting, topic: str) -> list[Any]:
+    return [msgspec.json.decode(each.value or b"null") for each in await setting.records(topic)]
+
+
+async def test_commands_of_a_topic_are_done_once_with_their_place_in_the_same_batch(setting: EngineSetting) -> None:
+    """N39: a rejected one moves on too, replies go where they are asked for, all in one transaction."""
+    await setting.log.admin.create("replies", partitions=1, config=TopicConfig())
+    bank = topic_bank(setting, outputs=["replies"])
+    topic = str(bank.command_topic)
+    node = await setting.owner(bank)
+    await write(
+        setting,
+        [
+            command(topic, "a", {"amount": 5}, reply_to="replies", command_id="x", correlation_id="c-1"),
+            command(topic, "a", {"amount": 50}, "Withdraw", reply_to="replies"),
+            command(topic, "b", {"amount": 7}),
+            command(topic, "a", {"amount": 5}, reply_to="replies", command_id="x"),
+        ],
+    )
+    place = await until_read(node, 4)
+    assert (place.done, place.attempts) == ((), 0)
+    assert await setting.payloads(bank) == [{"amount": 5}, {"amount": 7}]
+    replies = await setting.records("replies")
+    done, rejected, again = (msgspec.json.decode(each.value or b"") for each in replies)
+    assert (done["outcome"], done["version"], done["events"]) == (
+        "success",
+        1,
+        [{"type": "Deposited", "data": {"amount": 5}}],
+    )
+    assert (rejected["outcome"], rejected["code"], rejected["details"]) == ("rejected", "overdrawn", {"balance": 5})
+    assert again == done
+    headers = {name: value for name, value in replies[0].headers if name != "headrace.batch"}
+    assert headers == {
+        "headrace.in-reply-to": f"{topic}/0/0".encode(),
+        "headrace.command-id": b"x",
+        "headrace.correlation-id": b"c-1",
+    }
+    event = (await setting.records(bank.name))[0]
+    assert batch_of(event) == batch_of(replies[0])
+
+
+@pytest.mark.parametrize("loses", ["commit", "answer", "owner"])
+async def test_a_lost_commit_answer_or_owner_neither_loses_nor_repeats_commands(
+    setting: EngineSetting, loses: str
+) -> None:
+    """N39: exactly once without any ids, because the place is in the transaction of the effects."""
+    bank = topic_bank(setting)
+    node = await setting.owner(bank)
+    await write(setting, [command(str(bank.command_topic), f"a{n % 3}", {"amount": 1}) for n in range(20)])
+    if loses == "owner":
+        await until_some(setting, bank)
+        node = await setting.fails_over(node, "n2")
+    else:
+        setting.unsure.skips, setting.unsure.loses = 1, loses
+    await write(setting, [command(str(bank.command_topic), "b", {"amount": 1}) for _ in range(5)])
+    await until_read(node, 25)
+    assert not setting.unsure.loses
+    amounts = {aggregate: await node.record(aggregate) for aggregate in ("a0", "a1", "a2", "b")}
+    assert [record.version for record in amounts.values() if record is not None] == [7, 7, 6, 5]
+    assert await setting.payloads(bank) == [{"amount": 1}] * 25
+
+
+async def until_some(setting: EngineSetting, bank: Engine[Any]) -> None:
+    async def is_some() -> bool:
+        return bool(await setting.records(bank.name))
+
+    await eventually(is_some, every_s=0.001, what="the first commands")
+
+
+@pytest.mark.parametrize("where", ["engine.before-commit", "engine.after-commit"])
+async def test_an_owner_that_crashes_around_a_commit_leaves_each_command_once(
+    setting: EngineSetting, where: str
+) -> None:
+    """N39: a crash before the commit, and one after it, when nothing was applied: the next owner goes on there."""
+    bank = topic_bank(setting)
+    node = await setting.owner(bank)
+    await until_read(node, 0)
+    with crash_at(where):
+        await write(setting, [command(str(bank.command_topic), "a", {"amount": n}) for n in range(3)])
+        running = node.partition._running
+        assert running is not None
+        with pytest.raises(SimulatedCrash):
+            await asyncio.wait_for(asyncio.shield(running), 20)
+    node = await setting.fails_over(node, "n2")
+    await until_read(node, 3)
+    assert await setting.payloads(bank) == [{"amount": n} for n in range(3)]
+
+
+async def test_a_slow_command_holds_up_neither_others_nor_the_place(setting: EngineSetting) -> None:
+    """N39: what is done behind it is listed in the place, and is not done again by the next owner."""
+    bank: Engine[int] = Engine(setting.name(), state=int, partitions=1, command_topic="slow")
+    may_go = asyncio.Event()
+
+    @bank.command
+    async def deposit(count: int | None, command: Deposit) -> Deposit:
+        if command.amount == 0:
+            await may_go.wait()
+        return command
+
+    @bank.event
+    def deposited(count: int | None, event: Deposit) -> int:
+        return (count or 0) + event.amount
+
+    node = await setting.owner(bank)
+    await until_read(node, 0, "slow")
+    await write(setting, [command("slow", "a", {"amount": 0}), command("slow", "b", {"amount": 1})])
+
+    async def is_listed() -> bool:
+        place = decode_place(node.partition._replica.reserved(input_key("slow", 0)))
+        return place is not None and place.done == ((1, 2),)
+
+    await eventually(is_listed, every_s=0.005, what="the second command")
+    node = await setting.fails_over(node, "n2")
+    may_go.set()
+    await until_read(node, 2, "slow")
+    assert await setting.payloads(bank) == [{"amount": 1}, {"amount": 0}]
+
+
+async def test_records_that_are_no_commands_are_dead_letters(setting: EngineSetting) -> None:
+    """N39: with the reason and the place; so is a command that fails, and one that is another command's id."""
+    bank = topic_bank(setting)
+    topic = str(bank.command_topic)
+    node = await setting.owner(bank)
+    await write(
+        setting,
+        [
+            NewRecord(topic, b"a", b"{}"),
+            NewRecord(topic, None, b"{}", (("headrace.command", b"Deposit"),)),
+            NewRecord(topic, b"\xff", b"{}", (("headrace.command", b"Deposit"),)),
+            NewRecord(topic, b"a", b"no JSON", (("headrace.command", b"Deposit"),)),
+            command(topic, "a", {}, "Explode"),
+            command(topic, "a", {"amount": 1}, reply_to="elsewhere"),
+            command(topic, "a", {"where": "handler"}, "Fail"),
+            command(topic, "a", {"amount": 1}, command_id="x"),
+            command(topic, "a", {"amount": 2}, command_id="x"),
+            command(topic, "a", {"amount": 3}),
+        ],
+    )
+    await until_read(node, 10)
+    assert await setting.payloads(bank) == [{"amount": 1}, {"amount": 3}]
+    letters = [dict(each.headers) for each in await setting.records(f"{topic}.dead-letters")]
+    reasons = {int((each["headrace.place"] or b"").split(b"/")[2]): each["headrace.error"] or b"" for each in letters}
+    assert sorted(reasons) == [0, 1, 2, 3, 4, 5, 6, 8]
+    for offset, words in {
+        0: b"headrace.command",
+        1: b"key",
+        2: b"UTF-8",
+        4: b"no handler for Explode",
+        5: b"elsewhere",
+        6: b"the handler is broken",
+        8: b"was used for another command",
+    }.items():
+        assert words in reasons[offset]
+
+
+async def test_a_command_that_ends_its_process_is_a_dead_letter_after_three_deaths(setting: EngineSetting) -> None:
+    """N37, N39: owners that get no further are counted in the log; the record is tried alone, then set aside."""
+    bank: Engine[int] = Engine(setting.name(), state=int, partitions=1, command_topic="deadly")
+    deaths = asyncio.Event()
+
+    @bank.command
+    async def deposit(count: int | None, command: Deposit) -> Deposit:
+        if command.amount == 0:
+            deaths.set()
+            await asyncio.Event().wait()
+        return command
+
+    @bank.event
+    def deposited(count: int | None, event: Deposit) -> int:
+        return (count or 0) + event.amount
+
+    node = await setting.owner(bank)
+    await node.stop()
+    setting.nodes.clear()
+    await write(setting, [command("deadly", "a", {"amount": 0}), command("deadly", "a", {"amount": 1})])
+    node = await setting.owner(bank, "n1")
+    for death in range(3):
+        await asyncio.wait_for(deaths.wait(), 20)
+        deaths.clear()
+        node = await setting.fails_over(node, f"n{death + 2}")
+    await until_read(node, 2, "deadly")
+    assert await setting.payloads(bank) == [{"amount": 1}]
+    (letter,) = await setting.records("deadly.dead-letters")
+    assert b"ended 3 times" in (dict(letter.headers)["headrace.error"] or b"")
+
+
+async def test_a_topic_of_others_is_read_whatever_its_keys_and_partitions_are() -> None:
+    """N39: a command for another partition is taken there through the command topic, once."""
+    bank = bank_engine(partitions=3)
+
+    def decode(record: Record) -> tuple[str, Deposit] | None:
+        who, amount = (record.value or b"").decode().split(":")
+        return None if who == "nobody" else (who, Deposit(int(amount)))
+
+    bank.commands_from("payments", decode=decode)
+    names = [f"acc-{n}" for n in range(8)]
+    async with EngineHarness(bank, topics={"payments": 5}) as harness:
+        payments = [NewRecord("payments", None, f"{name}:{n}".encode()) for n in range(1, 4) for name in names]
+        payments += [NewRecord("payments", b"k", b"nobody:1"), NewRecord("payments", b"k", b"garbage")]
+        await harness.connection.log.append(payments)
+
+        async def all_paid() -> bool:
+            states = [await harness.aggregate(name).state() for name in names]
+            return states == [Account(6)] * len(names)
+
+        await eventually(all_paid, every_s=0.02, what="the payments")
+        for name in names:
+            assert len(await harness.events(name)) == 3
+    with pytest.raises(BadArgument, match="takes commands from it already"):
+        bank.commands_from("payments")
+
+
+async def test_an_input_that_begins_with_the_latest_record_remembers_where_that_was(setting: EngineSetting) -> None:
+    """N39: what was there before the first owner is not read; what came while nobody owned the partition is."""
+    await setting.log.admin.create("news", partitions=1, config=TopicConfig())
+    await write(setting, [command("news", "a", {"amount": 1})])
+    bank = bank_engine(setting.name())
+    bank.commands_from("news", start="latest")
+    node = await setting.owner(bank)
+    await until_read(node, 1, "news")
+    await node.stop()
+    setting.nodes.clear()
+    await write(setting, [command("news", "a", {"amount": 2})])
+    node = await setting.owner(bank, "n2")
+    await until_read(node, 2, "news")
+    assert await setting.payloads(bank) == [{"amount": 2}]
+
+
+async def test_a_topic_that_was_made_again_is_read_from_its_start_and_lost_records_are_passed(
+    setting: EngineSetting,
+) -> None:
+    """N39: an offset of the old topic says nothing about the new one; what retention removed does not stop the rest."""
+    bank = bank_engine(setting.name())
+    bank.commands_from("again")
+    await setting.log.admin.create("again", partitions=1, config=TopicConfig())
+    await write(setting, [command("again", "a", {"amount": n}) for n in (1, 2)])
+    node = await setting.owner(bank)
+    await until_read(node, 2, "again")
+    await node.stop()
+    setting.nodes.clear()
+    await setting.log.admin.delete("again")
+    await setting.log.admin.create("again", partitions=1, config=TopicConfig())
+    await write(setting, [command("again", "a", {"amount": n}) for n in (3, 4, 5)])
+    await setting.log.retention.truncate(TopicPartition("again", 0), before=1)
+    node = await setting.owner(bank, "n2")
+    await until_read(node, 3, "again")
+    assert await setting.payloads(bank) == [{"amount": n} for n in (1, 2, 4, 5)]
+
+
+async def test_a_command_topic_has_as_many_partitions_as_its_engine(setting: EngineSetting) -> None:
+    """N39: one with another number is refused, with the way to read it all the same."""
+    await setting.log.admin.create("orders", partitions=2, config=TopicConfig())
+    with pytest.raises(WrongEngineTopic, match="commands_from"):
+        await setting.node(bank_engine(setting.name(), command_topic="orders"))
+    setting.nodes.clear()
+
+
+@for_all(some.lists(some.integers(0, 7), max_size=20), some.sampled_from([1, 2, 5]))
+def test_a_place_is_the_same_whatever_the_order_in_which_records_are_done(order: list[int], step: int) -> None:
+    """N39: a record counts as done from its first mention on, and the next offset never passes one that is not."""
+    spans = [InputSpan(b"k", "t", 10 + n * step, 10 + (n + 1) * step) for n in range(8)]
+    places = InputPlaces({}.get)
+    places.put(b"k", InputPlace.begin("t", 10))
+    for n in order:
+        if not places.is_done(spans[n]):
+            places.finish(spans[n])
+    place = places.get(b"k")
+    assert place is not None
+    assert [places.is_done(span) for span in spans] == [n in order for n in range(8)]
+    first_open = next((n for n in range(8) if n not in order), 8)
+    assert place.next_offset == spans[first_open].first if first_open < 8 else spans[-1].end
+    assert not place.is_done(spans[0]._replace(topic_id="another"))
+    with pytest.raises(NotReadable):
+        decode_place(b"nonsense")

@@ -1,0 +1,176 @@
+"""Sagas: commands for the events of an engine, each exactly once, whatever becomes of commits, owners and functions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from tests.engine.conftest import EngineNode, EngineSetting
+from tests.engine.models import Deposit, Deposited, Note, Noted, Withdraw, Withdrawn, bank_engine, counter_engine
+
+from headrace.engine import Engine, SagaContext, saga
+from headrace.engine.places import decode_place, saga_key
+from headrace.errors import BadArgument, UnknownCommand
+from headrace.model import StoredEvent
+from headrace.testing.conformance.log_setting import eventually
+from headrace.testing.crashes import SimulatedCrash, crash_at
+
+
+def mirror_of(setting: EngineSetting) -> tuple[Engine[Any], Engine[Any]]:
+    """Return a bank, and another one that a saga pays what the first one is paid."""
+    name = setting.name()
+    bank, mirror = bank_engine(name), bank_engine(f"{name}-mirror", command_topic=f"{name}-mirror-commands")
+
+    @saga(of=bank)
+    async def mirrored(event: Deposited, context: SagaContext) -> None:
+        await asyncio.sleep(0)
+        context.send(mirror, f"to-{context.aggregate}", Deposit(event.amount))
+
+    return bank, mirror
+
+
+async def until_through(node: EngineNode, name: str = "mirrored") -> None:
+    """Wait until a saga has seen all events."""
+    end = (await node.log.bounds(node.partition.changelogs[0]._replace(topic=node.engine.journal_topic))).end
+
+    async def is_through() -> bool:
+        place = decode_place(node.partition._replica.reserved(saga_key(name)))
+        records = [each async for each in _events(node, end)]
+        return place is not None and (not records or place.next_offset > records[-1].offset)
+
+    await eventually(is_through, every_s=0.01, what="the end of the journal")
+
+
+async def _events(node: EngineNode, end: int) -> Any:
+    at = node.partition.changelogs[0]._replace(topic=node.engine.journal_topic)
+    async for batch in node.log.read(at, 0, end):
+        for record in batch.records:
+            yield record
+
+
+async def sent_of(setting: EngineSetting, mirror: Engine[Any]) -> list[tuple[str, Any]]:
+    records = await setting.records(str(mirror.command_topic))
+    return [((each.key or b"").decode(), msgspec.json.decode(each.value or b"")) for each in records]
+
+
+async def test_each_event_leads_to_its_command_once_with_an_id_made_of_the_event(setting: EngineSetting) -> None:
+    """N39: only events of the annotation count; the commands lie in the command topic of their engine."""
+    bank, mirror = mirror_of(setting)
+    node = await setting.owner(bank)
+    await node.send("a", Deposit(1))
+    await node.send("a", Withdraw(1))
+    await node.send("b", Deposit(2))
+    await until_through(node)
+    assert await sent_of(setting, mirror) == [("to-a", {"amount": 1}), ("to-b", {"amount": 2})]
+    ids = [
+        dict(each.headers)["headrace.command-id"] or b"" for each in await setting.records(str(mirror.command_topic))
+    ]
+    assert [each.startswith(b"mirrored/") and each.endswith(b"/1/1") for each in ids] == [True, True]
+    assert len(set(ids)) == 2
+
+
+@pytest.mark.parametrize("where", ["engine.before-commit", "engine.after-commit"])
+async def test_an_owner_that_crashes_around_the_commit_of_a_saga_sends_each_command_once(
+    setting: EngineSetting, where: str
+) -> None:
+    """N39: the commands and the saga's place are one transaction, at each crash point of it."""
+    bank, mirror = mirror_of(setting)
+    node = await setting.owner(bank)
+    await until_begun(node)
+    with crash_at(where, nth=2):  # the first commit is the command's own
+        await node.send("a", Deposit(1))
+        running = node.partition._running
+        assert running is not None
+        with pytest.raises(SimulatedCrash):
+            await asyncio.wait_for(asyncio.shield(running), 20)
+    node = await setting.fails_over(node, "n2")
+    await node.send("a", Deposit(2))
+    await until_through(node)
+    assert await sent_of(setting, mirror) == [("to-a", {"amount": 1}), ("to-a", {"amount": 2})]
+
+
+async def until_begun(node: EngineNode) -> None:
+    async def is_begun() -> bool:
+        return node.partition._replica.reserved(saga_key("mirrored")) is not None
+
+    await eventually(is_begun, every_s=0.005, what="the saga's first place")
+
+
+async def test_the_command_of_an_event_arrives_at_its_aggregate(setting: EngineSetting) -> None:
+    """N39: another engine takes it from its topic and does it, and remembers the event's id."""
+    bank, mirror = mirror_of(setting)
+    node, other = await setting.owner(bank), await setting.owner(mirror, "n2")
+    await node.send("a", Deposit(3))
+
+    async def has_arrived() -> bool:
+        return await other.record("to-a") is not None
+
+    await eventually(has_arrived, every_s=0.01, what="the command")
+    record = await other.record("to-a")
+    assert record is not None
+    assert (record.version, [each.id.startswith("mirrored/") for each in record.ids]) == (1, [True])
+
+
+async def test_a_saga_that_fails_is_tried_again_or_sets_the_event_aside(setting: EngineSetting) -> None:
+    """N39: its partition of the journal waits for it; with dead letters it goes on after three attempts."""
+    name = setting.name()
+    bank = bank_engine(name, command_topic=f"{name}-commands")
+    attempts: list[str] = []
+
+    @saga(of=bank)
+    def patient(event: Noted, context: SagaContext) -> None:
+        attempts.append(f"patient {event.text}")
+        if len(attempts) < 2:
+            raise ValueError("not yet")
+        context.send(bank, "patient", Deposit(1))
+
+    @saga(of=bank, on_error="dead-letter")
+    def hasty(event: Withdrawn | Deposited, context: SagaContext) -> None:
+        if isinstance(event, Withdrawn):
+            attempts.append("hasty")
+            raise KeyError("never")
+        if context.aggregate == "a":
+            context.send(bank, "hasty", Deposit(event.amount))
+
+    node = await setting.owner(bank)
+    await node.send("a", Note("n"))
+    await node.send("a", Deposit(5))
+    await node.send("a", Withdraw(2))
+    await node.send("a", Deposit(6))
+
+    async def all_arrived() -> bool:
+        records = [await node.record("patient"), await node.record("hasty")]
+        return [record.version for record in records if record is not None] == [1, 2]
+
+    await eventually(all_arrived, every_s=0.01, what="the commands of both sagas")
+    assert attempts.count("hasty") == 3
+    assert attempts.count("patient n") == 2
+    (letter,) = await setting.records(f"{name}.hasty.dead-letters")
+    assert b"never" in (dict(letter.headers)["headrace.error"] or b"")
+
+
+def test_a_saga_that_can_not_be_is_refused_when_it_is_declared() -> None:
+    """N39: without a journal, with a name twice, with other parameters, or to an engine without a command topic."""
+    bank, counter = bank_engine("bank"), counter_engine("counter")
+
+    def fine(event: Deposited, context: SagaContext) -> None:
+        context.send(bank, "a", Deposit(1))
+
+    saga(of=bank)(fine)
+    with pytest.raises(BadArgument, match="has a saga of this name"):
+        saga(of=bank)(fine)
+    with pytest.raises(BadArgument, match="no journal"):
+        saga(of=counter)(fine)
+    with pytest.raises(BadArgument, match="an event and a SagaContext"):
+        saga(of=bank)(lambda event: None)
+    with pytest.raises(BadArgument, match="on_error"):
+        saga(of=bank, name="other", on_error="ignore")(fine)  # type: ignore[arg-type]
+    event = StoredEvent(1, None, (), partition=0, offset=0, timestamp_ms=0)
+    context = SagaContext("s", "t", "a", event)
+    with pytest.raises(UnknownCommand):
+        context.send(bank, "a", Deposited(1))
+    context.send(bank, "a", Deposit(1))
+    with pytest.raises(BadArgument, match="command_topic"):
+        context.records()
