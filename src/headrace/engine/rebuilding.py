@@ -6,7 +6,8 @@ from before the rebuild are known to be older than it.
 
 What becomes of command ids: those in a record that can be read stay, and so do those of Appends in the log that are
 younger than the engine remembers ids; of the latter the reply is not known. Every other id is forgotten as of the
-rebuild: a retry that was first sent before it is refused with CommandTooLate, and never done twice.
+rebuild: a retry that was first sent before it is refused with CommandTooLate, and never done twice. Timers stay where
+the record can be read; a journal does not have them, so with a lost state topic they are gone.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def rebuilt_record(
     """
     ids = {each.id: each for each in in_journal} | {each.id: each for each in (known.ids if known is not None else ())}
     ordered = tuple(sorted(ids.values(), key=lambda each: each.batch))
-    return pruned(AggregateRecord(1, fold.version, state, ordered, forgotten), limits, now_ms)
+    timers = known.timers if known is not None else ()  # a journal does not have them
+    return pruned(AggregateRecord(1, fold.version, state, ordered, forgotten, timers), limits, now_ms)
 
 
 async def command_ids_of(
