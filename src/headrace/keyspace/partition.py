@@ -245,9 +245,11 @@ class KeyspacePartition:
             else:
                 await self._gate(tenure, deadline_s)
                 answer = await self._read(unit, operation)
-            with contextlib.suppress(StateConflict):
+            try:
                 await self._commit(unit, tenure, deadline_s)  # what was found due becomes a tombstone
-                return answer
+            except StateConflict:
+                continue
+            return answer
 
     async def _call(self, request: PartitionRequest, call: Call, tenure: int, deadline_s: float) -> bytes:
         async def commit(unit: UnitOfWork) -> None:
@@ -281,8 +283,11 @@ class KeyspacePartition:
     async def _gate(self, tenure: int, deadline_s: float) -> None:
         """Wait until this node may answer without a commit. Raises NotPartitionOwner, TimedOut."""
         self._expect_same(tenure)
+        owner = self._expect_owner()
+        if owner.may_serve():
+            return
         left_s = deadline_s - asyncio.get_running_loop().time()
-        await self._expect_owner().serve_gate(timeout_s=max(left_s, 0.0))
+        await owner.serve_gate(timeout_s=max(left_s, 0.0))
         self._expect_same(tenure)
 
     async def _settled(self, deadline_s: float) -> None:

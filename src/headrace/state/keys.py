@@ -104,6 +104,11 @@ class OrderedKeys(Generic[K]):
         self._check_parts(key, is_whole=True)
         return _plain(typing.cast("tuple[Any, ...]", key)[0])
 
+    def encode_routed(self, key: K) -> tuple[bytes, bytes]:
+        """Return the bytes that decide the key's partition, and the key's own."""
+        data = self.encode(key)
+        return (data if self._parts is None else self.routing_bytes(key)), data
+
     def prefix_range(self, prefix: Any) -> tuple[bytes, bytes | None]:  # noqa: ANN401
         """Return the range of all keys with this prefix: the first parts, or a text, or bytes."""
         if self._parts is not None:

@@ -45,7 +45,7 @@ from headrace.state.table import (
     key_of_entry_row,
     reserved_row,
 )
-from headrace.state.values import ValueCodec
+from headrace.state.values import PlainValues, ValueCodec
 
 __all__ = ["StartOver", "StateReplica"]
 
@@ -86,6 +86,8 @@ class StateReplica:
         self.at = TopicPartition(spec.topic, partition)
         self.codec = codec
         self.keys: OrderedKeys[Any] = OrderedKeys(spec.key)
+        self.has_indexes = bool(spec.indexes)
+        self.is_plain = isinstance(codec, PlainValues)
         self._log = log
         self._store = store
         self._clock = clock
@@ -266,7 +268,7 @@ class StateReplica:
 
     async def prepare_commit(self, record: NewRecord) -> None:
         """Fetch what applying a record will need, so that applying it does not wait."""
-        if self.spec.indexes and record.value is not None:
+        if self.has_indexes and record.value is not None:
             await self._prepare_value(record.value)
 
     def apply_committed(self, landed: Sequence[tuple[NewRecord, Position]], *, began: BootMoment) -> None:
@@ -320,10 +322,14 @@ class StateReplica:
             raise StartOver(Opening.TOO_OLD)
 
     def _parse(self, records: Sequence[Record]) -> list[ChangelogRecord]:
-        changes = []
+        changes, header = [], None
         for record in records:
-            self._timestamp_ms = max(self._timestamp_ms, record.timestamp_ms)
-            self.last_batch = parse_batch(batch_header_of(record.headers)) or self.last_batch
+            if record.timestamp_ms > self._timestamp_ms:
+                self._timestamp_ms = record.timestamp_ms
+            named = batch_header_of(record.headers)
+            if named != header:  # records of one batch follow one another
+                header = named
+                self.last_batch = parse_batch(named) or self.last_batch
             change = parse_record(record)
             if change is not None:
                 changes.append(change)
@@ -336,7 +342,7 @@ class StateReplica:
         return changes
 
     async def _prepare(self, changes: Sequence[ChangelogRecord]) -> None:
-        if self.spec.indexes:
+        if self.has_indexes:
             for change in changes:
                 if change.write.value is not None:
                     await self._prepare_value(change.write.value)
@@ -361,7 +367,7 @@ class StateReplica:
             changes,
             self.entry,
             default_ttl_ms=self.spec.ttl_ms,
-            index=self._index if self.spec.indexes else None,
+            index=self._index if self.has_indexes else None,
         )
         keys = self._keys + folded.keys
         reserved, self._reserved = self._reserved, {}

@@ -58,6 +58,8 @@ class StateEntry(NamedTuple):
     def encode(self) -> bytes:
         """Return the entry as the store keeps it."""
         head = _HEAD.pack(self.offset, self.timestamp_ms, self.expires_ms, len(self.index_rows))
+        if not self.index_rows:
+            return head + self.value
         rows = b"".join(len(row).to_bytes(4, "big") + row for row in self.index_rows)
         return head + rows + self.value
 
@@ -65,6 +67,8 @@ class StateEntry(NamedTuple):
 def decode_entry(data: bytes) -> StateEntry:
     """Return an entry that the store kept."""
     offset, timestamp_ms, expires_ms, count = _HEAD.unpack_from(data)
+    if not count:
+        return StateEntry(data[_HEAD.size :], offset, timestamp_ms, expires_ms)
     at, rows = _HEAD.size, []
     for _ in range(count):
         end = at + 4 + int.from_bytes(data[at : at + 4], "big")
@@ -163,12 +167,19 @@ def _entry_of(record: ChangelogRecord, default_ttl_ms: int | None, index: Indexe
 
 def _row_changes(key: bytes, previous: StateEntry | None, entry: StateEntry | None) -> list[StoreWrite]:
     """Return the writes that replace a key's rows: old ones out, new ones in."""
+    stored: StoreWrite = (entry_row(key), entry.encode() if entry is not None else None)
+    if not _has_derived(previous) and not _has_derived(entry):
+        return [stored]
     gone = set(_derived(key, previous)) if previous is not None else set()
     new = dict.fromkeys(_derived(key, entry), key) if entry is not None else {}
     writes: list[StoreWrite] = [(row, None) for row in gone - new.keys()]
     writes += [(row, value) for row, value in new.items() if row not in gone]
-    writes.append((entry_row(key), entry.encode() if entry is not None else None))
-    return writes
+    return [*writes, stored]
+
+
+def _has_derived(entry: StateEntry | None) -> bool:
+    """Return True if other rows than the entry's own stand for a key."""
+    return entry is not None and (entry.expires_ms != NEVER or bool(entry.index_rows))
 
 
 def _derived(key: bytes, entry: StateEntry) -> list[bytes]:
