@@ -31,7 +31,7 @@ class EngineRoutes:
 
     def routes(self) -> list[GatewayRoute]:
         """Return the routes."""
-        route = partial(GatewayRoute, group=_GROUP)
+        route = partial(GatewayRoute, group=_GROUP, needs_owners=lambda _: True)
         return [
             route(
                 "GET",
@@ -39,6 +39,7 @@ class EngineRoutes:
                 self.listing,
                 "List the engines that the caller may read, with their commands.",
                 answer=RouteAnswer("The engines.", content={JSON: {"type": "object", "required": ["engines"]}}),
+                needs_owners=None,
             ),
             route(
                 "GET",

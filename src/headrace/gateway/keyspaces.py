@@ -59,7 +59,7 @@ class KeyspaceRoutes:
 
     def routes(self) -> list[GatewayRoute]:
         """Return the routes."""
-        route = partial(GatewayRoute, group=_GROUP)
+        route = partial(GatewayRoute, group=_GROUP, needs_owners=_always)
         read, write, command = (Needs(each, "keyspace", "{keyspace}") for each in ("read", "write", "command"))
         limits = {"type": "integer", "minimum": 1, "maximum": self._page_limit}
         limit = RouteParameter("limit", f"Most pairs; {_LIMIT} if absent.", limits)
@@ -71,6 +71,7 @@ class KeyspaceRoutes:
                 self.listing,
                 "List the keyspaces that the caller may read, with their states and messages.",
                 answer=RouteAnswer("The keyspaces.", content=_ANY),
+                needs_owners=None,
             ),
             route(
                 "GET",
@@ -80,6 +81,7 @@ class KeyspaceRoutes:
                 answer=value,
                 needs=read,
                 parameters=(_STALENESS, RouteParameter("If-None-Match", "The version you have.", place="header")),
+                needs_owners=_wants_owner,
             ),
             route(
                 "PUT",
@@ -306,6 +308,15 @@ class KeyspaceRoutes:
                 raise PreconditionFailed(repr(key))
             return version
         return _version_of(match)
+
+
+def _always(request: GatewayRequest) -> bool:
+    return True
+
+
+def _wants_owner(request: GatewayRequest) -> bool:
+    """Return True unless a copy may answer, which needs no owner."""
+    return "max_staleness_s" not in request.query
 
 
 def _forms_of(served: ServedKeyspace, registry: Registry) -> _Forms:
