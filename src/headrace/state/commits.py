@@ -161,6 +161,19 @@ class CommitQueue:
         self.check_readable(replica)
         return replica.entry(key)
 
+    def write_at_once(self, replica: StateReplica, key: bytes, write: StateWrite) -> asyncio.Future[None] | None:
+        """Put a write that depends on nothing into the next transaction; returns what is done when it is committed.
+
+        None if it has to wait: `submit` does that. Raises StateOffline, StateReadOnly, RecordTooLarge.
+        """
+        self.check_readable(replica)
+        self.check_writable(replica)
+        claims = ((replica, key),)
+        if replica.spec.unique or self._claims.are_awaited(claims):
+            return None
+        record = new_record(replica.at, key, write, timestamp_ms=self._stamp_of(replica))
+        return self._hand_in(_Submitted([(replica, record)], (), claims, _checked_size(replica, record))).done
+
     async def submit(self, unit: UnitOfWork) -> None:
         """Commit a unit of work; returns when it is committed, applied and published."""
         self._check_usable(unit)
@@ -194,8 +207,10 @@ class CommitQueue:
     def _enqueue(self, unit: UnitOfWork, claims: Collection[object]) -> _Submitted:
         """Put a unit into the next transaction that has room for it."""
         records, size_bytes = self._records_of(unit)
-        submitted = _Submitted(records, unit.others, claims, size_bytes + sum(map(size_of, unit.others)))
-        self._claims.take(claims, submitted)
+        return self._hand_in(_Submitted(records, unit.others, claims, size_bytes + sum(map(size_of, unit.others))))
+
+    def _hand_in(self, submitted: _Submitted) -> _Submitted:
+        self._claims.take(submitted.claims, submitted)
         self._waiting.append(submitted)
         if self._running is None:
             self._running = asyncio.create_task(self._run(), name="headrace-state-commits")
@@ -218,13 +233,17 @@ class CommitQueue:
         """Return the records, stamped no earlier than anything in their partition, and their size."""
         records, all_bytes = [], 0
         for replica, writes in unit.writes.items():
-            stamp_ms = max(replica.now_ms, self._stamps.get(replica, 0))
-            self._stamps[replica] = stamp_ms
+            stamp_ms = self._stamp_of(replica)
             for key, write in writes.items():
                 record = new_record(replica.at, key, write, timestamp_ms=stamp_ms)
                 all_bytes += _checked_size(replica, record)
                 records.append((replica, record))
         return records, all_bytes
+
+    def _stamp_of(self, replica: StateReplica) -> int:
+        """Return the time for the next record: no earlier than anything in its partition."""
+        stamp_ms = self._stamps[replica] = max(replica.now_ms, self._stamps.get(replica, 0))
+        return stamp_ms
 
     async def _run(self) -> None:
         try:

@@ -34,6 +34,7 @@ from headrace.state.progress import ChangelogProgress, Opening, decide_opening, 
 from headrace.state.subscriptions import ChangeFeed, FeedSource, RawChange
 from headrace.state.table import (
     FoldedChange,
+    FoldedChanges,
     IndexRow,
     StateEntry,
     data_range,
@@ -41,6 +42,7 @@ from headrace.state.table import (
     due_range,
     entry_row,
     fold_changes,
+    fold_rows,
     key_of_due_row,
     key_of_entry_row,
     reserved_row,
@@ -363,12 +365,7 @@ class StateReplica:
             return []
 
     def _apply(self, changes: Sequence[ChangelogRecord], progress: ChangelogProgress, *, is_seamless: bool) -> None:
-        folded = fold_changes(
-            changes,
-            self.entry,
-            default_ttl_ms=self.spec.ttl_ms,
-            index=self._index if self.has_indexes else None,
-        )
+        folded = self._fold(changes)
         keys = self._keys + folded.keys
         reserved, self._reserved = self._reserved, {}
         writes = [*folded.writes, *((reserved_row(key), value) for key, value in reserved.items())]
@@ -377,6 +374,13 @@ class StateReplica:
         self._keys, self._stored_since = keys, progress.since
         metrics.APPLIED.labels(self.spec.topic).inc(len(changes))
         self._move(progress, folded.changes, is_seamless=is_seamless)
+
+    def _fold(self, changes: Sequence[ChangelogRecord]) -> FoldedChanges:
+        default_ttl_ms = self.spec.ttl_ms
+        if self.feed.is_idle and not self.has_indexes:
+            return fold_rows(changes, self._store.get, default_ttl_ms=default_ttl_ms)
+        index = self._index if self.has_indexes else None
+        return fold_changes(changes, self.entry, default_ttl_ms=default_ttl_ms, index=index)
 
     def _keep_checkpoint_young(self, now: BootMoment) -> None:
         """Store the checkpoint now and then while nothing changes, or a quiet state would be rebuilt at a restart."""

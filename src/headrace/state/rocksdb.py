@@ -74,7 +74,8 @@ class RocksDbStore:
         """Return the value of a key."""
         # Without the context manager that the other calls use: it costs more than the read itself.
         try:
-            value: bytes | None = self._opened().get(key)
+            db = self._db if self._db is not None else self._opened()
+            value: bytes | None = db.get(key)
         except HeadraceError:
             raise
         except Exception as error:

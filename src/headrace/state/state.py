@@ -103,7 +103,9 @@ class State(Generic[K, V]):
             if entry is None:
                 return None
             if entry.expires_ms == NEVER:
-                return await self._decode(entry.value)
+                codec = self._replica.codec
+                found: V = codec.decode(entry.value) if self._replica.is_plain else await self._decode(entry.value)
+                return found
 
         async def read(unit: UnitOfWork) -> bytes | None:
             return unit.get(self._replica, data)
@@ -309,7 +311,12 @@ class State(Generic[K, V]):
         if self._unit is not None:
             self._unit.write(self._replica, data, write)
             return
-        unit, place = UnitOfWork(self._queue), (self._replica, data)
+        place = (self._replica, data)
+        done = None if self._locks.is_held(place) else self._queue.write_at_once(self._replica, data, write)
+        if done is not None:
+            await done
+            return
+        unit = UnitOfWork(self._queue)
         unit.write(self._replica, data, write)
         if self._locks.is_held(place):
             async with self._locks.hold(place):

@@ -80,6 +80,11 @@ class ChangeFeed:
         return self._is_held
 
     @property
+    def is_idle(self) -> bool:
+        """True while no changes are kept: the next ones are not, either, because some before them are not known."""
+        return self._floor is None
+
+    @property
     def last_offset(self) -> int | None:
         """The end of what was published, as the last offset; None while the copy is not whole."""
         return None if self._published is None else self._published - 1
