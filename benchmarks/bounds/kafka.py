@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -121,8 +121,13 @@ class RawConsumer:
             for partition in partitions
         }
 
-    def consume(self, topic: str, ranges: dict[int, tuple[int, int]]) -> int:
-        """Read each partition from its start up to, not including, its end; returns how many records there were."""
+    def consume(
+        self, topic: str, ranges: dict[int, tuple[int, int]], *, take: Callable[[Message], object] | None = None
+    ) -> int:
+        """Read each partition from its start up to, not including, its end; returns how many records there were.
+
+        `take` gets each message, for a bound that looks at them.
+        """
         left = {partition: end for partition, (start, end) in ranges.items() if start < end}
         self._consumer.assign([TopicPartition(topic, partition, ranges[partition][0]) for partition in left])
         deadline = time.monotonic() + TIMEOUT_S
@@ -130,7 +135,7 @@ class RawConsumer:
         while left:
             if time.monotonic() > deadline:
                 raise BenchFailed(f"partitions {sorted(left)} of {topic} were not read within {TIMEOUT_S:g} s")
-            count += self._take(left)
+            count += self._take(left, take)
         self._consumer.unassign()
         return count
 
@@ -138,7 +143,7 @@ class RawConsumer:
         """Close the connection."""
         self._consumer.close()
 
-    def _take(self, left: dict[int, int]) -> int:
+    def _take(self, left: dict[int, int], take: Callable[[Message], object] | None) -> int:
         count = 0
         for message in self._messages():
             is_record = _is_record(message)
@@ -146,6 +151,8 @@ class RawConsumer:
             if end is None:
                 continue
             count += is_record and message.offset() < end
+            if is_record and take is not None:
+                take(message)
             # What ends a partition is a record, or its end itself where a transaction's marker is the last.
             if message.offset() >= end - is_record:
                 del left[message.partition()]
