@@ -103,8 +103,9 @@ class State(Generic[K, V]):
             if entry is None:
                 return None
             if entry.expires_ms == NEVER:
-                codec = self._replica.codec
-                found: V = codec.decode(entry.value) if self._replica.is_plain else await self._decode(entry.value)
+                if not self._replica.is_plain:
+                    return await self._decode(entry.value)
+                found: V = self._replica.codec.decode(entry.value)
                 return found
 
         async def read(unit: UnitOfWork) -> bytes | None:
