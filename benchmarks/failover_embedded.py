@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from benchmarks.harness import Bench, Contest, Stage
-from benchmarks.workloads.failovers import MEASURES, failovers
+from benchmarks.harness import Contest, Stage
+from benchmarks.workloads.failovers import failover_bench, failovers
+
+NAME = "failover-embedded"
 
 
 @asynccontextmanager
 async def setup(stage: Stage) -> AsyncIterator[Contest]:
-    async with failovers(stage, log=f"embedded:{stage.folder / 'log'}") as contest:
+    async with failovers(NAME, stage, log=f"embedded:{stage.folder / 'log'}") as contest:
         yield contest
 
 
-BENCH = Bench(
-    name="failover-embedded",
-    work="kill -9 and SIGSTOP of a partition's owner under reads and asks with ids: the longest time without a success",
-    measures=MEASURES,
-    setup=setup,
-)
+BENCH = failover_bench(NAME, setup)

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from benchmarks.harness import Bench, Contest, Stage
-from benchmarks.workloads.failovers import MEASURES, failovers
+from benchmarks.harness import Contest, Stage
+from benchmarks.workloads.failovers import failover_bench, failovers
 from benchmarks.workloads.servers import server
+
+NAME = "failover-zookeeper"
 
 
 @asynccontextmanager
 async def setup(stage: Stage) -> AsyncIterator[Contest]:
     with server("kafka", stage) as kafka, server("zookeeper", stage) as zookeeper:
-        async with failovers(stage, log=kafka.url, coordinator=f"zookeeper://{zookeeper.address}") as contest:
+        async with failovers(NAME, stage, log=kafka.url, coordinator=f"zookeeper://{zookeeper.address}") as contest:
             yield contest
 
 
-BENCH = Bench(
-    name="failover-zookeeper",
-    work="kill -9 and SIGSTOP of a partition's owner under reads and asks with ids: the longest time without a success",
-    measures=MEASURES,
-    setup=setup,
-)
+BENCH = failover_bench(NAME, setup)

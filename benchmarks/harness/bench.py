@@ -57,11 +57,17 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The setting of a bench: a folder on a real disk, the scale of the work, and a function for progress lines."""
+    """The setting of a bench: a folder on a real disk, the scale of the work, and a function for progress lines.
+
+    `repeats` is how often a bench of single happenings, such as fail-overs, lets each happen. `plots` is the folder for
+    plots of its own; None if results are not stored.
+    """
 
     folder: Path
     scale: float
     tell: Tell
+    repeats: int = 100
+    plots: Path | None = None
 
     def count(self, full: int, *, least: int = 1) -> int:
         """Return `full` scaled, but never below `least`."""
@@ -78,9 +84,13 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One bench. `setup` prepares everything that is not measured, and cleans up afterwards."""
+    """One bench. `setup` prepares everything that is not measured, and cleans up afterwards.
+
+    One that `is_one_round` repeats what it measures by itself: it has no warm-up, and no rounds to take a median of.
+    """
 
     name: str
     work: str
     measures: tuple[Measure, ...]
     setup: Callable[[Stage], AbstractAsyncContextManager[Contest]]
+    is_one_round: bool = False

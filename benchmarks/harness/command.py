@@ -16,7 +16,7 @@ from benchmarks.harness.figures import BenchFailed, Figure, line_of
 from benchmarks.harness.machine import this_run
 from benchmarks.harness.options import Options, parse
 from benchmarks.harness.progress import Progress
-from benchmarks.harness.report import store
+from benchmarks.harness.report import PLOTS, store
 from benchmarks.harness.rounds import play
 
 __all__ = ["main"]
@@ -77,7 +77,9 @@ def _measure(name: str, options: Options, progress: Progress, package: str) -> l
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=options.scratch))
     try:
         with progress.bench(name) as tell:
-            return asyncio.run(_play(name, package, Stage(folder, options.scale, tell), options))
+            plots = options.stored_in / PLOTS if options.stored_in is not None else None
+            stage = Stage(folder, options.scale, tell, options.repeats, plots)
+            return asyncio.run(_play(name, package, stage, options))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -20,6 +20,7 @@ class Options:
     lists: bool
     rounds: int
     scale: float
+    repeats: int
     timeout_s: float
     scratch: Path
     results: Path | None
@@ -38,6 +39,7 @@ def parse(arguments: Sequence[str]) -> Options:
     add("--list", action="store_true", dest="lists", help="list the benches and stop")
     add("--rounds", type=_count, default=5, metavar="N", help="rounds to take the median of (default: 5)")
     add("--scale", type=_positive, default=1.0, metavar="X", help="size of the work; 0.1 is a tenth (default: 1)")
+    add("--repeats", type=_count, default=100, metavar="N", help="fail-overs of each kind (default: 100)")
     add("--timeout-s", type=_positive, default=1800.0, metavar="S", help="give up on a bench after S (default: 1800)")
     add("--scratch", type=Path, default=HOME.parent / "build" / "benchmarks", help="folder for data, on a real disk")
     add("--results", type=Path, metavar="DIR", help="folder for the results (default: benchmarks/, at scale 1 only)")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +13,9 @@ from benchmarks.harness.figures import Figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot"]
+__all__ = ["histogram", "plot", "rank_of"]
 
+KINDS = ("#2a6f97", "#c0392b", "#7f8c8d")
 COLOURS = {True: "#2a7f62", False: "#c0392b", None: "#7f8c8d"}
 
 
@@ -21,6 +24,35 @@ def plot(figures: Iterable[Figure], path: Path) -> bool:
     rated = [(figure, figure.ratio) for figure in figures if figure.ratio is not None]
     if not rated:
         return False
+    with _drawing(path, height=1.2 + 0.4 * len(rated)) as axes:
+        _draw(axes, rated)
+    return True
+
+
+def histogram(samples: Mapping[str, Sequence[float]], path: Path, *, title: str, unit: str, limit: float) -> None:
+    """Draw how samples of several kinds are spread, each with its median and its 99th percentile, and a limit."""
+    with _drawing(path, height=4.5) as axes:
+        most = max(limit, *(max(each) for each in samples.values()))
+        for colour, (name, each) in zip(KINDS, sorted(samples.items()), strict=False):
+            ordered = sorted(each)
+            p50, p99 = (ordered[rank_of(len(ordered), share)] for share in (0.5, 0.99))
+            label = f"{name}: p50 {p50:.0f}, p99 {p99:.0f}, worst {ordered[-1]:.0f} {unit}, {len(ordered)} times"
+            axes.hist(ordered, bins=40, range=(0, most), color=colour, alpha=0.6, label=label)
+            axes.axvline(p99, color=colour, linestyle="--", linewidth=1)
+        axes.axvline(limit, color="black", linewidth=2)
+        axes.set_title(title)
+        axes.set_xlabel(f"{unit} (dashed: the 99th percentile, black: the limit of that)")
+        axes.legend()
+
+
+def rank_of(count: int, share: float) -> int:
+    """Return the index of the smallest of `count` ordered samples that so large a share of them does not exceed."""
+    return min(count - 1, max(0, math.ceil(count * share) - 1))
+
+
+@contextmanager
+def _drawing(path: Path, *, height: float) -> Iterator[Axes]:
+    """Draw a plot in the block, and write it to a file."""
     # Chosen before pyplot can look for a display; the salt keeps equal plots equal files.
     import matplotlib
 
@@ -28,14 +60,13 @@ def plot(figures: Iterable[Figure], path: Path) -> bool:
     matplotlib.rcParams["svg.hashsalt"] = "headrace"
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.4 * len(rated)), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(9, height), layout="constrained")
     try:
-        _draw(axes, rated)
+        yield axes
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
     finally:
         pyplot.close(figure)
-    return True
 
 
 def _draw(axes: Axes, rated: list[tuple[Figure, float]]) -> None:

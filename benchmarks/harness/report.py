@@ -11,7 +11,10 @@ from benchmarks.harness.plots import plot
 from benchmarks.harness.results import Result, load_results, merge, save_results
 from benchmarks.harness.table import render
 
-__all__ = ["store"]
+__all__ = ["PLOTS", "store"]
+
+PLOTS = "plots"
+RATIOS = "ratios.svg"
 
 
 def store(figures: Sequence[Figure], folder: Path | None, run: Run) -> None:
@@ -21,5 +24,6 @@ def store(figures: Sequence[Figure], folder: Path | None, run: Run) -> None:
     here = environment()
     results = merge(load_results(folder), [Result(figure, run, here) for figure in figures])
     save_results(folder, results)
-    (folder / "RESULTS.md").write_text(render(results))
-    plot([result.figure for result in results], folder / "plots" / "ratios.svg")
+    plot([result.figure for result in results], folder / PLOTS / RATIOS)
+    own = sorted(path.name for path in (folder / PLOTS).glob("*.svg") if path.name != RATIOS)
+    (folder / "RESULTS.md").write_text(render(results, plots=own))

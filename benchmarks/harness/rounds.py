@@ -14,10 +14,11 @@ async def play(bench: Bench, stage: Stage, *, rounds: int) -> list[Figure]:
     """Run the bench and return its figures."""
     tell = stage.tell
     tell("setting up")
+    first, rounds = (1, 1) if bench.is_one_round else (0, rounds)
     work: list[Readings] = []
     bound: list[Readings] = []
     async with bench.setup(stage) as contest:
-        for nr in range(rounds + 1):
+        for nr in range(first, rounds + 1):
             step = f"round {nr} of {rounds}" if nr else "warm-up"
             seen = await _take(contest.work, f"{step}: work", tell)
             limit = await _take(contest.bound, f"{step}: bound", tell) if contest.bound else {}

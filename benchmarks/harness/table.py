@@ -34,13 +34,14 @@ COLUMNS = (
 VERDICTS = {True: "yes", False: "**no**", None: ""}
 
 
-def render(results: Iterable[Result]) -> str:
-    """Return the whole file."""
+def render(results: Iterable[Result], *, plots: Sequence[str] = ()) -> str:
+    """Return the whole file; `plots` are those that benches have drawn themselves."""
     ordered = sorted(results, key=lambda result: (repr(result.environment), result.figure.bench))
     groups = groupby(ordered, key=lambda result: result.environment)
     has_plot = any(result.figure.ratio is not None for result in ordered)
     sections = [_section(environment, list(members)) for environment, members in groups]
-    return "".join([HEAD, PLOT if has_plot else "", *sections])
+    own = [f"\n![{name.removesuffix('.svg')}](plots/{name})\n" for name in plots]
+    return "".join([HEAD, PLOT if has_plot else "", *own, *sections])
 
 
 def _section(environment: Environment, results: Sequence[Result]) -> str:

@@ -6,11 +6,12 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
-from typing import Literal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from typing import Literal, TypeAlias
 
-from benchmarks.harness import Contest, Measure, Readings, Stage, at_least, at_most
+from benchmarks.harness import Bench, Contest, Measure, Readings, Stage, at_least, at_most
+from benchmarks.harness.plots import histogram, rank_of
 from benchmarks.workloads.keyspaces import Add, BenchCounters, BenchPlace
 from headrace.app import Headrace, RunningNode
 from headrace.errors import HeadraceError
@@ -18,10 +19,8 @@ from headrace.keyspace import KeyspaceClient
 from headrace.model import NewRecord, TopicConfig
 from headrace.testing.processes import ChildProcess, running_function
 
-__all__ = ["MEASURES", "failovers"]
+__all__ = ["failover_bench", "failovers"]
 
-FAILOVERS = 10
-"""Of each kind in a round; a published figure has ten times as many (`--scale 10 --rounds 1`)."""
 PROMISED_MS = 2000.0
 AGAINST = "the 2 s within which 99 of 100 fail-overs are promised to end"
 GROUP = "bench-counters"
@@ -29,15 +28,25 @@ _SERVE = "benchmarks.workloads.keyspaces:serve_counters"
 _BUCKET_MS = 250
 _CALLERS = 4
 
+Setup: TypeAlias = Callable[[Stage], AbstractAsyncContextManager[Contest]]
 Harm = Literal["kill", "freeze"]
+HARMS: tuple[Harm, ...] = ("kill", "freeze")
 
 MEASURES = (
     Measure("kill_p50_ms", unit="ms", against=AGAINST, target=at_most(1)),
-    Measure("kill_worst_ms", unit="ms", against=AGAINST, target=at_most(1)),
+    Measure("kill_p99_ms", unit="ms", against=AGAINST, target=at_most(1)),
+    Measure("kill_worst_ms", unit="ms", against=AGAINST),
     Measure("freeze_p50_ms", unit="ms", against=AGAINST, target=at_most(1)),
-    Measure("freeze_worst_ms", unit="ms", against=AGAINST, target=at_most(1)),
+    Measure("freeze_p99_ms", unit="ms", against=AGAINST, target=at_most(1)),
+    Measure("freeze_worst_ms", unit="ms", against=AGAINST),
     Measure("answered_calls", unit="of all", against="all of them", target=at_least(1)),
 )
+
+
+def spread(ordered: Sequence[float]) -> dict[str, float]:
+    """Return median, 99th percentile and worst of samples that are in order."""
+    ranks = {"p50": rank_of(len(ordered), 0.5), "p99": rank_of(len(ordered), 0.99), "worst": -1}
+    return {name: ordered[rank] for name, rank in ranks.items()}
 
 
 class CallsUnderWay:
@@ -92,7 +101,8 @@ class CallsUnderWay:
 class FailoverContest:
     """Three nodes in processes of their own, and the caller here."""
 
-    def __init__(self, place: BenchPlace, hr: Headrace, node: RunningNode, stage: Stage) -> None:
+    def __init__(self, name: str, place: BenchPlace, hr: Headrace, node: RunningNode, stage: Stage) -> None:
+        self._name = name
         self._place = place
         self._hr = hr
         self._node = node
@@ -114,20 +124,24 @@ class FailoverContest:
 
     async def work(self) -> Readings:
         """Harm the owner again and again."""
-        count = self._stage.count(FAILOVERS)
+        count = self._stage.count(self._stage.repeats)
         self._calls = self._failed = 0
-        killed, frozen = await self._gaps("kill", count), await self._gaps("freeze", count)
-        return {
-            "kill_p50_ms": killed[len(killed) // 2],
-            "kill_worst_ms": killed[-1],
-            "freeze_p50_ms": frozen[len(frozen) // 2],
-            "freeze_worst_ms": frozen[-1],
-            "answered_calls": self._calls / (self._calls + self._failed),
-        }
+        gaps = {harm: await self._gaps(harm, count) for harm in HARMS}
+        self._draw(gaps)
+        readings = {f"{harm}_{name}_ms": value for harm, each in gaps.items() for name, value in spread(each).items()}
+        return {**readings, "answered_calls": self._calls / (self._calls + self._failed)}
 
     async def bound(self) -> Readings:
         """Return what is promised."""
         return {each.metric: PROMISED_MS if each.unit == "ms" else 1.0 for each in MEASURES}
+
+    def _draw(self, gaps: Mapping[Harm, Sequence[float]]) -> None:
+        if self._stage.plots is not None:
+            failed = f"{self._failed} of {self._calls + self._failed} calls failed"
+            title = f"{self._name}: time without a success when an owner is killed or frozen; {failed}"
+            samples = {str(harm): each for harm, each in gaps.items()}
+            path = self._stage.plots / f"{self._name}.svg"
+            histogram(samples, path, title=title, unit="ms", limit=PROMISED_MS)
 
     async def _gaps(self, harm: Harm, count: int) -> Sequence[float]:
         """Return the times without a success, the shortest first."""
@@ -203,13 +217,24 @@ class FailoverContest:
 
 
 @asynccontextmanager
-async def failovers(stage: Stage, *, log: str, coordinator: str = "") -> AsyncIterator[Contest]:
-    """Set the contest up."""
+async def failovers(name: str, stage: Stage, *, log: str, coordinator: str = "") -> AsyncIterator[Contest]:
+    """Set the contest of a bench up."""
     place = BenchPlace(log, coordinator, str(stage.folder / "state"))
     async with place.node("caller") as (hr, node):
-        contest = FailoverContest(place, hr, node, stage)
+        contest = FailoverContest(name, place, hr, node, stage)
         try:
             await contest.open()
             yield Contest(contest.work, contest.bound)
         finally:
             contest.close()
+
+
+def failover_bench(name: str, setup: Setup) -> Bench:
+    """Return a bench of fail-overs; each kind happens `--repeats` times, scaled."""
+    return Bench(
+        name=name,
+        work="kill -9 and SIGSTOP of a partition's owner under reads and asks with ids: the time without a success",
+        measures=MEASURES,
+        setup=setup,
+        is_one_round=True,
+    )

@@ -17,7 +17,17 @@ from headrace.app import Headrace, RunningNode
 from headrace.config import ClusterSettings, HeadraceSettings, KeyspaceSettings, LogSettings
 from headrace.keyspace import Keyspace, State, handles, state
 
-__all__ = ["Add", "BenchCounters", "BenchPlace", "Echo", "Echoes", "NearEchoes", "serve_counters", "serve_echoes"]
+__all__ = [
+    "Add",
+    "BenchCounters",
+    "BenchPlace",
+    "BenchValues",
+    "Echo",
+    "Echoes",
+    "NearEchoes",
+    "serve_counters",
+    "serve_echoes",
+]
 
 
 class BenchPlace(NamedTuple):
@@ -84,6 +94,12 @@ class BenchCounters(Keyspace, partitions=1, replicas=2):
         total = (await self.totals.get(message.id) or 0) + 1
         await self.totals.put(message.id, total)
         return total
+
+
+class BenchValues(Keyspace, partitions=1, replicas=1, store="memory"):
+    """Values of bytes, which callers put and get themselves."""
+
+    values: State[str, bytes] = state()
 
 
 def serve_echoes(log: str, coordinator: str, folder: str, name: str) -> None:

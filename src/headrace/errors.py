@@ -87,6 +87,7 @@
     │   ├── CommandExpired          a command's deadline passed before it was handled
     │   ├── OutcomeUnknown          a command was sent to the log, and nobody can tell whether it was committed
     │   ├── Busy                    as many requests are in flight as may be
+    │   ├── GatewaySuspended        partitions that requests need have no owner
     │   ├── RateExceeded            a caller sends requests faster than it may
     │   └── WorkerFailed
     └── Misconfigured               an operator must act; the message ends with what to run
@@ -173,6 +174,7 @@ __all__ = [
     "FolderUnusable",
     "Forbidden",
     "ForeignCluster",
+    "GatewaySuspended",
     "GatewayUnprotected",
     "HandlerFailed",
     "HeadraceError",
@@ -1325,6 +1327,14 @@ class Busy(Unavailable):
     what: str
     limit: int
     says: ClassVar[str] = "{what} has {limit} requests in flight and takes no more; nothing was done, try again later"
+
+
+@dataclass(eq=False)
+class GatewaySuspended(Unavailable):
+    """Partitions have no owner at the moment, and the gateway is set to refuse what needs them."""
+
+    missing: str
+    says: ClassVar[str] = "nobody owns {missing} at the moment; nothing was done, try again later"
 
 
 @dataclass(eq=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.keyspace.cluster import Processes
+from tests.keyspace.followers import followed_keys
 from tests.keyspace.histories import under_load
 from tests.keyspace.keyspace_process import now_ms
 from tests.keyspace.setting import Place
@@ -42,6 +43,24 @@ class ProcessExam:
                 processes.prepare(owner)
                 processes.children[owner].kill()
                 await load.go_on()
+            await processes.start_again(owner)
+
+    async def test_a_client_of_the_gateway_sees_every_change_while_an_owner_is_killed(
+        self, processes: Processes, size: Size
+    ) -> None:
+        """G13: its socket stays open and shows each change of each key once and in order, or marks where some miss."""
+        caller = processes.caller
+        for _ in range(size(1, 10)):
+            await processes.settled()
+            keys = processes.keys(4)
+            async with followed_keys(caller.headrace, keys) as seen:
+                async with under_load(caller.client, keys):
+                    owner = await processes.owner(0)
+                    processes.prepare(owner)
+                    processes.children[owner].kill()
+                    await seen.go_on()
+                await seen.reach({key: await caller.client.get("totals", key) for key in keys})
+            seen.check()
             await processes.start_again(owner)
 
     async def test_an_owner_that_is_frozen_serves_nothing_when_it_wakes(self, processes: Processes, size: Size) -> None:

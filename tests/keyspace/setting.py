@@ -10,7 +10,14 @@ from typing import NamedTuple
 import headrace
 from headrace.app import Headrace
 from headrace.app.nodes import RunningNode
-from headrace.config import ClusterSettings, HeadraceSettings, KeyspaceSettings, LogSettings
+from headrace.config import (
+    ClusterSettings,
+    GatewaySettings,
+    HeadraceSettings,
+    KeyspaceSettings,
+    LogSettings,
+    StoreSettings,
+)
 from headrace.keyspace import Keyspace, KeyspaceClient
 from headrace.model import partition_of
 
@@ -28,6 +35,8 @@ class Place(NamedTuple):
         """Return the settings of a node."""
         return HeadraceSettings(
             log=LogSettings(address=self.address),
+            store=StoreSettings(address=f"embedded:{self.folder}/store"),
+            gateway=GatewaySettings(listen="127.0.0.1:0"),
             cluster=ClusterSettings(name=self.name, node_id=node_id, **{"session_s": 1.0, **cluster}),  # type: ignore[arg-type]
             keyspace=KeyspaceSettings(state_dir=self.folder, reply_bytes_kept=1000),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,6 +112,24 @@ class FailingWriter:
         if self.writes_before:
             await self.writer.commit(records)
         raise error
+
+
+class SlowWriter:
+    """A writer that counts its commits, and waits in each for as long as it is told to."""
+
+    def __init__(self, writer: Any) -> None:
+        self.writer = writer
+        self.sizes: list[int] = []
+        self.is_committing = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    async def commit(self, records: Sequence[NewRecord]) -> Sequence[Position]:
+        self.sizes.append(len(records))
+        self.is_committing.set()
+        await self.go_on.wait()
+        found: Sequence[Position] = await self.writer.commit(records)
+        return found
 
 
 async def failing(tier: Any, spec: StateSpec[Any, Any]) -> tuple[StatePartition, FailingWriter]:
@@ -516,6 +535,120 @@ async def test_units_that_wait_share_a_transaction(embedded: Any) -> None:
     assert sum(sizes) == 100
     assert len(sizes) <= 3
     assert await partition.state(spec).count() == 100
+
+
+async def test_puts_of_one_key_share_a_transaction_and_each_is_published(embedded: Any) -> None:
+    """S7: a put depends on nothing that was there before, so a hundred of one key need not wait for each other."""
+    spec = embedded.spec()
+    partition = await embedded.open(spec)
+    writer = SlowWriter(await embedded.writer(spec))
+    partition.own(writer)
+    things, published = partition.state(spec), partition.replica(spec.name).feed
+    subscription = published.subscribe(b"a", after=None)
+    await anext(subscription)
+    await asyncio.gather(*(things.put("a", str(n)) for n in range(100)))
+    assert len(writer.sizes) <= 3
+    assert [(await anext(subscription)).value for _ in range(100)] == [str(n).encode() for n in range(100)]
+    assert await things.get("a") == "99"
+    assert await log_of(embedded, spec) == [(b"a", str(n).encode()) for n in range(100)]
+
+
+async def test_a_put_reads_its_key_once_when_it_is_applied(embedded: Any) -> None:
+    """S2: a write that replaces whatever is there looks at the store only to find which rows it replaces."""
+    spec = embedded.spec()
+    partition = await embedded.owned(spec)
+    things, store, reads = partition.state(spec), partition._stores[0], list[bytes]()
+    real = store.get
+
+    def counted(key: bytes) -> bytes | None:
+        reads.append(key)
+        return real(key)
+
+    store.get = counted  # type: ignore[method-assign]
+    await things.put("a", "1")
+    await things.put("a", "2")
+    assert len(reads) == 2
+
+
+async def test_an_update_gets_its_turn_while_others_put_the_same_key(embedded: Any) -> None:
+    """S1: puts go behind an update that waits, or a key that is put all the time could never be updated."""
+    spec = embedded.spec(value=int)
+    partition = await embedded.open(spec)
+    writer = SlowWriter(await embedded.writer(spec))
+    partition.own(writer)
+    counts, is_over = partition.state(spec), asyncio.Event()
+
+    async def put_on() -> None:
+        while not is_over.is_set():
+            await counts.put("a", 0)
+
+    async def transfer() -> None:
+        """Do as a handler does: read, write, and begin again after a conflict, without the locks of single updates."""
+        for _ in range(20):
+            with contextlib.suppress(StateConflict):
+                async with partition.unit_of_work() as unit:
+                    mine = partition.state(spec, unit)
+                    await mine.put("a", (await mine.get("a") or 0) + 1)
+                return
+        raise AssertionError("it never got its turn")
+
+    putting = [asyncio.create_task(put_on()) for _ in range(20)]
+    try:
+        async with asyncio.timeout(5):
+            for update in (transfer, lambda: counts.update("a", lambda value: (value or 0) + 1), transfer):
+                writer.is_committing.clear()
+                await writer.is_committing.wait()
+                await update()
+    finally:
+        is_over.set()
+        await asyncio.gather(*putting)
+
+
+async def test_a_put_gets_its_turn_while_others_update_the_same_key(embedded: Any) -> None:
+    """S1: a put waits for the units that were there before it, and not for those that come after it."""
+    spec = embedded.spec(value=int)
+    partition = await embedded.open(spec)
+    writer = SlowWriter(await embedded.writer(spec))
+    partition.own(writer)
+    is_over = asyncio.Event()
+
+    async def update_on() -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(StateConflict):
+                async with partition.unit_of_work() as unit:
+                    mine = partition.state(spec, unit)
+                    await mine.put("a", (await mine.get("a") or 0) + 1)
+
+    updating = [asyncio.create_task(update_on()) for _ in range(5)]
+    try:
+        async with asyncio.timeout(5):
+            for _ in range(3):
+                writer.is_committing.clear()
+                await writer.is_committing.wait()
+                await partition.state(spec).put("a", 0)
+    finally:
+        is_over.set()
+        await asyncio.gather(*updating)
+
+
+async def test_a_unit_waits_for_a_write_whose_caller_has_given_up(embedded: Any) -> None:
+    """S2: the caller is gone, the write is not: what depends on the key sees it."""
+    spec = embedded.spec(value=int)
+    partition = await embedded.open(spec)
+    writer = SlowWriter(await embedded.writer(spec))
+    partition.own(writer)
+    counts = partition.state(spec)
+    writer.go_on.clear()
+    writing = asyncio.ensure_future(counts.put("a", 10))
+    await writer.is_committing.wait()
+    updating = asyncio.ensure_future(counts.update("a", lambda value: (value or 0) + 1))
+    await asyncio.sleep(0)
+    writing.cancel()
+    await asyncio.wait([writing])
+    assert not updating.done()
+    writer.go_on.set()
+    await updating
+    assert await counts.get("a") == 11
 
 
 async def test_a_caller_that_gives_up_does_not_undo_a_commit(embedded: Any) -> None:

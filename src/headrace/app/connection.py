@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace.app.nodes import NodePart, RunningNode, running_node
+from headrace.app.nodes import MissingPartitions, NodePart, RunningNode, running_node
 from headrace.app.projections import ProjectionHandle, opened_projection, running_projection, share_of_arguments
 from headrace.config import HeadraceSettings, StoreSettings
 from headrace.engine import Engine, EngineClient
@@ -138,15 +138,20 @@ class Headrace:
         from headrace.gateway import GatewayApp, ServedKeyspace
 
         app = App(*(part for part in parts if not isinstance(part, Engine)))
+        engines = [part for part in parts if isinstance(part, Engine)]
         return GatewayApp(
             ConnectionParts(self.log, self.registry, self.tags, self.journal, node=self._node_health),
             self.settings.gateway,
             version=__version__,
             keyspaces=[ServedKeyspace(each.spec, self.keyspace(each)) for each in app.keyspaces.values()],
-            engines=[self.engine(part) for part in parts if isinstance(part, Engine)],
+            engines=[self.engine(engine) for engine in engines],
             routes=routes,
             beside=served_beside(app, beside),
+            find_missing=self._missing_of([*app.keyspaces], [engine.name for engine in engines]),
         )
+
+    def _missing_of(self, keyspaces: Sequence[str], engines: Sequence[str]) -> MissingPartitions | None:
+        return None if self._node is None else MissingPartitions(self._node, keyspaces, engines)
 
     @contextlib.asynccontextmanager
     async def node(self, *parts: NodePart) -> AsyncIterator[RunningNode]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -20,7 +20,7 @@ from headrace.runtime import Supervisor
 from headrace.serde import Registry
 from headrace.store import SharedSettings
 
-__all__ = ["NodePart", "RunningNode", "running_node"]
+__all__ = ["MissingPartitions", "NodePart", "RunningNode", "running_node"]
 
 S = TypeVar("S")
 NodePart: TypeAlias = type[Keyspace] | App | Engine[Any]
@@ -67,6 +67,11 @@ class RunningNode:
         return self._hosting.view
 
     @property
+    def layouts_version(self) -> int:
+        """Another number whenever a keyspace was resized, paused or resumed."""
+        return self._keyspaces.layouts_version
+
+    @property
     def owned(self) -> list[tuple[str, int]]:
         """The partitions that this node owns: group and number."""
         return self._hosting.owned()
@@ -100,6 +105,17 @@ class RunningNode:
         """Return the partitions of a keyspace that nobody owns at the moment."""
         return self._hosting.missing(self._keyspaces.group_name(keyspace))
 
+    def find_missing(self, keyspaces: Sequence[str], engines: Sequence[str]) -> dict[str, list[int] | None]:
+        """Return, by name, the partitions that nobody owns; None for all of those that no node serves.
+
+        A keyspace that was paused, or that is being resized, is not missing: its callers wait by themselves.
+        """
+        groups = {name: self._keyspaces.group_name(name) for name in keyspaces if self._keyspaces.is_to_be_served(name)}
+        groups |= {name: name for name in engines}
+        known = self.view.groups
+        missing = {name: self._hosting.missing(group) if group in known else None for name, group in groups.items()}
+        return {name: parts for name, parts in missing.items() if parts != []}
+
     def keyspace(self, kind: type[Keyspace]) -> KeyspaceClient:
         """Return the client of a keyspace, which any node of the cluster may serve."""
         return self._keyspaces.client(kind)
@@ -119,6 +135,24 @@ class RunningNode:
     async def wait(self) -> None:
         """Wait until the node ends; raises the error that ended it."""
         await self._hosting.wait()
+
+
+class MissingPartitions:
+    """The partitions of some keyspaces and engines that nobody owns, found again when the cluster has changed."""
+
+    def __init__(self, node: RunningNode, keyspaces: Sequence[str], engines: Sequence[str]) -> None:
+        self._node = node
+        self._keyspaces = keyspaces
+        self._engines = engines
+        self._seen: tuple[ClusterView, int] | None = None
+        self._missing: Mapping[str, Sequence[int] | None] = {}
+
+    def __call__(self) -> Mapping[str, Sequence[int] | None]:
+        """Return them, by name; None for all of those that no node serves."""
+        seen = (self._node.view, self._node.layouts_version)
+        if self._seen is None or seen[0] is not self._seen[0] or seen[1] != self._seen[1]:
+            self._seen, self._missing = seen, self._node.find_missing(self._keyspaces, self._engines)
+        return self._missing
 
 
 @contextlib.asynccontextmanager

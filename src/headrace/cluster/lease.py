@@ -248,9 +248,9 @@ class LeaseKeeper:
         """The present lease; None before the first one, and from the loss of one to the next."""
         return self._lease
 
-    def is_valid(self, lease_id: str) -> bool:
+    def is_valid(self, lease_id: str, *, now_s: float) -> bool:
         """Return True if this is the present lease, and reads may be answered under it at this moment."""
-        return self._lease is not None and self._lease.id == lease_id and self._lease.is_valid(seconds(self._clock))
+        return self._lease is not None and self._lease.id == lease_id and self._lease.is_valid(now_s)
 
     async def held(self) -> NodeLease:
         """Return the present lease, when there is one."""

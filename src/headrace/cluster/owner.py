@@ -172,13 +172,10 @@ class Owner:
     def may_serve(self) -> bool:
         """Return True if a read that has arrived may be answered at this moment."""
         tenure = self._tenure
-        return (
-            tenure is not None
-            and not tenure.is_ending
-            and is_same_tenure(self._claimant.view.last, tenure.epoch)
-            and self._keeper.is_valid(tenure.epoch.lease_id)
-            and seconds(self._clock) >= tenure.wait_until_s
-        )
+        if tenure is None or tenure.is_ending or not is_same_tenure(self._claimant.view.last, tenure.epoch):
+            return False
+        now_s = seconds(self._clock)
+        return now_s >= tenure.wait_until_s and self._keeper.is_valid(tenure.epoch.lease_id, now_s=now_s)
 
     async def serve_gate(self, *, timeout_s: float) -> None:
         """Wait until a read may be answered. Raises NotPartitionOwner, TimedOut."""
@@ -192,7 +189,8 @@ class Owner:
 
     async def reply_gate(self, committed: Committed) -> None:
         """Wait until the answers to a committed batch may leave the node."""
-        await sleep_until(self._clock, committed.leave_after_s)
+        if seconds(self._clock) < committed.leave_after_s:
+            await sleep_until(self._clock, committed.leave_after_s)
 
     async def release(self) -> None:
         """Give the partition up in an orderly way: the next owner need not wait. Does nothing if it is not ours.

@@ -92,6 +92,13 @@ class GatewaySettings(Section):
     max_requests_in_flight: _Count = Field(
         default=1_000, description="Most requests that are answered at a time; further ones get 503."
     )
+    missing_partitions: Literal["hold", "refuse", "ignore"] = Field(
+        default="hold",
+        description="What requests get while partitions have no owner: a wait, 503, or each waits for its own one.",
+    )
+    max_held_requests: _Count = Field(
+        default=1_000, description="Most requests that wait for missing partitions; further ones get 503."
+    )
     max_streams: _Count = Field(default=1_000, description="Most streams at a time; further ones get 503.")
     max_sockets: _Count = Field(default=10_000, description="Most WebSockets at a time; further ones are refused.")
     max_subscriptions_per_socket: _Count = Field(default=1_000, description="Most keys that one WebSocket follows.")

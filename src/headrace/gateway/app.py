@@ -45,6 +45,7 @@ from headrace.gateway.routes import JSON, GatewayRoute, Match, RouteTable
 from headrace.gateway.schemas import SchemaRoutes
 from headrace.gateway.sockets import Sockets, SocketTerms
 from headrace.gateway.streams import StreamResponse, StreamTerms
+from headrace.gateway.suspension import FindMissing, Suspension
 from headrace.gateway.tag_events import TagRoutes
 from headrace.observe import extract_text, get_logger, span
 
@@ -64,7 +65,7 @@ class GatewayApp:
 
     `keyspaces` are served over HTTP and WebSocket, `engines` over HTTP. `routes` are further routes in the gateway's
     own manner. `beside` is any ASGI application; it gets what no route takes, with the Caller in
-    `scope["headrace.caller"]`.
+    `scope["headrace.caller"]`. `find_missing` tells which partitions of them have no owner.
     """
 
     def __init__(
@@ -77,11 +78,13 @@ class GatewayApp:
         engines: Sequence[EngineClient[Any]] = (),
         routes: Sequence[GatewayRoute] = (),
         beside: ASGIApp | None = None,
+        find_missing: FindMissing | None = None,
     ) -> None:
         self._settings = settings
         self._beside = beside
         self._closing = asyncio.Event()
         self._in_flight = Slots("requests", settings.max_requests_in_flight, IN_FLIGHT)
+        self._suspension = Suspension(find_missing, mode=settings.missing_partitions, limit=settings.max_held_requests)
         self._origins = Origins(settings)
         self._authentication = Authentication(settings)
         self._rates = Rates(settings.requests_per_s, settings.burst)
@@ -111,6 +114,7 @@ class GatewayApp:
     def close_streams(self) -> None:
         """End all live streams in order, and answer that the gateway is not ready: it is about to stop."""
         self._closing.set()
+        self._suspension.close()
 
     def description(self) -> dict[str, Any]:
         """Return the OpenAPI document of all routes."""
@@ -196,6 +200,8 @@ class GatewayApp:
             caller,
             exchange.request_id,
         )
+        if match.route.needs_owners is not None and match.route.needs_owners(request):
+            await self._owned()
         exchange.is_handling = True
         try:
             with span("gateway.request", parent=_trace_of(exchange.headers), route=match.route.path):
@@ -203,6 +209,12 @@ class GatewayApp:
         except Forbidden as error:
             raise self._refusal(caller, error) from error
         return _response_of(found, match)
+
+    async def _owned(self) -> None:
+        """Wait while partitions are missing, without a place among the requests in flight."""
+        if self._suspension.is_suspended:
+            with self._in_flight.lent():
+                await self._suspension.wait()
 
     async def _body(self, exchange: Exchange) -> bytes:
         try:

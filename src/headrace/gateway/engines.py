@@ -39,7 +39,7 @@ class EngineRoutes:
 
     def routes(self) -> list[GatewayRoute]:
         """Return the routes."""
-        route = partial(GatewayRoute, group=_GROUP)
+        route = partial(GatewayRoute, group=_GROUP, needs_owners=lambda _: True)
         return [
             route(
                 "GET",
@@ -47,6 +47,7 @@ class EngineRoutes:
                 self.listing,
                 "List the engines that the caller may read, with their commands.",
                 answer=RouteAnswer("The engines.", content={JSON: {"type": "object", "required": ["engines"]}}),
+                needs_owners=None,
             ),
             route(
                 "GET",

@@ -67,7 +67,7 @@ class KeyspaceRoutes:
 
     def routes(self) -> list[GatewayRoute]:
         """Return the routes."""
-        route = partial(GatewayRoute, group=_GROUP)
+        route = partial(GatewayRoute, group=_GROUP, needs_owners=_always)
         read, write, command = (Needs(each, "keyspace", "{keyspace}") for each in ("read", "write", "command"))
         limits = {"type": "integer", "minimum": 1, "maximum": self._page_limit}
         limit = RouteParameter("limit", f"Most pairs; {_LIMIT} if absent.", limits)
@@ -79,6 +79,7 @@ class KeyspaceRoutes:
                 self.listing,
                 "List the keyspaces that the caller may read, with their states and messages.",
                 answer=RouteAnswer("The keyspaces.", content=_ANY),
+                needs_owners=None,
             ),
             route(
                 "GET",
@@ -92,6 +93,7 @@ class KeyspaceRoutes:
                     RouteParameter("If-None-Match", "The version you have.", place="header"),
                     AT_LEAST,
                 ),
+                needs_owners=_wants_owner,
             ),
             route(
                 "PUT",
@@ -323,6 +325,15 @@ class KeyspaceRoutes:
                 raise PreconditionFailed(repr(key))
             return version
         return _version_of(match)
+
+
+def _always(request: GatewayRequest) -> bool:
+    return True
+
+
+def _wants_owner(request: GatewayRequest) -> bool:
+    """Return True unless a copy may answer, which needs no owner."""
+    return "max_staleness_s" not in request.query
 
 
 def _forms_of(served: ServedKeyspace, registry: Registry) -> _Forms:

@@ -45,6 +45,17 @@ class Slots:
             self._taken -= 1
             self._shown.dec()
 
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Give one's place back while the block runs, for a request that only waits; it gets one again in any case."""
+        self._taken -= 1
+        self._shown.dec()
+        try:
+            yield
+        finally:
+            self._taken += 1
+            self._shown.inc()
+
 
 class Rates:
     """A token bucket for each caller. A caller that was silent long enough to have a full bucket is forgotten."""

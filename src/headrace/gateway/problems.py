@@ -89,6 +89,7 @@ _ANSWERS: Mapping[type[BaseException], _Answer] = {
     errors.WrongVersion: _Answer(409, ("aggregate", "expected", "actual")),
     errors.RateExceeded: _Answer(429),
     errors.Busy: _Answer(503, is_told=False),
+    errors.GatewaySuspended: _Answer(503, is_told=False),
     errors.TimedOut: _Answer(503),
     errors.ReadAgain: _Answer(503, ("key",)),
     errors.TagBuilding: _Answer(503, ("tag",), is_told=False),

@@ -81,7 +81,8 @@ class GatewayRoute:
     """One method of one path. `{name}` in the path is a parameter.
 
     A handler gets the request and returns what JSON can carry, a Response, or None, which is answered with 404. The
-    deadline is the handler's: a stream that it returns has none. Without `needs` everybody may use the route.
+    deadline is the handler's: a stream that it returns has none. Without `needs` everybody may use the route. A request
+    that `needs_owners` is held, or refused, while partitions have no owner.
     """
 
     method: str
@@ -94,6 +95,7 @@ class GatewayRoute:
     parameters: tuple[RouteParameter, ...] = ()
     body: Mapping[str, JsonSchema] | None = None
     takes_any_query: bool = False
+    needs_owners: Callable[[GatewayRequest], bool] | None = None
 
     @property
     def segments(self) -> tuple[str, ...]:

@@ -97,6 +97,7 @@ class CallRunner:
         self._changelogs = {each.spec.topic for each in states.replicas.values()}
         self._locks = KeyLocks()
         self._logic: Keyspace | None = None
+        self._seconds = SECONDS.labels(spec.name)
 
     def start(self) -> None:
         """Begin a tenure: the application's object is a new one."""
@@ -119,7 +120,7 @@ class CallRunner:
             return reply
         finally:
             CALLS.labels(self._spec.name, call.message, outcome).inc()
-            SECONDS.labels(self._spec.name).observe(asyncio.get_running_loop().time() - began_s)
+            self._seconds.observe(asyncio.get_running_loop().time() - began_s)
 
     def _chain_of(self, call: Call) -> tuple[tuple[str, bytes], ...]:
         """Return the keys that wait for one another, this one last. Raises AskCycle."""
@@ -163,13 +164,8 @@ class CallRunner:
             what = f"{self._spec.name}.{handler.name} with key {_shown(call.key)}"
             raise TimedOut(what, round(given_s, 3)) from None
 
-    @contextlib.asynccontextmanager
-    async def _turn(self, key: bytes | None) -> Any:  # noqa: ANN401
-        if key is None:
-            yield
-            return
-        async with self._locks.hold(key):
-            yield
+    def _turn(self, key: bytes | None) -> contextlib.AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext() if key is None else self._locks.hold(key)
 
     async def _until_committed(
         self,
@@ -182,9 +178,9 @@ class CallRunner:
         commit: Commit,
         gate: Gate,
     ) -> bytes:
-        digest = hashlib.blake2b(call.message.encode() + b"\x00" + call.payload, digest_size=16).digest()
         key = None if handler.key_of is None else handler.key_of(message)
         place = None if request.command_id is None else (*_bytes_of(key), request.command_id)
+        digest = b"" if place is None else _digest_of(call)
         for attempt in range(1, _ATTEMPTS + 1):
             unit = self._states.begin()
             kept = None if place is None else self._kept(unit, place, digest)
@@ -294,6 +290,10 @@ class CallRunner:
         kept = msgspec.msgpack.encode(_KeptReply(digest, reply if is_small else None))
         replica = self._states.replica(REPLIES)
         unit.write(replica, replica.keys.encode(place), StateWrite(kept, replica.spec.ttl_ms_of(place, kept)))
+
+
+def _digest_of(call: Call) -> bytes:
+    return hashlib.blake2b(call.message.encode() + b"\x00" + call.payload, digest_size=16).digest()
 
 
 def _bytes_of(key: Any) -> tuple[bytes, bytes]:  # noqa: ANN401

@@ -157,6 +157,8 @@ class KeyspaceClient:
         self._states: dict[str, _OpenState] = {}
         self._specs = spec.state_specs(partitions=1)
         self._opening = asyncio.Lock()
+        self._requests_of = uuid.uuid4().hex
+        self._requests = itertools.count(1)
         self._is_open = False
 
     # Messages.
@@ -201,7 +203,7 @@ class KeyspaceClient:
         if not self._is_open:
             raise BadArgument("message", message, "the keyspace was not opened yet; await `open()` first")
         routing, key = self._key_of(handler, message)
-        call = Call(type(message).__name__, self._codecs.message_bytes(message), key, uuid.uuid4().hex)
+        call = Call(type(message).__name__, self._codecs.message_bytes(message), key, self._next_request())
         self._route.tell(routing, encode(call))
 
     async def scatter(self, message: object, *, timeout_s: float | None = None) -> Scattered:
@@ -210,7 +212,7 @@ class KeyspaceClient:
         handler = self.check(message)
         if handler.key_of is not None:
             raise BadArgument("message", message, f"{handler.name} handles it by key; mark it @handles(scatter=True)")
-        call = Call(type(message).__name__, self._codecs.message_bytes(message), None, uuid.uuid4().hex)
+        call = Call(type(message).__name__, self._codecs.message_bytes(message), None, self._next_request())
         gathered = await self._route.scatter(encode(call), is_read=handler.is_read, timeout_s=timeout_s)
         replies = {n: await self._codecs.reply(handler, data) for n, data in sorted(gathered.replies.items())}
         return Scattered(replies, gathered.failures)
@@ -256,8 +258,8 @@ class KeyspaceClient:
         offset, token = (None, at_least) if isinstance(at_least, str) else (at_least, None)
         if token is not None:
             ConsistencyToken.parse(token)
-        asked = GetValue(opened.spec.name, opened.keys.encode(key), max_staleness_s, offset, token)
-        routing = opened.keys.routing_bytes(key)
+        routing, data = opened.keys.encode_routed(key)
+        asked = GetValue(opened.spec.name, data, max_staleness_s, offset, token)
         reply = await self._ask_copy(routing, asked, is_stale_fine=max_staleness_s is not None, timeout_s=timeout_s)
         found = _reads.decode(reply)
         value = await _decoded(opened.values, found.value)
@@ -364,7 +366,7 @@ class KeyspaceClient:
         consistency token `at_least` the present value is no older than what the token names.
         """
         opened = await self._state(state)
-        routing, data = opened.keys.routing_bytes(key), opened.keys.encode(key)
+        routing, data = opened.keys.encode_routed(key)
         if at_least is not None:
             ConsistencyToken.parse(at_least)
         async for change in self._follow(
@@ -420,7 +422,11 @@ class KeyspaceClient:
         routing, key = self._key_of(handler, message)
         longer_chain(chain, (self.name, key))  # before it waits behind the request that it would wait for
         payload = self._codecs.message_bytes(message)
-        return handler, routing, Call(type(message).__name__, payload, key, uuid.uuid4().hex, chain)
+        return handler, routing, Call(type(message).__name__, payload, key, self._next_request(), chain)
+
+    def _next_request(self) -> str:
+        """Return an id that no other request has."""
+        return f"{self._requests_of}-{next(self._requests)}"
 
     def _key_of(self, handler: HandlerSpec, message: object) -> tuple[bytes, bytes]:
         """Return the bytes that decide the partition, and the key's own."""
@@ -460,8 +466,8 @@ class KeyspaceClient:
         expected: int | None,
         timeout_s: float | None,
     ) -> KeyWritten:
-        asked = PutValue(opened.spec.name, opened.keys.encode(key), value, ttl_ms, expected)
-        routing = opened.keys.routing_bytes(key)
+        routing, data = opened.keys.encode_routed(key)
+        asked = PutValue(opened.spec.name, data, value, ttl_ms, expected)
         answer = await self._route.ask(routing, encode(asked), timeout_s=timeout_s)
         if answer == PUT_CONFLICT:
             raise StateConflict(opened.spec.name, repr(key))

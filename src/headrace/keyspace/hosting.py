@@ -169,6 +169,16 @@ class KeyspaceHosting:
 
         return HostedGroup(size, open_partition)
 
+    @property
+    def layouts_version(self) -> int:
+        """Another number whenever a keyspace was resized, paused or resumed."""
+        return self._layouts.version
+
+    def is_to_be_served(self, keyspace: str) -> bool:
+        """Return False while a keyspace is paused, or being resized."""
+        layout = self._layouts.get(keyspace)
+        return layout is None or layout.phase == "serving"
+
     def group_name(self, keyspace: str) -> str:
         """Return the name of the group that serves a keyspace now."""
         layout = self._layouts.get(keyspace)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 import typing
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -210,9 +211,13 @@ _placed = msgspec.msgpack.Decoder(PlacedReply)
 
 def key_bytes(key: Any) -> tuple[bytes, bytes]:  # noqa: ANN401
     """Return the bytes that decide a key's partition, and the key's own."""
-    hint = tuple[tuple(map(type, key))] if isinstance(key, tuple) else type(key)  # type: ignore[misc]
-    keys: OrderedKeys[Any] = OrderedKeys(hint)
-    return keys.routing_bytes(key), keys.encode(key)
+    hint: Any = tuple[tuple(map(type, key))] if isinstance(key, tuple) else type(key)  # type: ignore[misc]
+    return _keys_of(hint).encode_routed(key)
+
+
+@cache
+def _keys_of(hint: Any) -> OrderedKeys[Any]:  # noqa: ANN401
+    return OrderedKeys(hint)
 
 
 def longer_chain(chain: tuple[Entry, ...], here: Entry) -> tuple[Entry, ...]:

@@ -242,16 +242,17 @@ class KeyspacePartition:
         """Do it again whenever a key that it has read changes before its commit: a put, or a read that expires keys."""
         while True:
             unit = self._states.begin()
-            answer = PUT_CONFLICT
-            if not isinstance(operation, PutValue):
+            is_put, answer = False, PUT_CONFLICT
+            if isinstance(operation, PutValue):
+                is_put = put_value(unit, self._states.replica(operation.state), operation)
+            else:
                 await self._gate(tenure, deadline_s)
                 answer = await self._read(unit, operation, deadline_s)
-            is_put = isinstance(operation, PutValue) and put_value(
-                unit, self._states.replica(operation.state), operation
-            )
-            with contextlib.suppress(StateConflict):
+            try:
                 await self._commit(unit, tenure, deadline_s)  # what was found due becomes a tombstone
-                return PlacedReply(self._places(unit)).encode() if is_put else answer
+            except StateConflict:
+                continue
+            return PlacedReply(self._places(unit)).encode() if is_put else answer
 
     async def _call(self, request: PartitionRequest, call: Call, tenure: int, deadline_s: float) -> bytes:
         places: tuple[TokenPlace, ...] = ()
@@ -292,8 +293,11 @@ class KeyspacePartition:
     async def _gate(self, tenure: int, deadline_s: float) -> None:
         """Wait until this node may answer without a commit. Raises NotPartitionOwner, TimedOut."""
         self._expect_same(tenure)
+        owner = self._expect_owner()
+        if owner.may_serve():
+            return
         left_s = deadline_s - asyncio.get_running_loop().time()
-        await self._expect_owner().serve_gate(timeout_s=max(left_s, 0.0))
+        await owner.serve_gate(timeout_s=max(left_s, 0.0))
         self._expect_same(tenure)
 
     async def _settled(self, deadline_s: float) -> None:

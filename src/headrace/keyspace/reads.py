@@ -62,6 +62,9 @@ def count_keys(unit: UnitOfWork, replica: StateReplica) -> int:
 
 def put_value(unit: UnitOfWork, replica: StateReplica, asked: PutValue) -> bool:
     """Write one key, or delete it; returns False if it is not as expected."""
+    if asked.expected is None and asked.value is not None:  # whatever was there before
+        unit.write(replica, asked.key, StateWrite(asked.value, asked.ttl_ms))
+        return True
     stored = unit.get(replica, asked.key)
     written = unit.seen.get((replica, asked.key), -1) if stored is not None else -1
     if asked.expected is not None and asked.expected != written:

@@ -100,22 +100,22 @@ class KeyspaceRoute:
         given_s = self._router().time_for(timeout_s)
         deadline_s = loop.time() + given_s
         while True:
-            group = await self._served(deadline_s, given_s)
+            if not self._is_served():
+                await self._served(deadline_s, given_s)
             try:
-                return await send(group, max(deadline_s - loop.time(), 0.001))
+                return await send(self.group, max(deadline_s - loop.time(), 0.001))
             except NotPartitionOwner:
                 if loop.time() >= deadline_s:
                     raise TimedOut(f"a request to keyspace {self._name!r}", given_s) from None
                 await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _served(self, deadline_s: float, given_s: float) -> str:
-        """Return the group that serves the keyspace, when there is one."""
+    async def _served(self, deadline_s: float, given_s: float) -> None:
+        """Wait until a group serves the keyspace. Raises TimedOut."""
         while not self._is_served():
             left_s = deadline_s - asyncio.get_running_loop().time()
             if left_s <= 0:
                 raise TimedOut(f"waiting for keyspace {self._name!r}, which is paused or being resized,", given_s)
             await self._lookout.wait(left_s)
-        return self.group
 
     def _is_served(self) -> bool:
         """Return True if requests can be sent, or never will be: then sending one says why."""

@@ -31,4 +31,6 @@ def murmur2(key: bytes) -> int:
 
 def partition_of(key: bytes, partitions: int) -> int:
     """Return the partition, of `partitions`, that holds `key`."""
+    if partitions == 1:
+        return 0
     return (murmur2(key) & 0x7FFFFFFF) % partitions

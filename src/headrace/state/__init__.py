@@ -18,7 +18,8 @@ from headrace.state.changelog import (
     new_record,
     parse_batch,
 )
-from headrace.state.commits import KeyLocks, ProducerWriter
+from headrace.state.claims import KeyLocks
+from headrace.state.commits import ProducerWriter
 from headrace.state.declaration import StateSpec, index_row
 from headrace.state.expiry import Duration, ttl_in_ms
 from headrace.state.keys import OWNERSHIP_KEY, RESERVED_PREFIX, OrderedKeys, decode_parts

@@ -77,18 +77,23 @@ def new_record(at: TopicPartition, key: bytes, write: StateWrite, *, timestamp_m
 
 def parse_record(record: Record) -> ChangelogRecord | None:
     """Return the change that a record stands for; None if it is reserved, or has no key."""
-    if record.key is None or is_reserved(record.key):
+    key, headers = record.key, record.headers
+    if key is None or key.startswith(RESERVED_PREFIX):
         return None
-    if not record.headers:
-        return ChangelogRecord(record.key, record.offset, record.timestamp_ms, StateWrite(record.value))
+    if not headers or (len(headers) == 1 and headers[0][0] == BATCH_HEADER):
+        return ChangelogRecord(key, record.offset, record.timestamp_ms, StateWrite(record.value))
+    return ChangelogRecord(key, record.offset, record.timestamp_ms, _write_of(record))
+
+
+def _write_of(record: Record) -> StateWrite:
+    """Return the write that a record with headers of its own stands for."""
     headers = dict(record.headers)
-    write = StateWrite(
+    return StateWrite(
         record.value,
         _number(headers.get(_TTL_HEADER)),
         headers.get(_DELTA_HEADER),
         is_expiry=headers.get(_CAUSE_HEADER) == _EXPIRED,
     )
-    return ChangelogRecord(record.key, record.offset, record.timestamp_ms, write)
 
 
 class BatchName(NamedTuple):
@@ -108,7 +113,10 @@ def is_reserved(key: bytes | None) -> bool:
 
 def batch_header_of(headers: Headers) -> bytes | None:
     """Return the header that names a record's batch; None if the record was not written by an owner."""
-    return next((value for name, value in headers if name == BATCH_HEADER), None)
+    for name, value in headers:
+        if name == BATCH_HEADER:
+            return value
+    return None
 
 
 def parse_batch(header: bytes | None) -> BatchName | None:

@@ -8,9 +8,7 @@ changelogs were read again to their end.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from headrace.errors import (
     Fenced,
@@ -29,13 +27,14 @@ from headrace.model import NewRecord, Position, size_of
 from headrace.runtime import BootMoment, Clock, crash_point, moment_of
 from headrace.state import metrics
 from headrace.state.changelog import StateWrite, new_record
+from headrace.state.claims import ClaimHolder, ClaimPlace, KeyClaims
 from headrace.state.keys import after_prefix
 from headrace.state.ports import ChangelogWriter
 from headrace.state.replica import StartOver, StateReplica
 from headrace.state.table import StateEntry, index_prefix, shown_index_value
 from headrace.state.unit_of_work import UnitOfWork
 
-__all__ = ["CommitQueue", "KeyLocks", "ProducerWriter"]
+__all__ = ["CommitQueue", "ProducerWriter"]
 
 # The owner adds the name of the batch to each record.
 _BATCH_HEADER_BYTES = 64
@@ -59,34 +58,27 @@ class ProducerWriter:
         return opened.positions
 
 
-@dataclass(eq=False, slots=True)
-class _Submitted:
-    """A unit of work on its way: its records, and what no other unit may touch meanwhile."""
+class _Submitted(ClaimHolder):
+    """A unit of work on its way: its records, and the keys that they change. `done` is its caller's, who may give up.
 
-    records: list[tuple[StateReplica, NewRecord]]
-    others: Sequence[NewRecord]
-    claims: set[object]
-    done: asyncio.Future[None] = field(default_factory=asyncio.Future)
+    `size_bytes` is what it takes of a transaction.
+    """
 
+    __slots__ = ("claims", "done", "others", "records", "size_bytes")
 
-class KeyLocks:
-    """A lock for each key in use, so that updates of one key take turns."""
-
-    def __init__(self) -> None:
-        self._locks: dict[object, tuple[asyncio.Lock, int]] = {}
-
-    @contextlib.asynccontextmanager
-    async def hold(self, key: object) -> AsyncIterator[None]:
-        """Hold the key's lock."""
-        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
-        self._locks[key] = lock, users + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks.pop(key)
-            if users > 1:
-                self._locks[key] = lock, users - 1
+    def __init__(
+        self,
+        records: list[tuple[StateReplica, NewRecord]],
+        others: Sequence[NewRecord],
+        claims: Collection[object],
+        size_bytes: int,
+    ) -> None:
+        super().__init__()
+        self.records = records
+        self.others = others
+        self.claims = claims
+        self.size_bytes = size_bytes
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class CommitQueue:
@@ -97,7 +89,7 @@ class CommitQueue:
         self._writer: ChangelogWriter | None = None
         self._why_not = "this process is not the owner of the partition; send it to the owner"
         self._waiting: list[_Submitted] = []
-        self._claims: dict[object, _Submitted] = {}
+        self._claims = KeyClaims()
         self._running: asyncio.Task[None] | None = None
         self._unsettled: HeadraceError | None = None
         self._stamps: dict[StateReplica, int] = {}
@@ -174,27 +166,60 @@ class CommitQueue:
         self.check_readable(replica)
         return replica.entry(key)
 
+    def write_at_once(self, replica: StateReplica, key: bytes, write: StateWrite) -> asyncio.Future[None] | None:
+        """Put a write that depends on nothing into the next transaction; returns what is done when it is committed.
+
+        None if it has to wait: `submit` does that. Raises StateOffline, StateReadOnly, RecordTooLarge.
+        """
+        self.check_readable(replica)
+        self.check_writable(replica)
+        claims = ((replica, key),)
+        if replica.spec.unique or self._claims.are_awaited(claims):
+            return None
+        record = new_record(replica.at, key, write, timestamp_ms=self._stamp_of(replica))
+        return self._hand_in(_Submitted([(replica, record)], (), claims, _checked_size(replica, record))).done
+
     async def submit(self, unit: UnitOfWork) -> None:
         """Commit a unit of work; returns when it is committed, applied and published."""
         self._check_usable(unit)
-        _expire_holders(unit)
-        claims = _claims_of(unit)
-        while busy := [self._claims[claim].done for claim in claims if claim in self._claims]:
-            await asyncio.wait(busy)
-            self._check_usable(unit)
-            _expire_holders(unit)
+        if _depends_on_others(unit):
+            claims = await self._undisturbed(unit)
+            # Nothing waits from here to the end: what is checked stays true until it is claimed.
+            self._check_unchanged(unit)
+            _check_unique(unit)
+        else:
             claims = _claims_of(unit)
-        # Nothing waits from here to the end of the block: what is checked stays true until it is claimed.
-        self._check_unchanged(unit)
-        _check_unique(unit)
-        submitted = _Submitted(self._records_of(unit), unit.others, claims)
-        for claim in claims:
-            self._claims[claim] = submitted
+            if self._claims.are_awaited(claims):
+                await self._claims.wait_behind(claims)
+                self._check_usable(unit)
+        # Who gives up waiting does not undo the commit.
+        await self._enqueue(unit, claims).done
+
+    async def _undisturbed(self, unit: UnitOfWork) -> Collection[object]:
+        """Wait until nobody else writes what a unit has read or writes; returns what that is."""
+        place = ClaimPlace()
+        try:
+            while True:
+                _expire_holders(unit)
+                claims = _claims_of(unit)
+                if self._claims.are_free(claims):
+                    return claims
+                await self._claims.wait_in_line(claims, place)
+                self._check_usable(unit)
+        finally:
+            self._claims.leave(place)
+
+    def _enqueue(self, unit: UnitOfWork, claims: Collection[object]) -> _Submitted:
+        """Put a unit into the next transaction that has room for it."""
+        records, size_bytes = self._records_of(unit)
+        return self._hand_in(_Submitted(records, unit.others, claims, size_bytes + sum(map(size_of, unit.others))))
+
+    def _hand_in(self, submitted: _Submitted) -> _Submitted:
+        self._claims.take(submitted.claims, submitted)
         self._waiting.append(submitted)
         if self._running is None:
             self._running = asyncio.create_task(self._run(), name="headrace-state-commits")
-        # Who gives up waiting does not undo the commit.
-        await asyncio.shield(submitted.done)
+        return submitted
 
     def _check_usable(self, unit: UnitOfWork) -> None:
         if unit.others and self._writer is None:
@@ -209,17 +234,21 @@ class CommitQueue:
             if (-1 if entry is None else entry.offset) != offset:
                 raise StateConflict(replica.spec.name, repr(replica.keys.decode(key)))
 
-    def _records_of(self, unit: UnitOfWork) -> list[tuple[StateReplica, NewRecord]]:
-        """Return the records, stamped no earlier than anything in their partition."""
-        records = []
+    def _records_of(self, unit: UnitOfWork) -> tuple[list[tuple[StateReplica, NewRecord]], int]:
+        """Return the records, stamped no earlier than anything in their partition, and their size."""
+        records, all_bytes = [], 0
         for replica, writes in unit.writes.items():
-            stamp_ms = max(replica.now_ms, self._stamps.get(replica, 0))
-            self._stamps[replica] = stamp_ms
+            stamp_ms = self._stamp_of(replica)
             for key, write in writes.items():
                 record = new_record(replica.at, key, write, timestamp_ms=stamp_ms)
-                _check_size(replica, record)
+                all_bytes += _checked_size(replica, record)
                 records.append((replica, record))
-        return records
+        return records, all_bytes
+
+    def _stamp_of(self, replica: StateReplica) -> int:
+        """Return the time for the next record: no earlier than anything in its partition."""
+        stamp_ms = self._stamps[replica] = max(replica.now_ms, self._stamps.get(replica, 0))
+        return stamp_ms
 
     async def _run(self) -> None:
         try:
@@ -244,8 +273,7 @@ class CommitQueue:
         """Take the units that waited longest, as many as one transaction should hold, and at least one."""
         size_bytes, count = 0, 0
         for submitted in self._waiting[:_MAX_GROUP]:
-            size_bytes += sum(size_of(record) for _, record in submitted.records)
-            size_bytes += sum(map(size_of, submitted.others))
+            size_bytes += submitted.size_bytes
             if count and size_bytes > _MAX_GROUP_BYTES:
                 break
             count += 1
@@ -253,13 +281,14 @@ class CommitQueue:
         return group
 
     def _finish(self, submitted: _Submitted, error: BaseException | None) -> None:
-        for claim in submitted.claims:
-            self._claims.pop(claim, None)
+        self._claims.drop(submitted.claims, submitted)
+        if submitted.done.done():
+            return  # its caller gave up
         if error is None:
             submitted.done.set_result(None)
         else:
             submitted.done.set_exception(error)
-            submitted.done.exception()  # a caller that gave up does not look at it
+            submitted.done.exception()  # a caller that is gone does not look at it
 
     async def _commit(self, group: Sequence[_Submitted]) -> BaseException | None:
         """Commit and apply a group; return what went wrong."""
@@ -271,7 +300,8 @@ class CommitQueue:
         began = moment_of(self._clock)
         try:
             for replica, record in records:
-                await replica.prepare_commit(record)
+                if replica.has_indexes:
+                    await replica.prepare_commit(record)
             crash_point("state.before-commit")
             positions = await self._writer.commit([*(record for _, record in records), *others])
             crash_point("state.after-commit")
@@ -313,8 +343,13 @@ def _is_ones_fault(error: BaseException | None) -> bool:
     return isinstance(error, Refused) and not isinstance(error, Fenced | NotPartitionOwner)
 
 
-def _claims_of(unit: UnitOfWork) -> set[object]:
-    """Return what no other unit may have in hand at the same time: keys, and values that must be unique."""
+def _depends_on_others(unit: UnitOfWork) -> bool:
+    """Return True if what a unit writes is right only as long as nobody else writes what it has looked at."""
+    return bool(unit.seen) or any(replica.spec.unique for replica in unit.writes)
+
+
+def _claims_of(unit: UnitOfWork) -> Collection[object]:
+    """Return what a unit depends on and what it changes: keys, and values that must be unique."""
     claims: set[object] = set(unit.seen)
     for replica, writes in unit.writes.items():
         claims.update((replica, key) for key in writes)
@@ -335,7 +370,7 @@ def _unique_rows(replica: StateReplica, writes: Mapping[bytes, StateWrite]) -> I
 
 def _expire_holders(unit: UnitOfWork) -> None:
     """Delete keys that are due and hold a value that this unit wants for another key."""
-    for replica, writes in list(unit.writes.items()):
+    for replica, writes in [each for each in unit.writes.items() if each[0].spec.unique]:
         for _, row, _ in list(_unique_rows(replica, writes)):
             for holder in _holders(replica, row):
                 unit.expire(replica, holder)
@@ -359,8 +394,9 @@ def _holders(replica: StateReplica, row: bytes) -> list[bytes]:
     return [key for found, key in replica.rows(row, after_prefix(row), limit=8) if found == row + key]
 
 
-def _check_size(replica: StateReplica, record: NewRecord) -> None:
-    """Refuse a record that the log would: there it would fail the units of others, too."""
+def _checked_size(replica: StateReplica, record: NewRecord) -> int:
+    """Return a record's size. Refuse one that the log would refuse: there it would fail the units of others, too."""
     size, limit = size_of(record) + _BATCH_HEADER_BYTES, replica.topic.config.max_record_bytes
     if size > limit:
         raise RecordTooLarge(record.topic, size, limit)
+    return size

@@ -78,6 +78,8 @@ class OrderedKeys(Generic[K]):
 
     def encode(self, key: K) -> bytes:
         """Return the key's bytes. Raises NotStorable, or BadArgument for a key that is reserved."""
+        if self._hint is str and isinstance(key, str) and key.isascii() and key[:1] != "\x00" and type(key) is str:
+            return key.encode()  # the usual case
         if self._parts is not None:
             self._check_parts(key, is_whole=True)
             return encode_parts(key)  # type: ignore[arg-type]
@@ -103,6 +105,11 @@ class OrderedKeys(Generic[K]):
             return self.encode(key)
         self._check_parts(key, is_whole=True)
         return _plain(typing.cast("tuple[Any, ...]", key)[0])
+
+    def encode_routed(self, key: K) -> tuple[bytes, bytes]:
+        """Return the bytes that decide the key's partition, and the key's own."""
+        data = self.encode(key)
+        return (data if self._parts is None else self.routing_bytes(key)), data
 
     def prefix_range(self, prefix: Any) -> tuple[bytes, bytes | None]:  # noqa: ANN401
         """Return the range of all keys with this prefix: the first parts, or a text, or bytes."""

@@ -15,7 +15,8 @@ from headrace.observe import get_logger
 from headrace.runtime import SYSTEM_CLOCK, Backoff, BootMoment, Clock
 from headrace.serde import Registry
 from headrace.state.changelog import ensure_changelog
-from headrace.state.commits import CommitQueue, KeyLocks
+from headrace.state.claims import KeyLocks
+from headrace.state.commits import CommitQueue
 from headrace.state.declaration import StateSpec
 from headrace.state.ports import ChangelogWriter, KeyValueStore
 from headrace.state.reader import ChangelogReader

@@ -34,6 +34,7 @@ from headrace.state.progress import ChangelogProgress, Opening, decide_opening, 
 from headrace.state.subscriptions import ChangeFeed, FeedSource, RawChange
 from headrace.state.table import (
     FoldedChange,
+    FoldedChanges,
     IndexRow,
     StateEntry,
     data_range,
@@ -41,11 +42,12 @@ from headrace.state.table import (
     due_range,
     entry_row,
     fold_changes,
+    fold_rows,
     key_of_due_row,
     key_of_entry_row,
     reserved_row,
 )
-from headrace.state.values import ValueCodec
+from headrace.state.values import PlainValues, ValueCodec
 
 __all__ = ["StartOver", "StateReplica"]
 
@@ -86,6 +88,8 @@ class StateReplica:
         self.at = TopicPartition(spec.topic, partition)
         self.codec = codec
         self.keys: OrderedKeys[Any] = OrderedKeys(spec.key)
+        self.has_indexes = bool(spec.indexes)
+        self.is_plain = isinstance(codec, PlainValues)
         self._log = log
         self._store = store
         self._clock = clock
@@ -266,7 +270,7 @@ class StateReplica:
 
     async def prepare_commit(self, record: NewRecord) -> None:
         """Fetch what applying a record will need, so that applying it does not wait."""
-        if self.spec.indexes and record.value is not None:
+        if self.has_indexes and record.value is not None:
             await self._prepare_value(record.value)
 
     def apply_committed(self, landed: Sequence[tuple[NewRecord, Position]], *, began: BootMoment) -> None:
@@ -320,10 +324,14 @@ class StateReplica:
             raise StartOver(Opening.TOO_OLD)
 
     def _parse(self, records: Sequence[Record]) -> list[ChangelogRecord]:
-        changes = []
+        changes, header = [], None
         for record in records:
-            self._timestamp_ms = max(self._timestamp_ms, record.timestamp_ms)
-            self.last_batch = parse_batch(batch_header_of(record.headers)) or self.last_batch
+            if record.timestamp_ms > self._timestamp_ms:
+                self._timestamp_ms = record.timestamp_ms
+            named = batch_header_of(record.headers)
+            if named != header:  # records of one batch follow one another
+                header = named
+                self.last_batch = parse_batch(named) or self.last_batch
             change = parse_record(record)
             if change is not None:
                 changes.append(change)
@@ -336,7 +344,7 @@ class StateReplica:
         return changes
 
     async def _prepare(self, changes: Sequence[ChangelogRecord]) -> None:
-        if self.spec.indexes:
+        if self.has_indexes:
             for change in changes:
                 if change.write.value is not None:
                     await self._prepare_value(change.write.value)
@@ -357,12 +365,7 @@ class StateReplica:
             return []
 
     def _apply(self, changes: Sequence[ChangelogRecord], progress: ChangelogProgress, *, is_seamless: bool) -> None:
-        folded = fold_changes(
-            changes,
-            self.entry,
-            default_ttl_ms=self.spec.ttl_ms,
-            index=self._index if self.spec.indexes else None,
-        )
+        folded = self._fold(changes)
         keys = self._keys + folded.keys
         reserved, self._reserved = self._reserved, {}
         writes = [*folded.writes, *((reserved_row(key), value) for key, value in reserved.items())]
@@ -371,6 +374,13 @@ class StateReplica:
         self._keys, self._stored_since = keys, progress.since
         metrics.APPLIED.labels(self.spec.topic).inc(len(changes))
         self._move(progress, folded.changes, is_seamless=is_seamless)
+
+    def _fold(self, changes: Sequence[ChangelogRecord]) -> FoldedChanges:
+        default_ttl_ms = self.spec.ttl_ms
+        if self.feed.is_idle and not self.has_indexes:
+            return fold_rows(changes, self._store.get, default_ttl_ms=default_ttl_ms)
+        index = self._index if self.has_indexes else None
+        return fold_changes(changes, self.entry, default_ttl_ms=default_ttl_ms, index=index)
 
     def _keep_checkpoint_young(self, now: BootMoment) -> None:
         """Store the checkpoint now and then while nothing changes, or a quiet state would be rebuilt at a restart."""

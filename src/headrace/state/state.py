@@ -10,9 +10,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from headrace.errors import BadArgument, KeyPresent, StateConflict, WrongStateTopic
 from headrace.model import partition_of
 from headrace.state.changelog import StateWrite
-from headrace.state.commits import CommitQueue, KeyLocks
+from headrace.state.claims import KeyLocks
+from headrace.state.commits import CommitQueue
 from headrace.state.declaration import index_row
-from headrace.state.expiry import Duration
+from headrace.state.expiry import NEVER, Duration
 from headrace.state.replica import StateReplica
 from headrace.state.subscriptions import Heartbeat, PresentValue, RawChange, Subscription
 from headrace.state.table import index_prefix
@@ -94,8 +95,18 @@ class State(Generic[K, V]):
 
         A copy that is older than `max_staleness_s`, or does not hold offset `at_least`, refuses. Raises StateStale.
         """
-        await self._queue.check_fresh(self._replica, max_staleness_s=max_staleness_s, at_least=at_least)
+        if max_staleness_s is not None or at_least is not None:
+            await self._queue.check_fresh(self._replica, max_staleness_s=max_staleness_s, at_least=at_least)
         data = self._replica.keys.encode(key)
+        if self._unit is None:
+            entry = self._queue.read(self._replica, data)
+            if entry is None:
+                return None
+            if entry.expires_ms == NEVER:
+                if not self._replica.is_plain:
+                    return await self._decode(entry.value)
+                found: V = self._replica.codec.decode(entry.value)
+                return found
 
         async def read(unit: UnitOfWork) -> bytes | None:
             return unit.get(self._replica, data)
@@ -111,7 +122,10 @@ class State(Generic[K, V]):
     async def put(self, key: K, value: V, *, ttl: Duration | None = None) -> None:
         """Set the value of a key. With a time to live of 0 or less it is a deletion."""
         write = self._write_of(key, value, ttl)
-        await self._change(key, lambda _: write)
+        if write.value is None:
+            await self._change(key, lambda stored: None if stored is None else write)
+        else:
+            await self._write(key, write)
 
     async def insert(self, key: K, value: V, *, ttl: Duration | None = None) -> None:
         """Set the value of a key that has none. Raises KeyPresent."""
@@ -291,6 +305,25 @@ class State(Generic[K, V]):
 
         return await self._change_async(key, decide)
 
+    async def _write(self, key: K, write: StateWrite) -> None:
+        """Write a value, whatever was there before: that need not be read, and no other write need be waited for."""
+        self._queue.check_writable(self._replica)
+        data = self._routed(key)
+        if self._unit is not None:
+            self._unit.write(self._replica, data, write)
+            return
+        place = (self._replica, data)
+        done = None if self._locks.is_held(place) else self._queue.write_at_once(self._replica, data, write)
+        if done is not None:
+            await done
+            return
+        unit = UnitOfWork(self._queue)
+        unit.write(self._replica, data, write)
+        if self._locks.is_held(place):
+            async with self._locks.hold(place):
+                pass  # it goes behind an update that has begun; the next one need not wait for it
+        await unit.commit()
+
     async def _change(
         self, key: K, decide: Callable[[bytes | None], StateWrite | None]
     ) -> tuple[bytes | None, bytes | None]:
@@ -322,11 +355,12 @@ class State(Generic[K, V]):
     def _routed(self, key: K) -> bytes:
         """Return the key's bytes. Raises BadArgument if it belongs to another partition."""
         keys, partitions = self._replica.keys, self._replica.topic.partitions
-        partition = partition_of(keys.routing_bytes(key), partitions)
+        routing, data = keys.encode_routed(key)
+        partition = partition_of(routing, partitions)
         if partition != self._replica.at.partition:
             rule = f"it belongs to partition {partition} of {partitions}, this is {self._replica.at.partition}"
             raise BadArgument("key", key, rule)
-        return keys.encode(key)
+        return data
 
     async def _transact(self, action: Callable[[UnitOfWork], Awaitable[T]]) -> T:
         """Run an action in this state's unit of work, or in one of its own until it commits."""
@@ -368,6 +402,7 @@ class State(Generic[K, V]):
     async def _decode(self, data: bytes | None) -> V | None:
         if data is None:
             return None
-        await self._replica.codec.prepare(data)
+        if not self._replica.is_plain:
+            await self._replica.codec.prepare(data)
         found: V = self._replica.codec.decode(data)
         return found

@@ -80,6 +80,11 @@ class ChangeFeed:
         return self._is_held
 
     @property
+    def is_idle(self) -> bool:
+        """True while no changes are kept: the next ones are not, either, because some before them are not known."""
+        return self._floor is None
+
+    @property
     def last_offset(self) -> int | None:
         """The end of what was published, as the last offset; None while the copy is not whole."""
         return None if self._published is None else self._published - 1
@@ -169,18 +174,23 @@ class ChangeFeed:
         if self._end is None:
             return
         published = self._published if self._published is not None else self._end
+        self._published = self._end
+        if self._by_key:
+            self._push_from(published)
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    def _push_from(self, published: int) -> None:
+        """Hand what is new in the ring to those who wait for it."""
         news = []
         for change in reversed(self._ring):
             if change.offset < published:
                 break
             news.append(change)
-        self._published = self._end
         for change in reversed(news):
             for wanted in (change.key, None):
                 for each in self._by_key.get(wanted, ()):
                     each.push(change)
-        self._moved.set()
-        self._moved = asyncio.Event()
 
 
 class Subscription:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from headrace.state.changelog import ChangelogRecord
@@ -28,6 +29,7 @@ __all__ = [
     "due_range",
     "entry_row",
     "fold_changes",
+    "fold_rows",
     "index_prefix",
     "key_of_due_row",
     "key_of_entry_row",
@@ -39,6 +41,9 @@ FORMAT = 2
 
 _DATA, _DUE, _INDEX, _RESERVED = b"d", b"x", b"i", b"r"
 _HEAD = struct.Struct(">QQQH")
+# The part of a head that is zero if no other rows stand for the key: when it is due, and how many rows of indexes.
+_DERIVED = slice(16, 26)
+_NO_DERIVED = bytes(10)
 _TIME_BYTES = 8
 
 # The row of an index without its first byte and the key: the index's name, 00, the encoded value.
@@ -58,13 +63,21 @@ class StateEntry(NamedTuple):
     def encode(self) -> bytes:
         """Return the entry as the store keeps it."""
         head = _HEAD.pack(self.offset, self.timestamp_ms, self.expires_ms, len(self.index_rows))
+        if not self.index_rows:
+            return head + self.value
         rows = b"".join(len(row).to_bytes(4, "big") + row for row in self.index_rows)
         return head + rows + self.value
+
+
+# Does what StateEntry._make does, without a call of a Python function.
+_entry: Callable[[tuple[bytes, int, int, int, tuple[IndexRow, ...]]], StateEntry] = partial(tuple.__new__, StateEntry)
 
 
 def decode_entry(data: bytes) -> StateEntry:
     """Return an entry that the store kept."""
     offset, timestamp_ms, expires_ms, count = _HEAD.unpack_from(data)
+    if not count:
+        return _entry((data[_HEAD.size :], offset, timestamp_ms, expires_ms, ()))
     at, rows = _HEAD.size, []
     for _ in range(count):
         end = at + 4 + int.from_bytes(data[at : at + 4], "big")
@@ -152,6 +165,31 @@ def fold_changes(
     return folded
 
 
+def fold_rows(
+    records: Iterable[ChangelogRecord], find: Callable[[bytes], bytes | None], *, default_ttl_ms: int | None
+) -> FoldedChanges:
+    """Do the same for a copy without indexes whose changes nobody follows: only rows, the last one of each.
+
+    `find` returns a row as it is stored. A copy that is built from its log spends its time here.
+    """
+    folded, rows = FoldedChanges(), dict[bytes, bytes | None]()
+    for record in records:
+        row = _DATA + record.key
+        before = rows[row] if row in rows else find(row)
+        value, ttl_ms = record.write.value, record.write.ttl_ms
+        is_plain = ttl_ms is None and default_ttl_ms is None and (before is None or before[_DERIVED] == _NO_DERIVED)
+        if not is_plain:
+            previous = None if before is None else decode_entry(before)
+            rows.update(_row_changes(record.key, previous, _entry_of(record, default_ttl_ms, None)))
+        elif value is not None:
+            rows[row] = _HEAD.pack(record.offset, record.timestamp_ms, NEVER, 0) + value
+        elif before is not None:
+            rows[row] = None
+        folded.keys += (rows.get(row, before) is not None) - (before is not None)
+    folded.writes += rows.items()
+    return folded
+
+
 def _entry_of(record: ChangelogRecord, default_ttl_ms: int | None, index: Indexer | None) -> StateEntry | None:
     value, ttl_ms = record.write.value, record.write.ttl_ms
     if value is None:
@@ -163,12 +201,19 @@ def _entry_of(record: ChangelogRecord, default_ttl_ms: int | None, index: Indexe
 
 def _row_changes(key: bytes, previous: StateEntry | None, entry: StateEntry | None) -> list[StoreWrite]:
     """Return the writes that replace a key's rows: old ones out, new ones in."""
+    stored: StoreWrite = (entry_row(key), entry.encode() if entry is not None else None)
+    if not _has_derived(previous) and not _has_derived(entry):
+        return [stored]
     gone = set(_derived(key, previous)) if previous is not None else set()
     new = dict.fromkeys(_derived(key, entry), key) if entry is not None else {}
     writes: list[StoreWrite] = [(row, None) for row in gone - new.keys()]
     writes += [(row, value) for row, value in new.items() if row not in gone]
-    writes.append((entry_row(key), entry.encode() if entry is not None else None))
-    return writes
+    return [*writes, stored]
+
+
+def _has_derived(entry: StateEntry | None) -> bool:
+    """Return True if other rows than the entry's own stand for a key."""
+    return entry is not None and (entry.expires_ms != NEVER or bool(entry.index_rows))
 
 
 def _derived(key: bytes, entry: StateEntry) -> list[bytes]:

@@ -11,7 +11,17 @@ from headrace.errors import BadArgument, NotReadable, NotStorable
 from headrace.protocol import check_finite
 from headrace.serde import Registry, Serde, schema_id_of, subject_of
 
-__all__ = ["AvroValues", "BytesValues", "IntValues", "JsonValues", "TextValues", "ValueCodec", "codec_of", "values_of"]
+__all__ = [
+    "AvroValues",
+    "BytesValues",
+    "IntValues",
+    "JsonValues",
+    "PlainValues",
+    "TextValues",
+    "ValueCodec",
+    "codec_of",
+    "values_of",
+]
 
 V = TypeVar("V")
 
@@ -36,7 +46,7 @@ class ValueCodec(Protocol[V]):
         ...
 
 
-class _Plain:
+class PlainValues:
     """A codec that needs nothing from anybody."""
 
     async def open(self) -> None:
@@ -46,7 +56,7 @@ class _Plain:
         """There is nothing to get ready."""
 
 
-class TextValues(_Plain):
+class TextValues(PlainValues):
     """Text as UTF-8."""
 
     def encode(self, value: str) -> bytes:
@@ -65,7 +75,7 @@ class TextValues(_Plain):
             raise NotReadable("a text", shown(data), str(error)) from error
 
 
-class BytesValues(_Plain):
+class BytesValues(PlainValues):
     """Bytes as they are."""
 
     def encode(self, value: bytes) -> bytes:
@@ -78,7 +88,7 @@ class BytesValues(_Plain):
         return data
 
 
-class IntValues(_Plain):
+class IntValues(PlainValues):
     """Whole numbers in 8 bytes, big-endian, as Kafka's LongSerializer has them."""
 
     def encode(self, value: int) -> bytes:
@@ -96,7 +106,7 @@ class IntValues(_Plain):
         return int.from_bytes(data, "big", signed=True)
 
 
-class JsonValues(_Plain, Generic[V]):
+class JsonValues(PlainValues, Generic[V]):
     """Anything that JSON carries; with a type, checked and built as msgspec does."""
 
     def __init__(self, kind: type[V] | Any = Any) -> None:  # noqa: ANN401

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, cast
 
@@ -29,6 +29,7 @@ __all__ = [
     "count_outcome",
     "deliver_all",
     "flush_and_abort",
+    "produce_at_once",
     "produce_record",
 ]
 
@@ -149,6 +150,11 @@ class Attempt:
         self._positions.append(None)
         return len(self._positions) - 1
 
+    @property
+    def has_small_topics(self) -> bool:
+        """True if a topic takes smaller batches than the producer makes."""
+        return any(topic.config.max_record_bytes < WHOLE_BATCH_BYTES for topic in self.topics.values())
+
     def drop_last(self, record: NewRecord, partition: int) -> None:
         """Take back the last `add`: the record could not be queued."""
         self.records[record.topic] -= 1
@@ -189,6 +195,20 @@ class Attempt:
 
 
 _QUEUE_FULL_S = 0.05
+
+
+def produce_at_once(producer: Any, attempt: Attempt, placed: Sequence[Placed]) -> int:  # noqa: ANN401
+    """Add records as long as nothing has to be waited for; returns how many. `produce_record` adds the next one."""
+    if attempt.has_small_topics:
+        return 0
+    for count, (record, partition) in enumerate(placed):
+        report = functools.partial(attempt.delivered, attempt.add(record, partition), record)
+        try:
+            produce(producer, record, partition, report)
+        except (BufferError, *FATAL_RAISED):  # what it is shows when it is tried again
+            attempt.drop_last(record, partition)
+            return count
+    return len(placed)
 
 
 async def produce_record(producer: Any, threads: Threads, attempt: Attempt, placed: Placed, *, flush_s: float) -> None:  # noqa: ANN401

@@ -33,6 +33,7 @@ from headrace.log.kafka.open_transaction import (
     count_outcome,
     deliver_all,
     flush_and_abort,
+    produce_at_once,
     produce_record,
 )
 from headrace.log.kafka.read import RecentEnds
@@ -142,8 +143,10 @@ class KafkaTransactional:
         self._state.expect("append", TransactionStage.OPEN)
         topics, placed = await self._placing.place(records)
         self._attempt.know(topics)
-        for each in placed:
-            await self._produce(each)
+        done = 0
+        while (done := done + produce_at_once(self._producer, self._attempt, placed[done:])) < len(placed):
+            await self._produce(placed[done])
+            done += 1
 
     async def _produce(self, placed: Placed) -> None:
         timeout_s = self._cluster.request_timeout_s
