@@ -129,6 +129,7 @@ class Headrace:
         BadArgument if no store was named, MissingExtra without the extra `gateway`.
         """
         from headrace import __version__
+        from headrace.app.consoles import ConsoleConnection
         from headrace.app.gateways import ConnectionParts, served_beside
         from headrace.gateway import GatewayApp, ServedKeyspace
 
@@ -139,6 +140,7 @@ class Headrace:
             version=__version__,
             keyspaces=[ServedKeyspace(each.spec, self.keyspace(each)) for each in app.keyspaces.values()],
             engines=[self.engine(part) for part in parts if isinstance(part, Engine)],
+            console=ConsoleConnection(self, lambda: self._node) if self.settings.gateway.console else None,
             routes=routes,
             beside=served_beside(app, beside),
         )

@@ -20,7 +20,10 @@ _MOST_DIGITS = 20  # of the largest number that any parameter takes
 
 
 class GatewayRequest:
-    """One request. The body has been read, and is at most as large as the settings allow."""
+    """One request. The body has been read, and is at most as large as the settings allow.
+
+    `root_path` is where the gateway is mounted in another application; it is empty for one that stands alone.
+    """
 
     def __init__(
         self,
@@ -31,6 +34,7 @@ class GatewayRequest:
         body: bytes,
         caller: Caller,
         request_id: str,
+        root_path: str = "",
     ) -> None:
         self.route = route
         self.path = path
@@ -39,6 +43,7 @@ class GatewayRequest:
         self.body = body
         self.caller = caller
         self.request_id = request_id
+        self.root_path = root_path
         if not route.takes_any_query:
             self._check_query()
 
