@@ -3,7 +3,7 @@
 import { h, measured, s, timeOf } from "./dom.js";
 
 const WIDTH = 420, HEIGHT = 120, LEFT = 38, RIGHT = 6, TOP = 8, BOTTOM = 18;
-const SPAN_MS = 3_600_000;
+const MINUTES = [5, 10, 20, 30, 60];
 const LINES_SHOWN = 6;
 
 /** Return the next round number above a value, to end the axis with. */
@@ -42,26 +42,34 @@ export function runs(points) {
   return found.filter((run) => run.length > 0);
 }
 
+/** Return the time that a chart covers, in minutes: as much of the hour as there are points for. */
+export function minutesOf(lines, now) {
+  const oldest = Math.min(now, ...lines.flatMap(([, points]) => points.slice(0, 1).map(([at]) => at)));
+  return MINUTES.find((each) => each * 60_000 >= now - oldest) ?? MINUTES.at(-1);
+}
+
 /** Return a chart: a title with the newest value, the lines of an hour, and a legend if there are several. */
 export function chart(title, unit, lines, now) {
   const shown = chosen(lines);
+  const minutes = minutesOf(shown, now);
+  const span = minutes * 60_000;
   const values = shown.flatMap(([, points]) => points.map(([, value]) => value ?? 0));
   const top = roundUp(Math.max(0, ...values));
-  const x = (at) => LEFT + ((at - now + SPAN_MS) / SPAN_MS) * (WIDTH - LEFT - RIGHT);
+  const x = (at) => LEFT + ((at - now + span) / span) * (WIDTH - LEFT - RIGHT);
   const y = (value) => TOP + (1 - value / top) * (HEIGHT - TOP - BOTTOM);
   const newest = sum(shown.map(([, points]) => points.slice(-1))).at(-1)?.[1];
   const isSummed = shown.length > 1 && unit !== "ms";
   const label = shown.length === 1 || isSummed ? measured(newest, unit) : "";
-  const picture = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title} over the last hour, now ${label || "see the legend"}` },
+  const picture = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title} over the last ${minutes} minutes, now ${label || "see the legend"}` },
     [0, top / 2, top].map((value) => [
       s("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }),
       s("text", { x: LEFT - 5, y: y(value) + 3, "text-anchor": "end" }, measured(value)),
     ]),
-    [60, 40, 20, 0].map((ago) =>
-      s("text", { x: x(now - ago * 60_000), y: HEIGHT - 4, "text-anchor": ago === 60 ? "start" : ago === 0 ? "end" : "middle" }, ago ? `${ago} min` : "now")),
+    [minutes, minutes / 2, 0].map((ago) =>
+      s("text", { x: x(now - ago * 60_000), y: HEIGHT - 4, "text-anchor": ago === minutes ? "start" : ago === 0 ? "end" : "middle" }, ago ? `${ago} min ago` : "now")),
     shown.map(([, points], n) => runs(points).map((run) => drawnRun(run, n, x, y, shown.length === 1))),
   );
-  follow(picture, shown, unit, x, now);
+  follow(picture, shown, unit, x, now, span);
   const legend = shown.length > 1 && h("ul", { class: "legend" }, shown.map(([name, points], n) =>
     h("li", {}, s("svg", { viewBox: "0 0 14 8", "aria-hidden": "true" }, s("line", { class: `c${n + 1}`, x1: 0, x2: 14, y1: 4, y2: 4 })),
       `${name} ${measured(points.at(-1)?.[1], unit)}`)));
@@ -80,14 +88,14 @@ function drawnRun(run, n, x, y, isFilled) {
 }
 
 /** Show the values under the pointer, as the picture's title does for those who have none. */
-function follow(picture, shown, unit, x, now) {
+function follow(picture, shown, unit, x, now, span) {
   const cross = s("line", { class: "cross", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
   const text = s("title", {});
   picture.append(cross, text);
   picture.addEventListener("pointerleave", () => cross.setAttribute("visibility", "hidden"));
   picture.addEventListener("pointermove", (event) => {
     const box = picture.getBoundingClientRect();
-    const at = now - SPAN_MS + (((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT) * SPAN_MS;
+    const at = now - span + ((((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT)) * span;
     const near = shown.map(([name, points]) => [name, nearest(points, at)]).filter(([, point]) => point);
     if (!near.length) return;
     cross.setAttribute("x1", x(near[0][1][0]));

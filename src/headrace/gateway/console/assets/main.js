@@ -136,7 +136,8 @@ function theme(change = false) {
   localStorage.setItem("headrace-theme", now);
   if (now === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = now;
-  element("theme").textContent = `Theme: ${now}`;
+  element("theme").replaceChildren(h("span", { class: "quiet" }, "Theme: "), now);
+  element("theme").setAttribute("aria-label", `Theme: ${now}`);
 }
 
 /** A digit opens a part, and a slash goes to its first field, unless the person is typing. */

@@ -30,7 +30,7 @@ const lanes = ({ lanes: all }) => [
     ["Waiting", ({ pending }) => count(pending), "number"],
     ["Oldest", ({ pending, max_wait_s }) => (pending ? measured(max_wait_s, "s") : ""), "number"],
     ["Dead", ({ dead: n }) => (n ? badge(count(n), "bad") : "0"), "number"],
-    ["Relay", ({ locked_by }) => (locked_by ? badge("works", "good") : badge("none"))],
+    ["Relay", ({ locked_by }) => (locked_by ? badge("sends", "good") : badge("idle"))],
     ["Last error", ({ last_error }) => last_error ?? "", "wrap"],
   ], all, "Waiting messages") : empty("Nothing was ever published to a topic that you may read."),
 ];
