@@ -49,9 +49,11 @@ def test_a_healthy_cluster_has_no_problems() -> None:
 
 def test_an_owner_that_is_gone_is_not_shown_as_one() -> None:
     """The announced owner is not there any more: nobody serves its partitions, whoever is proposed next."""
-    gone = view_of(member("n2"))
-    assert texts(gone)[0] == "Nobody serves 2 of 2 partitions (0, 1) of accounts."
-    first = cluster_as_json(gone, Departures(), node_id=None)["groups"][0]["partitions"][0]
+    departures, gone = Departures(), view_of(member("n2"), owners={})
+    departures.look(BOTH, 1000)
+    departures.look(gone, 2000)
+    assert texts(view_of(member("n2")))[0] == texts(gone)[0] == "Nobody serves 2 of 2 partitions (0, 1) of accounts."
+    first = cluster_as_json(gone, departures, node_id=None)["groups"][0]["partitions"][0]
     assert (first["owner"], first["former_owner"]) == (None, "n1")
 
 

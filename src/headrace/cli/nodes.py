@@ -101,8 +101,8 @@ async def _served(hr: Headrace, parts: Sequence[_NodePart], http: str | None) ->
 
 async def _until_one_ends(stopping: asyncio.Event, node: RunningNode, gateway: RunningGateway | None) -> None:
     """Wait for the signal to stop, or for the end of the node or its gateway: half of them must not look alive."""
-    waits = [asyncio.create_task(each) for each in (stopping.wait(), node.wait())]
-    ended = [] if gateway is None else [gateway.ended]
+    waits: list[asyncio.Future[Any]] = [asyncio.create_task(stopping.wait()), asyncio.create_task(node.wait())]
+    ended: list[asyncio.Future[Any]] = [] if gateway is None else [gateway.ended]
     await asyncio.wait([*waits, *ended], return_when=asyncio.FIRST_COMPLETED)
     for task in waits:
         if task.done():

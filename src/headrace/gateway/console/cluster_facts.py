@@ -30,6 +30,7 @@ class Departures:
         self._most = most
         self._there: dict[str, Departure] = {}
         self._gone: dict[str, Departure] = {}
+        self._owners: dict[tuple[str, int], str] = {}
 
     def look(self, view: ClusterView, now_ms: int) -> None:
         """Compare the view with what was there before; an old view says nothing."""
@@ -45,6 +46,13 @@ class Departures:
         gone = {name: last for name, last in {**kept, **left}.items() if name not in view.members}
         self._gone = dict(list(gone.items())[-self._most :])
         self._there = there
+        partitions = [(group, number) for group, spec in view.groups.items() for number in range(spec.partitions)]
+        owners = {each: _owner_of(view, *each) or self._owners.get(each) for each in partitions}
+        self._owners = {each: owner for each, owner in owners.items() if owner is not None}
+
+    def last_owner(self, group: str, partition: int) -> str | None:
+        """Return the member that was last seen to serve a partition."""
+        return self._owners.get((group, partition))
 
     @property
     def gone(self) -> list[Departure]:
@@ -82,7 +90,7 @@ def cluster_as_json(view: ClusterView, departures: Departures, *, node_id: str |
             {
                 "name": group,
                 "replicas": spec.replicas,
-                "partitions": [_partition(view, group, number) for number in range(spec.partitions)],
+                "partitions": [_partition(view, departures, group, number) for number in range(spec.partitions)],
             }
             for group, spec in sorted(view.groups.items())
         ],
@@ -104,7 +112,7 @@ def _node(view: ClusterView, facts: MemberFacts, node_id: str | None) -> dict[st
     }
 
 
-def _partition(view: ClusterView, group: str, number: int) -> dict[str, Any]:
+def _partition(view: ClusterView, departures: Departures, group: str, number: int) -> dict[str, Any]:
     owner = view.owners.get(group, {}).get(number)
     present = _owner_of(view, group, number)
     placements = view.placements.get(group, ())
@@ -114,7 +122,7 @@ def _partition(view: ClusterView, group: str, number: int) -> dict[str, Any]:
     return {
         "partition": number,
         "owner": present,
-        "former_owner": owner.member if owner is not None and present is None else None,
+        "former_owner": departures.last_owner(group, number) if present is None else None,
         "epoch": owner.epoch if owner is not None else None,
         "standbys": [{"id": name, "state": _standby_state(view, name, online)} for name in replicas if name != present],
         "awaited": list(placement.awaited) if placement else [],

@@ -42,6 +42,7 @@ function open([name, title, part], rest) {
   document.title = `${current.title ?? title} – Headrace console`;
   const shown = h("div", {}, h("h1", {}, current.title ?? title), h("p", {}, current.about), trouble, current.element);
   element("view").replaceChildren(shown);
+  element("view").dataset.part = [name, ...rest].join("/");
   element("nav").replaceChildren(...PARTS.map(([each, text], n) =>
     h("a", { href: `#/${each}`, "aria-current": each === name && "page" }, text, h("kbd", { "aria-hidden": "true" }, n + 1))));
   tick();
