@@ -29,7 +29,7 @@ PARTS = ("overview", "topics", "journals", "tags", "live", "cluster", "engines",
 PHONE = {"viewport": {"width": 360, "height": 740}}
 
 
-def settings_of(folder: Path) -> HeadraceSettings:
+def settings_of(folder: Path, *, has_outbox: bool) -> HeadraceSettings:
     address = f"embedded:{folder}"
     given = {
         "log": {"address": address},
@@ -37,9 +37,9 @@ def settings_of(folder: Path) -> HeadraceSettings:
         "registry": {"address": "memory:"},
         "cluster": {"node_id": "gateway", "session_s": 1.0},
         "gateway": {"listen": "127.0.0.1:0", "console_sample_s": 0.2},
-        "outbox": {"database": f"sqlite:///{folder / 'shop.db'}"},
     }
-    return HeadraceSettings.model_validate(given)
+    database = {"outbox": {"database": f"sqlite:///{folder / 'shop.db'}"}} if has_outbox else {}
+    return HeadraceSettings.model_validate({**given, **database})
 
 
 class Market(NamedTuple):
@@ -55,7 +55,7 @@ class Market(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def running_market(folder: Path, *parts: Any) -> AsyncIterator[Market]:
-    settings = settings_of(folder)
+    settings = settings_of(folder, has_outbox=bool(parts))
     async with connect(settings=settings) as hr, hr.node(*parts):
         app = hr.gateway(Accounts, purses)
         async with serving(app, settings.gateway) as gateway:
@@ -177,6 +177,7 @@ async def test_a_dead_message_is_purged_by_keyboard(browser_page: BrowserPage, m
     await page.run("await page.keyboard.press('Tab'); await page.keyboard.press('Enter')")
     await sees(page, "1 message of prices removed.")
     await sees(page, "No message is dead.")
+    await sees(page, "no known problems", "#status.good")
     assert await page.errors() == []
 
 

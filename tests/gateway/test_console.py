@@ -164,6 +164,8 @@ async def test_dead_messages_are_shown_replayed_and_purged(hr: Headrace, dead: s
     """A dead message is cut to what a page can show; replay and purge change those that are named, or none."""
     async with client_of(hr, outbox={"database": dead}) as client:
         first, second = (await client.get(f"{API}/outbox")).json()["dead"]
+        (problem,) = (await client.get(f"{API}/overview")).json()["problems"]
+        assert problem == {"level": "warn", "text": "2 of the outbox's messages for orders could not be sent."}
         assert first["message"]["is_cut"]
         assert len(first["message"]["value"]) <= 4096
         assert first["key"]["value"] == "<script>alert(1)</script>"
@@ -178,6 +180,7 @@ async def test_dead_messages_are_shown_replayed_and_purged(hr: Headrace, dead: s
         assert sum(lane["pending"] for lane in now["lanes"]) == 1
         assert (await client.post(f"{API}/outbox/orders/purge", json={}, headers=ACTION)).json() == {"count": 1}
         assert (await client.get(f"{API}/outbox")).json()["dead"] == []
+        assert (await client.get(f"{API}/overview")).json()["problems"] == []
 
 
 async def test_an_action_needs_the_grant_and_comes_from_the_console(

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import HeadraceError
 from headrace.gateway.console.charts import HOUR_S, Buckets, ChartBook, grown_by, quantile_of
@@ -19,6 +19,9 @@ from headrace.gateway.console.cluster_facts import Departures
 from headrace.gateway.console.ports import ConsoleParts, LogTopics
 from headrace.observe import MetricSample, get_logger, metric_samples
 from headrace.runtime import Supervisor
+
+if TYPE_CHECKING:  # it needs the extra `outbox`
+    from headrace.outbox import LaneStatus
 
 __all__ = ["ConsoleRecorder", "Metered", "metered"]
 
@@ -47,7 +50,10 @@ class _Look(NamedTuple):
 
 
 class ConsoleRecorder:
-    """Keeps the charts. `recording` runs it; without that, there are no charts, and everything else is there."""
+    """Keeps the charts. `recording` runs it; without that, there are no charts, and everything else is there.
+
+    `dead` is how many messages of the outbox are dead, by topic; `failing` are the parts that could not be measured.
+    """
 
     def __init__(
         self, parts: ConsoleParts, *, every_s: float, read_metrics: Callable[[], list[MetricSample]] | None = None
@@ -62,7 +68,8 @@ class ConsoleRecorder:
         self._topics_at_s = 0.0
         self._look: _Look | None = None
         self._metered: tuple[float, Metered] | None = None
-        self._failing: set[str] = set()
+        self.dead: dict[str, int] = {}
+        self.failing: set[str] = set()
         self._is_recording = False
 
     @contextlib.asynccontextmanager
@@ -93,6 +100,13 @@ class ConsoleRecorder:
         if (view := self._parts.cluster) is not None:
             self.departures.look(view, now_ms())
 
+    def note_lanes(self, lanes: Sequence[LaneStatus]) -> None:
+        """Remember how many messages are dead, by topic; whoever asked the outbox tells it."""
+        dead: defaultdict[str, int] = defaultdict(int)
+        for lane in lanes:
+            dead[lane.topic] += lane.dead
+        self.dead = dead
+
     async def measure(self) -> None:
         """Add one point to each chart."""
         self.look_at_cluster()
@@ -113,14 +127,14 @@ class ConsoleRecorder:
             async with asyncio.timeout(max(self.every_s, _FRESH_S)):
                 await measure()
         except (HeadraceError, TimeoutError) as error:
-            if part not in self._failing:
+            if part not in self.failing:
                 _logger.warning("the console can't measure", part=part, error=repr(error))
-            self._failing.add(part)
+            self.failing.add(part)
             self._look = None if part == "log" else self._look
             for chart in charts:
                 self.charts.add(chart, now_ms(), {})
         else:
-            self._failing.discard(part)
+            self.failing.discard(part)
 
     async def _measure_topics(self) -> None:
         found, at_s = await self.topics(fresh_s=0.0), time.monotonic()
@@ -136,13 +150,12 @@ class ConsoleRecorder:
         if self._parts.outbox is None:
             return
         lanes = await self._parts.outbox.lanes()
+        self.note_lanes(lanes)
         pending: defaultdict[str, float] = defaultdict(float)
-        dead: defaultdict[str, float] = defaultdict(float)
         for lane in lanes:
             pending[lane.topic] += lane.pending
-            dead[lane.topic] += lane.dead
         self.charts.add("pending", now_ms(), pending)
-        self.charts.add("dead", now_ms(), dead)
+        self.charts.add("dead", now_ms(), self.dead)
 
     async def _measure_process(self) -> None:
         now, at_s = metered(await asyncio.to_thread(self._read_metrics)), time.monotonic()

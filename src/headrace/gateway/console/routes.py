@@ -5,7 +5,7 @@ What other routes of the gateway answer already (events, tags, keyspaces, the st
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -223,6 +223,8 @@ class ConsoleRoutes:
         if may["cluster"] and view is not None:
             self._recorder.look_at_cluster()
             problems += cluster_problems(view, self._recorder.departures)
+        if may["outbox"]:
+            problems += self._outbox_problems(caller)
         return {
             "version": self._version,
             "now_ms": now_ms(),
@@ -281,6 +283,7 @@ class ConsoleRoutes:
         except Misconfigured as error:
             _logger.warning("the console can't show the outbox", request_id=request.request_id, error=repr(error))
             return {"is_available": False, "why": _why_unusable(error)}
+        self._recorder.note_lanes(lanes)
         may_read = partial(request.caller.may, "read", "topic")
         return {
             "is_available": True,
@@ -316,6 +319,14 @@ class ConsoleRoutes:
         position = await self._parts.quarantine.decide(topic, id_, skip=skip, offset=offset)
         _logger.info("quarantine decided", skip=skip, topic=topic, id=id_, offset=offset, by=request.caller.subject)
         return {"partition": position.partition, "offset": position.offset}
+
+    def _outbox_problems(self, caller: Caller) -> Iterator[dict[str, Any]]:
+        if "outbox" in self._recorder.failing:
+            yield {"level": "warn", "text": "The outbox can't be asked: what waits there is not known."}
+            return
+        for topic, count in sorted(self._recorder.dead.items()):
+            if count and caller.may("read", "topic", topic):
+                yield {"level": "warn", "text": f"{count} of the outbox's messages for {topic} could not be sent."}
 
     def _outbox(self) -> ConsoleOutbox:
         if self._parts.outbox is None:

@@ -95,7 +95,7 @@ function answered(found) {
 export function verdict({ problems, unseen }) {
   const bad = problems.filter(({ level }) => level === "bad").length;
   if (bad) return ["bad", bad === 1 ? "1 problem" : `${bad} problems`];
-  if (problems.length) return ["warn", "degraded"];
+  if (problems.length) return ["warn", problems.length === 1 ? "1 warning" : `${problems.length} warnings`];
   if (unseen.includes("health")) return ["", "you may not see the state"];
   return ["good", unseen.includes("cluster") ? "no known problems; you may not see nodes" : "no known problems"];
 }
