@@ -24,9 +24,6 @@ SHOTS = (
     ("nodes", "#/cluster", {**WIDE, "colorScheme": "dark"}, ".partition", 3),
     ("journal", "#/journals/accounts-live/alice", WIDE, ".event", 3),
     ("outbox", "#/outbox", WIDE, ".chart polyline", 1),
-    ("live", "#/live/demo-counters/counts/counter-1", WIDE, ".live .badge.good", 0),
-    ("topics", "#/topics", WIDE, "tbody tr", 3),
-    ("engines", "#/engines", WIDE, ".chart polyline", 2),
     ("phone", "#/cluster", PHONE, ".partition", 3),
 )
 

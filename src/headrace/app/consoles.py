@@ -12,7 +12,7 @@ from headrace.app.nodes import RunningNode
 from headrace.cluster import ClusterView
 from headrace.config import OutboxSettings
 from headrace.errors import BadArgument, MissingExtra, UnknownTopic
-from headrace.gateway import ConsoleOutbox, JournalLine, LogTopics, PartitionFacts, TopicFacts
+from headrace.gateway import ConsoleOutbox, JournalLine, LogTopics, PartitionOffsets, TopicFacts
 from headrace.journal import Held, Moment, held_journals, pass_verdict
 from headrace.model import Position, TopicPartition
 from headrace.store import JournalMeta
@@ -92,16 +92,16 @@ class _Topics:
             return None
         return TopicFacts(topic, is_journal, partitions)
 
-    async def _plain(self, topic: str) -> tuple[PartitionFacts, ...]:
+    async def _plain(self, topic: str) -> tuple[PartitionOffsets, ...]:
         log = self._hr.log
         count = (await log.admin.describe(topic)).partitions
         bounds = [(n, await log.bounds(TopicPartition(topic, n))) for n in range(count)]
-        return tuple(PartitionFacts(n, each.start, each.end) for n, each in bounds)
+        return tuple(PartitionOffsets(n, each.start, each.end) for n, each in bounds)
 
-    async def _replicated(self, topic: str) -> tuple[PartitionFacts, ...]:
+    async def _replicated(self, topic: str) -> tuple[PartitionOffsets, ...]:
         stats = await self._hr.journal(topic, read_only=True).stats()
         return tuple(
-            PartitionFacts(
+            PartitionOffsets(
                 each.partition, each.start, each.end, each.start if each.replicated is None else each.replicated + 1
             )
             for each in stats

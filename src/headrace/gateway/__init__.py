@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.gateway.console import ConsoleParts as ConsoleParts
     from headrace.gateway.console import JournalLine as JournalLine
     from headrace.gateway.console import LogTopics as LogTopics
-    from headrace.gateway.console import PartitionFacts as PartitionFacts
+    from headrace.gateway.console import PartitionOffsets as PartitionOffsets
     from headrace.gateway.console import TopicFacts as TopicFacts
     from headrace.gateway.keyspaces import ServedKeyspace as ServedKeyspace
     from headrace.gateway.permissions import Caller as Caller
@@ -42,7 +42,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "headrace.gateway.app": "CALLER GatewayApp",
-        "headrace.gateway.console": "ConsoleOutbox ConsoleParts JournalLine LogTopics PartitionFacts TopicFacts",
+        "headrace.gateway.console": "ConsoleOutbox ConsoleParts JournalLine LogTopics PartitionOffsets TopicFacts",
         "headrace.gateway.keyspaces": "ServedKeyspace",
         "headrace.gateway.permissions": "Caller",
         "headrace.gateway.ports": "GatewayParts ServedJournal ServedTags",

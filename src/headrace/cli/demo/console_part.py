@@ -17,6 +17,7 @@ from headrace.cli.demo.keyspace_part import Add, Counters, node_process
 from headrace.cli.demo.voice import say, tell
 from headrace.config import HeadraceSettings
 from headrace.engine import Engine, Reject
+from headrace.errors import BadArgument
 from headrace.journal import Topology, replicate_batch
 from headrace.model import Cleanup, Event, TopicConfig, TopicPartition
 from headrace.runtime import Supervisor, shutdown_on_signals
@@ -75,6 +76,8 @@ async def serve_console(address: str, store: str | None, suffix: str, folder: Pa
     """Start two nodes and a gateway, use them without end, and serve the console until a signal comes."""
     from headrace.gateway import serving
 
+    if store is None and not address.startswith("embedded:"):
+        raise BadArgument("--store", store, "the engine and the journals of this demo need the store of the log")
     say("The console: two nodes, an engine, journals and an outbox, in use until you press Ctrl-C")
     logging.getLogger("headrace.cluster").setLevel(logging.ERROR)
     logging.getLogger("headrace.outbox").setLevel(logging.CRITICAL)  # the dead message is told below
@@ -82,7 +85,7 @@ async def serve_console(address: str, store: str | None, suffix: str, folder: Pa
     async with contextlib.AsyncExitStack() as stack:
         stopping = await stack.enter_async_context(shutdown_on_signals())
         for name in _NODES:
-            await stack.enter_async_context(node_process(address, name, *_PARTS))
+            await stack.enter_async_context(node_process(address, name, *_PARTS, store=store))
         hr = await stack.enter_async_context(connect(address, store=store, settings=settings))
         node = await stack.enter_async_context(hr.node())
         await node.online("demo-counters", timeout_s=60)
@@ -103,7 +106,8 @@ def _settings_of(folder: Path, listen: str) -> HeadraceSettings:
     loaded = HeadraceSettings.load()
     gateway = loaded.gateway.model_copy(update={"listen": listen, "console_sample_s": 2.0})
     outbox = type(loaded.outbox).model_validate({"database": f"sqlite:///{folder / 'orders.db'}"})
-    return loaded.model_copy(update={"gateway": gateway, "outbox": outbox})
+    cluster = loaded.cluster.model_copy(update={"node_id": "demo-console"})
+    return loaded.model_copy(update={"gateway": gateway, "outbox": outbox, "cluster": cluster})
 
 
 class _Users:

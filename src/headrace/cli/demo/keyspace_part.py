@@ -122,10 +122,12 @@ def _owners(me: RunningNode) -> str:
 
 
 @contextlib.asynccontextmanager
-async def node_process(address: str, name: str, *parts: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def node_process(
+    address: str, name: str, *parts: str, store: str | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a node in a process of its own while the block runs, with these parts, or with the counters only."""
     served = parts or ("headrace.cli.demo.keyspace_part:app",)
-    command = [sys.executable, "-m", "headrace", "node", "run", *served]
+    command = [sys.executable, "-m", "headrace", "node", "run", *served, *(("--store", store) if store else ())]
     pipe: Any = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
         *command, "--node-id", name, "--log", address, stdout=pipe, stderr=pipe

@@ -13,7 +13,7 @@ from headrace.gateway.console.ports import (
     ConsoleTopics,
     JournalLine,
     LogTopics,
-    PartitionFacts,
+    PartitionOffsets,
     TopicFacts,
 )
 from headrace.gateway.console.recorder import ConsoleRecorder
@@ -28,6 +28,6 @@ __all__ = [
     "ConsoleTopics",
     "JournalLine",
     "LogTopics",
-    "PartitionFacts",
+    "PartitionOffsets",
     "TopicFacts",
 ]

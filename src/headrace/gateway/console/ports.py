@@ -22,14 +22,14 @@ __all__ = [
     "DeadChange",
     "JournalLine",
     "LogTopics",
-    "PartitionFacts",
+    "PartitionOffsets",
     "TopicFacts",
 ]
 
 DeadChange: TypeAlias = Literal["replay", "purge"]
 
 
-class PartitionFacts(msgspec.Struct, frozen=True):
+class PartitionOffsets(msgspec.Struct, frozen=True):
     """One partition: the first offset that it has, the next one, and the first that is not replicated yet.
 
     `replicated` is None for a topic without journals: nothing replicates it.
@@ -51,7 +51,7 @@ class TopicFacts(msgspec.Struct, frozen=True):
 
     name: str
     is_journal: bool
-    partitions: tuple[PartitionFacts, ...]
+    partitions: tuple[PartitionOffsets, ...]
 
     @property
     def head(self) -> int:

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import HeadraceError
@@ -27,6 +28,7 @@ __all__ = ["ConsoleRecorder", "Metered", "metered"]
 
 _logger = get_logger(__name__)
 _FRESH_S = 1.0
+_DEADLINE_S = 10.0
 _LINES_AT_MOST = 100
 _REQUESTS = "headrace_gateway_request_seconds"
 _STAGES = "headrace_engine_stage_seconds"
@@ -68,6 +70,11 @@ class ConsoleRecorder:
         self._topics_at_s = 0.0
         self._look: _Look | None = None
         self._metered: tuple[float, Metered] | None = None
+        self._parts_measured: dict[str, tuple[Callable[[], Awaitable[None]], tuple[str, ...]]] = {
+            "log": (self._measure_topics, ("rate", "lag")),
+            "outbox": (self._measure_outbox, ("pending", "dead")),
+            "metrics": (self._measure_process, ()),
+        }
         self.dead: dict[str, int] = {}
         self.failing: set[str] = set()
         self._is_recording = False
@@ -80,7 +87,8 @@ class ConsoleRecorder:
             return
         self._is_recording = True
         background = Supervisor("console")
-        background.add("charts", self._record)
+        for part in self._parts_measured:
+            background.add(f"console-{part}", partial(self._record, part))
         try:
             async with background:
                 yield
@@ -109,22 +117,20 @@ class ConsoleRecorder:
 
     async def measure(self) -> None:
         """Add one point to each chart."""
-        self.look_at_cluster()
-        await asyncio.gather(
-            self._try("log", self._measure_topics, ("rate", "lag")),
-            self._try("outbox", self._measure_outbox, ("pending", "dead")),
-            self._try("metrics", self._measure_process, ()),
-        )
+        await asyncio.gather(*map(self._measure, self._parts_measured))
 
-    async def _record(self) -> None:
+    async def _record(self, part: str) -> None:
+        """Measure one part at the interval, so that a slow one holds no other back."""
         while True:
-            await self.measure()
+            await self._measure(part)
             await asyncio.sleep(self.every_s)
 
-    async def _try(self, part: str, measure: Callable[[], Awaitable[None]], charts: tuple[str, ...]) -> None:
+    async def _measure(self, part: str) -> None:
         """Measure a part; one that does not answer leaves a gap, and is logged when it begins to fail."""
+        self.look_at_cluster()
+        measure, charts = self._parts_measured[part]
         try:
-            async with asyncio.timeout(max(self.every_s, _FRESH_S)):
+            async with asyncio.timeout(_DEADLINE_S):
                 await measure()
         except (HeadraceError, TimeoutError) as error:
             if part not in self.failing:
