@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from tests.browser.pages import BrowserPage
 from tests.gateway.market import Account, Accounts, Pay, purses
+from tests.gateway.test_security import Issuer, issuer  # noqa: F401 - the last one is a fixture
 
 from headrace import Event
 from headrace.app import Headrace, connect
@@ -29,14 +30,14 @@ PARTS = ("overview", "topics", "journals", "tags", "live", "cluster", "engines",
 PHONE = {"viewport": {"width": 360, "height": 740}}
 
 
-def settings_of(folder: Path, *, has_outbox: bool) -> HeadraceSettings:
+def settings_of(folder: Path, *, has_outbox: bool, **gateway: Any) -> HeadraceSettings:
     address = f"embedded:{folder}"
     given = {
         "log": {"address": address},
         "store": {"address": address},
         "registry": {"address": "memory:"},
         "cluster": {"node_id": "gateway", "session_s": 1.0},
-        "gateway": {"listen": "127.0.0.1:0", "console_sample_s": 0.2},
+        "gateway": {"listen": "127.0.0.1:0", "console_sample_s": 0.2, **gateway},
     }
     database = {"outbox": {"database": f"sqlite:///{folder / 'shop.db'}"}} if has_outbox else {}
     return HeadraceSettings.model_validate({**given, **database})
@@ -54,8 +55,8 @@ class Market(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def running_market(folder: Path, *parts: Any) -> AsyncIterator[Market]:
-    settings = settings_of(folder, has_outbox=bool(parts))
+async def running_market(folder: Path, *parts: Any, **gateway_settings: Any) -> AsyncIterator[Market]:
+    settings = settings_of(folder, has_outbox=bool(parts), **gateway_settings)
     async with connect(settings=settings) as hr, hr.node(*parts):
         app = hr.gateway(Accounts, purses)
         async with serving(app, settings.gateway) as gateway:
@@ -189,6 +190,34 @@ async def test_engines_are_shown_with_the_state_of_an_aggregate(browser_page: Br
     await page.run("await page.getByLabel('Id').fill('p'); await page.getByRole('button', {name: 'Read'}).click()")
     await sees(page, '"coins": 3', "pre")
     await page.run("await page.locator('.chart polyline').first().waitFor()")
+
+
+async def test_a_token_opens_what_its_grants_allow(
+    browser_page: BrowserPage,
+    tmp_path: Path,
+    issuer: Issuer,  # noqa: F811
+) -> None:
+    """G15: without a token there is nothing to see; with one, what it may read, and no word that all is well.
+
+    The token goes with the WebSocket, too, and is asked for only once in a tab.
+    """
+    page, grants = browser_page, {"alice": ["read topic/shops", "read keyspace/*"]}
+    async with running_market(tmp_path, Accounts, jwt=issuer.settings(), grants=grants) as market:
+        await market.hr.journal("shops", partitions=1).append("a", [Event(1, {"n": 1})])
+        await market.hr.keyspace(Accounts).put("balances", "ann", Account("ann", 5))
+        await visit(page, market, "topics")
+        await sees(page, "This gateway wants a token")
+        await sees(page, "not signed in", "#status.warn")
+        await page.run("await page.getByRole('button', {name: 'Token'}).click()")
+        await page.run(
+            "await page.locator('dialog input').fill(arg); await page.keyboard.press('Enter')", issuer.token()
+        )
+        await sees(page, "shops", "td")
+        await sees(page, "you may not see the state", "#status")
+        await visit(page, market, "outbox")
+        await sees(page, "This can't be shown: not allowed to read system 'outbox'")
+        await visit(page, market, "live/accounts/balances/ann")
+        await sees(page, '"balance": 5', ".live pre")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

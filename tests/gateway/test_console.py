@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from tests.gateway.conftest import Client, NewClient, Serve, app_of, settings_with
@@ -52,6 +53,15 @@ async def test_the_page_is_complete_and_lets_in_nothing_else(client: Client) -> 
         found = await client.get(f"/console/assets/{name}")
         assert found.status_code == 200
         assert found.headers["content-security-policy"] == policy
+
+
+def test_the_wheel_has_the_page() -> None:
+    """Whoever installs the package has the console: no file of it is left out of the wheel."""
+    root = Path(__file__).parents[2]
+    included = {each.relative_path for each in WheelBuilder(str(root)).recurse_included_files()}
+    folder = "src/headrace/gateway/console/assets"
+    names = {*ConsolePages().names, "index.html"}
+    assert {f"{folder}/{name}" for name in names} <= included
 
 
 async def test_a_file_is_sent_compressed_and_once(client: Client) -> None:

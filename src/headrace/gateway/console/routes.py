@@ -5,6 +5,7 @@ What other routes of the gateway answer already (events, tags, keyspaces, the st
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -30,6 +31,7 @@ from headrace.gateway.console.shown_bytes import BytesRenderer
 from headrace.gateway.permissions import Caller
 from headrace.gateway.requests import GatewayRequest
 from headrace.gateway.routes import JSON, GatewayRoute, Needs, RouteAnswer, RouteParameter
+from headrace.journal import Moment
 from headrace.observe import Health, get_logger
 from headrace.serde import Registry
 
@@ -271,8 +273,12 @@ class ConsoleRoutes:
 
     async def history(self, request: GatewayRequest) -> object:
         """Answer with the last actions on a journal."""
-        moments = [each async for each in self._parts.topics.history(request.path["topic"], request.path["id"])]
-        return {"moments": moments[-_MOMENTS_SHOWN:], "is_cut": len(moments) > _MOMENTS_SHOWN}
+        kept: deque[Moment] = deque(maxlen=_MOMENTS_SHOWN)
+        is_cut = False
+        async for each in self._parts.topics.history(request.path["topic"], request.path["id"]):
+            is_cut = is_cut or len(kept) == _MOMENTS_SHOWN
+            kept.append(each)
+        return {"moments": list(kept), "is_cut": is_cut}
 
     async def outbox(self, request: GatewayRequest) -> object:
         """Answer with the outbox, or why it can't be shown."""
