@@ -64,6 +64,8 @@ SECONDS: dict[str, float] = {
     "tests/pipeline/test_tag_backfill.py": 30,
     "tests/store/cassandra/test_cassandra_conformance.py": 30,
     "tests/cli/test_commands.py": 25,
+    "tests/cli/test_console.py": 20,
+    "tests/browser/test_console.py": 20,
     "tests/journal/test_machine.py": 25,
     "tests/log/kafka/test_clusters.py": 25,
     "tests/secured/test_submit.py": 25,

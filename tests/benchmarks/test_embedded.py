@@ -13,7 +13,7 @@ from benchmarks.workloads import events
 
 @pytest.mark.parametrize(
     "name",
-    ["append-embedded", "append-log-embedded-batches", "raw-sqlite", "subscriptions", "transport"],
+    ["append-embedded", "append-log-embedded-batches", "console-load", "raw-sqlite", "subscriptions", "transport"],
 )
 def test_a_bench_without_servers_runs_through(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each figure it promises comes out, above nothing."""

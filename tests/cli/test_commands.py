@@ -178,6 +178,7 @@ def test_the_demo_ends_well(process: Run) -> None:
         "purged",
         "rolled back",
         "All of it took",
+        "headrace demo --serve",
     ):
         assert scene in done.stdout
 

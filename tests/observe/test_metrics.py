@@ -6,10 +6,10 @@ import asyncio
 import urllib.request
 
 import pytest
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
 from headrace.errors import BadArgument, PortUnusable
-from headrace.observe import counter, gauge, histogram, render, serve, timed
+from headrace.observe import MetricSample, counter, gauge, histogram, metric_samples, render, serve, timed
 
 LATENCY = histogram("test", "calls", "How long calls of this test take.", ["how"])
 EVENTS = counter("test", "events", "Things that happened in this test.")
@@ -83,3 +83,12 @@ def test_a_taken_port_is_told() -> None:
     """The error names the address."""
     with serve(0) as port, pytest.raises(PortUnusable, match=f"127.0.0.1:{port}"), serve(port):
         pass
+
+
+def test_some_metrics_are_read_by_name() -> None:
+    """The values of the metrics that are named come with their labels; what does not exist has none."""
+    registry = CollectorRegistry()
+    Counter("headrace_test_read", "Read.", ["kind"], registry=registry).labels("a").inc(3)
+    Counter("headrace_test_other", "Other.", registry=registry).inc()
+    found = metric_samples(["headrace_test_read_total", "headrace_test_missing_total"], registry)
+    assert found == [MetricSample("headrace_test_read_total", {"kind": "a"}, 3.0)]

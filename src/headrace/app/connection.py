@@ -134,6 +134,7 @@ class Headrace:
         BadArgument if no store was named, MissingExtra without the extra `gateway`.
         """
         from headrace import __version__
+        from headrace.app.consoles import ConsoleConnection
         from headrace.app.gateways import ConnectionParts, served_beside
         from headrace.gateway import GatewayApp, ServedKeyspace
 
@@ -145,6 +146,7 @@ class Headrace:
             version=__version__,
             keyspaces=[ServedKeyspace(each.spec, self.keyspace(each)) for each in app.keyspaces.values()],
             engines=[self.engine(engine) for engine in engines],
+            console=ConsoleConnection(self, lambda: self._node) if self.settings.gateway.console else None,
             routes=routes,
             beside=served_beside(app, beside),
             find_missing=self._missing_of([*app.keyspaces], [engine.name for engine in engines]),

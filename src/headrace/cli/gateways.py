@@ -85,7 +85,9 @@ async def _serve(gateway: GatewayApp, settings: GatewaySettings, stopping: async
     from headrace.gateway import serving
 
     async with serving(gateway, settings) as running:
-        answer(f"the gateway serves {running.url}; see {running.url}/docs", as_json=as_json, url=running.url)
+        console = f"{running.url}/console" if settings.console else None
+        text = f"the gateway serves {running.url}; see {running.url}/docs" + (f" and {console}" if console else "")
+        answer(text, as_json=as_json, url=running.url, console=console)
         running.ended.add_done_callback(lambda _: stopping.set())  # a server that failed must not look alive
         await stopping.wait()
 

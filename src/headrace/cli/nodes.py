@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Annotated, Any
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from headrace.app import Headrace
+from headrace.app import Headrace, RunningNode
 from headrace.cli.loader import load
 from headrace.cli.options import Address, AsJson, StoreAddress, answer, creating_headrace
 from headrace.engine import Engine
@@ -17,7 +18,12 @@ from headrace.keyspace import App, Keyspace
 from headrace.observe import Health, HealthState, get_logger
 from headrace.runtime import shutdown_on_signals
 
+if TYPE_CHECKING:  # it needs the extra `gateway`
+    from headrace.gateway import RunningGateway
+
 __all__ = ["app", "load_part", "watch_health"]
+
+_NodePart: TypeAlias = App | type[Keyspace] | Engine[Any]
 
 app = typer.Typer(no_args_is_help=True)
 _logger = get_logger(__name__)
@@ -40,6 +46,10 @@ def run(
     listen: Annotated[
         str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where other nodes reach this one.")
     ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option("--http", metavar="HOST:PORT", help="Serve the gateway and its console here, too; port 0: any."),
+    ] = None,
     drain: Annotated[
         bool, typer.Option("--drain", help="When stopped, hand everything over to other nodes first.")
     ] = False,
@@ -48,6 +58,8 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a node until it is stopped. It says when every partition has an owner.
+
+    With --http the gateway runs inside the node, on the same connection, with the console at /console.
 
     Example: headrace node run shop.market:app --node-id node-1
     """
@@ -58,7 +70,7 @@ def run(
         cluster = hr.settings.cluster
         changes = {"node_id": node_id or cluster.node_id, "listen": listen or cluster.listen}
         hr.settings = hr.settings.model_copy(update={"cluster": cluster.model_copy(update=changes)})
-        async with shutdown_on_signals() as stopping, hr.node(*parts) as node:
+        async with shutdown_on_signals() as stopping, hr.node(*parts) as node, _served(hr, parts, http) as gateway:
             missing = {name: gaps for name in names if (gaps := node.missing(name))}
             text = f"node {node.id} at {node.address} serves {', '.join(names)}"
             text += f"; without an owner yet: {missing}" if missing else "; every partition has an owner"
@@ -66,19 +78,42 @@ def run(
             text += "".join(f"\n{line}" for line in health.complaints())
             is_ready = not missing and health.readiness is not HealthState.DOWN
             facts = {"node": node.id, "address": node.address, "owned": len(node.owned), "ready": is_ready}
+            if gateway is not None:
+                text += f"\nthe gateway serves {gateway.url}"
+                text += f", with the console at {gateway.url}/console" if hr.settings.gateway.console else ""
+                facts["url"] = gateway.url
             answer(text, as_json=as_json, **facts, health=health.to_dict())
-            waits = [
-                asyncio.create_task(each) for each in (stopping.wait(), node.wait(), watch_health(lambda: node.health))
-            ]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for task in waits:
-                if task.done():
-                    task.result()
-                task.cancel()
+            await _until_one_ends(stopping, node, gateway)
             if drain and len(node.view.members) > 1:
                 await node.drain()
 
     creating_headrace(address, store, use)
+
+
+@contextlib.asynccontextmanager
+async def _served(hr: Headrace, parts: Sequence[_NodePart], http: str | None) -> AsyncIterator[RunningGateway | None]:
+    """Serve the gateway of the node's own connection while the block runs, if an address is given."""
+    if http is None:
+        yield None
+        return
+    from headrace.gateway import serving
+
+    changed = hr.settings.gateway.model_copy(update={"listen": http})
+    hr.settings = hr.settings.model_copy(update={"gateway": changed})
+    async with serving(hr.gateway(*parts), changed) as running:
+        yield running
+
+
+async def _until_one_ends(stopping: asyncio.Event, node: RunningNode, gateway: RunningGateway | None) -> None:
+    """Wait for the signal to stop, or for the end of the node or its gateway: half of them must not look alive."""
+    works = (stopping.wait(), node.wait(), watch_health(lambda: node.health))
+    waits: list[asyncio.Future[Any]] = [asyncio.create_task(each) for each in works]
+    ended: list[asyncio.Future[Any]] = [] if gateway is None else [gateway.ended]
+    await asyncio.wait([*waits, *ended], return_when=asyncio.FIRST_COMPLETED)
+    for task in waits:
+        if task.done():
+            task.result()
+        task.cancel()
 
 
 async def watch_health(look: Callable[[], Health], *, every_s: float = 1.0) -> None:

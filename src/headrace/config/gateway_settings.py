@@ -114,6 +114,10 @@ class GatewaySettings(Section):
     )
     burst: _Count = Field(default=100, description="Requests that a caller may send at once, above that average.")
     page_limit: _Count = Field(default=1_000, description="Most events of a page.")
+    console: bool = Field(default=True, description="Serve the console at /console.")
+    console_sample_s: Annotated[float, Field(ge=0.1, le=600)] = Field(
+        default=10.0, description="Time between two points of the console's charts, which show the last hour."
+    )
     tls: GatewayTlsSettings = GatewayTlsSettings()
     jwt: GatewayJwtSettings = GatewayJwtSettings()
     signatures: GatewaySignatureSettings = GatewaySignatureSettings()

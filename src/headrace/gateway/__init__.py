@@ -16,6 +16,12 @@ from headrace.lazy_names import lazy_names
 if TYPE_CHECKING:
     from headrace.gateway.app import CALLER as CALLER
     from headrace.gateway.app import GatewayApp as GatewayApp
+    from headrace.gateway.console import ConsoleOutbox as ConsoleOutbox
+    from headrace.gateway.console import ConsoleParts as ConsoleParts
+    from headrace.gateway.console import JournalLine as JournalLine
+    from headrace.gateway.console import LogTopics as LogTopics
+    from headrace.gateway.console import PartitionOffsets as PartitionOffsets
+    from headrace.gateway.console import TopicFacts as TopicFacts
     from headrace.gateway.keyspaces import ServedKeyspace as ServedKeyspace
     from headrace.gateway.permissions import Caller as Caller
     from headrace.gateway.ports import GatewayParts as GatewayParts
@@ -36,6 +42,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "headrace.gateway.app": "CALLER GatewayApp",
+        "headrace.gateway.console": "ConsoleOutbox ConsoleParts JournalLine LogTopics PartitionOffsets TopicFacts",
         "headrace.gateway.keyspaces": "ServedKeyspace",
         "headrace.gateway.permissions": "Caller",
         "headrace.gateway.ports": "GatewayParts ServedJournal ServedTags",

@@ -7,7 +7,8 @@ handler, all of it under a deadline. Whatever raises on this way is answered as 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -28,6 +29,7 @@ from headrace.errors import (
     TimedOut,
     Unauthenticated,
 )
+from headrace.gateway.console import ConsoleParts, ConsoleRecorder, ConsoleRoutes
 from headrace.gateway.engines import EngineRoutes
 from headrace.gateway.exchange import ClientLeft, Exchange, path_of
 from headrace.gateway.identity import Authentication, signed_parts
@@ -63,9 +65,9 @@ _MOST_TRACE_STATE = 512
 class GatewayApp:
     """The ASGI application.
 
-    `keyspaces` are served over HTTP and WebSocket, `engines` over HTTP. `routes` are further routes in the gateway's
-    own manner. `beside` is any ASGI application; it gets what no route takes, with the Caller in
-    `scope["headrace.caller"]`. `find_missing` tells which partitions of them have no owner.
+    `keyspaces` are served over HTTP and WebSocket, `engines` over HTTP. With `console` there is a page for operators.
+    `routes` are further routes in the gateway's own manner. `beside` is any ASGI application; it gets what no route
+    takes, with the Caller in `scope["headrace.caller"]`. `find_missing` tells which partitions of them have no owner.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class GatewayApp:
         version: str,
         keyspaces: Sequence[ServedKeyspace] = (),
         engines: Sequence[EngineClient[Any]] = (),
+        console: ConsoleParts | None = None,
         routes: Sequence[GatewayRoute] = (),
         beside: ASGIApp | None = None,
         find_missing: FindMissing | None = None,
@@ -99,6 +102,18 @@ class GatewayApp:
         journals = JournalRoutes(parts, terms, page_limit=settings.page_limit, create_topics=settings.create_topics)
         served = KeyspaceRoutes(keyspaces, parts.registry, terms, page_limit=settings.page_limit)
         self._sockets = Sockets(served, parts.registry, _socket_terms(settings, self._closing))
+        self._recorder = None if console is None else ConsoleRecorder(console, every_s=settings.console_sample_s)
+        pages: list[GatewayRoute] = []
+        if console is not None and self._recorder is not None:
+            pages = ConsoleRoutes(
+                console,
+                self._recorder,
+                parts.registry,
+                parts.health,
+                engines,
+                version=version,
+                refresh_health=self._operations.refresh,
+            ).routes()
         self._table = RouteTable(
             [
                 *journals.routes(),
@@ -107,6 +122,7 @@ class GatewayApp:
                 *served.routes(),
                 *EngineRoutes(engines).routes(),
                 *self._operations.routes(),
+                *pages,
                 *routes,
             ]
         )
@@ -115,6 +131,12 @@ class GatewayApp:
         """End all live streams in order, and answer that the gateway is not ready: it is about to stop."""
         self._closing.set()
         self._suspension.close()
+
+    @contextlib.asynccontextmanager
+    async def recording(self) -> AsyncIterator[None]:
+        """Record the console's charts while the block runs. `serving` does so; other servers do by their lifespan."""
+        async with contextlib.nullcontext() if self._recorder is None else self._recorder.recording():
+            yield
 
     def description(self) -> dict[str, Any]:
         """Return the OpenAPI document of all routes."""
@@ -126,7 +148,12 @@ class GatewayApp:
             await self._http(Exchange(scope, receive, send))
         elif scope["type"] == "websocket":
             await self._socket(scope, receive, send)
-        elif self._beside is not None:
+        else:
+            async with self.recording():
+                await self._lifespan(scope, receive, send)
+
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._beside is not None:
             await self._beside(scope, receive, send)
         else:
             await _empty_lifespan(receive, send)
@@ -199,6 +226,7 @@ class GatewayApp:
             body,
             caller,
             exchange.request_id,
+            exchange.scope.get("root_path", ""),
         )
         if match.route.needs_owners is not None and match.route.needs_owners(request):
             await self._owned()

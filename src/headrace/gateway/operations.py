@@ -91,13 +91,13 @@ class OperationRoutes:
 
     async def ready(self, request: GatewayRequest) -> object:
         """Answer with the state, without reasons: everybody may ask."""
-        await self._refresh()
+        await self.refresh()
         state = HealthState.DOWN if self._closing.is_set() else self._health.readiness
         return JSONResponse({"state": str(state)}, 200 if state is HealthState.UP else 503, _NO_STORE)
 
     async def health(self, request: GatewayRequest) -> object:
         """Answer with the tree."""
-        await self._refresh()
+        await self.refresh()
         return JSONResponse(self._health.to_dict(), 200 if self._health.is_up else 503, _NO_STORE)
 
     async def metrics(self, request: GatewayRequest) -> object:
@@ -112,7 +112,7 @@ class OperationRoutes:
         """Answer with the page."""
         return HTMLResponse(openapi_page(self.document()), headers={"content-security-policy": _PAGE_POLICY})
 
-    async def _refresh(self) -> None:
+    async def refresh(self) -> None:
         """Ask the parts how they are, once a second at most: everybody may ask the gateway, as often as they like."""
         async with self._refreshing:
             if time.monotonic() - self._refreshed_s >= _REFRESH_S:

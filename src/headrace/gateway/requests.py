@@ -23,7 +23,8 @@ _MOST_DIGITS = 20  # of the largest number that any parameter takes
 class GatewayRequest:
     """One request. The body has been read, and is at most as large as the settings allow.
 
-    `token` is the consistency token of what the answer must show; None if the caller sent none.
+    `token` is the consistency token of what the answer must show; None if the caller sent none. `root_path` is where
+    the gateway is mounted in another application; it is empty for one that stands alone.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class GatewayRequest:
         body: bytes,
         caller: Caller,
         request_id: str,
+        root_path: str = "",
     ) -> None:
         self.route = route
         self.path = path
@@ -44,6 +46,7 @@ class GatewayRequest:
         self.caller = caller
         self.request_id = request_id
         self.token = _token_of(headers)
+        self.root_path = root_path
         if not route.takes_any_query:
             self._check_query()
 

@@ -59,7 +59,8 @@ async def serving(app: GatewayApp, settings: GatewaySettings) -> AsyncIterator[R
         await asyncio.wait({ended, started}, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             ended.result()
-        yield RunningGateway(_url_of(listener, settings), ended)
+        async with app.recording():  # an application beside the gateway may have no lifespan
+            yield RunningGateway(_url_of(listener, settings), ended)
     finally:
         started.cancel()
         app.close_streams()

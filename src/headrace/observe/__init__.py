@@ -9,7 +9,17 @@ secrets are hidden in everything that is written.
 from headrace.observe.health import Health, HealthSource, HealthState, Probe
 from headrace.observe.line_charts import line_chart
 from headrace.observe.logs import LogFormat, Logger, configure, get_logger
-from headrace.observe.metrics import LATENCY_BUCKETS_S, counter, gauge, histogram, render, serve, timed
+from headrace.observe.metrics import (
+    LATENCY_BUCKETS_S,
+    MetricSample,
+    counter,
+    gauge,
+    histogram,
+    metric_samples,
+    render,
+    serve,
+    timed,
+)
 from headrace.observe.progress import (
     SILENT,
     BarProgress,
@@ -31,6 +41,7 @@ __all__ = [
     "LineProgress",
     "LogFormat",
     "Logger",
+    "MetricSample",
     "Probe",
     "Progress",
     "ProgressStep",
@@ -45,6 +56,7 @@ __all__ = [
     "inject",
     "line_chart",
     "linked_span",
+    "metric_samples",
     "progress_on",
     "render",
     "serve",

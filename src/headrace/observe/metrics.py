@@ -6,16 +6,26 @@ import functools
 import inspect
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 
 from headrace.errors import BadArgument, PortUnusable
 
-__all__ = ["LATENCY_BUCKETS_S", "counter", "gauge", "histogram", "render", "serve", "timed"]
+__all__ = [
+    "LATENCY_BUCKETS_S",
+    "MetricSample",
+    "counter",
+    "gauge",
+    "histogram",
+    "metric_samples",
+    "render",
+    "serve",
+    "timed",
+]
 
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -89,6 +99,20 @@ class timed:  # noqa: N801 - used as a context manager and decorator, like conte
                 return function(*args, **kwargs)
 
         return cast("_Function", measured)
+
+
+class MetricSample(NamedTuple):
+    """One value of a metric, with its labels."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def metric_samples(names: Sequence[str], registry: CollectorRegistry = REGISTRY) -> list[MetricSample]:
+    """Return the values of some metrics, named as in Prometheus' text format; those that don't exist have none."""
+    found = registry.restricted_registry(names).collect()
+    return [MetricSample(each.name, each.labels, each.value) for metric in found for each in metric.samples]
 
 
 def render(registry: CollectorRegistry = REGISTRY) -> str:

@@ -19,7 +19,7 @@ from headrace.errors import HeadraceError
 from headrace.keyspace import App, Keyspace, KeyspaceClient, State, handles, state
 from headrace.model import partition_of
 
-__all__ = ["Counters", "app", "show_keyspace"]
+__all__ = ["Add", "Counters", "app", "node_process", "show_keyspace"]
 
 _CALLERS = 8
 _LOAD_S = 1.5
@@ -64,7 +64,7 @@ async def show_keyspace(hr: Headrace, address: str) -> None:
     """Start two nodes, ask them, kill the owner of half of the partitions, and count."""
     logging.getLogger("headrace.cluster").setLevel(logging.WARNING)
     say("A keyspace: state by key on two nodes, each a process; the one that owns a key is killed under load")
-    async with _node_process(address, "demo-a") as first, _node_process(address, "demo-b") as second, hr.node() as me:
+    async with node_process(address, "demo-a") as first, node_process(address, "demo-b") as second, hr.node() as me:
         await me.online("demo-counters", timeout_s=60)
         await _both_own(me)
         counters = hr.keyspace(Counters)
@@ -122,8 +122,12 @@ def _owners(me: RunningNode) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _node_process(address: str, name: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    command = [sys.executable, "-m", "headrace", "node", "run", "headrace.cli.demo.keyspace_part:app"]
+async def node_process(
+    address: str, name: str, *parts: str, store: str | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a node in a process of its own while the block runs, with these parts, or with the counters only."""
+    served = parts or ("headrace.cli.demo.keyspace_part:app",)
+    command = [sys.executable, "-m", "headrace", "node", "run", *served, *(("--store", store) if store else ())]
     pipe: Any = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
         *command, "--node-id", name, "--log", address, stdout=pipe, stderr=pipe

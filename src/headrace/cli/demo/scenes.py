@@ -6,6 +6,7 @@ import asyncio
 import os
 import tempfile
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,12 @@ def demo(
     ] = None,
     store: Annotated[str | None, typer.Option("--store", help="The store of a log that is not embedded.")] = None,
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Show the pipeline too; it starts Spark.")] = True,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Skip the scenes: keep all parts busy, and serve the console until Ctrl-C.")
+    ] = False,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where --serve listens; port 0: any free one.")
+    ] = "127.0.0.1:8080",
 ) -> None:
     """See log, journals, tags, keyspaces, outbox and pipeline at work, with processes that are killed.
 
@@ -33,10 +40,16 @@ def demo(
         # On an existing log the demo uses topics of its own.
         suffix = f"-demo-{os.getpid()}" if address else ""
         place = address or f"embedded:{folder}/log"
+        if serve:
+            from headrace.cli.demo.console_part import serve_console
+
+            asyncio.run(serve_console(place, store, suffix, Path(folder), listen))
+            return
         asyncio.run(_run(place, store, suffix))
         if spark and (store is not None or place.startswith("embedded:")):
             show_pipeline(place, store, suffix)
     console.print(f"\nAll of it took {time.monotonic() - started:.1f} s.")
+    console.print("To watch it at work in a browser: headrace demo --serve")
 
 
 async def _run(address: str, store: str | None, suffix: str) -> None:
