@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.browser.fixtures import browser, browser_page, node_packages, run_node  # noqa: F401  (fixtures)
 
 from headrace.services import RunningService
 from headrace.testing.plugin import Size
