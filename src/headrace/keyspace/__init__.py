@@ -10,6 +10,7 @@ commit.
 from headrace.keyspace.apps import App
 from headrace.keyspace.calls import REPLIES
 from headrace.keyspace.client import NO_VALUE, KeyRead, KeyspaceClient, Scattered
+from headrace.keyspace.collections import CollectionEvent
 from headrace.keyspace.context import Context
 from headrace.keyspace.declaration import EVERY_NODE, Keyspace, KeyspaceSpec, consumes, handles, state
 from headrace.keyspace.hosting import KeyspaceHosting, StateFolder
@@ -23,6 +24,7 @@ __all__ = [
     "NO_VALUE",
     "REPLIES",
     "App",
+    "CollectionEvent",
     "Context",
     "InputStream",
     "KeyRead",
