@@ -412,7 +412,7 @@ class KeyspaceClient:
         if spec is None or name == REPLIES:
             raise BadArgument("state", name, f"keyspace {self.name!r} has {sorted(self._specs)}")
         await self.open()
-        deltas = None if spec.delta is None else await codec_of(spec.delta, spec.topic, self._registry)
+        deltas = None if spec.delta is None else await codec_of(spec.delta, spec.delta_topic, self._registry)
         opened = _OpenState(spec, OrderedKeys(spec.key), await codec_of(spec.value, spec.topic, self._registry), deltas)
         return self._states.setdefault(name, opened)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from headrace.errors import HeadraceError
@@ -76,7 +76,7 @@ class CollectionSource(NamedTuple):
     holds: Callable[[Any], bool]
 
 
-class _Resized(Exception):  # noqa: N818 - a turn of the loop below, no error
+class _Resized(Exception):
     """The keyspace has other partitions now."""
 
 
@@ -165,18 +165,18 @@ def _check(source: CollectionSource, generation: str) -> None:
         raise _Resized
 
 
-async def _merged(sources: Iterable[AsyncIterator[CollectionEvent]]) -> AsyncIterator[CollectionEvent]:
+async def _merged(sources: Iterable[AsyncIterator[CollectionEvent]]) -> AsyncGenerator[CollectionEvent, None]:
     """Yield what all sources do, as it comes; each waits until its event was taken."""
     pending: dict[asyncio.Future[CollectionEvent], AsyncIterator[CollectionEvent]] = {}
     try:
         for source in sources:
-            pending[asyncio.ensure_future(anext(source))] = source  # type: ignore[arg-type]
+            pending[asyncio.ensure_future(anext(source))] = source
         while pending:
             done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
                 source = pending.pop(each)
                 event = each.result()
-                pending[asyncio.ensure_future(anext(source))] = source  # type: ignore[arg-type]
+                pending[asyncio.ensure_future(anext(source))] = source
                 yield event
     finally:
         for each in pending:
