@@ -149,7 +149,7 @@ export interface KeySocket<V = Json> extends AsyncIterable<V | null> {
   close(): void;
 }
 
-export class Headrace {
+export class GatewayClient {
   constructor(url: string, options?: HeadraceOptions);
   readonly url: string;
   state<V = Json>(keyspace: string, name: string): State<V>;

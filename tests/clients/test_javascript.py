@@ -23,9 +23,9 @@ CLIENT = HERE.parents[1] / "clients" / "js"
 
 # Everything that a program can follow, recorded as it comes.
 FOLLOW = """
-const { Headrace } = globalThis.headrace;
+const { GatewayClient } = globalThis.headrace;
 const onStatus = (each) => seen.status.push(each);
-const hr = new Headrace(arg.url, { backoff: { firstMs: 20, limitMs: 200 }, onStatus });
+const hr = new GatewayClient(arg.url, { backoff: { firstMs: 20, limitMs: 200 }, onStatus });
 const seen = { json: [], avro: [], socket: [], deltas: [], totals: [], collected: [], status: [], errors: [] };
 const balances = hr.state("accounts", "balances");
 const record = async (source, list, shown) => {
@@ -127,7 +127,7 @@ async def test_a_socket_on_a_key_takes_messages(market: Market, program: Any, re
     """G5: framed Avro and JSON are messages to the key, whose schema the client asks for by name."""
     key = f"socket-{request.node.callspec.id}"
     code = """
-    const hr = new globalThis.headrace.Headrace(arg.url);
+    const hr = new globalThis.headrace.GatewayClient(arg.url);
     const found = [];
     for (const json of [false, true]) {
       const socket = hr.keySocket("accounts", "balances", arg.key, { json });
@@ -149,8 +149,8 @@ async def test_a_socket_on_a_key_takes_messages(market: Market, program: Any, re
 async def test_the_client_over_http(market: Market, program: Any, request: Any) -> None:
     """G4, G14: values with versions, pages, messages and commands with keys, journals, and events by tag."""
     code = """
-    const { Headrace, Problem } = globalThis.headrace;
-    const hr = new Headrace(arg.url + "/");
+    const { GatewayClient, Problem } = globalThis.headrace;
+    const hr = new GatewayClient(arg.url + "/");
     const failure = async (promise) => promise.then(() => null, (error) => [error instanceof Problem, error.status]);
     const found = {};
     const balances = hr.state("accounts", "balances");
@@ -236,12 +236,12 @@ async def test_tokens_are_renewed_and_refusals_are_final(
 ) -> None:
     """G10: a socket whose token ends is opened again with a new one, without a gap; what is forbidden stays so."""
     code = """
-    const { Headrace } = globalThis.headrace;
+    const { GatewayClient } = globalThis.headrace;
     const closed = [];
     const tokens = [...arg.tokens];
     const token = async () => (tokens.length > 1 ? tokens.shift() : tokens[0]);
     const onStatus = (each) => each.status === "waiting" && closed.push(each.code);
-    const hr = new Headrace(arg.url, { token, backoff: { firstMs: 10, limitMs: 50 }, onStatus });
+    const hr = new GatewayClient(arg.url, { token, backoff: { firstMs: 10, limitMs: 50 }, onStatus });
     const changes = hr.state("accounts", "balances").subscribe("tokens")[Symbol.asyncIterator]();
     const values = [(await changes.next()).value.value];
     const failure = (promise) => promise.then(() => null, (error) => [error.name, error.status]);
@@ -268,7 +268,7 @@ async def test_tokens_are_renewed_and_refusals_are_final(
         )
         assert after == {"values": [None, 1], "forbidden": [["Problem", 403], ["Problem", 403]]}
         refused = """
-        const hr = new globalThis.headrace.Headrace(arg.url, { token: arg.token, backoff: { firstMs: 10 } });
+        const hr = new globalThis.headrace.GatewayClient(arg.url, { token: arg.token, backoff: { firstMs: 10 } });
         const changes = hr.state("accounts", "balances").subscribe("tokens")[Symbol.asyncIterator]();
         return changes.next().then(() => null, (error) => [error.name, error.status]);
         """

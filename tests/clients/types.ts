@@ -1,5 +1,5 @@
 // Uses every part of the client as a program would; the compiler checks it against the types. It is never run.
-import { AvroCodec, Backoff, type Change, closeMeaning, type CollectionChange, Headrace, type Json, parseFrame, Problem, SocketClosed } from "headrace-client";
+import { AvroCodec, Backoff, type Change, closeMeaning, type CollectionChange, GatewayClient, type Json, parseFrame, Problem, SocketClosed } from "headrace-client";
 
 interface Account {
   type: "Account";
@@ -7,7 +7,7 @@ interface Account {
 }
 
 export async function use(): Promise<void> {
-  const hr = new Headrace("http://gateway.example", { token: async () => "t", backoff: { firstMs: 1 }, onStatus: ({ status }) => status });
+  const hr = new GatewayClient("http://gateway.example", { token: async () => "t", backoff: { firstMs: 1 }, onStatus: ({ status }) => status });
   const balances = hr.state<Account>("accounts", "balances");
   const found = await balances.get("a", { maxStalenessS: 1 });
   const version: number | undefined = found?.version;

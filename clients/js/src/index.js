@@ -13,7 +13,7 @@ export { AvroCodec } from "./values.js";
 // How often a token function may give tokens that are refused, before that is an error.
 const MOST_REFUSED_TOKENS = 3;
 
-export class Headrace {
+export class GatewayClient {
   #options;
   #connection = null;
   #http;

@@ -1,5 +1,5 @@
 // A socket on one key: the present value, then each change, as framed Avro or as JSON; and messages to the key. Its frames
-// have no offsets, so a new connection begins with the present value; `Headrace.subscribe` resumes without a gap.
+// have no offsets, so a new connection begins with the present value; `GatewayClient.subscribe` resumes without a gap.
 import { Backoff, sleep } from "./backoff.js";
 import { ClientClosed, closeMeaning, SocketClosed } from "./errors.js";
 import { askSchema, bytesOf, frameValue, parseFrame } from "./frames.js";
@@ -39,7 +39,7 @@ export class KeySocket {
 
   /**
    * Sends a message to the handler of the key: as framed Avro, or as JSON on a socket of JSON. It is sent at most once,
-   * and its effect comes back as a change; `Headrace.publish` tells the reply and is safe over lost connections.
+   * and its effect comes back as a change; `GatewayClient.publish` tells the reply and is safe over lost connections.
    */
   async send(message, data) {
     const socket = await this.#opened();

@@ -347,7 +347,7 @@ class _ManySocket(_Socket):
             await follow
         except Exception as error:  # one subscription ends, and its client hears of it
             if not isinstance(error, HeadraceError):
-                _logger.error("subscription failed", error=repr(error), exc_info=error)
+                _logger.exception("subscription failed")
             await self._tell(number, error)
             self._forget(number)
 
