@@ -48,6 +48,7 @@
     │   ├── StateReadOnly           a write to a state that this process does not own
     │   ├── Unauthenticated         a request without credentials, or with wrong ones
     │   ├── GatewayRefused          the gateway refused a request of its client
+    │   ├── PushRefused             an outside service will never take a push
     │   ├── SocketRefused           the gateway closed a socket for good
     │   ├── UnknownMessage          a keyspace has no handler for it
     │   ├── RequestFailed           a keyspace's handler raised; nothing was written
@@ -212,6 +213,7 @@ __all__ = [
     "ProjectionChanged",
     "ProjectionRebuilding",
     "PublishedTooLate",
+    "PushRefused",
     "RateExceeded",
     "ReadAgain",
     "ReadOnlyHandle",
@@ -930,6 +932,15 @@ class SocketRefused(Refused):
     code: int
     reason: str
     says: ClassVar[str] = "the gateway closed the socket with code {code}: {reason}"
+
+
+@dataclass(eq=False)
+class PushRefused(Refused):
+    """An outside service will never take this push, as for a device that is gone; a push hook raises it."""
+
+    service: str
+    reason: str
+    says: ClassVar[str] = "{service} refused the push: {reason}"
 
 
 @dataclass(eq=False)

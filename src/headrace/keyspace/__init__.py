@@ -15,6 +15,8 @@ from headrace.keyspace.context import Context
 from headrace.keyspace.declaration import EVERY_NODE, Keyspace, KeyspaceSpec, consumes, handles, state
 from headrace.keyspace.hosting import KeyspaceHosting, StateFolder
 from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts, change_phase
+from headrace.keyspace.push_storage import PushLetter
+from headrace.keyspace.pushing import PushedChange, PushHook, PushRunner
 from headrace.keyspace.resizing import ResizeReport, resize_keyspace, specs_of
 from headrace.keyspace.streams import InputStream, StreamContext
 from headrace.state import State
@@ -34,6 +36,10 @@ __all__ = [
     "KeyspaceLayout",
     "KeyspaceLayouts",
     "KeyspaceSpec",
+    "PushHook",
+    "PushLetter",
+    "PushRunner",
+    "PushedChange",
     "ResizeReport",
     "Scattered",
     "State",

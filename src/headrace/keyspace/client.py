@@ -372,6 +372,13 @@ class KeyspaceClient:
         async for event in follow_collection(source, after or {}):
             yield event
 
+    def key_from_json(self, state: str, text: bytes) -> Any:  # noqa: ANN401
+        """Return the key of a state that JSON stands for. Raises BadArgument."""
+        try:
+            return msgspec.json.decode(text, type=self._specs[state].key)
+        except (KeyError, msgspec.MsgspecError) as error:
+            raise BadArgument("key", text[:60], f"it is no key of state {state!r}: {error}") from error
+
     async def open(self) -> None:
         """Get ready, which every request does by itself: fetch or register the schemas of messages and values."""
         if self._is_open:
