@@ -64,6 +64,7 @@ SECONDS: dict[str, float] = {
     "tests/pipeline/test_tag_backfill.py": 30,
     "tests/store/cassandra/test_cassandra_conformance.py": 30,
     "tests/cli/test_commands.py": 25,
+    "tests/clients/test_javascript.py": 25,
     "tests/journal/test_machine.py": 25,
     "tests/log/kafka/test_clusters.py": 25,
     "tests/secured/test_submit.py": 25,

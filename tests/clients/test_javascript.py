@@ -291,6 +291,14 @@ async def test_the_client_reads_the_vectors(run_node: RunNode) -> None:
     assert await run_node(HERE / "vectors.mjs") == "ok\n"
 
 
+async def test_the_program_of_the_document_runs(market: Market, node_program: NodeProgram) -> None:
+    """G9: the JavaScript of docs/clients.md runs."""
+    (code,) = re.findall(r"```js\n(.*?)```", (HERE.parents[1] / "docs" / "clients.md").read_text(), re.DOTALL)
+    code = code.replace('import { GatewayClient } from "headrace-client";', "const { GatewayClient } = headrace;")
+    code = code.replace("http://localhost:8080", market.gateway.url).replace("console.log(", "shown.push(")
+    assert await node_program.evaluate(f"const shown = []; {code} return shown;") == [10, True]
+
+
 async def test_the_bundle_is_what_the_source_makes(run_node: RunNode) -> None:
     """G9: the bundle for browsers in the tree is up to date; `make client` builds it."""
     assert "bytes" in await run_node(CLIENT / "build.mjs", "--check")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -223,4 +225,20 @@ async def test_server_sent_events_are_parsed() -> None:
     assert [each async for each in server_events(lines())] == [
         {"id": "7", "event": "x", "data": "{\nü}"},
         {"id": "", "event": "message", "data": "a"},
+    ]
+
+
+async def test_the_program_of_the_document_runs(tmp_path: Path) -> None:
+    """G9: the Python of docs/clients.md ends well and prints what it says."""
+    (code,) = re.findall(r"```python\n(.*?)```", (VECTORS.parents[1] / "docs" / "clients.md").read_text(), re.DOTALL)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        output, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    assert output.decode().splitlines() == [
+        "{'type': 'Account', 'data': {'balance': 10}}",
+        "{'balance': 10} True",
+        "acc-1 {'balance': 10}",
     ]
