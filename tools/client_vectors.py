@@ -211,6 +211,90 @@ async def texts() -> dict[str, Any]:
     return {"requests": requests, "collection": received}
 
 
+def collections() -> list[dict[str, Any]]:
+    """Return histories of collections: frames, `lost` where the connection was, and what the reader sees in the end."""
+
+    def change(partition: int, key: str, value: int | None, offset: int) -> dict[str, Any]:
+        return {"op": "change", "id": 1, "partition": partition, "offset": f"t:{offset}", "key": key, "value": value}
+
+    def pairs(partition: int, **values: int) -> dict[str, Any]:
+        listed = [{"key": key, "value": value} for key, value in values.items()]
+        return {"op": "pairs", "id": 1, "partition": partition, "pairs": listed}
+
+    def begin(*partitions: int) -> dict[str, Any]:
+        return {"op": "begin", "id": 1, "partitions": list(partitions)}
+
+    def reset(partition: int) -> dict[str, Any]:
+        return {"op": "reset", "id": 1, "partition": partition}
+
+    def ready(partition: int, offset: int) -> dict[str, Any]:
+        return {"op": "ready", "id": 1, "partition": partition, "offset": f"t:{offset}"}
+
+    start = [begin(0), reset(0), pairs(0, a=1, b=2), ready(0, 5)]
+    seen = [["a", 1], ["b", 2], "ready"]
+    return [
+        {
+            "about": "a change that is older than the page is not shown before the snapshot is ready",
+            "steps": [begin(0), reset(0), pairs(0, a=3), change(0, "a", 2, 4), change(0, "a", 3, 5), ready(0, 5)],
+            "changes": [["a", 3], "ready"],
+            "entries": {"a": 3},
+            "after": {"0": "t:5"},
+        },
+        {
+            "about": "a key that is deleted while the snapshot is read is not shown",
+            "steps": [begin(0), reset(0), pairs(0, a=1, b=2), change(0, "b", None, 6), ready(0, 6)],
+            "changes": [["a", 1], "ready"],
+            "entries": {"a": 1},
+            "after": {"0": "t:6"},
+        },
+        {
+            "about": "after a gap only the differences are told, and removals last",
+            "steps": [*start, "lost", begin(0), reset(0), pairs(0, a=1, c=3), ready(0, 9)],
+            "changes": [*seen, ["c", 3], ["b", None]],
+            "entries": {"a": 1, "c": 3},
+            "after": {"0": "t:9"},
+        },
+        {
+            "about": "a snapshot that was cut off counts for nothing",
+            "steps": [*start, reset(0), pairs(0, z=9), "lost", begin(0), change(0, "a", 4, 6)],
+            "changes": [*seen, ["a", 4]],
+            "entries": {"a": 4, "b": 2},
+            "after": {"0": "t:6"},
+        },
+        {
+            "about": "a resumed partition goes on without a snapshot while another one is read",
+            "steps": [
+                *[begin(0, 1), reset(0), pairs(0, a=1), ready(0, 1), "lost"],
+                *[begin(0, 1), change(0, "a", 2, 2), reset(1), pairs(1, b=5), ready(1, 7)],
+            ],
+            "changes": [["a", 1], ["a", 2], ["b", 5], "ready"],
+            "entries": {"a": 2, "b": 5},
+            "after": {"0": "t:2", "1": "t:7"},
+        },
+        {
+            "about": "a key that a resize moves to another partition does not vanish in between",
+            "steps": [
+                *start,
+                *[begin(0, 1), reset(0), pairs(0, a=1), ready(0, 1)],
+                *[reset(1), pairs(1, b=2), ready(1, 1)],
+            ],
+            "changes": seen,
+            "entries": {"a": 1, "b": 2},
+            "after": {"0": "t:1", "1": "t:1"},
+        },
+        {
+            "about": "partitions that are no more take their keys with them",
+            "steps": [
+                *[begin(0, 1), reset(0), reset(1), pairs(0, a=1), pairs(1, b=2), ready(0, 1), ready(1, 1)],
+                *[begin(0), reset(0), pairs(0, a=1), ready(0, 1)],
+            ],
+            "changes": [*seen[:2], "ready", ["b", None]],
+            "entries": {"a": 1},
+            "after": {"0": "t:1"},
+        },
+    ]
+
+
 def closes() -> list[dict[str, Any]]:
     """Return close codes with what a client does: retry, token (with a new one), refused, or closed."""
     fixed = {1000: "closed", 1001: "retry", 1006: "retry", 1009: "refused", 1011: "retry", 1012: "retry", 1013: "retry"}
@@ -251,6 +335,7 @@ def problems() -> list[dict[str, Any]]:
 def vectors() -> dict[str, Any]:
     """Return the contents of all files, by name."""
     return {
+        "collections": collections(),
         "closes": {"closes": closes(), "problems": problems()},
         "frames": frames(),
         "texts": asyncio.run(texts()),

@@ -15,7 +15,7 @@ import pytest
 from tests.clients.conftest import Market, new_issuer, serving_also
 from tests.clients.market import Account, Add, Deposit
 
-from headrace.client import GatewayClient, close_meaning, parse_frame
+from headrace.client import CollectionSubscription, GatewayClient, KeySubscription, close_meaning, parse_frame
 from headrace.client.requests import problem_error, server_events
 from headrace.errors import GatewayRefused, GatewayUnavailable, NotReadable, SocketRefused
 from headrace.runtime import Backoff
@@ -213,6 +213,38 @@ async def test_the_client_reads_the_vectors() -> None:
         error = problem_error(each["problem"])
         assert isinstance(error, GatewayUnavailable) == each["is_retryable"]
         assert getattr(error, "outcome_known", True) == each["outcome_known"]
+
+
+@pytest.mark.parametrize("history", read("collections"), ids=lambda each: each["about"].replace(" ", "-"))
+async def test_a_collection_is_what_its_frames_make(history: dict[str, Any]) -> None:
+    """G6: snapshots, gaps, cut-off snapshots and resizes: what the reader is told, and what the collection holds."""
+    collection = CollectionSubscription(1, {}, lambda number: None, apply_delta=None, limit=100)
+    for step in history["steps"]:
+        if step == "lost":
+            collection.disconnected()
+        else:
+            collection.take(step)
+    collection.close()
+    told = [[each.key, each.value] if each.kind == "change" else each.kind async for each in collection]
+    assert told == history["changes"]
+    assert dict(collection.entries()) == history["entries"]
+    assert collection.request()["after"] == history["after"]
+
+
+async def test_a_slow_reader_gets_the_newest_value() -> None:
+    """G7: more changes than may wait become the newest one, marked as lagged; a collection says to read it again."""
+    changes = KeySubscription(1, {}, lambda number: None, after=None, apply_delta=None, limit=2)
+    for number in range(1, 5):
+        changes.take({"op": "value", "id": 1, "offset": f"t:{number}", "value": number})
+    changes.close()
+    assert [(each.value, each.is_lagged) async for each in changes] == [(3, True), (4, False)]
+    assert changes.request()["after"] == "t:4"
+    collection = CollectionSubscription(1, {}, lambda number: None, apply_delta=None, limit=1)
+    frame = {"id": 1, "partitions": [0], "partition": 0, "offset": "t:1", "pairs": [{"key": "a", "value": 1}]}
+    for op in ("begin", "reset", "pairs", "ready"):
+        collection.take({**frame, "op": op})
+    assert (await anext(collection)).kind == "lagged"
+    assert collection.get("a") == 1
 
 
 async def test_server_sent_events_are_parsed() -> None:

@@ -1,6 +1,7 @@
 // Checks the JavaScript client against the vectors that the server's own code made.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
+import { Collection, KeySubscription } from "../../clients/js/src/subscriptions.js";
 import { AvroCodec, Backoff, closeMeaning, framed, frameValue, askSchema, parseFrame, Problem, serverEvents } from "../../clients/js/src/index.js";
 
 const read = (name) => JSON.parse(readFileSync(new URL(`../../clients/vectors/${name}.json`, import.meta.url), "utf8"));
@@ -57,6 +58,44 @@ for (const { problem, is_retryable: isRetryable, outcome_known: outcomeKnown } o
   const made = new Problem(problem);
   assert.deepEqual([made.isRetryable, made.outcomeKnown, made.message], [isRetryable, outcomeKnown, problem.detail]);
 }
+
+// Collections, as frames make them.
+async function drained(subscription) {
+  subscription.close();
+  return Array.fromAsync(subscription);
+}
+for (const { about, steps, changes, entries, after } of read("collections")) {
+  const collection = new Collection(1, {}, {}, () => {});
+  for (const step of steps) step === "lost" ? collection.disconnected() : collection.take(step);
+  const told = (await drained(collection)).map((each) => (each.kind === "change" ? [each.key, each.value] : each.kind));
+  assert.deepEqual(told, changes, about);
+  assert.deepEqual(Object.fromEntries(collection.entries()), entries, about);
+  assert.deepEqual(JSON.parse(collection.frame()).after, after, about);
+}
+
+// The frames that are sent are those that the server reads.
+const { requests } = read("texts");
+const key = { keyspace: "accounts", state: "balances", key: "k", format: "avro", deltas: true };
+const sent = JSON.parse(new KeySubscription(1, key, { after: "AAAA:7" }, () => {}).frame());
+assert.deepEqual(sent, requests[0]);
+const all = new Collection(3, { keyspace: "accounts", state: "balances", prefix: "a" }, {}, () => {});
+for (const op of ["begin", "reset", "ready"]) all.take({ op, partitions: [0], partition: 0, offset: "AAAA:7" });
+const { format: _format, deltas: _deltas, start: _start, end: _end, ...collect } = requests[2];
+assert.deepEqual(JSON.parse(all.frame()), collect);
+
+// A reader that is too slow gets the newest value, and is told; large whole numbers are compared, too.
+const slow = new KeySubscription(1, {}, { maxWaiting: 2 }, () => {});
+for (const value of [1, 2, 3, 2n ** 60n]) slow.take({ offset: `t:${value}`, value });
+const waiting = (await drained(slow)).map(({ value, isLagged }) => [value, isLagged === true]);
+assert.deepEqual(waiting, [[3, true], [2n ** 60n, false]]);
+const large = new Collection(1, {}, { maxWaiting: 1 }, () => {});
+for (const value of [2n ** 60n, 2n ** 60n + 1n]) {
+  for (const op of ["begin", "reset"]) large.take({ op, partition: 0, partitions: [0] });
+  large.take({ op: "pairs", partition: 0, pairs: [{ key: "a", value }] });
+  large.take({ op: "ready", partition: 0, offset: "t:1" });
+}
+assert.equal(large.get("a"), 2n ** 60n + 1n);
+assert.deepEqual((await drained(large)).at(0).kind, "lagged");
 
 // Whole numbers beyond 2^53 are exact.
 const long = new AvroCodec('"long"');

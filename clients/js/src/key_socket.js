@@ -4,6 +4,7 @@ import { Backoff, sleep } from "./backoff.js";
 import { ClientClosed, closeMeaning, SocketClosed } from "./errors.js";
 import { askSchema, bytesOf, frameValue, parseFrame } from "./frames.js";
 import { AsyncQueue } from "./queue.js";
+import { textOf } from "./subscriptions.js";
 import { AvroCodec } from "./values.js";
 
 const JSON_PROTOCOL = "headrace.json";
@@ -145,7 +146,7 @@ export class KeySocket {
   }
 
   #tell(value) {
-    const text = JSON.stringify(value, (_, each) => (typeof each === "bigint" ? String(each) : each));
+    const text = textOf(value);
     if (text === this.#last) return;
     this.#last = text;
     this.#queue.put(value);

@@ -4,6 +4,11 @@ import { AsyncQueue } from "./queue.js";
 
 const MOST_WAITING = 10_000;
 
+/** A value as text, to compare it; whole numbers beyond 2^53 are BigInt, which JSON lacks. */
+export function textOf(value) {
+  return JSON.stringify(value, (_, each) => (typeof each === "bigint" ? `${each}n` : each));
+}
+
 /** What both kinds share: a queue of changes to read with `for await`, and an end. */
 class Subscription {
   constructor(id, request, options, onClose, onOverflow) {
@@ -162,7 +167,7 @@ export class Collection extends Subscription {
     for (const [name, { key, value }] of staged) {
       const known = this.#entries.get(name);
       this.#set(key, value, partition);
-      if (!known || JSON.stringify(known.value) !== JSON.stringify(value)) this.#tell(key, value, { isPresent: true });
+      if (!known || textOf(known.value) !== textOf(value)) this.#tell(key, value, { isPresent: true });
     }
     if (this.#staged.size === 0 && this.#partitions.every((each) => this.#places.has(each))) this.#settle();
   }
