@@ -53,6 +53,11 @@ format: $(STAMP) ## put the code into shape
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+.PHONY: client
+client: $(STAMP) ## build the JavaScript client's bundle for browsers, and the test vectors of clients
+	$(BIN)/python tools/client_vectors.py
+	PYTHONPATH=. $(BIN)/python -m tests.browser.packages clients/js/build.mjs
+
 .PHONY: bench
 bench: $(STAMP)  ## all benchmarks; one: .venv/bin/python -m benchmarks NAME
 	$(BIN)/python -m benchmarks

@@ -66,6 +66,7 @@ SECONDS: dict[str, float] = {
     "tests/cli/test_commands.py": 25,
     "tests/cli/test_console.py": 20,
     "tests/browser/test_console.py": 20,
+    "tests/clients/test_javascript.py": 25,
     "tests/journal/test_machine.py": 25,
     "tests/log/kafka/test_clusters.py": 25,
     "tests/secured/test_submit.py": 25,

@@ -54,6 +54,9 @@
     │   ├── NotUnique               a value that another key of the state has claimed
     │   ├── StateReadOnly           a write to a state that this process does not own
     │   ├── Unauthenticated         a request without credentials, or with wrong ones
+    │   ├── GatewayRefused          the gateway refused a request of its client
+    │   ├── PushRefused             an outside service will never take a push
+    │   ├── SocketRefused           the gateway closed a socket for good
     │   ├── UnknownMessage          a keyspace has no handler for it
     │   ├── RequestFailed           a keyspace's handler raised; nothing was written
     │   ├── WritesInRead            a keyspace's handler is marked as a read, and wrote
@@ -88,6 +91,7 @@
     │   ├── OutcomeUnknown          a command was sent to the log, and nobody can tell whether it was committed
     │   ├── Busy                    as many requests are in flight as may be
     │   ├── GatewaySuspended        partitions that requests need have no owner
+    │   ├── GatewayUnavailable      the gateway can't answer its client now
     │   ├── RateExceeded            a caller sends requests faster than it may
     │   └── WorkerFailed
     └── Misconfigured               an operator must act; the message ends with what to run
@@ -174,7 +178,9 @@ __all__ = [
     "FolderUnusable",
     "Forbidden",
     "ForeignCluster",
+    "GatewayRefused",
     "GatewaySuspended",
+    "GatewayUnavailable",
     "GatewayUnprotected",
     "HandlerFailed",
     "HeadraceError",
@@ -219,6 +225,7 @@ __all__ = [
     "ProjectionChanged",
     "ProjectionRebuilding",
     "PublishedTooLate",
+    "PushRefused",
     "RateExceeded",
     "ReadAgain",
     "ReadOnlyHandle",
@@ -238,6 +245,7 @@ __all__ = [
     "SettingsProblem",
     "SeveralStores",
     "SlotsMoved",
+    "SocketRefused",
     "StateAhead",
     "StateBroken",
     "StateConflict",
@@ -1024,6 +1032,34 @@ class WrongMediaType(Refused):
 
 
 @dataclass(eq=False)
+class GatewayRefused(Refused):
+    """The gateway refused a request of its client; `problem` is its whole answer (RFC 9457)."""
+
+    status: int
+    detail: str
+    problem: object
+    says: ClassVar[str] = "the gateway refused the request with status {status}: {detail}"
+
+
+@dataclass(eq=False)
+class SocketRefused(Refused):
+    """The gateway closed a socket with a code that says: the same would be refused again."""
+
+    code: int
+    reason: str
+    says: ClassVar[str] = "the gateway closed the socket with code {code}: {reason}"
+
+
+@dataclass(eq=False)
+class PushRefused(Refused):
+    """An outside service will never take this push, as for a device that is gone; a push hook raises it."""
+
+    service: str
+    reason: str
+    says: ClassVar[str] = "{service} refused the push: {reason}"
+
+
+@dataclass(eq=False)
 class UnknownMessage(Refused):
     """No handler of the keyspace takes messages of this type."""
 
@@ -1335,6 +1371,19 @@ class GatewaySuspended(Unavailable):
 
     missing: str
     says: ClassVar[str] = "nobody owns {missing} at the moment; nothing was done, try again later"
+
+
+@dataclass(eq=False)
+class GatewayUnavailable(Unavailable):
+    """The gateway can't answer a request of its client now, or can't be reached; `status` is 0 then."""
+
+    status: int
+    detail: str
+    outcome_known: bool = True
+
+    def __str__(self) -> str:
+        answer = f"the gateway answered with status {self.status}" if self.status else "the gateway can't be reached"
+        return f"{answer}: {self.detail}; {_suffix(self.outcome_known)}, try again later"
 
 
 @dataclass(eq=False)

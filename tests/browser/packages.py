@@ -1,7 +1,7 @@
 """Node's packages for the tests, Chromium among them: installed once into the cache folder, by npm of Node's wheel.
 
 The lock file pins every package by its hash. Nothing is installed into the tree, and nothing but Python is expected on
-the machine.
+the machine. `python -m tests.browser.packages SCRIPT` runs a module with the packages.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -103,3 +104,9 @@ def _digest() -> str:
     for name in (*_MANIFEST, "unpack.mjs", "packages.py"):
         digest.update((HERE / name).read_bytes())
     return digest.hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    packages = install()
+    command = packages.command(Path(sys.argv[1]), *sys.argv[2:])
+    sys.exit(subprocess.run(command, env=packages.environ, check=False).returncode)

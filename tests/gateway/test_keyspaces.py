@@ -20,7 +20,7 @@ from headrace.app import Headrace, connect
 from headrace.config import HeadraceSettings
 from headrace.errors import Busy
 from headrace.gateway import GatewayApp, serving
-from headrace.gateway.pushes import PushQueue, encode_push, schema_frame, schema_id_asked
+from headrace.gateway.pushes import PushQueue, schema_frame
 from headrace.keyspace import App, KeyspaceClient
 from headrace.model import ConsistencyToken, combine_tokens
 from headrace.serde import GenericCodec, Schema, frame_header, schema_id_of, schema_of
@@ -455,15 +455,3 @@ async def test_a_slow_client_is_closed_if_the_settings_say_so() -> None:
     queue.put(1, change_of(2))
     with pytest.raises(Busy):
         await queue.get()
-
-
-async def test_the_frames_are_those_of_the_document() -> None:
-    """G6: the test vectors of docs/formats.md, which other clients share."""
-    vectors = json.loads((Path(__file__).parents[2] / "docs" / "socket-frames.json").read_text())
-    for each in vectors["pushes"]:
-        change = StateChange("k", each["value"], 0, each["offset"], **dict.fromkeys(each["flags"], True))
-        avro = bytes.fromhex(each["avro"])
-        assert encode_push(each["id"], change, avro).hex() == each["frame"]
-    for each in vectors["schemas"]:
-        assert schema_frame(each["id"], each["schema"]).hex() == each["frame"]
-        assert schema_id_asked(bytes.fromhex(each["asked"])) == each["id"]

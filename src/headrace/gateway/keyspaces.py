@@ -293,6 +293,17 @@ class KeyspaceRoutes:
             raise NotFound(f"state {state!r} of keyspace {keyspace!r}")
         return forms.served, forms.states[state]
 
+    def served(self, keyspace: str) -> ServedKeyspace:
+        """Return a keyspace. Raises NotFound."""
+        if keyspace not in self._keyspaces:
+            raise NotFound(f"keyspace {keyspace!r}")
+        return self._keyspaces[keyspace].served
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all keyspaces."""
+        return list(self._keyspaces)
+
     def messages(self, keyspace: str) -> Mapping[str, MessageForm]:
         """Return the messages of a keyspace."""
         return self._keyspaces[keyspace].messages

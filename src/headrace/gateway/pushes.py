@@ -15,13 +15,14 @@ from headrace.errors import Busy
 from headrace.gateway.metrics import REFUSED
 from headrace.state import StateChange
 
-__all__ = ["PUSH", "SCHEMA", "VALUE", "PushQueue", "encode_push", "schema_frame", "schema_id_asked"]
+__all__ = ["PUSH", "SCHEMA", "VALUE", "PushQueue", "encode_pair", "encode_push", "schema_frame", "schema_id_asked"]
 
-VALUE, PUSH, SCHEMA = 0, 1, 123
+VALUE, PUSH, PAIR, SCHEMA = 0, 1, 2, 123
 
-_LAGGED, _ABSENT, _PRESENT, _EXPIRED = 1, 2, 4, 8
+_LAGGED, _ABSENT, _PRESENT, _EXPIRED, _DELTA = 1, 2, 4, 8, 16
 _ASKED = struct.Struct(">Bi")
 _HEAD = struct.Struct(">BiBH")
+_PAIR_HEAD = struct.Struct(">BiBHHI")
 
 
 class PushQueue:
@@ -66,12 +67,24 @@ class PushQueue:
         return number, change
 
 
-def encode_push(number: int, change: StateChange[Any, Any], avro: bytes) -> bytes:
+def encode_push(number: int, change: StateChange[Any, Any], avro: bytes, *, is_delta: bool = False) -> bytes:
     """Return the binary frame of a change: 1, the subscription, flags, the place to resume after, the framed value."""
-    flags = _LAGGED * change.is_lagged + _ABSENT * (change.value is None)
-    flags += _PRESENT * change.is_present + _EXPIRED * change.is_expiry
     place = change.token.encode()
-    return _HEAD.pack(PUSH, number, flags, len(place)) + place + avro
+    return _HEAD.pack(PUSH, number, _flags_of(change, is_delta=is_delta), len(place)) + place + avro
+
+
+def encode_pair(
+    number: int, partition: int, key: bytes, change: StateChange[Any, Any], avro: bytes, *, is_delta: bool = False
+) -> bytes:
+    """Return the binary frame of one key of a collection: 2, as a push, with its partition and its key as JSON."""
+    place = change.token.encode()
+    flags = _flags_of(change, is_delta=is_delta)
+    return _PAIR_HEAD.pack(PAIR, number, flags, partition, len(place), len(key)) + place + key + avro
+
+
+def _flags_of(change: StateChange[Any, Any], *, is_delta: bool) -> int:
+    flags = _LAGGED * change.is_lagged + _ABSENT * (change.value is None) + _DELTA * is_delta
+    return flags + _PRESENT * change.is_present + _EXPIRED * change.is_expiry
 
 
 def schema_frame(schema_id: int, text: str) -> bytes:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Iterable
-from typing import Any, Literal
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -22,6 +22,7 @@ from headrace.errors import (
     NotFound,
     Unauthenticated,
     Unavailable,
+    UnknownSchema,
 )
 from headrace.gateway.keyspaces import KeyspaceRoutes, ServedKeyspace
 from headrace.gateway.limits import Slots
@@ -29,6 +30,9 @@ from headrace.gateway.metrics import REFUSED
 from headrace.gateway.permissions import Caller
 from headrace.gateway.problems import problem_of
 from headrace.gateway.pushes import VALUE, PushQueue, encode_push, schema_id_asked
+from headrace.gateway.socket_collections import send_collection
+from headrace.gateway.socket_messages import SocketMessages
+from headrace.gateway.socket_requests import MANY_KEYS, Collect, Publish, Subscribe, Unsubscribe, socket_request
 from headrace.gateway.socket_wire import SocketTypes, SocketWire
 from headrace.gateway.state_forms import MessageForm, StateForm
 from headrace.observe import get_logger
@@ -37,7 +41,6 @@ from headrace.state import StateChange
 
 __all__ = ["JSON_PROTOCOL", "MANY_KEYS", "SocketTerms", "Sockets"]
 
-MANY_KEYS = "headrace.v1"
 JSON_PROTOCOL = "headrace.json"
 
 RESTARTING, TRY_LATER, REFUSED_AT = 1012, 1013, 4000
@@ -53,23 +56,6 @@ class SocketTerms(msgspec.Struct, frozen=True, kw_only=True):
     max_subscriptions: int
     max_waiting: int
     is_closing_slow: bool
-
-
-class _Subscribe(msgspec.Struct, frozen=True, tag="subscribe", tag_field="op", forbid_unknown_fields=True):
-    id: int
-    keyspace: str
-    state: str
-    key: str
-    after: str | None = None
-    format: Literal["json", "avro"] = "json"
-    token: str | None = None
-
-
-class _Unsubscribe(msgspec.Struct, frozen=True, tag="unsubscribe", tag_field="op", forbid_unknown_fields=True):
-    id: int
-
-
-_requests: msgspec.json.Decoder[_Subscribe | _Unsubscribe] = msgspec.json.Decoder(_Subscribe | _Unsubscribe)
 
 
 class Sockets:
@@ -100,7 +86,8 @@ class Sockets:
         if MANY_KEYS not in scope["subprotocols"]:
             raise BadArgument("sub-protocol", ", ".join(scope["subprotocols"]), f"this socket speaks {MANY_KEYS}")
         with self._terms.slots.take():
-            await _ManySocket(SocketWire(receive, send), self._terms, caller, self._routes).run(MANY_KEYS)
+            types = [self._types(self._routes.served(name)) for name in self._routes.names if _may_read(caller, name)]
+            await _ManySocket(SocketWire(receive, send), self._terms, caller, self._routes, types).run(MANY_KEYS)
 
     def _types(self, served: ServedKeyspace) -> SocketTypes:
         return SocketTypes(self._registry, served, self._routes.messages(served.spec.name))
@@ -131,7 +118,11 @@ class _Socket:
             for task in done - {stop}:
                 await self._end(task.exception())
         finally:
-            await _cancelled({*tasks, stop, *self.following.values()})
+            await _cancelled({*tasks, stop, *self.following.values(), *self.working()})
+
+    def working(self) -> Iterable[asyncio.Task[None]]:
+        """Return further tasks, which end with the socket."""
+        return ()
 
     async def frame_of(self, number: int, change: StateChange[Any, Any]) -> str | bytes | None:
         """Return the frame of a change; None if the client has it already."""
@@ -264,25 +255,42 @@ class _KeySocket(_Socket):
 class _ManySocket(_Socket):
     """A socket with many keys, each a subscription with a number that the client chooses."""
 
-    def __init__(self, wire: SocketWire, terms: SocketTerms, caller: Caller, routes: KeyspaceRoutes) -> None:
+    def __init__(
+        self,
+        wire: SocketWire,
+        terms: SocketTerms,
+        caller: Caller,
+        routes: KeyspaceRoutes,
+        types: Sequence[SocketTypes],
+    ) -> None:
         super().__init__(wire, terms, caller)
         self._routes = routes
-        self._asked: dict[int, tuple[_Subscribe, StateForm]] = {}
+        self._types = types
+        self._asked: dict[int, tuple[Subscribe, StateForm]] = {}
+        self._messages = SocketMessages(wire, caller, routes, limit=terms.max_waiting)
 
     async def run(self, protocol: str) -> None:
         """Serve the socket to its end."""
         await self.wire.accept(protocol)
         await self.live(self._take())
 
+    def working(self) -> Iterable[asyncio.Task[None]]:
+        """Return the messages that are on their way."""
+        return self._messages.tasks
+
     async def frame_of(self, number: int, change: StateChange[Any, Any]) -> str | bytes | None:
         """Return the push of a change, in the format that the subscription asked for; None if that has ended."""
         if number not in self._asked:
             return None
-        asked, state = self._asked[number]
-        if asked.format == "avro":
-            return encode_push(number, change, b"" if change.value is None else await state.to_avro(change.value))
+        asked, form = self._asked[number]
+        value, is_delta = change.value, asked.deltas and change.delta is not None
+        if is_delta and form.deltas is not None:
+            form, value = form.deltas, change.delta
+        if asked.format == "avro" and form.is_avro:
+            avro = b"" if value is None else await form.to_avro(value)
+            return encode_push(number, change, avro, is_delta=is_delta)
         push: dict[str, Any] = {"op": "lagged" if change.is_lagged else "value", "id": number, "offset": change.token}
-        push["value"] = state.to_json(change.value)
+        push["delta" if is_delta else "value"] = form.to_json(value)
         if change.is_present:
             push["is_present"] = True
         if change.is_expiry:
@@ -291,36 +299,57 @@ class _ManySocket(_Socket):
 
     async def _take(self) -> None:
         async for frame in self.wire.frames():
-            request = _request_of(frame)
+            if isinstance(frame, bytes) and (asked := schema_id_asked(frame)) is not None:
+                await self.wire.send(await self._schema(asked))
+                continue
+            request = socket_request(frame)
+            if isinstance(request, Publish):
+                await self._messages.take(request)
+                continue
             try:
-                if isinstance(request, _Subscribe):
-                    self._subscribe(request)
-                else:
+                if isinstance(request, Unsubscribe):
                     await self._unsubscribe(request.id)
+                else:
+                    self._subscribe(request)
             except HeadraceError as error:
                 await self._tell(request.id, error)
 
-    def _subscribe(self, request: _Subscribe) -> None:
-        """Begin to follow a key. Raises BadArgument, Forbidden, NotFound, Busy."""
+    async def _schema(self, schema_id: int) -> bytes:
+        """Return the frame with a schema of a keyspace that the caller may read. Raises UnknownSchema."""
+        for types in self._types:
+            with contextlib.suppress(UnknownSchema):
+                return await types.by_id(schema_id, self.caller)
+        raise UnknownSchema(schema_id, "")
+
+    def _subscribe(self, request: Subscribe | Collect) -> None:
+        """Begin to follow a key or a collection. Raises BadArgument, Forbidden, NotFound, Busy."""
         if not 0 <= request.id < 2**31 or request.id in self.following:
             raise BadArgument("id", request.id, "it is a number below 2**31 that no other subscription has")
         if len(self.following) >= self.terms.max_subscriptions:
             raise Busy("this socket (subscriptions)", self.terms.max_subscriptions)
         self.caller.check("read", "keyspace", request.keyspace)
         served, state = self._routes.form(request.keyspace, request.state)
+        if isinstance(request, Collect):
+            follow = send_collection(self.wire, served, state, request)
+        else:
+            follow = self._follow_key(request, served, state)
+        self.following[request.id] = asyncio.ensure_future(self._followed(request.id, follow))
+
+    def _follow_key(self, request: Subscribe, served: ServedKeyspace, state: StateForm) -> Coroutine[Any, Any, None]:
         key = state.key(request.key)
         if request.format == "avro" and not state.is_avro:
             raise BadArgument("format", "avro", f"values of state {state.name!r} have no Avro form; use json")
         self._asked[request.id] = (request, state)
-        follow = self._followed(request, served, state, key)
-        self.following[request.id] = asyncio.ensure_future(follow)
+        return _follow(self, request.id, served, state, key, request.after, request.token)
 
-    async def _followed(self, request: _Subscribe, served: ServedKeyspace, state: StateForm, key: Any) -> None:  # noqa: ANN401
+    async def _followed(self, number: int, follow: Coroutine[Any, Any, None]) -> None:
         try:
-            await _follow(self, request.id, served, state, key, request.after, request.token)
-        except HeadraceError as error:
-            await self._tell(request.id, error)
-            self._forget(request.id)
+            await follow
+        except Exception as error:  # one subscription ends, and its client hears of it
+            if not isinstance(error, HeadraceError):
+                _logger.exception("subscription failed")
+            await self._tell(number, error)
+            self._forget(number)
 
     async def _unsubscribe(self, number: int) -> None:
         task = self.following.get(number)
@@ -335,7 +364,7 @@ class _ManySocket(_Socket):
         self.following.pop(number, None)
         self._asked.pop(number, None)
 
-    async def _tell(self, number: int, error: HeadraceError) -> None:
+    async def _tell(self, number: int, error: Exception) -> None:
         problem = {"op": "problem", "id": number, "problem": problem_of(error).to_json("")}
         await self.wire.send(msgspec.json.encode(problem).decode())
 
@@ -357,12 +386,8 @@ async def _follow(
                 socket.queue.put(number, change)
 
 
-def _request_of(frame: str | bytes) -> _Subscribe | _Unsubscribe:
-    """Return what a frame asks for. Raises BadArgument, which ends the socket: the two sides do not understand."""
-    try:
-        return _requests.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadArgument("frame", f"{len(frame)} characters", f"it is no request of {MANY_KEYS}: {error}") from error
+def _may_read(caller: Caller, keyspace: str) -> bool:
+    return caller.may("read", "keyspace", keyspace)
 
 
 async def _cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:

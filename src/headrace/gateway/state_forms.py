@@ -30,6 +30,11 @@ class StateForm:
         self._hint = Any if is_codec else spec.value
         self._codec: Codec[Any] | None = codec_for(spec.value) if is_avro else None
         self._serde: Serde[Any] | None = Serde(registry, subject_of(spec.topic), spec.value) if is_avro else None
+        # Deltas are values of another type, under a subject of their own.
+        self.deltas: StateForm | None = None
+        if spec.delta is not None:
+            deltas = spec.replaced(value=spec.delta, delta=None, topic=spec.delta_topic, index={}, unique={})
+            self.deltas = StateForm(deltas, registry)
 
     @property
     def is_avro(self) -> bool:
@@ -65,6 +70,17 @@ class StateForm:
             return tuple(msgspec.convert(each, kind, strict=False) for each, kind in zip(given, kinds, strict=False))
         except msgspec.ValidationError as error:
             raise BadArgument("prefix", text[:60], rule) from error
+
+    def bound(self, name: str, given: Any) -> Any:  # noqa: ANN401
+        """Return an end of a collection: a key or, if keys have parts, the first parts of one. Raises BadArgument."""
+        if given is None:
+            return None
+        if self.is_compound:
+            return () if given == [] else self.prefix(json.dumps(given))
+        try:
+            return msgspec.convert(given, self._key, strict=False)
+        except msgspec.ValidationError as error:
+            raise BadArgument(name, str(given)[:60], f"it is no key of state {self.name!r}: {error}") from error
 
     def to_json(self, value: Any) -> Any:  # noqa: ANN401
         """Return a value as JSON values."""

@@ -10,10 +10,13 @@ commit.
 from headrace.keyspace.apps import App
 from headrace.keyspace.calls import REPLIES
 from headrace.keyspace.client import NO_VALUE, KeyRead, KeyspaceClient, KeyWritten, Scattered, TokenReply
+from headrace.keyspace.collections import CollectionEvent
 from headrace.keyspace.context import Context
 from headrace.keyspace.declaration import EVERY_NODE, Keyspace, KeyspaceSpec, consumes, handles, state
 from headrace.keyspace.hosting import KeyspaceHosting, StateFolder
 from headrace.keyspace.layouts import KeyspaceLayout, KeyspaceLayouts, change_phase
+from headrace.keyspace.push_storage import PushLetter
+from headrace.keyspace.pushing import PushedChange, PushHook, PushRunner
 from headrace.keyspace.resizing import ResizeReport, resize_keyspace, specs_of
 from headrace.keyspace.streams import InputStream, StreamContext
 from headrace.state import State
@@ -23,6 +26,7 @@ __all__ = [
     "NO_VALUE",
     "REPLIES",
     "App",
+    "CollectionEvent",
     "Context",
     "InputStream",
     "KeyRead",
@@ -33,6 +37,10 @@ __all__ = [
     "KeyspaceLayout",
     "KeyspaceLayouts",
     "KeyspaceSpec",
+    "PushHook",
+    "PushLetter",
+    "PushRunner",
+    "PushedChange",
     "ResizeReport",
     "Scattered",
     "State",

@@ -20,6 +20,7 @@ from headrace.errors import (
     UnknownMessage,
 )
 from headrace.keyspace.calls import REPLIES
+from headrace.keyspace.collections import CollectionEvent, CollectionSource, KeyRange, RangePage, follow_collection
 from headrace.keyspace.declaration import HandlerSpec, KeyspaceSpec, StateDeclaration
 from headrace.keyspace.messages import (
     PUT_CONFLICT,
@@ -387,6 +388,48 @@ class KeyspaceClient:
         async for change in self._follow(opened, lambda: partition, None, None, after, heartbeat_s):
             yield change
 
+    async def collection(
+        self,
+        state: str | StateDeclaration,
+        *,
+        prefix: Any = None,  # noqa: ANN401
+        start: Any = None,  # noqa: ANN401
+        end: Any = None,  # noqa: ANN401
+        after: Mapping[int, str] | None = None,
+    ) -> AsyncIterator[CollectionEvent]:
+        """Yield all keys of a state as they stand, in pages, and then their changes; see CollectionEvent.
+
+        `prefix` are the first parts of compound keys, or the beginning of texts; `start` and `end` are keys, or first
+        parts of them, from which on and before which. `after` are tokens by partition to resume after.
+        """
+        opened = await self._state(state)
+        wanted, routing = _range_of(opened.keys, prefix, start, end)
+
+        def partitions() -> tuple[int, ...]:
+            return tuple(range(self._route.partitions)) if routing is None else (self._route.partition(routing),)
+
+        async def page(partition: int, last: Any) -> RangePage:  # noqa: ANN401
+            raw, items = await self._range(opened, partition, wanted.start, wanted.end, last, _PAGE)
+            return RangePage(items, items[-1][0] if raw.has_more else None, -1 if raw.offset is None else raw.offset)
+
+        def changes(
+            partition: int, last: str | None, heartbeat_s: float | None
+        ) -> AsyncIterator[StateChange[Any, Any]]:
+            return self._follow(opened, lambda: partition, None, None, last, heartbeat_s)
+
+        source = CollectionSource(
+            lambda: self._route.group, partitions, page, changes, lambda key: wanted.holds(opened.keys.encode(key))
+        )
+        async for event in follow_collection(source, after or {}):
+            yield event
+
+    def key_from_json(self, state: str, text: bytes) -> Any:  # noqa: ANN401
+        """Return the key of a state that JSON stands for. Raises BadArgument."""
+        try:
+            return msgspec.json.decode(text, type=self._specs[state].key)
+        except (KeyError, msgspec.MsgspecError) as error:
+            raise BadArgument("key", text[:60], f"it is no key of state {state!r}: {error}") from error
+
     async def open(self) -> None:
         """Get ready, which every request does by itself: fetch or register the schemas of messages and values."""
         if self._is_open:
@@ -443,7 +486,7 @@ class KeyspaceClient:
         if spec is None or name == REPLIES:
             raise BadArgument("state", name, f"keyspace {self.name!r} has {sorted(self._specs)}")
         await self.open()
-        deltas = None if spec.delta is None else await codec_of(spec.delta, spec.topic, self._registry)
+        deltas = None if spec.delta is None else await codec_of(spec.delta, spec.delta_topic, self._registry)
         opened = _OpenState(spec, OrderedKeys(spec.key), await codec_of(spec.value, spec.topic, self._registry), deltas)
         return self._states.setdefault(name, opened)
 
@@ -482,14 +525,25 @@ class KeyspaceClient:
         after: Any,  # noqa: ANN401
         limit: int,
     ) -> StatePage[Any, Any]:
+        page, items = await self._range(opened, partition, start, end, after, limit)
+        return StatePage(items, items[-1][0] if page.has_more else None)
+
+    async def _range(
+        self,
+        opened: _OpenState,
+        partition: int,
+        start: bytes,
+        end: bytes | None,
+        after: Any,  # noqa: ANN401
+        limit: int,
+    ) -> tuple[RawPage, list[tuple[Any, Any]]]:
         if limit < 1:
             raise BadArgument("limit", limit, "a page has at least one pair")
         if after is not None:
             start = max(start, opened.keys.encode(after) + b"\x00")
         asked = ReadPage(opened.spec.name, start, end, limit)
         page = _pages.decode(await self._route.ask_partition(partition, encode(asked), is_read=True))
-        items = [(opened.keys.decode(key), await _decoded(opened.values, data)) for key, data in page.items]
-        return StatePage(items, items[-1][0] if page.has_more else None)
+        return page, [(opened.keys.decode(key), await _decoded(opened.values, data)) for key, data in page.items]
 
     async def _follow(
         self,
@@ -562,6 +616,19 @@ def _place_of(after: int | str | None) -> tuple[str | None, int | None]:
     if not offset.removeprefix("-").isdigit():
         raise BadArgument("after", after, "it is an offset, or the token of a change")
     return topic_id, int(offset)
+
+
+def _range_of(keys: OrderedKeys[Any], prefix: Any, start: Any, end: Any) -> tuple[KeyRange, bytes | None]:  # noqa: ANN401
+    """Return the keys of a collection, and what decides their partition: None if they may lie in all."""
+    is_all = prefix is None or prefix in ((), "", b"")
+    first, last = (b"", None) if is_all else keys.prefix_range(prefix)
+    wanted = KeyRange(first, last).narrowed(
+        None if start is None else keys.bound(start), None if end is None else keys.bound(end)
+    )
+    if is_all or not keys.is_compound:
+        return wanted, None
+    part = prefix[0] if isinstance(prefix, tuple) else prefix
+    return wanted, OrderedKeys(type(part)).routing_bytes(part)
 
 
 async def _decoded(codec: ValueCodec[Any], data: bytes | None) -> Any:  # noqa: ANN401

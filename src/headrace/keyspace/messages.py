@@ -146,10 +146,11 @@ class RawRead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RawPage(msgspec.Struct, frozen=True, array_like=True):
-    """Some pairs, and whether there are more."""
+    """Some pairs, and whether there are more; `offset` is the last one that the copy had when it was read."""
 
     items: list[tuple[bytes, bytes]]
     has_more: bool
+    offset: int | None = None
 
 
 class RawItem(msgspec.Struct, frozen=True, array_like=True):

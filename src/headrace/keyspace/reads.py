@@ -46,7 +46,8 @@ def read_page(unit: UnitOfWork, replica: StateReplica, asked: ReadPage) -> RawPa
     """Read a range of keys."""
     found = unit.scan(replica, asked.start, asked.end, reverse=asked.reverse)
     items = list(itertools.islice(found, asked.limit + 1))
-    return RawPage(items[: asked.limit], len(items) > asked.limit)
+    complete = replica.complete_offset
+    return RawPage(items[: asked.limit], len(items) > asked.limit, None if complete is None else complete - 1)
 
 
 def find_by_index(unit: UnitOfWork, replica: StateReplica, asked: FindByIndex) -> RawPage:

@@ -67,6 +67,11 @@ class StateSpec(Generic[K, V]):
         return replace(self, **changes)
 
     @property
+    def delta_topic(self) -> str:
+        """The topic that the schema of deltas is named after: their type is another one than that of values."""
+        return f"{self.topic}.delta"
+
+    @property
     def indexes(self) -> Mapping[str, IndexFunction]:
         """All indexes, unique ones included."""
         return {**self.index, **self.unique}

@@ -97,7 +97,7 @@ class StatePartition:
             await ensure_changelog(admin, spec.topic, partitions=spec.partitions, config=spec.config)
         codec = await codec_of(spec.value, spec.topic, registry)
         if spec.delta is not None:
-            self._deltas[spec.name] = await codec_of(spec.delta, spec.topic, registry)
+            self._deltas[spec.name] = await codec_of(spec.delta, spec.delta_topic, registry)
         store = await open_store(spec)
         self._stores.append(store)
         replica = StateReplica(

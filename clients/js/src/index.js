@@ -1,0 +1,122 @@
+// The client of Headrace's gateway. One `Headrace` has one socket, which is opened with the first subscription.
+import { Connection } from "./connection.js";
+import { Problem } from "./errors.js";
+import { Engine, Http, Journal, keyText, State, taggedEvents } from "./http.js";
+import { KeySocket } from "./key_socket.js";
+
+export { Backoff } from "./backoff.js";
+export { ClientClosed, closeMeaning, Problem, SocketClosed } from "./errors.js";
+export { askSchema, framed, frameValue, parseFrame } from "./frames.js";
+export { serverEvents } from "./http.js";
+export { AvroCodec } from "./values.js";
+
+// How often a token function may give tokens that are refused, before that is an error.
+const MOST_REFUSED_TOKENS = 3;
+
+export class GatewayClient {
+  #options;
+  #connection = null;
+  #http;
+  #sockets = new Set();
+
+  /**
+   * `url` is the gateway's. Options: `token`, a text or a function that returns one, or a promise of one; `backoff`
+   * {firstMs, limitMs}; `onStatus`, which hears when the socket is open or waits; `fetch` and `WebSocket` to replace
+   * those of the platform.
+   */
+  constructor(url, options = {}) {
+    const { token, fetch = globalThis.fetch.bind(globalThis), WebSocket = globalThis.WebSocket, ...more } = options;
+    this.url = url.replace(/\/+$/, "");
+    this.#options = {
+      ...more,
+      WebSocket,
+      token: async () => (typeof token === "function" ? token() : token),
+      hasFreshTokens: typeof token === "function",
+      probe: (failures) => this.#probe(failures),
+    };
+    this.#http = new Http(this.url, { token: this.#options.token, fetch });
+  }
+
+  /** One state of a keyspace: values by key, and subscriptions. */
+  state(keyspace, name) {
+    return new State(this.#http, this.#socket, keyspace, name);
+  }
+
+  engine(name) {
+    return new Engine(this.#http, name);
+  }
+
+  journal(topic) {
+    return new Journal(this.#http, topic);
+  }
+
+  /** The keyspaces that the caller may read. */
+  async keyspaces() {
+    return (await this.#http.json("GET", "/keyspaces")).keyspaces;
+  }
+
+  /** A page of the events of tags, as {events, next, is_end}. */
+  eventPage(tags, { after, limit } = {}) {
+    return this.#http.json("GET", "/events", { query: { tag: tags, after, limit } });
+  }
+
+  /** The events of tags as they are written, from `after` on. */
+  events(tags, options = {}) {
+    return taggedEvents(this.#http, tags, { backoff: this.#options.backoff, ...options });
+  }
+
+  /** Sends a message to its handler over the socket; it is handled once, whatever happens to connections. */
+  publish(keyspace, message, data, { messageId = crypto.randomUUID() } = {}) {
+    return this.#socket.publish(keyspace, message, data, messageId);
+  }
+
+  /** Sends a message to its handler over HTTP. With an `idempotencyKey` it may be repeated. */
+  send(keyspace, message, data, { idempotencyKey } = {}) {
+    const path = `/keyspaces/${encodeURIComponent(keyspace)}/messages/${encodeURIComponent(message)}`;
+    return this.#http.json("POST", path, { body: data, headers: { "idempotency-key": idempotencyKey } });
+  }
+
+  /** A socket on one key: values as framed Avro (or as JSON, with `json`), and messages to the key. */
+  keySocket(keyspace, state, key, { json = false } = {}) {
+    const path = [keyspace, "states", state, keyText(key)].map(encodeURIComponent).join("/");
+    const socket = new KeySocket({ ...this.#options, json, url: `${this.#socketUrl}/keyspaces/${path}` });
+    this.#sockets.add(socket);
+    return socket;
+  }
+
+  /** Closes the socket, as a lost network would, and opens it again: for programs that were asleep. */
+  reconnect() {
+    this.#connection?.reconnect();
+  }
+
+  /** Ends all sockets and subscriptions. */
+  close() {
+    this.#socket.close();
+    for (const each of this.#sockets) each.close();
+  }
+
+  get #socket() {
+    this.#connection ??= new Connection({ ...this.#options, url: `${this.#socketUrl}/socket` });
+    return this.#connection;
+  }
+
+  get #socketUrl() {
+    return this.url.replace(/^http/, "ws");
+  }
+
+  /** Asks by a plain request why a socket could not be opened; resolves with the error if it never will. */
+  async #probe(failures) {
+    try {
+      await this.keyspaces();
+      return null;
+    } catch (error) {
+      if (!(error instanceof Problem)) return null; // the gateway is away
+      const isFinal = error.status === 403 || (error.status === 401 && !this.#mayGetBetterToken(failures));
+      return isFinal ? error : null;
+    }
+  }
+
+  #mayGetBetterToken(failures) {
+    return this.#options.hasFreshTokens && failures <= MOST_REFUSED_TOKENS;
+  }
+}

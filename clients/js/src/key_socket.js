@@ -1,0 +1,191 @@
+// A socket on one key: the present value, then each change, as framed Avro or as JSON; and messages to the key. Its frames
+// have no offsets, so a new connection begins with the present value; `GatewayClient.subscribe` resumes without a gap.
+import { Backoff, sleep } from "./backoff.js";
+import { ClientClosed, closeMeaning, SocketClosed } from "./errors.js";
+import { askSchema, bytesOf, frameValue, parseFrame } from "./frames.js";
+import { AsyncQueue } from "./queue.js";
+import { textOf } from "./subscriptions.js";
+import { AvroCodec } from "./values.js";
+
+const JSON_PROTOCOL = "headrace.json";
+
+export class KeySocket {
+  #options;
+  #queue = new AsyncQueue();
+  #socket = null;
+  #turn = Promise.resolve();
+  #codecs = new Map(); // by id
+  #byName = new Map(); // {schemaId, codec}
+  #asked = []; // requests for schemas, answered in their order
+  #waiting = []; // messages that wait for a connection
+  #stopped = new AbortController();
+  #last; // what the program got last: the present value of a new connection is told only if it is another one
+
+  /** `options`: url, token(), hasFreshTokens, probe(), WebSocket, json, backoff, onStatus. */
+  constructor(options) {
+    this.#options = options;
+    this.#run();
+  }
+
+  /** Values, as they change; null while the key has none. */
+  [Symbol.asyncIterator]() {
+    return {
+      next: () => this.#queue.next(),
+      return: async () => {
+        this.close();
+        return { value: undefined, done: true };
+      },
+    };
+  }
+
+  /**
+   * Sends a message to the handler of the key: as framed Avro, or as JSON on a socket of JSON. It is sent at most once,
+   * and its effect comes back as a change; `GatewayClient.publish` tells the reply and is safe over lost connections.
+   */
+  async send(message, data) {
+    const socket = await this.#opened();
+    if (this.#options.json) {
+      socket.send(JSON.stringify({ type: message, data }));
+      return;
+    }
+    const { schemaId, codec } = await this.#named(socket, message);
+    socket.send(frameValue(schemaId, codec.encode(data)));
+  }
+
+  /** The schema of a type of the keyspace, by its name, as {schemaId, schema}. */
+  async schema(name) {
+    const { schemaId, codec } = await this.#named(await this.#opened(), name);
+    return { schemaId, schema: codec.schema };
+  }
+
+  close() {
+    this.#stopped.abort();
+    this.#socket?.close(1000, "");
+    this.#end(null);
+  }
+
+  async #run() {
+    const backoff = new Backoff(this.#options.backoff);
+    let failures = 0;
+    while (!this.#stopped.signal.aborted) {
+      const { wasOpen, code, reason, error } = await this.#connectOnce();
+      if (this.#stopped.signal.aborted) return;
+      failures = wasOpen ? 1 : failures + 1;
+      const refusal = error ?? (wasOpen ? this.#refusal(code, reason) : await this.#options.probe(failures));
+      if (refusal) {
+        this.#end(refusal);
+        return;
+      }
+      const delayMs = backoff.delayMs(failures);
+      this.#options.onStatus?.({ status: "waiting", code, reason, delayMs });
+      await sleep(delayMs, this.#stopped.signal);
+    }
+  }
+
+  #refusal(code, reason) {
+    const { action } = closeMeaning(code);
+    if (action === "token" && this.#options.hasFreshTokens) return null;
+    return action === "refused" || action === "token" ? new SocketClosed(code, reason) : null;
+  }
+
+  async #connectOnce() {
+    let token;
+    try {
+      token = await this.#options.token();
+    } catch (error) {
+      return { wasOpen: true, code: 1006, reason: `no token: ${error.message}` };
+    }
+    const protocols = [...(this.#options.json ? [JSON_PROTOCOL] : []), ...(token ? [`headrace.bearer.${token}`] : [])];
+    const socket = new this.#options.WebSocket(this.#options.url, protocols);
+    socket.binaryType = "arraybuffer";
+    const { promise, resolve } = Promise.withResolvers();
+    let wasOpen = false;
+    let error;
+    socket.onopen = () => {
+      wasOpen = true;
+      this.#socket = socket;
+      this.#waiting.splice(0).forEach((each) => each.resolve(socket));
+      this.#options.onStatus?.({ status: "open" });
+    };
+    socket.onmessage = ({ data }) => {
+      try {
+        this.#receive(socket, data);
+      } catch (failure) {
+        error = failure;
+        socket.close(4000, "frame not understood");
+      }
+    };
+    socket.onerror = () => {};
+    socket.onclose = ({ code, reason }) => {
+      this.#socket = null;
+      for (const { reject } of this.#asked.splice(0)) reject(new SocketClosed(code, reason));
+      resolve({ wasOpen, code, reason, error });
+    };
+    return promise;
+  }
+
+  #receive(socket, data) {
+    if (typeof data === "string") {
+      const value = JSON.parse(data);
+      this.#later(socket, () => this.#tell(Object.keys(value).length === 0 ? null : value));
+      return;
+    }
+    const frame = parseFrame(bytesOf(data));
+    if (frame.kind === "schema") this.#asked.shift()?.resolve(frame);
+    else if (frame.kind === "empty") this.#later(socket, () => this.#tell(null));
+    else this.#later(socket, async () => this.#tell(await this.#decoded(socket, frame)));
+  }
+
+  /** Handles frames one after the other, although some wait for their schema. */
+  #later(socket, act) {
+    this.#turn = this.#turn
+      .then(() => this.#socket === socket && act())
+      .catch((error) => {
+        if (this.#socket === socket) this.#end(error);
+      });
+  }
+
+  #tell(value) {
+    const text = textOf(value);
+    if (text === this.#last) return;
+    this.#last = text;
+    this.#queue.put(value);
+  }
+
+  async #decoded(socket, { schemaId, body }) {
+    if (!this.#codecs.has(schemaId)) {
+      const { text } = await this.#ask(socket, askSchema(schemaId));
+      this.#codecs.set(schemaId, new AvroCodec(text));
+    }
+    return this.#codecs.get(schemaId).decode(body);
+  }
+
+  async #named(socket, name) {
+    if (!this.#byName.has(name)) {
+      const { schemaId, text } = await this.#ask(socket, name);
+      this.#byName.set(name, { schemaId, codec: new AvroCodec(text) });
+    }
+    return this.#byName.get(name);
+  }
+
+  #ask(socket, frame) {
+    const waiting = Promise.withResolvers();
+    this.#asked.push(waiting);
+    socket.send(frame);
+    return waiting.promise;
+  }
+
+  #opened() {
+    if (this.#stopped.signal.aborted) return Promise.reject(new ClientClosed());
+    if (this.#socket) return Promise.resolve(this.#socket);
+    const waiting = Promise.withResolvers();
+    this.#waiting.push(waiting);
+    return waiting.promise;
+  }
+
+  #end(error) {
+    this.#stopped.abort();
+    this.#queue.end(error);
+    for (const { reject } of this.#waiting.splice(0)) reject(error ?? new ClientClosed());
+  }
+}

@@ -1,0 +1,306 @@
+"""One socket over many keys, collections and keyspaces, opened again whenever it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from headrace.client.frames import SocketFrame, ask_schema, close_meaning, parse_frame
+from headrace.client.subscriptions import ClientSubscription
+from headrace.errors import Closed, GatewayUnavailable, HeadraceError, MissingExtra, SocketRefused
+from headrace.observe import get_logger
+from headrace.runtime import Backoff
+from headrace.serde import HEADER_BYTES, GenericCodec, Schema
+
+__all__ = ["ClientConnection", "ConnectionOptions"]
+
+_PROTOCOL = "headrace.v1"
+_LOST = 1006
+_logger = get_logger(__name__)
+
+
+class ConnectionOptions(NamedTuple):
+    """What a connection is made with. `probe` returns the error that opening it would end with again, if it knows."""
+
+    url: str
+    token: Callable[[], Awaitable[str | None]]
+    has_fresh_tokens: bool
+    probe: Callable[[int], Awaitable[HeadraceError | None]]
+    problem: Callable[[dict[str, Any]], HeadraceError]
+    backoff: Backoff
+    on_status: Callable[[str, int | None], None] | None
+
+
+class _Message(NamedTuple):
+    request: dict[str, Any]
+    reply: asyncio.Future[Any]
+
+
+class _Ended(NamedTuple):
+    was_open: bool
+    code: int
+    reason: str
+
+
+class ClientConnection:
+    """Keeps a socket open for as long as the client is, and hands frames to their subscriptions, in order."""
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        self._options = options
+        self._numbers = itertools.count(1)
+        self._subscriptions: dict[int, ClientSubscription[Any]] = {}
+        self._messages: dict[int, _Message] = {}
+        self._codecs: dict[int, GenericCodec] = {}
+        self._schemas: dict[int, asyncio.Future[str]] = {}
+        self._socket: Any = None
+        self._running: asyncio.Task[None] | None = None
+        self._later: set[asyncio.Task[None]] = set()
+        self._outgoing: asyncio.Queue[str | bytes] = asyncio.Queue()
+        self._is_closed = False
+
+    def new_number(self) -> int:
+        """Return the number of a new subscription. Raises Closed."""
+        if self._is_closed:
+            raise Closed("the client")
+        return next(self._numbers)
+
+    def add(self, subscription: ClientSubscription[Any]) -> None:
+        """Follow something."""
+        self._subscriptions[subscription.number] = subscription
+        self._send(subscription.request())
+        self._start()
+
+    def remove(self, number: int) -> None:
+        """End a subscription."""
+        if self._subscriptions.pop(number, None) is not None:
+            self._send({"op": "unsubscribe", "id": number})
+
+    async def publish(self, request: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Send a message, over as many connections as it takes, and return the reply."""
+        number = self.new_number()
+        message = _Message({**request, "op": "publish", "id": number}, asyncio.get_running_loop().create_future())
+        self._messages[number] = message
+        self._send(message.request)
+        self._start()
+        try:
+            return await message.reply
+        finally:
+            self._messages.pop(number, None)
+
+    async def close(self) -> None:
+        """End the socket and all that is on it."""
+        self._is_closed = True
+        tasks = [*self._later, *([] if self._running is None else [self._running])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._end_all(None)
+
+    def _send(self, request: dict[str, Any] | bytes) -> None:
+        if self._socket is not None:
+            self._outgoing.put_nowait(request if isinstance(request, bytes) else json.dumps(request))
+
+    def _start(self) -> None:
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run(), name="headrace-client-socket")
+
+    async def _run(self) -> None:
+        try:
+            await self._keep_open()
+        except Exception as error:  # whoever waits must hear of it: nothing else would end the wait
+            self._end_all(error)
+            if not isinstance(error, HeadraceError):
+                raise
+
+    async def _keep_open(self) -> None:
+        """Keep a socket open until the gateway refuses for good. Raises NotReadable, MissingExtra."""
+        failures = 0
+        while True:
+            ended = await self._connect_once()
+            failures = 1 if ended.was_open else failures + 1
+            refusal = await self._refusal(ended, failures)
+            if refusal is not None:
+                self._end_all(refusal)
+                return
+            self._tell("waiting", ended.code)
+            await asyncio.sleep(self._options.backoff.delay_s(failures))
+
+    async def _connect_once(self) -> _Ended:
+        """Open a socket and serve it to its end."""
+        try:
+            import websockets
+        except ImportError as error:
+            raise MissingExtra("websockets", "client") from error
+        try:
+            token = await self._options.token()
+        except Exception as error:  # of the program's own function: it may work the next time
+            _logger.warning("no token for the socket", error=repr(error))
+            return _Ended(True, _LOST, f"no token: {error}")
+        protocols = [_PROTOCOL, *([f"headrace.bearer.{token}"] if token else [])]
+        was_open = False
+        try:
+            # Frames of a snapshot may be large; the gateway bounds them.
+            async with websockets.connect(
+                self._options.url, subprotocols=[websockets.Subprotocol(each) for each in protocols], max_size=None
+            ) as socket:
+                was_open = True
+                await self._serve(socket)
+        except websockets.ConnectionClosed as closed:
+            code = _LOST if closed.rcvd is None else closed.rcvd.code
+            return _Ended(was_open, code, "" if closed.rcvd is None else closed.rcvd.reason)
+        except (OSError, TimeoutError, websockets.WebSocketException) as error:
+            return _Ended(was_open, _LOST, str(error))
+        finally:
+            self._disconnected()
+        return _Ended(was_open, _LOST, "")
+
+    async def _serve(self, socket: Any) -> None:  # noqa: ANN401
+        self._socket = socket
+        self._outgoing = asyncio.Queue()
+        for each in self._subscriptions.values():
+            self._send(each.request())
+        for message in self._messages.values():
+            self._send(message.request)
+        self._tell("open", None)
+        frames: asyncio.Queue[dict[str, Any] | SocketFrame] = asyncio.Queue()
+        work = [asyncio.ensure_future(each) for each in (self._read(socket, frames), self._write(socket))]
+        work.append(asyncio.ensure_future(self._take_all(frames)))
+        try:
+            done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+    async def _read(self, socket: Any, frames: asyncio.Queue[dict[str, Any] | SocketFrame]) -> None:  # noqa: ANN401
+        while True:
+            self._receive(await socket.recv(), frames)
+
+    async def _write(self, socket: Any) -> None:  # noqa: ANN401
+        while True:
+            await socket.send(await self._outgoing.get())
+
+    def _receive(self, data: str | bytes, frames: asyncio.Queue[dict[str, Any] | SocketFrame]) -> None:
+        """Put a frame in line; schemas are taken at once, because frames in line wait for them."""
+        frame = json.loads(data) if isinstance(data, str) else parse_frame(data)
+        if isinstance(frame, SocketFrame) and frame.kind == "schema":
+            waiting = self._schemas.pop(frame.schema_id or 0, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(frame.framed.decode())
+            return
+        frames.put_nowait(frame)
+
+    async def _take_all(self, frames: asyncio.Queue[dict[str, Any] | SocketFrame]) -> None:
+        while True:
+            frame = await frames.get()
+            self._dispatch(await self._decoded(frame) if isinstance(frame, SocketFrame) else frame)
+
+    def _dispatch(self, frame: dict[str, Any]) -> None:
+        number = frame["id"]
+        match frame["op"]:
+            case "published":
+                self._answer(number, lambda reply: reply.set_result(frame["reply"]))
+            case "refused":
+                self._refused(number, self._options.problem(frame["problem"]))
+            case "problem":
+                self._failed(number, self._options.problem(frame["problem"]))
+            case "unsubscribed":
+                return
+            case _ if number in self._subscriptions:
+                self._subscriptions[number].take(frame)
+
+    async def _decoded(self, frame: SocketFrame) -> dict[str, Any]:
+        """Return a binary frame as the one of JSON that says the same."""
+        value = None if frame.schema_id is None else await self._value(frame.schema_id, frame.framed)
+        content: dict[str, Any] = {"id": frame.id, "delta" if frame.is_delta else "value": value}
+        content |= {"offset": frame.offset, "is_present": frame.is_present, "is_expiry": frame.is_expiry}
+        if frame.kind == "push":
+            return {**content, "op": "lagged" if frame.is_lagged else "value"}
+        content |= {"partition": frame.partition, "key": frame.key}
+        return {**content, "op": "pairs", "pairs": [content]} if frame.is_present else {**content, "op": "change"}
+
+    async def _value(self, schema_id: int, framed: bytes) -> Any:  # noqa: ANN401
+        codec = self._codecs.get(schema_id)
+        if codec is None:
+            waiting = self._schemas[schema_id] = asyncio.get_running_loop().create_future()
+            self._send(ask_schema(schema_id))
+            codec = self._codecs[schema_id] = GenericCodec(Schema(await waiting))
+        return codec.to_json(codec.decode(framed, start=HEADER_BYTES))
+
+    def _answer(self, number: int, act: Callable[[asyncio.Future[Any]], None]) -> None:
+        message = self._messages.pop(number, None)
+        if message is not None and not message.reply.done():
+            act(message.reply)
+
+    def _refused(self, number: int, problem: HeadraceError) -> None:
+        """End a message, or send it again if it can't be handled now; its id makes that safe."""
+        message = self._messages.get(number)
+        if message is None:
+            return
+        if isinstance(problem, GatewayUnavailable):
+            self._send_later(1, lambda: message.request if number in self._messages else None)
+            return
+        self._answer(number, lambda reply: reply.set_exception(problem))
+
+    def _failed(self, number: int, problem: HeadraceError) -> None:
+        """End a subscription, or ask for it again if it can't be served now."""
+        subscription = self._subscriptions.get(number)
+        if subscription is None:
+            return
+        if isinstance(problem, GatewayUnavailable):
+            subscription.disconnected()
+            subscription.failures += 1
+            again = subscription.request
+            self._send_later(subscription.failures, lambda: again() if number in self._subscriptions else None)
+            return
+        del self._subscriptions[number]
+        subscription.end(problem)
+
+    def _send_later(self, failures: int, request: Callable[[], dict[str, Any] | None]) -> None:
+        """Send a request after a pause, unless the socket is another one by then: that was sent it at its start."""
+        socket = self._socket
+
+        async def send() -> None:
+            await asyncio.sleep(self._options.backoff.delay_s(failures))
+            given = request() if self._socket is socket else None
+            if given is not None:
+                self._send(given)
+
+        task = asyncio.create_task(send(), name="headrace-client-retry")
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+    async def _refusal(self, ended: _Ended, failures: int) -> HeadraceError | None:
+        """Return the error that ends everything, if the gateway would refuse another connection, too."""
+        if not ended.was_open:
+            return await self._options.probe(failures)
+        action = close_meaning(ended.code).action
+        if action == "refused" or (action == "token" and not self._options.has_fresh_tokens):
+            return SocketRefused(ended.code, ended.reason)
+        return None
+
+    def _disconnected(self) -> None:
+        self._socket = None
+        for waiting in self._schemas.values():
+            waiting.cancel()
+        self._schemas.clear()
+        for each in self._subscriptions.values():
+            each.disconnected()
+
+    def _end_all(self, error: Exception | None) -> None:
+        for subscription in self._subscriptions.values():
+            subscription.end(error)
+        for message in self._messages.values():
+            if not message.reply.done():
+                message.reply.set_exception(error or Closed("the client"))
+        self._subscriptions.clear()
+
+    def _tell(self, status: str, code: int | None) -> None:
+        _logger.debug("client socket", status=status, code=code)
+        if self._options.on_status is not None:
+            self._options.on_status(status, code)

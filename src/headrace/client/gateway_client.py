@@ -1,0 +1,141 @@
+"""The client itself: one address, one token, one socket."""
+
+from __future__ import annotations
+
+import inspect
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+from headrace.client.connection import ClientConnection, ConnectionOptions
+from headrace.client.requests import (
+    GatewayEngine,
+    GatewayJournal,
+    GatewayState,
+    HttpRequests,
+    problem_error,
+    tagged_events,
+)
+from headrace.errors import GatewayRefused, GatewayUnavailable, HeadraceError, MissingExtra
+from headrace.runtime import Backoff
+
+__all__ = ["GatewayClient", "Token"]
+
+Token = str | Callable[[], str | Awaitable[str | None] | None]
+
+# How often a token function may give tokens that are refused, before that is an error.
+_MOST_REFUSED_TOKENS = 3
+
+
+class GatewayClient:
+    """A client of the gateway at `url`. Use it as `async with GatewayClient(url) as client`.
+
+    `token` is a text, or a function that returns a fresh one whenever one is needed. `on_status` hears "open" and
+    "waiting", with the close code, when the socket changes.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: Token | None = None,
+        backoff: Backoff | None = None,
+        timeout_s: float = 30.0,
+        on_status: Callable[[str, int | None], None] | None = None,
+    ) -> None:
+        try:
+            import httpx
+        except ImportError as error:
+            raise MissingExtra("httpx", "client") from error
+        self.url = url.rstrip("/")
+        self._given = token
+        self._backoff = backoff or Backoff(first_s=0.1, limit_s=10.0)
+        self._http = httpx.AsyncClient(base_url=self.url, timeout=timeout_s)
+        self._requests = HttpRequests(self._http, self._token)
+        self._connection = ClientConnection(
+            ConnectionOptions(
+                url="ws" + self.url.removeprefix("http") + "/socket",
+                token=self._token,
+                has_fresh_tokens=callable(token),
+                probe=self._probe,
+                problem=problem_error,
+                backoff=self._backoff,
+                on_status=on_status,
+            )
+        )
+
+    async def __aenter__(self) -> GatewayClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the socket, all subscriptions, and connections."""
+        await self._connection.close()
+        await self._http.aclose()
+
+    def state(self, keyspace: str, name: str) -> GatewayState:
+        """Return one state of a keyspace."""
+        return GatewayState(self._requests, self._connection, keyspace, name)
+
+    def engine(self, name: str) -> GatewayEngine:
+        """Return an engine."""
+        return GatewayEngine(self._requests, name)
+
+    def journal(self, topic: str) -> GatewayJournal:
+        """Return the journals of a topic."""
+        return GatewayJournal(self._requests, topic)
+
+    async def keyspaces(self) -> list[dict[str, Any]]:
+        """Return the keyspaces that the caller may read."""
+        return list((await self._requests.json("GET", "/keyspaces"))["keyspaces"])
+
+    async def event_page(
+        self, tags: Sequence[str], *, after: str | None = None, limit: int | None = None
+    ) -> dict[str, Any]:
+        """Return a page of the events of tags, with `next` and `is_end`."""
+        return dict(
+            await self._requests.json("GET", "/events", query={"tag": list(tags), "after": after, "limit": limit})
+        )
+
+    def events(self, tags: Sequence[str], *, after: str | None = None) -> AsyncIterator[dict[str, Any]]:
+        """Yield the events of tags as they are written, from `after` on."""
+        return tagged_events(self._requests, tags, after, self._backoff)
+
+    async def publish(
+        self, keyspace: str, message: str, data: Mapping[str, Any], *, message_id: str | None = None
+    ) -> Any:  # noqa: ANN401
+        """Send a message to its handler over the socket, and return the reply; it is handled once."""
+        request = {"keyspace": keyspace, "message": message, "data": dict(data)}
+        return await self._connection.publish({**request, "message_id": message_id or uuid.uuid4().hex})
+
+    async def send(
+        self, keyspace: str, message: str, data: Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> Any:  # noqa: ANN401
+        """Send a message to its handler over HTTP, and return the reply. With a key it may be repeated."""
+        path = f"/keyspaces/{quote(keyspace, safe='')}/messages/{quote(message, safe='')}"
+        headers = {"idempotency-key": idempotency_key}
+        return await self._requests.json("POST", path, body=dict(data), headers=headers)
+
+    async def _token(self) -> str | None:
+        if not callable(self._given):
+            return self._given
+        found = self._given()
+        return await found if inspect.isawaitable(found) else found
+
+    async def _probe(self, failures: int) -> HeadraceError | None:
+        """Ask by a plain request why a socket could not be opened; return the error if it never will."""
+        try:
+            await self.keyspaces()
+        except GatewayUnavailable:
+            return None
+        except GatewayRefused as error:
+            may_improve = callable(self._given) and failures <= _MOST_REFUSED_TOKENS
+            is_final = error.status == 403 or (error.status == 401 and not may_improve)
+            return error if is_final else None
+        return None

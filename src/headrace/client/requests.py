@@ -1,0 +1,332 @@
+"""The gateway over HTTP as a client uses it: values with versions, messages, commands, journals and events by tag."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import quote
+
+from headrace.client.collecting import CollectionSubscription
+from headrace.client.connection import ClientConnection
+from headrace.client.subscriptions import ApplyDelta, KeySubscription
+from headrace.errors import BadArgument, GatewayRefused, GatewayUnavailable, HeadraceError
+from headrace.observe import get_logger
+from headrace.runtime import Backoff
+
+if TYPE_CHECKING:  # it comes with the extra `client`
+    import httpx
+
+__all__ = ["GatewayEngine", "GatewayJournal", "GatewayState", "HttpRequests", "VersionedValue", "problem_error"]
+
+_MOST_WAITING = 10_000
+_logger = get_logger(__name__)
+
+
+class VersionedValue(NamedTuple):
+    """A value in the gateway's JSON form, and its version."""
+
+    value: Any
+    version: int
+
+
+def problem_error(problem: Mapping[str, Any]) -> HeadraceError:
+    """Return the error of a JSON problem: GatewayUnavailable if a retry may work, else GatewayRefused."""
+    status, detail = int(problem.get("status", 0)), str(problem.get("detail", problem.get("title", "")))
+    if status in (429, 503):
+        return GatewayUnavailable(status, detail, outcome_known=bool(problem.get("outcome_known", True)))
+    return GatewayRefused(status, detail, dict(problem))
+
+
+class HttpRequests:
+    """Sends requests with the token. Raises GatewayRefused and GatewayUnavailable."""
+
+    def __init__(self, http: httpx.AsyncClient, token: Callable[[], Awaitable[str | None]]) -> None:
+        self.http = http
+        self._token = token
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str | None] | None = None,
+        body: Any = None,  # noqa: ANN401
+        or_none: bool = False,
+    ) -> httpx.Response | None:
+        """Return the response; None for 404, if that is an answer (`or_none`)."""
+        import httpx
+
+        content = None if body is None else json.dumps(body).encode()
+        given = await self.headers({"accept": "application/json", **(headers or {})})
+        if content is not None:
+            given["content-type"] = "application/json"
+        try:
+            params = {name: each for name, each in (query or {}).items() if each is not None}
+            response = await self.http.request(method, path, params=params, headers=given, content=content)
+        except httpx.TransportError as error:
+            raise GatewayUnavailable(0, str(error) or type(error).__name__, outcome_known=method == "GET") from error
+        if response.is_success:
+            return response
+        if or_none and response.status_code == 404:
+            return None
+        raise problem_error(problem_of_response(response.status_code, response.content))
+
+    async def json(self, method: str, path: str, **given: Any) -> Any:  # noqa: ANN401
+        """Return what the response holds; None if that is nothing."""
+        response = await self.send(method, path, **given)
+        return None if response is None or response.status_code == 204 else response.json()
+
+    async def headers(self, given: Mapping[str, str | None]) -> dict[str, str]:
+        """Return headers with the token, without those that are None."""
+        token = await self._token()
+        found = {name: value for name, value in given.items() if value is not None}
+        return found if token is None else {**found, "authorization": f"Bearer {token}"}
+
+
+def problem_of_response(status: int, content: bytes) -> dict[str, Any]:
+    """Return the problem in a body; a body that is none, such as a proxy's page, is its detail."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        return {**found, "status": status}
+    return {"status": status, "detail": content[:200].decode(errors="replace")}
+
+
+class GatewayState:
+    """One state of a keyspace: values by key, and subscriptions. Keys with parts are tuples or lists."""
+
+    def __init__(self, requests: HttpRequests, connection: ClientConnection, keyspace: str, name: str) -> None:
+        self._requests = requests
+        self._connection = connection
+        self._keyspace = keyspace
+        self._name = name
+
+    async def get(self, key: Any, *, max_staleness_s: float | None = None) -> VersionedValue | None:  # noqa: ANN401
+        """Return a value with its version; None if the key has none."""
+        query = {"max_staleness_s": max_staleness_s}
+        response = await self._requests.send("GET", self._path(key), query=query, or_none=True)
+        return None if response is None else VersionedValue(response.json(), int(response.headers["etag"].strip('"')))
+
+    async def put(
+        self,
+        key: Any,  # noqa: ANN401
+        value: Any,  # noqa: ANN401
+        *,
+        version: int | Literal["none"] | None = None,
+        ttl_s: float | None = None,
+    ) -> None:
+        """Set a value; with `version`, only if the key still has it, with "none" only if it has no value."""
+        headers, query = _condition(version), {"ttl_s": ttl_s}
+        await self._requests.send("PUT", self._path(key), body=value, headers=headers, query=query)
+
+    async def delete(self, key: Any, *, version: int | None = None) -> None:  # noqa: ANN401
+        """Delete a key."""
+        await self._requests.send("DELETE", self._path(key), headers=_condition(version))
+
+    async def page(self, prefix: Sequence[Any], *, after: Any = None, limit: int | None = None) -> dict[str, Any]:  # noqa: ANN401
+        """Return a page of the keys with these first parts; its `next` is the `after` of the next one."""
+        query = {
+            "prefix": json.dumps(list(prefix)),
+            "after": None if after is None else key_text(after),
+            "limit": limit,
+        }
+        return dict(await self._requests.json("GET", self._path(), query=query))
+
+    async def count(self) -> int:
+        """Return how many keys have a value."""
+        path = f"/keyspaces/{_segment(self._keyspace)}/counts/{_segment(self._name)}"
+        return int((await self._requests.json("GET", path))["count"])
+
+    async def find(self, index: str, value: Any, *, limit: int | None = None) -> list[dict[str, Any]]:  # noqa: ANN401
+        """Return the pairs that an index has under a value."""
+        path = f"/keyspaces/{_segment(self._keyspace)}/indexes/{_segment(self._name)}/{_segment(index)}"
+        found = await self._requests.json("GET", path, query={"value": json.dumps(value), "limit": limit})
+        return list(found["pairs"])
+
+    def subscribe(
+        self,
+        key: Any,  # noqa: ANN401
+        *,
+        after: str | None = None,
+        format: Literal["json", "avro"] = "json",  # noqa: A002 - as on the wire
+        deltas: bool = False,
+        apply_delta: ApplyDelta | None = None,
+        max_waiting: int = _MOST_WAITING,
+    ) -> KeySubscription:
+        """Follow a key. With `deltas` changes may come as increments; `apply_delta(value, delta)` makes them whole."""
+        request = {**self._request("subscribe", format, deltas), "key": key_text(key)}
+        subscription = KeySubscription(
+            self._connection.new_number(),
+            request,
+            self._connection.remove,
+            after=after,
+            apply_delta=apply_delta,
+            limit=max_waiting,
+        )
+        self._connection.add(subscription)
+        return subscription
+
+    def collect(
+        self,
+        *,
+        prefix: Any = None,  # noqa: ANN401
+        start: Any = None,  # noqa: ANN401
+        end: Any = None,  # noqa: ANN401
+        format: Literal["json", "avro"] = "json",  # noqa: A002 - as on the wire
+        deltas: bool = False,
+        apply_delta: ApplyDelta | None = None,
+        max_waiting: int = _MOST_WAITING,
+    ) -> CollectionSubscription:
+        """Follow all keys, those of a prefix, or those from `start` on and before `end`."""
+        request = {**self._request("collect", format, deltas), "prefix": prefix, "start": start, "end": end}
+        subscription = CollectionSubscription(
+            self._connection.new_number(), request, self._connection.remove, apply_delta=apply_delta, limit=max_waiting
+        )
+        self._connection.add(subscription)
+        return subscription
+
+    def _request(self, op: str, form: str, deltas: bool) -> dict[str, Any]:
+        if form not in ("json", "avro"):
+            raise BadArgument("format", form, "it is json or avro")
+        return {"op": op, "keyspace": self._keyspace, "state": self._name, "format": form, "deltas": deltas}
+
+    def _path(self, key: Any = None) -> str:  # noqa: ANN401
+        path = f"/keyspaces/{_segment(self._keyspace)}/states/{_segment(self._name)}"
+        return path if key is None else f"{path}/{_segment(key_text(key))}"
+
+
+class GatewayEngine:
+    """The aggregates of an engine."""
+
+    def __init__(self, requests: HttpRequests, name: str) -> None:
+        self._requests = requests
+        self._path = f"/engines/{_segment(name)}"
+
+    async def get(self, aggregate: str) -> dict[str, Any] | None:
+        """Return the committed state of an aggregate with `state`, `version` and `since`; None if there is none."""
+        found = await self._requests.json("GET", f"{self._path}/{_segment(aggregate)}", or_none=True)
+        return None if found is None else dict(found)
+
+    async def command(
+        self,
+        aggregate: str,
+        command: str,
+        data: Mapping[str, Any],
+        *,
+        idempotency_key: str | None = None,
+        version: int | None = None,
+        since: str | None = None,
+    ) -> dict[str, Any]:
+        """Send a command and return what it led to. It is done once, however often it is sent with one key."""
+        headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex, **_condition(version)}
+        path = f"{self._path}/{_segment(aggregate)}/commands/{_segment(command)}"
+        return dict(await self._requests.json("POST", path, headers=headers, body=dict(data), query={"since": since}))
+
+
+class GatewayJournal:
+    """The journals of a topic."""
+
+    def __init__(self, requests: HttpRequests, topic: str) -> None:
+        self._requests = requests
+        self._path = f"/journals/{_segment(topic)}"
+
+    async def read(
+        self, key: str, *, start: int | None = None, to: int | None = None, limit: int | None = None
+    ) -> dict[str, Any]:
+        """Return a page of events; its `next` is the `start` of the next one."""
+        query = {"from": start, "to": to, "limit": limit}
+        return dict(await self._requests.json("GET", self._one(key), query=query))
+
+    async def append(
+        self,
+        key: str,
+        events: Sequence[Mapping[str, Any]],
+        *,
+        expected: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> dict[str, Any]:
+        """Append events, all or none. With an `idempotency_key`, and `expected`, it may be repeated."""
+        body = {"events": list(events), **({} if expected is None else {"expected": expected})}
+        headers = {"idempotency-key": idempotency_key}
+        return dict(await self._requests.json("POST", self._one(key), body=body, headers=headers))
+
+    async def pointer(self, key: str) -> dict[str, Any] | None:
+        """Return what is known of the last event; None if there is no journal."""
+        found = await self._requests.json("GET", f"{self._one(key)}/pointer", or_none=True)
+        return None if found is None else dict(found)
+
+    async def delete(self, key: str, to: int) -> Any:  # noqa: ANN401
+        """Delete the events up to a number."""
+        return await self._requests.json("DELETE", self._one(key), query={"to": to})
+
+    async def purge(self, key: str) -> Any:  # noqa: ANN401
+        """Remove the journal."""
+        return await self._requests.json("POST", f"{self._one(key)}/purge")
+
+    def _one(self, key: str) -> str:
+        return f"{self._path}/{_segment(key)}"
+
+
+async def tagged_events(
+    requests: HttpRequests, tags: Sequence[str], after: str | None, backoff: Backoff
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the events of tags as they are written: server-sent events, resumed after the last one that came.
+
+    Raises GatewayRefused if coming back would not help, as with 410: the events were removed because of their age.
+    """
+    import httpx
+
+    failures = 0
+    while True:
+        headers = await requests.headers({"accept": "text/event-stream", "last-event-id": after})
+        try:
+            async with requests.http.stream(
+                "GET", "/events", params={"tag": list(tags)}, headers=headers, timeout=httpx.Timeout(10.0, read=None)
+            ) as response:
+                if not response.is_success:
+                    raise problem_error(problem_of_response(response.status_code, await response.aread()))
+                async for event in server_events(response.aiter_lines()):
+                    failures = 0
+                    if event["event"] == "problem":
+                        raise problem_error(json.loads(event["data"]))
+                    yield {**json.loads(event["data"]), "tag_offset": event["id"]}
+                    after = event["id"]
+        except (httpx.TransportError, GatewayUnavailable) as error:
+            _logger.debug("stream of events lost", error=repr(error))
+        failures += 1
+        await asyncio.sleep(backoff.delay_s(failures))
+
+
+async def server_events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, str]]:
+    """Yield server-sent events, as `id`, `event` and `data`; comments are left out."""
+    found: dict[str, str] = {}
+    async for line in lines:
+        if line:
+            name, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            found[name] = f"{found[name]}\n{value}" if name == "data" and name in found else value
+        else:
+            if "data" in found:
+                yield {"id": found.get("id", ""), "event": found.get("event", "message"), "data": found["data"]}
+            found = {}
+
+
+def key_text(key: Any) -> str:  # noqa: ANN401
+    """Return a key as it stands in a path: the text itself, or a JSON list for keys with parts."""
+    return json.dumps(list(key)) if isinstance(key, tuple | list) else str(key)
+
+
+def _segment(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _condition(version: int | Literal["none"] | None) -> dict[str, str | None]:
+    if version is None:
+        return {}
+    return {"if-none-match": "*"} if version == "none" else {"if-match": f'"{version}"'}

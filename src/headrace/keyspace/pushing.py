@@ -1,0 +1,235 @@
+"""Push: every change of a state is handed to a hook that tells an outside service, such as FCM or APNs.
+
+Changes of a key are pushed in their order; partitions go side by side. A change whose push fails is tried again, and
+then set aside as a dead letter, so that one device that is gone does not stop the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from headrace.errors import BadArgument, PushRefused
+from headrace.keyspace.client import KeyspaceClient
+from headrace.keyspace.collections import CollectionEvent
+from headrace.keyspace.push_storage import PushLetter, PushStorage
+from headrace.log import Log
+from headrace.observe import counter, get_logger
+from headrace.runtime import Backoff
+from headrace.state import StateChange
+
+__all__ = ["PushHook", "PushRunner", "PushedChange"]
+
+PUSHED = counter("keyspace", "pushed", "Changes that a push hook was given, by outcome.", ("hook", "outcome"))
+
+_MOST_WAITING = 100
+_SAVE_EVERY = 100
+_logger = get_logger(__name__)
+
+
+class PushedChange(NamedTuple):
+    """A change of a key, as a hook gets it.
+
+    `id` is the same whenever the change is pushed again, so a service can drop repeats. `is_present` marks the value as
+    it stands, pushed because changes before it may be missing, or from a dead letter.
+    """
+
+    id: str
+    key: Any
+    value: Any
+    delta: Any = None
+    is_present: bool = False
+    is_expiry: bool = False
+
+
+class PushHook(Protocol):
+    """Tells an outside service of a change.
+
+    Promised to it: every change is pushed at least once, those of a key in their order, one at a time for a partition.
+    Not promised: that a change is pushed only once; see `PushedChange.id`.
+    """
+
+    async def push(self, change: PushedChange) -> None:
+        """Push a change. Raises PushRefused if it never can be, anything else to have it tried again."""
+        ...
+
+
+class PushRunner:
+    """Feeds a hook from a state. Only one process runs a hook at a time; two would push every change twice.
+
+    `name` names the hook: its place and its dead letters are in the topic `push.NAME`. On its first start it begins
+    with changes from then on.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        client: KeyspaceClient,
+        state: str,
+        hook: PushHook,
+        *,
+        name: str,
+        attempts: int = 5,
+        timeout_s: float = 30.0,
+        backoff: Backoff | None = None,
+    ) -> None:
+        if attempts < 1:
+            raise BadArgument("attempts", attempts, "a change is pushed at least once")
+        self.name = name
+        self._client = client
+        self._state = state
+        self._hook = hook
+        self._attempts = attempts
+        self._timeout_s = timeout_s
+        self._backoff = backoff or Backoff(first_s=0.5, limit_s=30.0)
+        self._storage = PushStorage(log, f"push.{name}")
+        self._lanes: dict[int, _Lane] = {}
+        self.ready = asyncio.Event()
+        """Set when every partition has a place: from then on no change is missed."""
+
+    async def run(self) -> None:
+        """Push changes until cancelled. Raises what ends a subscription, and Unavailable if the log stays away."""
+        await self._storage.load()
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        feeding = asyncio.create_task(self._feed(failed), name=f"headrace-push-{self.name}")
+        try:
+            await asyncio.wait({feeding, failed}, return_when=asyncio.FIRST_COMPLETED)
+            for each in (feeding, failed):
+                if each.done():
+                    each.result()
+        finally:
+            feeding.cancel()
+            failed.cancel()
+            await asyncio.gather(feeding, failed, return_exceptions=True)
+            await self._end_lanes()
+
+    async def letters(self) -> list[PushLetter]:
+        """Return the dead letters, oldest first."""
+        await self._storage.load()
+        return sorted(self._storage.letters.values(), key=lambda each: each.time_ms)
+
+    async def replay(self, letter: PushLetter) -> bool:
+        """Push the present value of a dead letter's key; if that works, remove the letter and return True."""
+        key = self._client.key_from_json(self._state, bytes(letter.key))
+        change = PushedChange(letter.id, key, await self._client.get(self._state, key), is_present=True)
+        if await self._push(letter.partition, change, attempts=1) is not None:
+            return False
+        await self._storage.remove(letter)
+        return True
+
+    async def discard(self, letter: PushLetter) -> None:
+        """Remove a dead letter."""
+        await self._storage.remove(letter)
+
+    async def _feed(self, failed: asyncio.Future[None]) -> None:
+        """Hand the events of each partition to its lane. When a lane is full, the other partitions wait, too."""
+        is_first, has_begun = not self._storage.places, False
+        found = self._client.collection(self._state, after=dict(self._storage.places))
+        async with contextlib.aclosing(found) as events:  # type: ignore[type-var]
+            async for event in events:
+                if event.kind == "begin":
+                    # A second beginning is a resize: what changed meanwhile is only known from the values.
+                    is_first, has_begun = is_first and not has_begun, True
+                    await self._end_lanes()
+                    self._lanes = {each: _Lane(self, each, failed) for each in event.partitions}
+                    self._look_ready()
+                    continue
+                lane = self._lanes[event.partition]
+                for change in () if is_first and event.kind == "pairs" else _changes_of(event):
+                    await lane.put(change)
+                if event.token:
+                    await lane.put(event.token)
+
+    def _look_ready(self) -> None:
+        if self._lanes and all(each in self._storage.places for each in self._lanes):
+            self.ready.set()
+
+    async def _end_lanes(self) -> None:
+        for lane in self._lanes.values():
+            await lane.close()
+        self._lanes = {}
+
+    async def deliver(self, partition: int, change: PushedChange) -> None:
+        """Push a change, again after failures; then set it aside."""
+        letter = await self._push(partition, change, attempts=self._attempts)
+        if letter is not None:
+            _logger.error("a change was not pushed", hook=self.name, id=change.id, error=letter.error)
+            await self._storage.bury(letter)
+            PUSHED.labels(self.name, "dead").inc()
+
+    async def save(self, partition: int, place: str) -> None:
+        """Store that all changes of a partition up to a place are done."""
+        await self._storage.save(partition, place)
+        self._look_ready()
+
+    async def _push(self, partition: int, change: PushedChange, *, attempts: int) -> PushLetter | None:
+        """Push a change; return the dead letter that it becomes if no attempt worked."""
+        for attempt in range(1, attempts + 1):
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._hook.push(change)
+            except Exception as error:  # whatever a hook raises is about this change
+                PUSHED.labels(self.name, "failed").inc()
+                _logger.warning("push failed", hook=self.name, id=change.id, attempt=attempt, error=repr(error))
+                if attempt == attempts or isinstance(error, PushRefused):
+                    key = msgspec.Raw(msgspec.json.encode(change.key))
+                    return PushLetter(change.id, partition, key, repr(error), attempt, time.time_ns() // 1_000_000)
+                await asyncio.sleep(self._backoff.delay_s(attempt))
+            else:
+                PUSHED.labels(self.name, "pushed").inc()
+                return None
+        return None
+
+
+class _Lane:
+    """The changes of one partition, pushed one after another; a place is stored when all before it is done."""
+
+    def __init__(self, runner: PushRunner, partition: int, failed: asyncio.Future[None]) -> None:
+        self._runner = runner
+        self._partition = partition
+        self._failed = failed
+        self._waiting: asyncio.Queue[PushedChange | str] = asyncio.Queue(_MOST_WAITING)
+        self._task = asyncio.create_task(self._work(), name=f"headrace-push-{runner.name}-{partition}")
+        self._task.add_done_callback(self._ended)
+
+    async def put(self, item: PushedChange | str) -> None:
+        """Add a change, or the place that is reached with the changes before it; waits while the lane is full."""
+        await self._waiting.put(item)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Let what ended the lane end the whole run: a lane that stands still is not seen otherwise."""
+        if not task.cancelled() and (error := task.exception()) is not None and not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def close(self) -> None:
+        """End the lane; what was not stored as done is pushed again by the next run."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _work(self) -> None:
+        unsaved = 0
+        while True:
+            item = await self._waiting.get()
+            if isinstance(item, PushedChange):
+                await self._runner.deliver(self._partition, item)
+                continue
+            unsaved += 1
+            if self._waiting.empty() or unsaved >= _SAVE_EVERY:
+                await self._runner.save(self._partition, item)
+                unsaved = 0
+
+
+def _changes_of(event: CollectionEvent) -> list[PushedChange]:
+    """Return what is pushed of an event: a change, or the values of a snapshot after a gap."""
+    if event.change is not None:
+        change: StateChange[Any, Any] = event.change
+        return [PushedChange(change.token, change.key, change.value, change.delta, is_expiry=change.is_expiry)]
+    return [PushedChange(_present_id(key), key, value, is_present=True) for key, value in event.pairs]
+
+
+def _present_id(key: Any) -> str:  # noqa: ANN401
+    return f"present:{msgspec.json.encode(key).decode()}"

@@ -1,0 +1,276 @@
+"""The Python client against a running gateway, and against the vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.clients.conftest import Market, new_issuer, serving_also
+from tests.clients.market import Account, Add, Deposit
+
+from headrace.client import CollectionSubscription, GatewayClient, KeySubscription, close_meaning, parse_frame
+from headrace.client.requests import problem_error, server_events
+from headrace.errors import GatewayRefused, GatewayUnavailable, NotReadable, SocketRefused
+from headrace.runtime import Backoff
+from headrace.serde import HEADER_BYTES, GenericCodec, Schema
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]  # all tests here share the node's loop
+
+VECTORS = Path(__file__).parents[2] / "clients" / "vectors"
+QUICK = Backoff(first_s=0.02, limit_s=0.2)
+
+
+def read(name: str) -> Any:
+    return json.loads((VECTORS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+async def recorded(source: AsyncIterator[Any], found: list[Any], shown: Callable[[Any], Any]) -> None:
+    async for each in source:
+        found.append(shown(each))  # noqa: PERF401 - it is read meanwhile
+
+
+async def until(found: list[Any], expected: list[Any]) -> None:
+    try:
+        async with asyncio.timeout(40):
+            while True:
+                if found == expected:
+                    return
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        assert found == expected
+        raise
+
+
+def balance(value: Any) -> Any:
+    return None if value is None else value["data"]["balance"]
+
+
+def summed(total: Any, more: Any) -> Any:
+    before = 0 if total is None else total["data"]["amount"]
+    return {"type": "Total", "data": {"amount": before + more["data"]["by"]}}
+
+
+async def test_the_client_follows_over_a_killed_gateway(market: Market) -> None:
+    """G9: changes, deltas and a collection go on over a killed gateway: order kept, nothing lost and nothing twice."""
+    key = "followed"
+    async with GatewayClient(market.gateway.url, backoff=QUICK) as client, asyncio.TaskGroup() as tasks:
+        balances, totals = client.state("accounts", "balances"), client.state("sums", "totals")
+        plain: list[Any] = []
+        avro: list[Any] = []
+        sums: list[Any] = []
+        collected: list[Any] = []
+        collection = balances.collect(prefix=key, format="avro")
+        following = [
+            (balances.subscribe(key), plain, lambda change: balance(change.value)),
+            (balances.subscribe(key, format="avro"), avro, lambda change: balance(change.value)),
+            (
+                totals.subscribe(key, format="avro", deltas=True, apply_delta=summed),
+                sums,
+                lambda change: (change.delta and change.delta["data"]["by"], change.value and change.value["data"]),
+            ),
+            (collection, collected, lambda change: (change.kind, balance(change.value))),
+        ]
+        for source, found, shown in following:
+            tasks.create_task(recorded(source, found, shown))
+        await collection.ready()
+        for found in (plain, avro):
+            await until(found, [None])
+        await until(sums, [(None, None)])
+        await market.accounts.ask(Deposit(key, 1))
+        await market.sums.ask(Add(key, 5))
+        assert balance(await client.publish("accounts", "Deposit", {"id": key, "amount": 1})) == 2
+        await until(plain, [None, 1, 2])
+
+        market.gateway.kill()
+        sent = asyncio.create_task(client.publish("accounts", "Deposit", {"id": key, "amount": 1}))
+        await market.accounts.ask(Deposit(key, 1))
+        await market.sums.ask(Add(key, 6))
+        await market.gateway.start()
+        assert balance(await sent) == 4
+        for found in (plain, avro):
+            await until(found, [None, 1, 2, 3, 4])
+        await until(sums, [(None, None), (5, {"amount": 5}), (6, {"amount": 11})])
+        await until(collected, [("ready", None), *(("change", n) for n in (1, 2, 3, 4))])
+        assert dict(collection.entries()) == {key: {"type": "Account", "data": {"owner": "ann", "balance": 4}}}
+        for source, *_ in following:
+            source.close()
+
+
+async def test_the_client_over_http(market: Market) -> None:
+    """G4, G14: values with versions, pages, messages and commands with keys, journals, and events by tag."""
+    async with GatewayClient(market.gateway.url) as client:
+        balances, lines = client.state("accounts", "balances"), client.state("accounts", "lines")
+        assert await balances.get("h/ü") is None
+        await balances.put("h/ü", {"owner": "zoe", "balance": 1}, version="none")
+        found = await balances.get("h/ü")
+        assert found is not None
+        assert balance(found.value) == 1
+        await balances.put("h/ü", {"owner": "zoe", "balance": 2}, version=found.version)
+        with pytest.raises(GatewayRefused, match="412"):
+            await balances.put("h/ü", {"owner": "zoe"}, version=found.version)
+        assert len(await balances.find("owner", "zoe")) == 1
+        await balances.delete("h/ü")
+        for number in (1, 2, 3):
+            await lines.put(("h", number), number)
+        page = await lines.page(["h"], limit=2)
+        assert (len(page["pairs"]), page["next"]) == (2, ["h", 2])
+        assert await lines.count() == 3
+        collected = await lines.collect(prefix=["h"], start=["h", 2]).ready()
+        assert list(collected.entries()) == [(["h", 2], 2), (["h", 3], 3)]
+        with pytest.raises(GatewayRefused, match="not negative"):
+            await client.send("accounts", "Deposit", {"id": "h", "amount": -1})
+        with pytest.raises(GatewayRefused, match="not negative"):
+            await client.publish("accounts", "Deposit", {"id": "h", "amount": -1})
+        with pytest.raises(SocketRefused, match="1009"):
+            await client.publish("accounts", "Deposit", {"id": "x" * (1 << 21), "amount": 1})
+        with pytest.raises(GatewayRefused, match="404"):
+            await anext(client.state("accounts", "nothing").subscribe("h"))
+        purses, orders = client.engine("purses"), client.journal("orders")
+        assert await purses.get("h") is None
+        paid = [await purses.command("h", "Pay", {"coins": 3}, idempotency_key="h-1") for _ in range(2)]
+        assert [(each["version"], each["is_repeated"]) for each in paid] == [(1, False), (1, True)]
+        await orders.append("h", [{"payload": {"n": 1}, "tags": ["h"]}], expected=0, idempotency_key="h-1")
+        events = client.events(["h"])
+        assert (await anext(events))["payload"] == {"n": 1}
+        await orders.append("h", [{"payload": {"n": 2}, "tags": ["h"]}])
+        assert (await anext(events))["payload"] == {"n": 2}
+        await events.aclose()  # type: ignore[attr-defined]
+        assert len((await client.event_page(["h"]))["events"]) == 2
+        assert await orders.pointer("none") is None
+        assert [each["payload"]["n"] for each in (await orders.read("h"))["events"]] == [1, 2]
+        assert [each["name"] for each in await client.keyspaces()] == ["accounts", "sums"]
+
+
+async def test_tokens_are_renewed_and_refusals_are_final(market: Market, tmp_path: Path) -> None:
+    """G10: a socket whose token ends is opened again with a new one, without a gap; what is forbidden stays so."""
+    issuer, codes = new_issuer(tmp_path), [0]
+    closed = asyncio.Event()
+
+    def on_status(status: str, code: int | None) -> None:
+        codes.append(code or 0)
+        if code == 4401:
+            closed.set()
+
+    async with serving_also(market.hr, jwt=issuer.settings(), grants={"alice": ["read keyspace/accounts"]}) as url:
+        tokens = [issuer.token(exp=time.time() + 3600), issuer.token(exp=time.time() + 1.2)]
+
+        async def token() -> str:
+            return tokens.pop() if len(tokens) > 1 else tokens[0]
+
+        async with GatewayClient(url, token=token, backoff=QUICK, on_status=on_status) as client:
+            changes = client.state("accounts", "balances").subscribe("renewed")
+            assert (await anext(changes)).value is None
+            with pytest.raises(GatewayRefused, match="403"):
+                await anext(client.state("sums", "totals").subscribe("x"))
+            with pytest.raises(GatewayRefused, match="403"):
+                await client.publish("accounts", "Deposit", {"id": "renewed", "amount": 1})
+            async with asyncio.timeout(20):
+                await closed.wait()
+            await market.accounts.put("balances", "renewed", Account("ann", 1))
+            assert balance((await anext(changes)).value) == 1
+        async with GatewayClient(url, token=issuer.token(exp=time.time() - 60), backoff=QUICK) as client:
+            with pytest.raises(GatewayRefused, match="401"):
+                await anext(client.state("accounts", "balances").subscribe("renewed"))
+
+
+async def test_the_client_reads_the_vectors() -> None:
+    """G6: frames, values, deltas, close codes and problems as the server's own code makes them."""
+    frames = read("frames")
+    codecs = {int(number): GenericCodec(Schema(text)) for number, text in frames["schemas"].items()}
+    for kind, each in [("push", each) for each in frames["pushes"]] + [("pair", each) for each in frames["pairs"]]:
+        data = bytes.fromhex(each["frame"])
+        frame = parse_frame(data)
+        codec = None if frame.schema_id is None else codecs[frame.schema_id]
+        value = None if codec is None else codec.to_json(codec.decode(frame.framed, start=HEADER_BYTES))
+        assert (frame.kind, frame.id, frame.offset, value) == (
+            kind,
+            each["id"],
+            each["offset"],
+            each["delta"] if frame.is_delta else each["value"],
+        )
+        assert [name for name in ("is_lagged", "is_present", "is_expiry") if getattr(frame, name)] == each["flags"]
+        if kind == "pair":
+            assert (frame.partition, frame.key) == (each["partition"], each["key"])
+        for end in range(1, 8):
+            with pytest.raises(NotReadable):
+                parse_frame(data[:end])
+    for each in frames["schema_frames"]:
+        schema = parse_frame(bytes.fromhex(each["frame"]))
+        assert (schema.kind, schema.schema_id, schema.framed.decode()) == ("schema", each["id"], each["schema"])
+    for each in read("values"):
+        codec = GenericCodec(Schema(each["schema"]))
+        assert codec.to_json(codec.decode(bytes.fromhex(each["avro"]))) == each["json"]
+    for each in read("closes")["closes"]:
+        assert tuple(close_meaning(each["code"])) == (each["action"], each["status"])
+    for each in read("closes")["problems"]:
+        error = problem_error(each["problem"])
+        assert isinstance(error, GatewayUnavailable) == each["is_retryable"]
+        assert getattr(error, "outcome_known", True) == each["outcome_known"]
+
+
+@pytest.mark.parametrize("history", read("collections"), ids=lambda each: each["about"].replace(" ", "-"))
+async def test_a_collection_is_what_its_frames_make(history: dict[str, Any]) -> None:
+    """G6: snapshots, gaps, cut-off snapshots and resizes: what the reader is told, and what the collection holds."""
+    collection = CollectionSubscription(1, {}, lambda number: None, apply_delta=None, limit=100)
+    for step in history["steps"]:
+        if step == "lost":
+            collection.disconnected()
+        else:
+            collection.take(step)
+    collection.close()
+    told = [[each.key, each.value] if each.kind == "change" else each.kind async for each in collection]
+    assert told == history["changes"]
+    assert dict(collection.entries()) == history["entries"]
+    assert collection.request()["after"] == history["after"]
+
+
+async def test_a_slow_reader_gets_the_newest_value() -> None:
+    """G7: more changes than may wait become the newest one, marked as lagged; a collection says to read it again."""
+    changes = KeySubscription(1, {}, lambda number: None, after=None, apply_delta=None, limit=2)
+    for number in range(1, 5):
+        changes.take({"op": "value", "id": 1, "offset": f"t:{number}", "value": number})
+    changes.close()
+    assert [(each.value, each.is_lagged) async for each in changes] == [(3, True), (4, False)]
+    assert changes.request()["after"] == "t:4"
+    collection = CollectionSubscription(1, {}, lambda number: None, apply_delta=None, limit=1)
+    frame = {"id": 1, "partitions": [0], "partition": 0, "offset": "t:1", "pairs": [{"key": "a", "value": 1}]}
+    for op in ("begin", "reset", "pairs", "ready"):
+        collection.take({**frame, "op": op})
+    assert (await anext(collection)).kind == "lagged"
+    assert collection.get("a") == 1
+
+
+async def test_server_sent_events_are_parsed() -> None:
+    """G4: comments are left out, lines of data are joined, and a cut-off event is none."""
+
+    async def lines() -> AsyncIterator[str]:
+        for line in (": alive", "", "id: 7", "event: x", "data: {", "data: ü}", "", "data:a", "", "id: 8", "data: cut"):
+            yield line
+
+    assert [each async for each in server_events(lines())] == [
+        {"id": "7", "event": "x", "data": "{\nü}"},
+        {"id": "", "event": "message", "data": "a"},
+    ]
+
+
+async def test_the_program_of_the_document_runs(tmp_path: Path) -> None:
+    """G9: the Python of docs/clients.md ends well and prints what it says."""
+    (code,) = re.findall(r"```python\n(.*?)```", (VECTORS.parents[1] / "docs" / "clients.md").read_text(), re.DOTALL)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        output, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    assert output.decode().splitlines() == [
+        "{'type': 'Account', 'data': {'balance': 10}}",
+        "{'balance': 10} True",
+        "acc-1 {'balance': 10}",
+    ]
