@@ -55,11 +55,16 @@ class PendingCommand:
 
 
 class CommandLane:
-    """The commands that wait for one aggregate, in the order in which they arrived."""
+    """The commands that wait for one aggregate, in the order in which they arrived.
+
+    It `is_running` from when its turn is fixed until nothing of it may be handled, and `is_next` while its turn has not
+    come yet.
+    """
 
     def __init__(self) -> None:
         self.waiting: list[PendingCommand] = []
         self.is_running = False
+        self.is_next = False
 
     def add(self, command: PendingCommand) -> None:
         """Add a command at its place: one that is handled again comes before those that arrived after it."""

@@ -8,7 +8,7 @@ itself may wait for something.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -137,6 +137,17 @@ class CommandHandling(Generic[S]):
 
     async def decide(self, record: AggregateRecord | None, request: CommandRequest, *, now_ms: int) -> Decision:
         """Run the handler on the aggregate's state; its errors become part of the decision."""
+        decision = self.begin(record, request, now_ms=now_ms)
+        return decision if isinstance(decision, Decision) else await decision
+
+    def is_async(self, request: CommandRequest) -> bool:
+        """Return True if the command's handler is a coroutine."""
+        return not request.is_events and self.engine.is_async(request.kind)
+
+    def begin(
+        self, record: AggregateRecord | None, request: CommandRequest, *, now_ms: int
+    ) -> Decision | Awaitable[Decision]:
+        """Call the handler; return the decision, or what to await for it if the handler waits for something."""
         version = record.version if record is not None else 0
         if request.expected_version is not None and request.expected_version != version:
             return Decision(error=WrongVersion(request.aggregate, request.expected_version, version))
@@ -152,15 +163,12 @@ class CommandHandling(Generic[S]):
                 now_ms=now_ms,
             )
             stage = "handler"
-            return await self._run(request, state, context)
-        except CommandRejected as rejected:
-            return Decision(reject=rejected.reject)
-        except UnknownCommand as error:
-            return Decision(error=error)
-        except EventHandlerFailed as error:
-            return Decision(error=self._failed(request, "event handler", error.__cause__ or error))
+            returned = self._call(request, state, context)
+            if inspect.isawaitable(returned):
+                return self._awaited(request, context, returned)
+            return _decision(context, returned)
         except Exception as error:  # the application's own; it is given to the caller, and the next command works
-            return Decision(error=self._failed(request, stage, error))
+            return self._undecided(request, stage, error)
 
     def finish(
         self,
@@ -192,23 +200,32 @@ class CommandHandling(Generic[S]):
         state: S = self.values.inner.decode(record.state)
         return state
 
-    async def _run(self, request: CommandRequest, state: S | None, context: CommandContext[S]) -> Decision:
+    def _call(self, request: CommandRequest, state: S | None, context: CommandContext[S]) -> Any:  # noqa: ANN401
+        """Call the handler, and return what it returns."""
         if request.is_events:
             context.persist(*_events_in(self.engine, request))
-            return Decision(context.state, tuple(context.events))
-        if request.kind not in self.engine.commands.names:
+            return None
+        if request.kind not in self.engine.commands:
             raise UnknownCommand(self.engine.name, request.kind, self.engine.commands.names)
         command = self.engine.commands.decode(request.kind, request.data)
-        returned = self.engine.handler_of(command)(state, command, context)
-        if inspect.isawaitable(returned):
-            returned = await returned
-        if isinstance(returned, Reject):
-            return Decision(reject=returned)
-        if returned is not None:
-            context.persist(
-                *(returned if isinstance(returned, list | tuple) and not _is_named(returned) else [returned])
-            )
-        return Decision(context.state, tuple(context.events), tuple(context.outputs), context.value)
+        return self.engine.handler_of(command)(state, command, context)
+
+    async def _awaited(self, request: CommandRequest, context: CommandContext[S], returned: Awaitable[Any]) -> Decision:
+        try:
+            return _decision(context, await returned)
+        except Exception as error:
+            return self._undecided(request, "handler", error)
+
+    def _undecided(self, request: CommandRequest, stage: str, error: Exception) -> Decision:
+        """Return the decision on a command whose handler raised something."""
+        match error:
+            case CommandRejected():
+                return Decision(reject=error.reject)
+            case UnknownCommand():
+                return Decision(error=error)
+            case EventHandlerFailed():
+                return Decision(error=self._failed(request, "event handler", error.__cause__ or error))
+        return Decision(error=self._failed(request, stage, error))
 
     def _failed(self, request: CommandRequest, stage: str, error: BaseException) -> CommandFailed:
         reason = str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
@@ -308,6 +325,15 @@ def _events_in(engine: Engine[Any], request: CommandRequest) -> list[Any]:
     except msgspec.DecodeError as error:
         raise NotReadable("the events", request.kind, str(error)) from error
     return [engine.events.of_payload(each) for each in payloads]
+
+
+def _decision(context: CommandContext[Any], returned: Any) -> Decision:  # noqa: ANN401
+    """Return what a handler decided, from what it returned and what it did with its context."""
+    if isinstance(returned, Reject):
+        return Decision(reject=returned)
+    if returned is not None:
+        context.persist(*(returned if isinstance(returned, list | tuple) and not _is_named(returned) else [returned]))
+    return Decision(context.state, tuple(context.events), tuple(context.outputs), context.value)
 
 
 def _is_named(value: object) -> bool:

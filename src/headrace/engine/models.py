@@ -68,6 +68,7 @@ class Handler(NamedTuple):
 
     call: Callable[..., Any]
     takes_context: bool
+    is_async: bool = False
 
     def __call__(self, state: Any, command: Any, context: Any) -> Any | Awaitable[Any]:  # noqa: ANN401
         """Call it with what it takes."""
@@ -130,7 +131,7 @@ class Engine(Generic[S]):
             self.commands.add(kind)
             if kind in self._handlers:
                 raise BadArgument("command handler", _named(handler), f"{kind.__name__} has a handler already")
-            self._handlers[kind] = Handler(handler, len(parameters) == 3)
+            self._handlers[kind] = Handler(handler, len(parameters) == 3, inspect.iscoroutinefunction(handler))
         return handler
 
     def event(self, handler: F) -> F:
@@ -170,6 +171,10 @@ class Engine(Generic[S]):
         if found is None:
             raise UnknownCommand(self.name, type(command).__name__, self.commands.names)
         return found
+
+    def is_async(self, command: str) -> bool:
+        """Return True if the handler of the command with this name is a coroutine."""
+        return any(self._handlers[kind].is_async for kind in self.commands.kinds([command]))
 
     def apply(self, state: S | None, event: Any) -> S | None:  # noqa: ANN401
         """Return the state after an event. Raises UnknownCommand, and what the event's handler raises."""

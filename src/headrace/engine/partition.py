@@ -198,12 +198,11 @@ class EnginePartition(Generic[S]):
         self._queue.add(command)
         self._watch_for_owner()
         self._pending += 1
+        timer = self._loop.call_at(deadline_s, self._give_up, command)
         try:
-            async with asyncio.timeout_at(deadline_s):
-                return await asyncio.shield(command.done)
-        except TimeoutError:
-            return self._give_up(command)
+            return await command.done
         finally:
+            timer.cancel()
             self._pending -= 1
             self._queue.remove(command)
 
@@ -361,14 +360,14 @@ class EnginePartition(Generic[S]):
         else:
             _tell(command, outcome, self._last, is_repeated=is_repeated)
 
-    def _give_up(self, command: PendingCommand) -> Answer:
-        """Return the answer if it came in the last moment; else raise what is known about the command."""
-        if command.done.done():
-            return command.done.result()
+    def _give_up(self, command: PendingCommand) -> None:
+        """Tell the caller, whose time is up, what is known about the command."""
         name, aggregate = self._engine.name, command.request.aggregate
         if command.stage is Stage.WAITING:
-            raise CommandExpired(name, aggregate, command.timeout_s)
-        raise OutcomeUnknown(name, aggregate, f"it was not committed within {command.timeout_s:g} s")
+            command.fail(CommandExpired(name, aggregate, command.timeout_s))
+        else:
+            reason = f"it was not committed within {command.timeout_s:g} s"
+            command.fail(OutcomeUnknown(name, aggregate, reason))
 
     # Reading, ownership and housekeeping.
 

@@ -108,7 +108,10 @@ def is_reserved(key: bytes | None) -> bool:
 
 def batch_header_of(headers: Headers) -> bytes | None:
     """Return the header that names a record's batch; None if the record was not written by an owner."""
-    return next((value for name, value in headers if name == BATCH_HEADER), None)
+    for name, value in headers:
+        if name == BATCH_HEADER:
+            return value
+    return None
 
 
 def parse_batch(header: bytes | None) -> BatchName | None:
