@@ -57,6 +57,10 @@ format: $(STAMP) ## put the code into shape
 bench: $(STAMP)  ## all benchmarks; one: .venv/bin/python -m benchmarks NAME
 	$(BIN)/python -m benchmarks
 
+.PHONY: protos
+protos: $(STAMP) ## compile the messages of the gRPC service
+	cd src/headrace/rpc && $(abspath $(BIN))/python -m grpc_tools.protoc -I. --descriptor_set_out=messages.binpb *.proto
+
 .PHONY: lock
 lock: $(STAMP)   ## pin the newest versions that pyproject.toml allows
 	$(BIN)/python -m pip install --quiet uv

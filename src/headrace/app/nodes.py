@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from headrace.cluster import ClusterView, HostingNode
-from headrace.config import HeadraceSettings
+from headrace.config import GrpcSettings, HeadraceSettings
 from headrace.engine import Engine, EngineClient, EngineHosting
 from headrace.errors import TimedOut
 from headrace.keyspace import App, Keyspace, KeyspaceClient, KeyspaceHosting, KeyspaceLayouts, StateFolder
@@ -35,6 +35,8 @@ class RunningNode:
         self._hosting = hosting
         self._keyspaces = keyspaces
         self._engines = engines
+        self.grpc_address: str | None = None
+        """Where this node takes commands over gRPC; None if it takes none."""
 
     @property
     def id(self) -> str:
@@ -144,8 +146,22 @@ async def running_node(
             background.add("keyspaces", keyspaces.follow_layouts)
             for stream in app.streams:
                 background.add(f"stream-{stream.group}", partial(stream.run, log, registry, keyspaces.client))
-            async with background:
+            async with background, _grpc(node, served, settings.grpc):
                 yield node
+
+
+@contextlib.asynccontextmanager
+async def _grpc(node: RunningNode, engines: list[Engine[Any]], settings: GrpcSettings) -> AsyncIterator[None]:
+    """Take commands over gRPC while the block runs, if the settings name an address and the node serves engines."""
+    if settings.listen is None or not engines:
+        yield
+        return
+    from headrace.rpc import serving_commands  # it needs the extra `grpc`
+
+    clients = [node.engine(engine) for engine in engines]
+    async with serving_commands(clients, settings, lambda: node.health.state) as running:
+        node.grpc_address = running.address
+        yield
 
 
 def _base_of(settings: HeadraceSettings) -> Path:

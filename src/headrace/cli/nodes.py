@@ -37,6 +37,10 @@ def run(
     listen: Annotated[
         str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where other nodes reach this one.")
     ] = None,
+    grpc: Annotated[
+        str | None,
+        typer.Option("--grpc", metavar="HOST:PORT", help="Where other programs send commands. Default: grpc.listen."),
+    ] = None,
     drain: Annotated[
         bool, typer.Option("--drain", help="When stopped, hand everything over to other nodes first.")
     ] = False,
@@ -50,16 +54,22 @@ def run(
     """
     parts = [load_part(each) for each in where]
     names = [name for part in parts for name in _names_of(part)]
+    if grpc is not None and not any(isinstance(part, Engine) for part in parts):
+        raise BadArgument("--grpc", grpc, "commands are sent to engines, and this node would serve none; name one")
 
     async def use(hr: Headrace) -> None:
         cluster = hr.settings.cluster
         changes = {"node_id": node_id or cluster.node_id, "listen": listen or cluster.listen}
-        hr.settings = hr.settings.model_copy(update={"cluster": cluster.model_copy(update=changes)})
+        door = hr.settings.grpc.model_copy(update={"listen": grpc or hr.settings.grpc.listen})
+        sections = {"cluster": cluster.model_copy(update=changes), "grpc": door}
+        hr.settings = hr.settings.model_copy(update=sections)
         async with shutdown_on_signals() as stopping, hr.node(*parts) as node:
             missing = {name: gaps for name in names if (gaps := node.missing(name))}
             text = f"node {node.id} at {node.address} serves {', '.join(names)}"
             text += f"; without an owner yet: {missing}" if missing else "; every partition has an owner"
-            answer(text, as_json=as_json, node=node.id, address=node.address, owned=len(node.owned), ready=not missing)
+            text += f"; it takes commands at {node.grpc_address}" if node.grpc_address else ""
+            facts = {"node": node.id, "address": node.address, "grpc_address": node.grpc_address}
+            answer(text, as_json=as_json, **facts, owned=len(node.owned), ready=not missing)
             waits = [asyncio.create_task(each) for each in (stopping.wait(), node.wait())]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for task in waits:

@@ -50,6 +50,9 @@ S = TypeVar("S")
 _logger = get_logger(__name__)
 
 _LOOK_FOR_OWNER_S = 0.02
+# How long before a caller's deadline it is told what is known: a tenth of its time, and no more than this.
+_ANSWER_BEFORE_S = 0.05
+_ANSWER_BEFORE = 0.1
 _BACKOFF = Backoff(first_s=0.05, limit_s=1.0)
 # What a log refuses before it writes anything. After any other error a batch may have been committed.
 _REFUSED_BY_THE_LOG = (BadArgument, Forbidden, RecordTooLarge, TimestampTooFarAhead, UnknownPartition, UnknownTopic)
@@ -162,9 +165,12 @@ class EnginePartition(Generic[S]):
     async def handle(self, request: PartitionRequest, deadline_s: float) -> bytes:
         """Answer a request of a caller at any node."""
         asked = decode_request(request.payload)
+        left_s = max(0.0, deadline_s - self._loop.time())
         if isinstance(asked, CommandRequest):
-            return encode_answer(await self.submit(asked, deadline_s=deadline_s, attempt=request.attempt))
-        read = await self.read(asked.aggregate, timeout_s=max(0.0, deadline_s - self._loop.time()))
+            # At the deadline itself the caller gives up, and could not tell a command that waited from one in a commit.
+            answer_by_s = deadline_s - min(_ANSWER_BEFORE_S, left_s * _ANSWER_BEFORE)
+            return encode_answer(await self.submit(asked, deadline_s=answer_by_s, attempt=request.attempt))
+        read = await self.read(asked.aggregate, timeout_s=left_s)
         return encode_read(read.record, read.since)
 
     async def close(self) -> None:

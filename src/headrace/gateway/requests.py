@@ -8,8 +8,8 @@ from typing import TypeVar
 import msgspec
 from starlette.datastructures import Headers, QueryParams
 
+from headrace.access import Caller
 from headrace.errors import BadArgument, WrongMediaType
-from headrace.gateway.permissions import Caller
 from headrace.gateway.routes import JSON, GatewayRoute
 
 __all__ = ["GatewayRequest", "chosen_media_type"]
