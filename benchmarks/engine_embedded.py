@@ -8,7 +8,7 @@ from benchmarks.workloads.engines import IN_FLIGHT
 
 BENCH = Bench(
     name="engine-embedded",
-    work=f"commands to 1000 aggregates in {PARTITIONS} partition, {IN_FLIGHT} in flight, embedded, fsynced",
+    work=f"commands to 1000 aggregates in {PARTITIONS} partitions, {IN_FLIGHT} in flight, embedded, fsynced",
     measures=(
         Measure(
             "commands_per_s",

@@ -25,8 +25,7 @@ from headrace.model import NewRecord, Record
 
 __all__ = ["PARTITIONS", "against_sqlite_rows", "against_transactions", "one_against_transaction"]
 
-# One writer on both sides: what several partitions would do at the same time, several plain producers could do as well.
-PARTITIONS = 1
+PARTITIONS = 4
 COMMANDS = 50_000
 SINGLE = 500
 

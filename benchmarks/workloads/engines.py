@@ -19,6 +19,7 @@ from headrace.config import ClusterSettings, HeadraceSettings, KeyspaceSettings
 from headrace.engine import Engine, EngineClient, Success
 from headrace.log import Log
 from headrace.model import Record, TopicPartition
+from headrace.runtime import rare_collections
 from headrace.state import BatchName, is_reserved
 
 __all__ = [
@@ -83,13 +84,14 @@ class EnginePlace(NamedTuple):
 
     @asynccontextmanager
     async def node(self, name: str, *engines: Engine[Any]) -> AsyncIterator[Headrace]:
-        """Run a node in this process."""
+        """Run a node in this process, as `headrace node run` does."""
         settings = HeadraceSettings(
             cluster=ClusterSettings(name="bench", node_id=name), keyspace=KeyspaceSettings(state_dir=self.folder)
         )
         opened = headrace.connect(self.log, store=self.store or None, settings=settings)
         async with opened as hr, hr.node(*engines):
-            yield hr
+            with rare_collections():
+                yield hr
 
 
 def aggregate_ids(count: int = KEYS) -> list[str]:

@@ -13,7 +13,7 @@ from headrace.cli.options import Address, AsJson, StoreAddress, answer, creating
 from headrace.engine import Engine
 from headrace.errors import BadArgument
 from headrace.keyspace import App, Keyspace
-from headrace.runtime import shutdown_on_signals
+from headrace.runtime import rare_collections, shutdown_on_signals
 
 __all__ = ["app", "load_part"]
 
@@ -71,7 +71,8 @@ def run(
             facts = {"node": node.id, "address": node.address, "grpc_address": node.grpc_address}
             answer(text, as_json=as_json, **facts, owned=len(node.owned), ready=not missing)
             waits = [asyncio.create_task(each) for each in (stopping.wait(), node.wait())]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            with rare_collections():
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for task in waits:
                 if task.done():
                     task.result()

@@ -45,7 +45,7 @@ SHORTEST_RETRY_S = 0.02  # with less time left nothing is sent again: its outcom
 _log = get_logger(__name__)
 
 
-class PartitionRequest(msgspec.Struct, frozen=True, array_like=True):
+class PartitionRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request to the owner of a partition.
 
     `command_id` makes it safe to repeat; `attempt` is above 1 if an earlier attempt may have been done.

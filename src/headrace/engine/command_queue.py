@@ -27,6 +27,7 @@ S = TypeVar("S")
 Outcome: TypeAlias = CommandReply | HeadraceError
 
 _ATTEMPTS = 3
+_FOUND = (Decision, Repeated, HeadraceError)
 # How many commands are handled before others on the event loop get their turn.
 _AT_ONCE = 100
 
@@ -154,6 +155,8 @@ class CommandQueue(Generic[S]):
                 command.done.cancel()
             if (lane := self._lanes.get(command.request.aggregate)) is not None:
                 self._take(command, lane)
+                if not lane.is_running:
+                    self._leave_lane(command.request.aggregate, lane)
 
     # Batches.
 
@@ -319,7 +322,7 @@ class CommandQueue(Generic[S]):
         with self._traced(command):
             with metrics.stage(self._engine.name, "handle"):
                 found = self._admitted(command, record)
-            if isinstance(found, Awaitable):
+            if not isinstance(found, _FOUND):
                 return self._handle_later(command, lane, record, found)
             self._settle(command, lane, record, found)
         return None
@@ -348,7 +351,7 @@ class CommandQueue(Generic[S]):
             record = await self._newest(command.request.aggregate)
             with metrics.stage(self._engine.name, "handle"):
                 found = self._admitted(command, record)
-                if isinstance(found, Awaitable):
+                if not isinstance(found, _FOUND):
                     found = await found
         except HeadraceError as error:
             found = error

@@ -43,7 +43,7 @@ __all__ = [
 _MAX_COMMAND_ID_BYTES = 1024
 
 
-class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="command"):
+class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="command", gc=False):
     """A command for one aggregate, or (`is_events`) events that others decided on.
 
     `since` is the newest committed batch of the partition that the caller knew before its first attempt. `is_first`
@@ -68,13 +68,13 @@ class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True,
         return hashlib.blake2b(what + b"\x00" + self.data, digest_size=8).digest()
 
 
-class ReadRequest(msgspec.Struct, frozen=True, array_like=True, tag="read"):
+class ReadRequest(msgspec.Struct, frozen=True, array_like=True, tag="read", gc=False):
     """Ask for the state of one aggregate."""
 
     aggregate: str
 
 
-class SuccessReply(msgspec.Struct, frozen=True, tag="success"):
+class SuccessReply(msgspec.Struct, frozen=True, tag="success", gc=False):
     """The command was done. `events` is a JSON list of payloads, `value` is JSON."""
 
     version: int
@@ -84,7 +84,7 @@ class SuccessReply(msgspec.Struct, frozen=True, tag="success"):
     is_kept: bool = True
 
 
-class RejectedReply(msgspec.Struct, frozen=True, tag="rejected"):
+class RejectedReply(msgspec.Struct, frozen=True, tag="rejected", gc=False):
     """The application does not accept the command."""
 
     version: int

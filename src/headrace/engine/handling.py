@@ -7,7 +7,6 @@ itself may wait for something.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -114,6 +113,7 @@ class CommandHandling(Generic[S]):
         self.state_at = TopicPartition(engine.state_topic, partition)
         self._journal_at = TopicPartition(engine.journal_topic, partition) if engine.journal_topic is not None else None
         self._limits = limits
+        self._append_options = AppendOptions(origin=engine.name)
 
     def admit(self, record: AggregateRecord | None, request: CommandRequest, floor: BatchName) -> Repeated | None:
         """Return the reply of a command that was seen before; None if it is to be handled.
@@ -164,7 +164,7 @@ class CommandHandling(Generic[S]):
             )
             stage = "handler"
             returned = self._call(request, state, context)
-            if inspect.isawaitable(returned):
+            if hasattr(returned, "__await__"):
                 return self._awaited(request, context, returned)
             return _decision(context, returned)
         except Exception as error:  # the application's own; it is given to the caller, and the next command works
@@ -277,8 +277,8 @@ class CommandHandling(Generic[S]):
             Event(base.version + n, payload, self.engine.tags_of(event))
             for n, (event, payload) in enumerate(zip(events, payloads, strict=True), start=1)
         ]
-        options = AppendOptions(origin=self.engine.name)
-        new = new_append(check_events(numbered), options, with_digest=request.command_id is not None).traced()
+        with_digest = request.command_id is not None
+        new = new_append(check_events(numbered), self._append_options, with_digest=with_digest).traced()
         append = new.record(self._journal_at, request.aggregate, expected=base.version, append_id=request.command_id)
         self._check_size(request, "events", append, self._limits.journal_bytes)
         if record.version != 0:

@@ -68,7 +68,6 @@ class Handler(NamedTuple):
 
     call: Callable[..., Any]
     takes_context: bool
-    is_async: bool = False
 
     def __call__(self, state: Any, command: Any, context: Any) -> Any | Awaitable[Any]:  # noqa: ANN401
         """Call it with what it takes."""
@@ -116,6 +115,7 @@ class Engine(Generic[S]):
         self._state = state
         self._encoding = encoding
         self._handlers: dict[type, Handler] = {}
+        self._async_commands: set[str] = set()
         self._event_handlers: dict[type, EventHandler] = {}
         self._tags_of: TagsOf | None = None
 
@@ -131,7 +131,9 @@ class Engine(Generic[S]):
             self.commands.add(kind)
             if kind in self._handlers:
                 raise BadArgument("command handler", _named(handler), f"{kind.__name__} has a handler already")
-            self._handlers[kind] = Handler(handler, len(parameters) == 3, inspect.iscoroutinefunction(handler))
+            self._handlers[kind] = Handler(handler, len(parameters) == 3)
+            if inspect.iscoroutinefunction(handler):
+                self._async_commands.add(kind.__name__)
         return handler
 
     def event(self, handler: F) -> F:
@@ -174,7 +176,7 @@ class Engine(Generic[S]):
 
     def is_async(self, command: str) -> bool:
         """Return True if the handler of the command with this name is a coroutine."""
-        return any(self._handlers[kind].is_async for kind in self.commands.kinds([command]))
+        return command in self._async_commands
 
     def apply(self, state: S | None, event: Any) -> S | None:  # noqa: ANN401
         """Return the state after an event. Raises UnknownCommand, and what the event's handler raises."""

@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.cluster import Committed, PartitionRequest
 from headrace.engine import metrics
-from headrace.engine.batches import CommandBatch, LiveAggregates, PendingCommand, Stage
+from headrace.engine.batches import CommandBatch, CommandDeadlines, LiveAggregates, PendingCommand, Stage
 from headrace.engine.command_queue import CommandQueue, Outcome, TaskSet
 from headrace.engine.commands import Answer, CommandRequest, decode_request, encode_answer, encode_read
 from headrace.engine.handling import CommandHandling
@@ -85,6 +85,7 @@ class EnginePartition(Generic[S]):
         self._owner: PartitionOwner | None = None
         self._running: asyncio.Task[None] | None = None
         self._has_work = asyncio.Event()
+        self._deadlines = CommandDeadlines(self._loop, self._give_up)
         self._tasks = TaskSet(f"headrace-engine-{self._engine.name}")
         self._queue = CommandQueue(
             handling,
@@ -181,6 +182,7 @@ class EnginePartition(Generic[S]):
         self._queue.end()
         self._queue.fail_waiting(self._not_owner())
         await self._tasks.end()
+        self._deadlines.close()
         await self._states.close()
 
     # What callers want.
@@ -200,15 +202,15 @@ class EnginePartition(Generic[S]):
             request = msgspec.structs.replace(request, since=None)
         self._arrivals += 1
         timeout_s = max(0.0, deadline_s - self._loop.time())
-        command = PendingCommand(self._arrivals, request, deadline_s, timeout_s, attempt, is_alone=attempt > 1)
+        done = self._loop.create_future()
+        command = PendingCommand(self._arrivals, request, deadline_s, timeout_s, done, attempt, is_alone=attempt > 1)
         self._queue.add(command)
         self._watch_for_owner()
         self._pending += 1
-        timer = self._loop.call_at(deadline_s, self._give_up, command)
+        self._deadlines.add(command)
         try:
             return await command.done
         finally:
-            timer.cancel()
             self._pending -= 1
             self._queue.remove(command)
 
