@@ -62,6 +62,10 @@ client: $(STAMP) ## build the JavaScript client's bundle for browsers, and the t
 bench: $(STAMP)  ## all benchmarks; one: .venv/bin/python -m benchmarks NAME
 	$(BIN)/python -m benchmarks
 
+.PHONY: protos
+protos: $(STAMP) ## compile the messages of the gRPC service
+	cd src/headrace/rpc && $(abspath $(BIN))/python -m grpc_tools.protoc -I. --descriptor_set_out=messages.binpb *.proto
+
 .PHONY: lock
 lock: $(STAMP)   ## pin the newest versions that pyproject.toml allows
 	$(BIN)/python -m pip install --quiet uv

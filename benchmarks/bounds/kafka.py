@@ -179,6 +179,17 @@ class RawTransactions:
         self._producer.commit_transaction(TIMEOUT_S)
         deliveries.check(len(events))
 
+    def commit_records(self, records: Sequence[NewRecord]) -> None:
+        """Write the records in one transaction, with their headers and to their partitions."""
+        deliveries = Deliveries()
+        self._producer.begin_transaction()
+        for nr, (positional, named) in enumerate(map(_arguments, records), 1):
+            self._producer.produce(*positional, on_delivery=deliveries, **named)
+            if nr % POLL_EVERY == 0:
+                self._producer.poll(0)
+        self._producer.commit_transaction(TIMEOUT_S)
+        deliveries.check(len(records))
+
     def close(self) -> None:
         """Close the connection."""
         self._producer.close()

@@ -8,12 +8,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
 from benchmarks.workloads import Event
-from headrace.model import partition_of
+from headrace.model import Record, partition_of
 
 __all__ = ["RecordTable", "Row"]
 
-Row: TypeAlias = tuple[int, int, bytes, bytes, None]
+Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
 
 # A place is partition and offset in one integer, as in the embedded log: a partition is one range of the B-tree.
 OFFSET_BITS = 40
@@ -38,6 +40,19 @@ class RecordTable:
     def rows(self, events: Iterable[Event]) -> list[Row]:
         """Return the events as rows, each at the next offset of its key's partition."""
         return [(self._place(event.key), TIMESTAMP_MS, event.key, event.value, None) for event in events]
+
+    def rows_of(self, records: Iterable[Record]) -> list[Row]:
+        """Return records of a log as rows, with their headers, each at the next offset of its key's partition."""
+        return [
+            (
+                self._place(each.key or b""),
+                each.timestamp_ms,
+                each.key,
+                each.value,
+                msgspec.msgpack.encode(each.headers),
+            )
+            for each in records
+        ]
 
     def insert(self, rows: Sequence[Row], *, group_size: int) -> None:
         """Insert all rows, `group_size` to a transaction."""

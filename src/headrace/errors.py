@@ -120,7 +120,9 @@
         ├── PortUnusable            metrics can't be served at that port
         ├── ListenFailed            the gateway can't listen at its address
         ├── GatewayUnprotected      the gateway would serve other machines without authentication
-        ├── KeysUnusable            the gateway's keys for tokens or signatures can't be read
+        ├── GrpcUnprotected         a node would take commands of other machines without authentication
+        ├── GrpcListenFailed        a node can't take commands at its address
+        ├── KeysUnusable            keys for tokens or signatures can't be read
         ├── IntegrityBroken         the store holds rows that no log could have caused
         ├── TagsDisabled            views by tag are switched off
         ├── TagsInUse               the store keeps views by tag, and this process would not
@@ -182,6 +184,8 @@ __all__ = [
     "GatewaySuspended",
     "GatewayUnavailable",
     "GatewayUnprotected",
+    "GrpcListenFailed",
+    "GrpcUnprotected",
     "HandlerFailed",
     "HeadraceError",
     "ImpossibleTopicChange",
@@ -1767,12 +1771,35 @@ class GatewayUnprotected(Misconfigured):
 
 
 @dataclass(eq=False)
+class GrpcUnprotected(Misconfigured):
+    """A node would take commands over gRPC from beyond this machine, and nobody would have to authenticate."""
+
+    host: str
+    says: ClassVar[str] = (
+        "the node would take commands at {host} without authentication; set grpc.jwt.jwks, or listen at 127.0.0.1, or, "
+        "if everybody who reaches it may do everything, set grpc.allow_unauthenticated = true"
+    )
+
+
+@dataclass(eq=False)
+class GrpcListenFailed(Misconfigured):
+    """A node can't listen for commands: another process uses the address, or this user is not allowed to."""
+
+    listen: str
+    reason: str
+    says: ClassVar[str] = (
+        "the node can't take commands at {listen}: {reason}; stop the process that listens there, or set grpc.listen "
+        "to another address (port 0 takes a free one)"
+    )
+
+
+@dataclass(eq=False)
 class KeysUnusable(Misconfigured):
-    """Keys that the gateway needs to check tokens or signatures can't be read, or are of no use."""
+    """Keys that are needed to check tokens or signatures can't be read, or are of no use."""
 
     where: str
     reason: str
-    says: ClassVar[str] = "the gateway can't use the keys in {where}: {reason}; correct them and start again"
+    says: ClassVar[str] = "the keys in {where} can't be used: {reason}; correct them and start again"
 
 
 @dataclass(eq=False)

@@ -482,3 +482,15 @@ async def test_lanes_are_forgotten() -> None:
         first.end()
         await waiting
     assert lanes._lanes == {}
+
+
+async def test_a_busy_key_does_not_hold_the_requests_that_have_ended() -> None:
+    """Requests of one key that overlap without end must not keep all that came before them in memory."""
+    lanes = RequestLanes()
+    tickets = [lanes.ticket("k").__enter__()]
+    for _ in range(10):
+        tickets.append(lanes.ticket("k").__enter__())
+        tickets[-2].__exit__(None, None, None)
+    assert all(ticket._before == [] for ticket in tickets[:-1])
+    tickets[-1].__exit__(None, None, None)
+    assert lanes._lanes == {}

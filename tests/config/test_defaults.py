@@ -52,7 +52,7 @@ def test_the_packaged_defaults_have_no_duplicate_paths() -> None:
     """Leaves of the file are the keys that describe() shows."""
     in_file = {".".join(path) for path, _ in leaves(tomllib.loads(packaged()))}
     shown = {each.key for each in HeadraceSettings().describe() if each.value is not None}
-    assert in_file - {"services", "cluster.tls", "gateway.tls"} == shown
+    assert in_file - {"services", "cluster.tls", "gateway.tls", "grpc.tls"} == shown
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from headrace.access import GrantBook
 from headrace.cli.main import app
 from headrace.config import HeadraceSettings
-from headrace.gateway.permissions import GrantBook
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
 HEADRACE = [sys.executable, "-m", "headrace"]

@@ -23,14 +23,13 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from tests.gateway.conftest import NewClient, settings_with
 
+from headrace.access import GrantBook, JsonWebKeys, parse_grant
 from headrace.app import Headrace
 from headrace.config import GatewayJwtSettings
 from headrace.errors import BadArgument, GatewayUnprotected, KeysUnusable, Unauthenticated, Unreachable
 from headrace.gateway import SignedParts, check_protected, sign_request
 from headrace.gateway.origins import host_and_port
-from headrace.gateway.permissions import GrantBook, parse_grant
 from headrace.gateway.signatures import MessageSignatures, SignatureInput, signature_base
-from headrace.gateway.tokens import JsonWebKeys
 from headrace.model import Event
 
 PATH = "/journals/accounts/a"

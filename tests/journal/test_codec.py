@@ -536,14 +536,14 @@ OPTIONS = st.none() | st.text(max_size=5)
 NUMBERS = st.integers(1, MAX_SEQ_NR)
 
 
-@given(NUMBERS, NUMBERS, st.sampled_from(["json", "binary"]), OPTIONS, OPTIONS)
+@given(NUMBERS, NUMBERS, st.sampled_from(["json", "binary"]), OPTIONS, OPTIONS, st.none() | st.integers(0, MAX_SEQ_NR))
 def test_the_short_way_to_a_header_writes_the_same(
-    one: int, other: int, form: Any, origin: str | None, version: str | None
+    one: int, other: int, form: Any, origin: str | None, version: str | None, expected: int | None
 ) -> None:
     """The header of a plain append is the same bytes, whichever way it is made, and comes back the same."""
     first, last = sorted((one, other))
-    append = Append(first=first, last=last, payload_format=form, origin=origin, version=version)
-    headers = append_headers(first, last, form, origin, version)
+    append = Append(first=first, last=last, payload_format=form, origin=origin, version=version, expected=expected)
+    headers = append_headers(first, last, form, origin, version, expected)
     assert headers == encode_action(append)
     for _ in range(2):
         assert decode_action(record(headers)) == append

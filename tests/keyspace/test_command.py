@@ -22,13 +22,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_node_serves_keyspaces_and_engines_until_it_is_stopped(tmp_path: Path) -> None:
-    """C4: it says when every partition has an owner, and ends well on SIGTERM."""
-    served = ["examples.market.keyspaces:app", "examples.bank.accounts:bank"]
+    """C4: it says when every partition has an owner, and where it takes commands, and ends well on SIGTERM."""
+    served = ["examples.market.keyspaces:app", "examples.bank.accounts:bank", "--grpc", "127.0.0.1:0"]
     command = [sys.executable, "-m", "headrace", "node", "run", *served, "--node-id", "n1", "--json"]
     node = subprocess.Popen(
         [*command, "--log", f"embedded:{tmp_path}"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -42,6 +42,7 @@ def test_a_node_serves_keyspaces_and_engines_until_it_is_stopped(tmp_path: Path)
         assert said["owned"] > 8
         assert said["health"]["name"] == "node n1"
         assert "background" in {each["name"] for each in said["health"]["children"]}
+        assert said["grpc_address"].startswith("127.0.0.1:")
         node.send_signal(signal.SIGTERM)
         _, errors = node.communicate(timeout=30)
         assert node.returncode == 0, errors

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from headrace.cluster import ClusterView, HostingNode
-from headrace.config import HeadraceSettings
+from headrace.config import GrpcSettings, HeadraceSettings
 from headrace.engine import Engine, EngineClient, EngineHosting
 from headrace.errors import TimedOut
 from headrace.keyspace import App, Keyspace, KeyspaceClient, KeyspaceHosting, KeyspaceLayouts, StateFolder
@@ -50,6 +50,8 @@ class RunningNode:
         self._keyspaces = keyspaces
         self._engines = engines
         self._background = background
+        self.grpc_address: str | None = None
+        """Where this node takes commands over gRPC; None if it takes none."""
 
     @property
     def id(self) -> str:
@@ -204,9 +206,23 @@ async def running_node(
             background.add("engines", engines.follow_pauses)
             for stream in app.streams:
                 background.add(f"stream-{stream.group}", partial(stream.run, log, registry, keyspaces.client))
-            async with background:
+            async with background, _grpc(node, served, settings.grpc):
                 await asyncio.sleep(0)  # the work has begun, and its health says so
                 yield node
+
+
+@contextlib.asynccontextmanager
+async def _grpc(node: RunningNode, engines: list[Engine[Any]], settings: GrpcSettings) -> AsyncIterator[None]:
+    """Take commands over gRPC while the block runs, if the settings name an address and the node serves engines."""
+    if settings.listen is None or not engines:
+        yield
+        return
+    from headrace.rpc import serving_commands  # it needs the extra `grpc`
+
+    clients = [node.engine(engine) for engine in engines]
+    async with serving_commands(clients, settings, lambda: node.health.state) as running:
+        node.grpc_address = running.address
+        yield
 
 
 def _base_of(settings: HeadraceSettings) -> Path:

@@ -16,7 +16,7 @@ from headrace.engine import Engine
 from headrace.errors import BadArgument
 from headrace.keyspace import App, Keyspace
 from headrace.observe import Health, HealthState, get_logger
-from headrace.runtime import shutdown_on_signals
+from headrace.runtime import rare_collections, shutdown_on_signals
 
 if TYPE_CHECKING:  # it needs the extra `gateway`
     from headrace.gateway import RunningGateway
@@ -50,6 +50,10 @@ def run(
         str | None,
         typer.Option("--http", metavar="HOST:PORT", help="Serve the gateway and its console here, too; port 0: any."),
     ] = None,
+    grpc: Annotated[
+        str | None,
+        typer.Option("--grpc", metavar="HOST:PORT", help="Where other programs send commands. Default: grpc.listen."),
+    ] = None,
     drain: Annotated[
         bool, typer.Option("--drain", help="When stopped, hand everything over to other nodes first.")
     ] = False,
@@ -65,25 +69,32 @@ def run(
     """
     parts = [load_part(each) for each in where]
     names = [name for part in parts for name in _names_of(part)]
+    if grpc is not None and not any(isinstance(part, Engine) for part in parts):
+        raise BadArgument("--grpc", grpc, "commands are sent to engines, and this node would serve none; name one")
 
     async def use(hr: Headrace) -> None:
         cluster = hr.settings.cluster
         changes = {"node_id": node_id or cluster.node_id, "listen": listen or cluster.listen}
-        hr.settings = hr.settings.model_copy(update={"cluster": cluster.model_copy(update=changes)})
+        door = hr.settings.grpc.model_copy(update={"listen": grpc or hr.settings.grpc.listen})
+        sections = {"cluster": cluster.model_copy(update=changes), "grpc": door}
+        hr.settings = hr.settings.model_copy(update=sections)
         async with shutdown_on_signals() as stopping, hr.node(*parts) as node, _served(hr, parts, http) as gateway:
             missing = {name: gaps for name in names if (gaps := node.missing(name))}
             text = f"node {node.id} at {node.address} serves {', '.join(names)}"
             text += f"; without an owner yet: {missing}" if missing else "; every partition has an owner"
+            text += f"; it takes commands at {node.grpc_address}" if node.grpc_address else ""
             health = node.health
             text += "".join(f"\n{line}" for line in health.complaints())
             is_ready = not missing and health.readiness is not HealthState.DOWN
             facts = {"node": node.id, "address": node.address, "owned": len(node.owned), "ready": is_ready}
+            facts["grpc_address"] = node.grpc_address
             if gateway is not None:
                 text += f"\nthe gateway serves {gateway.url}"
                 text += f", with the console at {gateway.url}/console" if hr.settings.gateway.console else ""
                 facts["url"] = gateway.url
             answer(text, as_json=as_json, **facts, health=health.to_dict())
-            await _until_one_ends(stopping, node, gateway)
+            with rare_collections():
+                await _until_one_ends(stopping, node, gateway)
             if drain and len(node.view.members) > 1:
                 await node.drain()
 

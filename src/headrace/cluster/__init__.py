@@ -19,6 +19,7 @@ from headrace.cluster.node import Node
 from headrace.cluster.owner import Committed, Owner, OwnerListener
 from headrace.cluster.routing import Gathered, PartitionHandler, PartitionRequest, Router
 from headrace.cluster.takeover import PartitionTakeover
+from headrace.cluster.transport import grpc_library, server_credentials, server_options
 
 __all__ = [
     "AnnouncedOwner",
@@ -47,8 +48,11 @@ __all__ = [
     "Router",
     "batch_of",
     "ensure_lease_topic",
+    "grpc_library",
     "lease_topic",
     "new_process",
     "open_coordinator",
     "seed_records",
+    "server_credentials",
+    "server_options",
 ]

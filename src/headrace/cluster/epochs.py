@@ -117,7 +117,10 @@ def ownership_in(record: Record) -> OwnershipRecord | None:
 def with_batch(records: Sequence[NewRecord], name: BatchName) -> list[NewRecord]:
     """Return the records with the name of their batch as a header, tombstones too."""
     header = (BATCH_HEADER, str(name).encode())
-    return [msgspec.structs.replace(record, headers=(*record.headers, header)) for record in records]
+    return [
+        NewRecord(each.topic, each.key, each.value, (*each.headers, header), each.partition, each.timestamp_ms)
+        for each in records
+    ]
 
 
 def note_record(at: TopicPartition, name: BatchName) -> NewRecord:

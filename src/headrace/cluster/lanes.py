@@ -3,35 +3,64 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
+from types import TracebackType
+from typing import Self
 
 __all__ = ["RequestLanes", "Ticket"]
 
 
 class Ticket:
-    """One request's place in the lane of its key."""
+    """One request's place in the lane of its key, while the block runs."""
 
-    def __init__(self, before: list[Ticket]) -> None:
-        self._before = before
-        self.done = asyncio.Event()
+    def __init__(self, lanes: dict[Hashable, list[Ticket]], key: Hashable) -> None:
+        self._lanes = lanes
+        self._key = key
+        self._lane = lanes.setdefault(key, [])
+        self._before = list(self._lane)
+        self._lane.append(self)
+        self._is_done = False
+        self._done: asyncio.Event | None = None
         self.is_repeated = False
+
+    @property
+    def must_wait(self) -> bool:
+        """True if an earlier request of the key is being repeated."""
+        return any(ticket.is_repeated for ticket in self._before)
 
     async def wait_to_send(self) -> None:
         """Return when no earlier request of the key is being repeated."""
         for ticket in self._before:
             if ticket.is_repeated:
-                await ticket.done.wait()
+                await ticket.ended()
 
     async def wait_to_repeat(self) -> None:
         """Return when all earlier requests of the key have ended: they may have to be repeated, too."""
         self.is_repeated = True
         for ticket in self._before:
-            await ticket.done.wait()
+            await ticket.ended()
+
+    async def ended(self) -> None:
+        """Return when the request has ended."""
+        if not self._is_done:
+            self._done = self._done or asyncio.Event()
+            await self._done.wait()
 
     def end(self) -> None:
         """Let those behind go on."""
-        self.done.set()
+        self._is_done = True
+        self._before = []  # those behind hold this one; without end they would hold all that ever were before it
+        if self._done is not None:
+            self._done.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.end()
+        self._lane.remove(self)
+        if not self._lane:
+            del self._lanes[self._key]
 
 
 class RequestLanes:
@@ -40,16 +69,6 @@ class RequestLanes:
     def __init__(self) -> None:
         self._lanes: dict[Hashable, list[Ticket]] = {}
 
-    @contextmanager
-    def ticket(self, key: Hashable) -> Iterator[Ticket]:
-        """Take a place behind the requests of the key that are under way."""
-        lane = self._lanes.setdefault(key, [])
-        ticket = Ticket(list(lane))
-        lane.append(ticket)
-        try:
-            yield ticket
-        finally:
-            ticket.end()
-            lane.remove(ticket)
-            if not lane:
-                del self._lanes[key]
+    def ticket(self, key: Hashable) -> Ticket:
+        """Take a place behind the requests of the key that are under way; it is left at the end of the block."""
+        return Ticket(self._lanes, key)

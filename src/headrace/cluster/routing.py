@@ -6,7 +6,7 @@ import asyncio
 import math
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -39,12 +39,13 @@ LOST_TELLS = counter("cluster", "tells_lost", "Tells that failed; they are sent 
 
 ACK_ATTEMPTS = 3
 ACK_ATTEMPT_S = 3.5  # longer than the three seconds in which a partition finds its next owner
+_NOT_NOTED = nullcontext()
 SHORTEST_RETRY_S = 0.02  # with less time left nothing is sent again: its outcome would only become unknown
 
 _log = get_logger(__name__)
 
 
-class PartitionRequest(msgspec.Struct, frozen=True, array_like=True):
+class PartitionRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request to the owner of a partition.
 
     `command_id` makes it safe to repeat; `attempt` is above 1 if an earlier attempt may have been done.
@@ -272,7 +273,7 @@ class Router:
         attempts = Attempts(number=request.attempt)
         trail = Trail()
         last: HeadraceError | None = None
-        if ticket is not None:
+        if ticket is not None and ticket.must_wait:
             await self._in_time(ticket.wait_to_send(), deadline_s, timeout_s, last, attempts)
         while self._loop.time() < deadline_s - (SHORTEST_RETRY_S if attempts.failures else 0):
             try:
@@ -306,7 +307,8 @@ class Router:
         if not candidates:
             raise NotPartitionOwner(group, partition, self._node, "")
         member = trail.next(candidates)
-        request = msgspec.structs.replace(request, attempt=attempts.number)
+        if request.attempt != attempts.number:
+            request = msgspec.structs.replace(request, attempt=attempts.number)
         try:
             reply = await self._ask_member(member, request, deadline_s)
         except NotPartitionOwner as error:
@@ -321,7 +323,8 @@ class Router:
     async def _ask_member(self, member: str, request: PartitionRequest, deadline_s: float) -> bytes:
         timeout_s = max(0.001, deadline_s - self._loop.time())
         handler = self._handlers.get(request.group) if member == self._node else None
-        with self._under_way(member, request, deadline_s) as limit:
+        limit = asyncio.timeout_at(deadline_s)
+        with self._under_way(member, request, limit) if request.is_repeatable else _NOT_NOTED:
             try:
                 async with limit:
                     if handler is not None:
@@ -336,16 +339,12 @@ class Router:
                 raise _explain(error, member, timeout_s, limit, self._loop.time() >= deadline_s) from error
 
     @contextmanager
-    def _under_way(self, member: str, request: PartitionRequest, deadline_s: float) -> Iterator[asyncio.Timeout]:
+    def _under_way(self, member: str, request: PartitionRequest, limit: asyncio.Timeout) -> Iterator[None]:
         """Note whom a repeatable request waits for: when the partition moves, it need not wait for a dead owner."""
-        limit = asyncio.timeout_at(deadline_s)
-        if not request.is_repeatable:
-            yield limit
-            return
         where = (request.group, request.partition)
         self._away.setdefault(where, {})[limit] = member
         try:
-            yield limit
+            yield
         finally:
             del self._away[where][limit]
             if not self._away[where]:

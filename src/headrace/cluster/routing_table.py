@@ -25,6 +25,8 @@ class RoutingTable:
         self.addresses: dict[str, str] = {}
         self._announced: dict[_Partition, AnnouncedOwner] = {}
         self._learnt: dict[_Partition, str] = {}
+        # Every request asks for them; they are worked out again after a change.
+        self._candidates: dict[_Partition, list[str]] = {}
         self._changed = asyncio.Event()
         self._on_move: list[Callable[[str, int, str], None]] = []
 
@@ -56,6 +58,7 @@ class RoutingTable:
         """Remember that a member does not own a partition, whatever was learnt before."""
         if self._learnt.get((group, partition)) == member:
             del self._learnt[group, partition]
+            self._candidates.clear()
 
     def owner(self, group: str, partition: int) -> str | None:
         """Return the member to ask first."""
@@ -66,6 +69,12 @@ class RoutingTable:
 
     def candidates(self, group: str, partition: int) -> list[str]:
         """Return all members worth asking, the likely owner first, then the replicas in the order of rank."""
+        found = self._candidates.get((group, partition))
+        if found is None:
+            found = self._candidates[group, partition] = self._worth_asking(group, partition)
+        return found
+
+    def _worth_asking(self, group: str, partition: int) -> list[str]:
         placements = self.view.placements.get(group, ())
         replicas = placements[partition].replicas if partition < len(placements) else ()
         likely = self.owner(group, partition)
@@ -94,5 +103,6 @@ class RoutingTable:
             call(group, partition, member)
 
     def _wake(self) -> None:
+        self._candidates.clear()
         self._changed.set()
         self._changed = asyncio.Event()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.config import ClusterTlsSettings
 from headrace.errors import InvalidSettings, MissingExtra, SettingsProblem
@@ -20,6 +20,7 @@ __all__ = [
     "NODE",
     "SERVICE",
     "STREAM",
+    "CertificateFiles",
     "channel_options",
     "client_credentials",
     "grpc_library",
@@ -36,6 +37,25 @@ NODE, CLUSTER, EXPECTED = "headrace-node", "headrace-cluster", "headrace-expecte
 _FRAME_OVERHEAD_BYTES = 1024
 _PING_EVERY_MS = 5000
 _PING_TIMEOUT_MS = 5000
+
+
+class CertificateFiles(Protocol):
+    """Where the certificates of a server are, as settings name them."""
+
+    @property
+    def ca_location(self) -> str | None:
+        """File with the certificates to trust."""
+        ...
+
+    @property
+    def certificate_location(self) -> str | None:
+        """File with the server's certificate."""
+        ...
+
+    @property
+    def key_location(self) -> str | None:
+        """File with the key of that certificate."""
+        ...
 
 
 @cache
@@ -84,21 +104,25 @@ def server_options(*, max_message_bytes: int) -> list[tuple[str, Any]]:
 
 def client_credentials(tls: ClusterTlsSettings) -> Any | None:  # noqa: ANN401 - grpc's
     """Return what a client trusts and shows; None for plain text."""
-    if not _is_on(tls):
+    if not _is_on(tls, "cluster.tls"):
         return None
     return grpc_library().ssl_channel_credentials(
-        root_certificates=_read(tls.ca_location, "ca_location"),
-        private_key=_read(tls.key_location, "key_location"),
-        certificate_chain=_read(tls.certificate_location, "certificate_location"),
+        root_certificates=_read(tls.ca_location, "cluster.tls.ca_location"),
+        private_key=_read(tls.key_location, "cluster.tls.key_location"),
+        certificate_chain=_read(tls.certificate_location, "cluster.tls.certificate_location"),
     )
 
 
-def server_credentials(tls: ClusterTlsSettings) -> Any | None:  # noqa: ANN401 - grpc's
-    """Return what a server shows, and which clients it takes; None for plain text."""
-    if not _is_on(tls):
+def server_credentials(tls: CertificateFiles, section: str = "cluster.tls") -> Any | None:  # noqa: ANN401 - grpc's
+    """Return what a server shows, and which clients it takes; None for plain text. `section` is that of the settings.
+
+    Raises InvalidSettings.
+    """
+    if not _is_on(tls, section):
         return None
-    key, certificate = _read(tls.key_location, "key_location"), _read(tls.certificate_location, "certificate_location")
-    ca = _read(tls.ca_location, "ca_location")
+    key = _read(tls.key_location, f"{section}.key_location")
+    certificate = _read(tls.certificate_location, f"{section}.certificate_location")
+    ca = _read(tls.ca_location, f"{section}.ca_location")
     return grpc_library().ssl_server_credentials(
         [(key, certificate)], root_certificates=ca, require_client_auth=ca is not None
     )
@@ -109,15 +133,13 @@ def _size_options(max_message_bytes: int) -> list[tuple[str, Any]]:
     return [("grpc.max_send_message_length", size), ("grpc.max_receive_message_length", size)]
 
 
-def _is_on(tls: ClusterTlsSettings) -> bool:
+def _is_on(tls: CertificateFiles, section: str) -> bool:
     """Return True if certificates are set. Raises InvalidSettings if a part of them is missing."""
     parts = {"certificate_location": tls.certificate_location, "key_location": tls.key_location}
     if not any((*parts.values(), tls.ca_location)):
         return False
     problem = "a node that speaks TLS needs a certificate and its key"
-    missing = [
-        SettingsProblem("settings", f"cluster.tls.{name}", problem) for name, value in parts.items() if not value
-    ]
+    missing = [SettingsProblem("settings", f"{section}.{name}", problem) for name, value in parts.items() if not value]
     if missing:
         raise InvalidSettings(tuple(missing))
     return True
@@ -129,5 +151,5 @@ def _read(location: str | None, name: str) -> bytes | None:
     try:
         return Path(location).read_bytes()
     except OSError as error:
-        problem = SettingsProblem("settings", f"cluster.tls.{name}", f"{location} can't be read: {error.strerror}")
+        problem = SettingsProblem("settings", name, f"{location} can't be read: {error.strerror}")
         raise InvalidSettings((problem,)) from error

@@ -12,6 +12,7 @@ from headrace.config.gateway_settings import (
     GatewaySignatureSettings,
     GatewayTlsSettings,
 )
+from headrace.config.grpc_settings import GrpcSettings, GrpcTlsSettings
 from headrace.config.headrace_settings import (
     CassandraStoreSettings,
     ClusterSettings,
@@ -50,6 +51,8 @@ __all__ = [
     "GatewaySettings",
     "GatewaySignatureSettings",
     "GatewayTlsSettings",
+    "GrpcSettings",
+    "GrpcTlsSettings",
     "HeadraceSettings",
     "HttpRegistrySettings",
     "JournalHeadSettings",

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, SecretStr
 
 from headrace.config.gateway_settings import GatewaySettings
+from headrace.config.grpc_settings import GrpcSettings
 from headrace.config.settings import Section, Settings
 
 __all__ = [
@@ -481,6 +482,7 @@ class HeadraceSettings(Settings):
     outbox: OutboxSettings = OutboxSettings()
     cluster: ClusterSettings = ClusterSettings()
     gateway: GatewaySettings = GatewaySettings()
+    grpc: GrpcSettings = GrpcSettings()
     keyspace: KeyspaceSettings = KeyspaceSettings()
     services: ServicesSettings = ServicesSettings()
     observe: ObserveSettings = ObserveSettings()

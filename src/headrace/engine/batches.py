@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum, auto
+from heapq import heappop, heappush
 
 from headrace.engine.commands import Answer, CommandReply, CommandRequest
 from headrace.engine.handling import HandledCommand
@@ -16,7 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.model import NewRecord, TopicPartition, size_of
 from headrace.state import BatchName
 
-__all__ = ["CommandBatch", "CommandLane", "LiveAggregates", "PendingCommand", "Stage"]
+__all__ = ["CommandBatch", "CommandDeadlines", "CommandLane", "LiveAggregates", "PendingCommand", "Stage"]
 
 
 class Stage(Enum):
@@ -39,8 +40,8 @@ class PendingCommand:
     request: CommandRequest
     deadline_s: float
     timeout_s: float
+    done: asyncio.Future[Answer]
     attempt: int = 1
-    done: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     stage: Stage = Stage.WAITING
     is_alone: bool = False
     work: BatchWork | None = None
@@ -57,12 +58,57 @@ class PendingCommand:
             self.done.exception()  # looked at, so that asyncio does not report it when the caller is gone
 
 
+class CommandDeadlines:
+    """Calls `expire` with each command that is not answered at its deadline. One timer serves all commands."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[PendingCommand], None]) -> None:
+        self._loop = loop
+        self._expire = expire
+        self._heap: list[tuple[float, int, PendingCommand]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, command: PendingCommand) -> None:
+        """Watch a command."""
+        heap = self._heap
+        # Most commands are answered long before their deadlines, and most deadlines come in the order of arrival.
+        while heap and heap[0][2].done.done():
+            heappop(heap)
+        heappush(heap, (command.deadline_s, command.number, command))
+        if self._timer is None or command.deadline_s < self._timer.when():
+            self._set_timer()
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        self._heap.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._heap[0][0], self._run) if self._heap else None
+
+    def _run(self) -> None:
+        self._timer = None
+        now_s = self._loop.time()
+        while self._heap and (self._heap[0][0] <= now_s or self._heap[0][2].done.done()):
+            command = heappop(self._heap)[2]
+            if not command.done.done():
+                self._expire(command)
+        self._set_timer()
+
+
 class CommandLane:
-    """The commands that wait for one aggregate, in the order in which they arrived."""
+    """The commands that wait for one aggregate, in the order in which they arrived.
+
+    It `is_running` from when its turn is fixed until nothing of it may be handled, and `is_next` while its turn has not
+    come yet.
+    """
 
     def __init__(self) -> None:
         self.waiting: list[PendingCommand] = []
         self.is_running = False
+        self.is_next = False
 
     def add(self, command: PendingCommand) -> None:
         """Add a command at its place: one that is handled again comes before those that arrived after it."""

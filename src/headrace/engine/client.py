@@ -75,7 +75,7 @@ class EngineClient(Generic[S]):
             data = await self._router().ask(
                 self.engine.name,
                 request.aggregate.encode(),
-                encode_request(msgspec.structs.replace(request, trace=inject())),
+                encode_request(_traced(request)),
                 command_id=request.command_id,
                 timeout_s=timeout_s,
             )
@@ -139,6 +139,11 @@ class EngineClient(Generic[S]):
         self._newest[partition] = max(since, self._newest.get(partition, since))
 
 
+def _traced(request: CommandRequest) -> CommandRequest:
+    trace = inject()
+    return msgspec.structs.replace(request, trace=trace) if trace else request
+
+
 class Aggregate(Generic[S]):
     """One aggregate, by its id."""
 
@@ -181,7 +186,7 @@ class Aggregate(Generic[S]):
         timeout_s: float | None = None,
     ) -> CommandResult[S]:
         """Send a command as `send` does, and return errors as `Failed` instead of raising them."""
-        if type(command).__name__ not in self._engine.commands.names:
+        if type(command).__name__ not in self._engine.commands:
             raise UnknownCommand(self._engine.name, type(command).__name__, self._engine.commands.names)
         kind, data = self._engine.commands.encode(command)
         request = CommandRequest(

@@ -7,13 +7,15 @@ committed, it and everything that was handled on top of it goes back to its plac
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from headrace.engine import metrics
 from headrace.engine.batches import CommandBatch, CommandLane, LiveAggregates, PendingCommand, Stage
 from headrace.engine.commands import Answer, CommandReply
-from headrace.engine.handling import CommandHandling, Decision
+from headrace.engine.handling import CommandHandling, Decision, Repeated
 from headrace.engine.places import InputPlaces
 from headrace.engine.records import FORGOTTEN_KEY, NOTHING_FORGOTTEN, AggregateRecord, encode_floor
 from headrace.engine.work import NOTHING_DONE, BatchWork, WorkOutcome
@@ -27,6 +29,9 @@ S = TypeVar("S")
 Outcome: TypeAlias = CommandReply | HeadraceError
 
 _ATTEMPTS = 3
+_FOUND = (Decision, Repeated, HeadraceError)
+# How many commands are handled before others on the event loop get their turn.
+_AT_ONCE = 100
 
 
 class TaskSet:
@@ -80,6 +85,8 @@ class CommandQueue(Generic[S]):
         self._loop = asyncio.get_running_loop()
         self._is_begun = False
         self._lanes: dict[str, CommandLane] = {}
+        self._ready: deque[tuple[str, CommandLane]] = deque()
+        self._is_called = False
         self._alone: set[PendingCommand] = set()
         self._sealed: CommandBatch | None = None
         # Grows whenever what was handled and not committed must be handled again.
@@ -149,10 +156,13 @@ class CommandQueue(Generic[S]):
 
     def remove(self, command: PendingCommand) -> None:
         """Remove a command that nobody waits for, unless it was handled: others may stand on it."""
-        if command.stage is Stage.WAITING and not command.done.done():
-            command.done.cancel()
+        if command.stage is Stage.WAITING:
+            if not command.done.done():
+                command.done.cancel()
             if (lane := self._lanes.get(command.request.aggregate)) is not None:
                 self._take(command, lane)
+                if not lane.is_running:
+                    self._leave_lane(command.request.aggregate, lane)
 
     # Batches.
 
@@ -192,7 +202,50 @@ class CommandQueue(Generic[S]):
     def _start_lane(self, aggregate: str, lane: CommandLane) -> None:
         if not lane.is_running and self._may_handle(lane):
             lane.is_running = True
-            self._tasks.start(self._run_lane(aggregate, lane))
+            self._make_ready(aggregate, lane)
+
+    def _make_ready(self, aggregate: str, lane: CommandLane) -> None:
+        """Handle the lane's next command soon. All lanes share one callback: a task for each command costs more."""
+        lane.is_next = True
+        self._ready.append((aggregate, lane))
+        if not self._is_called:
+            self._is_called = True
+            self._loop.call_soon(self._run_ready)
+
+    def _run_ready(self) -> None:
+        """Handle one command of each lane that is ready, up to a number of them."""
+        self._is_called = bool(self._ready)
+        if self._is_called:
+            self._loop.call_soon(self._run_ready)
+        for _ in range(min(len(self._ready), _AT_ONCE)):
+            self._step(*self._ready.popleft())
+
+    def _step(self, aggregate: str, lane: CommandLane) -> None:
+        """Handle the lane's next command here; if something has to be waited for, a task handles the lane."""
+        if self._may_handle(lane):
+            command = lane.waiting[0]
+            is_waiting = command.work is not None or self._handling.is_async(command.request)
+            if aggregate not in self.live or is_waiting:
+                self._tasks.start(self._run_lane(aggregate, lane))
+                return
+            lane.is_next = False
+            try:
+                waiting = self._handle_now(aggregate, command, lane)
+            except BaseException:
+                self._leave_lane(aggregate, lane)
+                raise
+            if waiting is not None:
+                self._tasks.start(self._run_lane(aggregate, lane, waiting))
+                return
+            if self._may_handle(lane):
+                self._make_ready(aggregate, lane)
+                return
+        self._leave_lane(aggregate, lane)
+
+    def _leave_lane(self, aggregate: str, lane: CommandLane) -> None:
+        lane.is_running = lane.is_next = False
+        if not lane.waiting and self._lanes.get(aggregate) is lane:
+            del self._lanes[aggregate]
 
     def _may_handle(self, lane: CommandLane) -> bool:
         """Return True if the lane's next command may be handled now.
@@ -215,7 +268,8 @@ class CommandQueue(Generic[S]):
         """Return True if an earlier command waits for a batch of its own, and its aggregate is free."""
         for alone in self._alone:
             lane = self._lanes.get(alone.request.aggregate)
-            is_next = lane is not None and not lane.is_running and lane.waiting and lane.waiting[0] is alone
+            is_free = lane is not None and (lane.is_next or not lane.is_running)
+            is_next = lane is not None and is_free and lane.waiting and lane.waiting[0] is alone
             if is_next and alone.number < head.number:
                 return True
         return False
@@ -227,48 +281,123 @@ class CommandQueue(Generic[S]):
             self._alone.discard(command)
             self._start_lanes()
 
-    async def _run_lane(self, aggregate: str, lane: CommandLane) -> None:
-        """Handle the commands of one aggregate, one after the other, for as long as there are any."""
+    async def _run_lane(
+        self, aggregate: str, lane: CommandLane, begun: Coroutine[Any, Any, None] | None = None
+    ) -> None:
+        """Handle the commands of one aggregate, one after the other, for as long as there are any.
+
+        `begun` is the rest of a command that was begun elsewhere.
+        """
         try:
+            if begun is not None:
+                await begun
             while self._may_handle(lane):
-                command = lane.waiting[0]
-                if self._loop.time() >= command.deadline_s:
-                    self._take(command, lane)
-                    command.fail(CommandExpired(self._engine.name, aggregate, command.timeout_s))
-                else:
-                    named = {"engine": self._engine.name, "aggregate": aggregate, "command": command.request.kind}
-                    with span("engine.handle", parent=extract(command.request.trace), **named):
+                command, lane.is_next = lane.waiting[0], False
+                if not self._is_expired(command, lane):
+                    with self._traced(command):
                         await self._handle(command, lane)
         finally:
-            lane.is_running = False
-            if not lane.waiting and self._lanes.get(aggregate) is lane:
-                del self._lanes[aggregate]
+            self._leave_lane(aggregate, lane)
+
+    def _is_expired(self, command: PendingCommand, lane: CommandLane) -> bool:
+        """Return True, and take the command out of its lane, if its deadline has passed."""
+        if self._loop.time() < command.deadline_s:
+            return False
+        self._take(command, lane)
+        command.fail(CommandExpired(self._engine.name, command.request.aggregate, command.timeout_s))
+        return True
+
+    def _traced(self, command: PendingCommand) -> AbstractContextManager[object]:
+        request = command.request
+        parent = extract(request.trace) if request.trace else None
+        return span(
+            "engine.handle",
+            parent=parent,
+            engine=self._engine.name,
+            aggregate=request.aggregate,
+            command=request.kind,
+        )
+
+    def _handle_now(
+        self, aggregate: str, command: PendingCommand, lane: CommandLane
+    ) -> Coroutine[Any, Any, None] | None:
+        """Handle the lane's first command, whose aggregate is in memory; return what is left to await, if anything."""
+        if self._is_expired(command, lane):
+            return None
+        command.stage = Stage.HANDLED
+        record = self.live.get(aggregate, self._loop.time())
+        with self._traced(command):
+            with metrics.stage(self._engine.name, "handle"):
+                found = self._admitted(command, record)
+            if not isinstance(found, _FOUND):
+                return self._handle_later(command, lane, record, found)
+            self._settle(command, lane, record, found)
+        return None
+
+    async def _handle_later(
+        self,
+        command: PendingCommand,
+        lane: CommandLane,
+        record: AggregateRecord | None,
+        decision: Awaitable[Decision],
+    ) -> None:
+        """Finish a command whose handler returned something to await."""
+        generation = self.generation
+        found = await decision
+        if generation != self.generation:
+            command.stage = Stage.WAITING
+        else:
+            self._settle(command, lane, record, found)
 
     async def _handle(self, command: PendingCommand, lane: CommandLane) -> None:
         """Handle the lane's first command, unless what it looked at counts no more when it is through."""
         if command.work is not None:
             await self._do_work(command, command.work, lane)
             return
-        generation, request = self.generation, command.request
+        generation = self.generation
         command.stage = Stage.HANDLED
-        decision: Decision | None = None
+        record: AggregateRecord | None = None
         try:
-            record = await self._newest(request.aggregate)
-            repeated = self._handling.admit(record, request, self.floor)
-            if repeated is None:
-                self._check_attempts(command)
-                with metrics.stage(self._engine.name, "handle"):
-                    decision = await self._handling.decide(record, request, now_ms=self._now_ms())
-            outcome: Outcome | None = repeated.reply if repeated is not None else None
+            record = await self._newest(command.request.aggregate)
+            with metrics.stage(self._engine.name, "handle"):
+                found = self._admitted(command, record)
+                if not isinstance(found, _FOUND):
+                    found = await found
         except HeadraceError as error:
-            outcome = error
+            found = error
         if generation != self.generation:
             command.stage = Stage.WAITING
-            return
-        if decision is not None:
-            self._finish(command, record, decision)
-        elif outcome is not None:
-            self._answer(command, outcome, not isinstance(outcome, HeadraceError))
+        else:
+            self._settle(command, lane, record, found)
+
+    def _admitted(
+        self, command: PendingCommand, record: AggregateRecord | None
+    ) -> Decision | Repeated | HeadraceError | Awaitable[Decision]:
+        """Return the handler's decision, or the reply or the error that a command gets without its handler."""
+        try:
+            repeated = self._handling.admit(record, command.request, self.floor)
+            if repeated is not None:
+                return repeated
+            self._check_attempts(command)
+        except HeadraceError as error:
+            return error
+        return self._handling.begin(record, command.request, now_ms=self._now_ms())
+
+    def _settle(
+        self,
+        command: PendingCommand,
+        lane: CommandLane,
+        record: AggregateRecord | None,
+        found: Decision | Repeated | HeadraceError,
+    ) -> None:
+        """Put what a command leads to into the open batch, or answer it, and take it out of its lane."""
+        match found:
+            case Decision():
+                self._finish(command, record, found)
+            case Repeated():
+                self._answer(command, found.reply, True)
+            case HeadraceError():
+                self._answer(command, found, False)
         self._take(command, lane)
 
     async def _do_work(self, command: PendingCommand, work: BatchWork, lane: CommandLane) -> None:

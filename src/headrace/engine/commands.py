@@ -46,7 +46,7 @@ _MAX_COMMAND_ID_BYTES = 1024
 _SINCE_AT_MOST = 40
 
 
-class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="command"):
+class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="command", gc=False):
     """A command for one aggregate, or (`is_events`) events that others decided on.
 
     `since` is the newest committed batch of the partition that the caller knew before its first attempt. `is_first`
@@ -71,14 +71,14 @@ class CommandRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True,
         return hashlib.blake2b(what + b"\x00" + self.data, digest_size=8).digest()
 
 
-class ReadRequest(msgspec.Struct, frozen=True, array_like=True, tag="read"):
+class ReadRequest(msgspec.Struct, frozen=True, array_like=True, tag="read", gc=False):
     """Ask for the state of one aggregate; `at_least` is the text of a consistency token."""
 
     aggregate: str
     at_least: str | None = None
 
 
-class SuccessReply(msgspec.Struct, frozen=True, tag="success"):
+class SuccessReply(msgspec.Struct, frozen=True, tag="success", gc=False):
     """The command was done. `events` is a JSON list of payloads, `value` is JSON."""
 
     version: int
@@ -88,7 +88,7 @@ class SuccessReply(msgspec.Struct, frozen=True, tag="success"):
     is_kept: bool = True
 
 
-class RejectedReply(msgspec.Struct, frozen=True, tag="rejected"):
+class RejectedReply(msgspec.Struct, frozen=True, tag="rejected", gc=False):
     """The application does not accept the command."""
 
     version: int

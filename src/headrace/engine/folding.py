@@ -13,6 +13,7 @@ from headrace.engine.models import Engine
 from headrace.engine.records import AggregateRecord, AggregateValues
 from headrace.errors import EventsMissing, FoldFailed, HeadraceError, NotReadable
 from headrace.model import StoredEvent
+from headrace.runtime import error_text
 from headrace.state import ValueCodec
 
 __all__ = ["AggregateDifference", "AggregateFold", "DifferenceKind", "StoredAggregate", "difference_of", "shown_state"]
@@ -103,7 +104,7 @@ class AggregateFold(Generic[S]):
             raise self._failed(self.version, "after which the state can't be stored", error) from error
 
     def _failed(self, seq_nr: int, event: str, error: Exception) -> FoldFailed:
-        reason = str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
+        reason = error_text(error)
         return FoldFailed(self._engine.name, self.aggregate, seq_nr, event, reason)
 
 

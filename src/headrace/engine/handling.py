@@ -7,8 +7,8 @@ itself may wait for something.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -46,13 +46,13 @@ from headrace.errors import (
     CommandTooLate,
     HeadraceError,
     NotReadable,
-    NotStorable,
     UnknownCommand,
     WrongVersion,
 )
 from headrace.journal import AppendOptions, new_append
 from headrace.model import Event, NewRecord, TopicPartition, size_of
-from headrace.protocol import Purge, check_events, encode_action
+from headrace.protocol import Purge, check_events, check_finite, check_text, encode_action
+from headrace.runtime import error_text
 from headrace.state import BatchName
 
 __all__ = ["CommandHandling", "Decision", "HandledCommand", "RecordLimits", "Repeated"]
@@ -126,6 +126,7 @@ class CommandHandling(Generic[S]):
         self.state_at = TopicPartition(engine.state_topic, partition)
         self._journal_at = TopicPartition(engine.journal_topic, partition) if engine.journal_topic is not None else None
         self._limits = limits
+        self._append_options = AppendOptions(origin=engine.name)
 
     def admit(self, record: AggregateRecord | None, request: CommandRequest, floor: BatchName) -> Repeated | None:
         """Return the reply of a command that was seen before; None if it is to be handled.
@@ -149,6 +150,17 @@ class CommandHandling(Generic[S]):
 
     async def decide(self, record: AggregateRecord | None, request: CommandRequest, *, now_ms: int) -> Decision:
         """Run the handler on the aggregate's state; its errors become part of the decision."""
+        decision = self.begin(record, request, now_ms=now_ms)
+        return decision if isinstance(decision, Decision) else await decision
+
+    def is_async(self, request: CommandRequest) -> bool:
+        """Return True if the command's handler is a coroutine."""
+        return not request.is_events and self.engine.is_async(request.kind)
+
+    def begin(
+        self, record: AggregateRecord | None, request: CommandRequest, *, now_ms: int
+    ) -> Decision | Awaitable[Decision]:
+        """Call the handler; return the decision, or what to await for it if the handler waits for something."""
         version = record.version if record is not None else 0
         if request.expected_version is not None and request.expected_version != version:
             return Decision(error=WrongVersion(request.aggregate, request.expected_version, version))
@@ -165,15 +177,12 @@ class CommandHandling(Generic[S]):
                 timers=record.timers if record is not None else (),
             )
             stage = "handler"
-            return await self._run(request, state, context)
-        except CommandRejected as rejected:
-            return Decision(reject=rejected.reject)
-        except UnknownCommand as error:
-            return Decision(error=error)
-        except EventHandlerFailed as error:
-            return Decision(error=self._failed(request, "event handler", error.__cause__ or error))
-        except Exception as error:  # the application's own; it is given to the caller, and the next command works
-            return Decision(error=self._failed(request, stage, error))
+            returned = self._call(request, state, context)
+            if hasattr(returned, "__await__"):
+                return self._awaited(request, context, returned)
+            return _decision(context, returned)
+        except (Exception, asyncio.CancelledError) as error:  # the application's own; the next command works
+            return self._undecided(request, stage, error)
 
     def finish(
         self,
@@ -192,7 +201,7 @@ class CommandHandling(Generic[S]):
             return self._remembered(base, change, request, batch=batch, now_ms=now_ms)
         except (CommandTooLarge, CommandFailed, UnknownCommand, WrongVersion) as error:
             change = _Change(base, failed_reply(error))
-        except (BadArgument, NotStorable) as error:
+        except Exception as error:  # what the application gave can't be written
             change = _Change(base, failed_reply(self._failed(request, "serialization", error)))
         return self._remembered(base, change, request, batch=batch, now_ms=now_ms)
 
@@ -244,28 +253,40 @@ class CommandHandling(Generic[S]):
         state: S = self.values.inner.decode(record.state)
         return state
 
-    async def _run(self, request: CommandRequest, state: S | None, context: CommandContext[S]) -> Decision:
+    def _call(self, request: CommandRequest, state: S | None, context: CommandContext[S]) -> Any:  # noqa: ANN401
+        """Call the handler, and return what it returns."""
         if request.is_events:
             context.persist(*_events_in(self.engine, request))
-            return Decision(context.state, tuple(context.events), timers=context.timers_left())
-        if request.kind not in self.engine.commands.names:
+            return None
+        if request.kind not in self.engine.commands:
             raise UnknownCommand(self.engine.name, request.kind, self.engine.commands.names)
         command = self.engine.commands.decode(request.kind, request.data)
-        returned = self.engine.handler_of(command)(state, command, context)
-        if inspect.isawaitable(returned):
-            returned = await returned
-        if isinstance(returned, Reject):
-            return Decision(reject=returned)
-        if returned is not None:
-            for each in returned if isinstance(returned, list | tuple) and not _is_named(returned) else [returned]:
-                _do(context, each)
-        outputs, timers = tuple(context.outputs), context.timers_left()
-        made = Decision(context.state, tuple(context.events), outputs, context.value, timers=timers)
-        return made._replace(now_ms=context.now_ms)
+        return self.engine.handler_of(command)(state, command, context)
+
+    async def _awaited(self, request: CommandRequest, context: CommandContext[S], returned: Awaitable[Any]) -> Decision:
+        try:
+            return _decision(context, await returned)
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            return self._undecided(request, "handler", error)  # the handler's own: of something that it awaited
+        except Exception as error:
+            return self._undecided(request, "handler", error)
+
+    def _undecided(self, request: CommandRequest, stage: str, error: BaseException) -> Decision:
+        """Return the decision on a command whose handler raised something."""
+        match error:
+            case CommandRejected():
+                return Decision(reject=error.reject)
+            case UnknownCommand():
+                return Decision(error=error)
+            case EventHandlerFailed():
+                return Decision(error=self._failed(request, "event handler", error.__cause__ or error))
+        return Decision(error=self._failed(request, stage, error))
 
     def _failed(self, request: CommandRequest, stage: str, error: BaseException) -> CommandFailed:
-        reason = str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
-        return CommandFailed(self.engine.name, request.aggregate, request.kind, stage, reason[:_REASON_AT_MOST])
+        reason = error_text(error)[:_REASON_AT_MOST]
+        return CommandFailed(self.engine.name, request.aggregate, request.kind, stage, reason)
 
     def _change(self, base: AggregateRecord, request: CommandRequest, decision: Decision) -> _Change:
         if decision.error is not None:
@@ -280,7 +301,7 @@ class CommandHandling(Generic[S]):
         records = (*self._journal_records(base, request, decision, payloads, record), *decision.outputs)
         for output in decision.outputs:
             self._check_size(request, f"record for {output.topic!r}", output, self._limits.outputs_bytes[output.topic])
-        value = msgspec.json.encode(decision.value) if decision.value is not None else None
+        value = _value_json(decision.value) if decision.value is not None else None
         # What the caller is told is the version that the command led to, also if the journal was purged with it.
         version = base.version + len(payloads) if self._journal_at is not None else record.version
         reply = SuccessReply(version, state, msgspec.json.encode(payloads) if payloads else _NO_EVENTS, value)
@@ -315,9 +336,11 @@ class CommandHandling(Generic[S]):
             Event(base.version + n, payload, self.engine.tags_of(event))
             for n, (event, payload) in enumerate(zip(decision.events, payloads, strict=True), start=1)
         ]
-        kept = metadata_of(request, decision.now_ms) if self.engine.keep_commands else None
-        options = AppendOptions(origin=self.engine.name, metadata=kept)
-        new = new_append(check_events(numbered), options, with_digest=request.command_id is not None).traced()
+        options = self._append_options
+        if self.engine.keep_commands:
+            options = msgspec.structs.replace(options, metadata=metadata_of(request, decision.now_ms))
+        with_digest = request.command_id is not None
+        new = new_append(check_events(numbered), options, with_digest=with_digest).traced()
         append = new.record(self._journal_at, request.aggregate, expected=base.version, append_id=request.command_id)
         self._check_size(request, "events", append, self._limits.journal_bytes)
         if record.version != 0:
@@ -378,17 +401,42 @@ def _do(context: CommandContext[Any], returned: Any) -> None:  # noqa: ANN401
             context.persist(returned)
 
 
+def _decision(context: CommandContext[Any], returned: Any) -> Decision:  # noqa: ANN401
+    """Return what a handler decided, from what it returned and what it did with its context."""
+    if isinstance(returned, Reject):
+        return Decision(reject=returned)
+    if returned is not None:
+        for each in returned if isinstance(returned, list | tuple) and not _is_named(returned) else [returned]:
+            _do(context, each)
+    return Decision(
+        context.state,
+        tuple(context.events),
+        tuple(context.outputs),
+        context.value,
+        now_ms=context.now_ms,
+        timers=context.timers_left(),
+    )
+
+
 def _is_named(value: object) -> bool:
     """Return True for a NamedTuple, which is one event and not several."""
     return hasattr(value, "_fields")
 
 
+def _value_json(value: Any) -> bytes:  # noqa: ANN401
+    data = msgspec.json.encode(value)
+    if b"null" in data:
+        check_finite(value)
+    return data
+
+
 def _rejected(version: int, reject: Reject) -> RejectedReply:
+    code, message = check_text("code", reject.code), check_text("message", reject.message)
     try:
-        details = msgspec.json.encode(dict(reject.details))
+        details = _value_json(dict(reject.details))
     except (TypeError, ValueError) as error:
-        raise BadArgument("details", sorted(reject.details), f"JSON must be able to carry them: {error}") from error
-    return RejectedReply(version, reject.code, reject.message, details)
+        raise BadArgument("details", repr(reject.details), f"JSON must be able to carry them: {error}") from error
+    return RejectedReply(version, code, message, details)
 
 
 def _shortened(reply: CommandReply, limit_bytes: int) -> CommandReply:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+from prometheus_client.metrics import Histogram
+
 from headrace.observe import counter, histogram, timed
 
 __all__ = ["COMMANDS", "INPUTS", "STAGES", "TIMERS", "stage"]
@@ -18,4 +22,10 @@ STAGES = histogram(
 
 def stage(engine: str, name: str) -> timed:
     """Measure one stage, as a context manager."""
-    return timed(STAGES.labels(engine, name))
+    return timed(_stage(engine, name))
+
+
+@cache
+def _stage(engine: str, name: str) -> Histogram:
+    """Return the histogram of one stage; looking it up costs as much as the observation itself."""
+    return STAGES.labels(engine, name)

@@ -150,6 +150,7 @@ class Engine(Generic[S]):
         self._state = state
         self._encoding = encoding
         self._handlers: dict[type, Handler] = {}
+        self._async_commands: set[str] = set()
         self._event_handlers: dict[type, EventHandler] = {}
         self._tags_of: TagsOf | None = None
 
@@ -166,6 +167,8 @@ class Engine(Generic[S]):
             if kind in self._handlers:
                 raise BadArgument("command handler", _named(handler), f"{kind.__name__} has a handler already")
             self._handlers[kind] = Handler(handler, len(parameters) == 3)
+            if inspect.iscoroutinefunction(handler):
+                self._async_commands.add(kind.__name__)
         return handler
 
     def event(self, handler: F) -> F:
@@ -237,6 +240,10 @@ class Engine(Generic[S]):
         if found is None:
             raise UnknownCommand(self.name, type(command).__name__, self.commands.names)
         return found
+
+    def is_async(self, command: str) -> bool:
+        """Return True if the handler of the command with this name is a coroutine."""
+        return command in self._async_commands
 
     def apply(self, state: S | None, event: Any) -> S | None:  # noqa: ANN401
         """Return the state after an event. Raises UnknownCommand, and what the event's handler raises."""

@@ -17,7 +17,7 @@ import msgspec
 from headrace.cluster import Committed, PartitionRequest
 from headrace.engine import metrics
 from headrace.engine.background import OwnerWork
-from headrace.engine.batches import CommandBatch, LiveAggregates, PendingCommand, Stage
+from headrace.engine.batches import CommandBatch, CommandDeadlines, LiveAggregates, PendingCommand, Stage
 from headrace.engine.command_queue import CommandQueue, Outcome, TaskSet
 from headrace.engine.commands import Answer, CommandRequest, decode_request, encode_answer, encode_read
 from headrace.engine.handling import CommandHandling
@@ -57,6 +57,9 @@ S = TypeVar("S")
 _logger = get_logger(__name__)
 
 _LOOK_FOR_OWNER_S = 0.02
+# How long before a caller's deadline it is told what is known: a tenth of its time, and no more than this.
+_ANSWER_BEFORE_S = 0.05
+_ANSWER_BEFORE = 0.1
 _BACKOFF = Backoff(first_s=0.05, limit_s=1.0)
 # What a log refuses before it writes anything. After any other error a batch may have been committed.
 _REFUSED_BY_THE_LOG = (BadArgument, Forbidden, RecordTooLarge, TimestampTooFarAhead, UnknownPartition, UnknownTopic)
@@ -100,6 +103,7 @@ class EnginePartition(Generic[S]):
         self._owner: PartitionOwner | None = None
         self._running: asyncio.Task[None] | None = None
         self._has_work = asyncio.Event()
+        self._deadlines = CommandDeadlines(self._loop, self._give_up)
         self._tasks = TaskSet(f"headrace-engine-{self._engine.name}")
         self._time = PartitionTime(self._replica, clock)
         places = InputPlaces(self._replica.reserved)
@@ -191,10 +195,12 @@ class EnginePartition(Generic[S]):
     async def handle(self, request: PartitionRequest, deadline_s: float) -> bytes:
         """Answer a request of a caller at any node."""
         asked = decode_request(request.payload)
+        left_s = max(0.0, deadline_s - self._loop.time())
         if isinstance(asked, CommandRequest):
-            return encode_answer(await self.submit(asked, deadline_s=deadline_s, attempt=request.attempt))
-        timeout_s = max(0.0, deadline_s - self._loop.time())
-        read = await self.read(asked.aggregate, timeout_s=timeout_s, at_least=asked.at_least)
+            # At the deadline itself the caller gives up, and could not tell a command that waited from one in a commit.
+            answer_by_s = deadline_s - min(_ANSWER_BEFORE_S, left_s * _ANSWER_BEFORE)
+            return encode_answer(await self.submit(asked, deadline_s=answer_by_s, attempt=request.attempt))
+        read = await self.read(asked.aggregate, timeout_s=left_s, at_least=asked.at_least)
         return encode_read(read.record, read.since, read.token)
 
     async def close(self) -> None:
@@ -206,6 +212,7 @@ class EnginePartition(Generic[S]):
         self._queue.end()
         self._queue.fail_waiting(self._not_owner())
         await self._tasks.end()
+        self._deadlines.close()
         await self._states.close()
 
     # What callers want.
@@ -225,15 +232,14 @@ class EnginePartition(Generic[S]):
             request = msgspec.structs.replace(request, since=None)
         self._arrivals += 1
         timeout_s = max(0.0, deadline_s - self._loop.time())
-        command = PendingCommand(self._arrivals, request, deadline_s, timeout_s, attempt, is_alone=attempt > 1)
+        done = self._loop.create_future()
+        command = PendingCommand(self._arrivals, request, deadline_s, timeout_s, done, attempt, is_alone=attempt > 1)
         self._queue.add(command)
         self._watch_for_owner()
         self._pending += 1
+        self._deadlines.add(command)
         try:
-            async with asyncio.timeout_at(deadline_s):
-                return await asyncio.shield(command.done)
-        except TimeoutError:
-            return self._give_up(command)
+            return await command.done
         finally:
             self._pending -= 1
             self._queue.remove(command)
@@ -254,7 +260,8 @@ class EnginePartition(Generic[S]):
         """Put work that no caller has sent into the lane of an aggregate, or into one of its own."""
         self._arrivals += 1
         request = CommandRequest(aggregate=aggregate, kind=type(work).__name__, data=b"")
-        command = PendingCommand(self._arrivals, request, math.inf, math.inf, is_alone=is_alone, work=work)
+        done = self._loop.create_future()
+        command = PendingCommand(self._arrivals, request, math.inf, math.inf, done, is_alone=is_alone, work=work)
         self._queue.add(command)
         return command
 
@@ -424,14 +431,14 @@ class EnginePartition(Generic[S]):
         else:
             _tell(command, outcome, since, token, is_repeated=is_repeated)
 
-    def _give_up(self, command: PendingCommand) -> Answer:
-        """Return the answer if it came in the last moment; else raise what is known about the command."""
-        if command.done.done():
-            return command.done.result()
+    def _give_up(self, command: PendingCommand) -> None:
+        """Tell the caller, whose time is up, what is known about the command."""
         name, aggregate = self._engine.name, command.request.aggregate
         if command.stage is Stage.WAITING:
-            raise CommandExpired(name, aggregate, command.timeout_s)
-        raise OutcomeUnknown(name, aggregate, f"it was not committed within {command.timeout_s:g} s")
+            command.fail(CommandExpired(name, aggregate, command.timeout_s))
+        else:
+            reason = f"it was not committed within {command.timeout_s:g} s"
+            command.fail(OutcomeUnknown(name, aggregate, reason))
 
     # Reading, ownership and housekeeping.
 

@@ -41,7 +41,7 @@ FORGOTTEN_KEY = b"\x00hr.forgotten"
 _ID_OVERHEAD_BYTES = 48
 
 
-class RememberedCommand(msgspec.Struct, frozen=True, array_like=True):
+class RememberedCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A command id that was seen: what it was for, in which batch and when, and what it was replied."""
 
     id: str
@@ -56,7 +56,7 @@ class RememberedCommand(msgspec.Struct, frozen=True, array_like=True):
         return _ID_OVERHEAD_BYTES + len(self.id) * 2 + len(self.reply)
 
 
-class AggregateRecord(msgspec.Struct, frozen=True, array_like=True):
+class AggregateRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An aggregate as the state topic holds it; `version` is the number of its last event.
 
     `state` is None for an aggregate that is gone, or was never there: such a record keeps version and ids. `timers` are

@@ -28,6 +28,9 @@ class TypedJson:
         """The names of all classes."""
         return tuple(sorted(self._kinds))
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._kinds
+
     def add(self, kind: type) -> None:
         """Add a class. Raises BadArgument if JSON can't carry it, or if another class has its name."""
         if not isinstance(kind, type):

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from headrace.engine.typed_json import TypedJson
-from headrace.errors import BadArgument, HeadraceError, NotReadable, UpcastFailed
+from headrace.errors import BadArgument, NotReadable, UpcastFailed
+from headrace.runtime import error_text
 
 __all__ = ["EventJson", "OldEvent", "Upcaster"]
 
@@ -93,7 +94,7 @@ class EventJson(TypedJson):
         try:
             made = list(_several(upcaster(copy.deepcopy(old.data))))
         except Exception as error:  # the application's own
-            raise self._failed(old, place, _reason(error)) from error
+            raise self._failed(old, place, error_text(error)) from error
         for each in made:
             yield from self._next(old, each, place, steps - 1)
 
@@ -133,7 +134,3 @@ def _several(made: Any) -> Iterable[Any]:  # noqa: ANN401
     if made is None:
         return []
     return made if isinstance(made, list | tuple) and not hasattr(made, "_fields") else [made]
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from headrace.access import Caller as Caller
     from headrace.gateway.app import CALLER as CALLER
     from headrace.gateway.app import GatewayApp as GatewayApp
     from headrace.gateway.console import ConsoleOutbox as ConsoleOutbox
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from headrace.gateway.console import PartitionOffsets as PartitionOffsets
     from headrace.gateway.console import TopicFacts as TopicFacts
     from headrace.gateway.keyspaces import ServedKeyspace as ServedKeyspace
-    from headrace.gateway.permissions import Caller as Caller
     from headrace.gateway.ports import GatewayParts as GatewayParts
     from headrace.gateway.ports import ServedJournal as ServedJournal
     from headrace.gateway.ports import ServedTags as ServedTags
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
+        "headrace.access": "Caller",
         "headrace.gateway.app": "CALLER GatewayApp",
         "headrace.gateway.console": "ConsoleOutbox ConsoleParts JournalLine LogTopics PartitionOffsets TopicFacts",
         "headrace.gateway.keyspaces": "ServedKeyspace",
-        "headrace.gateway.permissions": "Caller",
         "headrace.gateway.ports": "GatewayParts ServedJournal ServedTags",
         "headrace.gateway.requests": "GatewayRequest",
         "headrace.gateway.routes": "GatewayRoute Needs RouteAnswer RouteParameter",

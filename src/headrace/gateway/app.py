@@ -18,6 +18,7 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.access import Caller
 from headrace.config import GatewaySettings
 from headrace.engine import EngineClient
 from headrace.errors import (
@@ -39,7 +40,6 @@ from headrace.gateway.limits import Rates, Slots
 from headrace.gateway.metrics import IN_FLIGHT, REFUSED, REQUESTS, SOCKETS, STREAMS
 from headrace.gateway.operations import OperationRoutes
 from headrace.gateway.origins import Origins
-from headrace.gateway.permissions import Caller
 from headrace.gateway.ports import GatewayParts
 from headrace.gateway.problems import problem_of
 from headrace.gateway.requests import GatewayRequest

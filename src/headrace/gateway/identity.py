@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from starlette.datastructures import Headers
 
+from headrace.access import Caller, GrantBook, Tokens, bearer_token
 from headrace.config import GatewaySettings
 from headrace.errors import Unauthenticated
-from headrace.gateway.permissions import Caller, GrantBook
 from headrace.gateway.signatures import MessageSignatures, SignedParts
-from headrace.gateway.tokens import Tokens
 
 __all__ = ["Authentication", "signed_parts"]
 
@@ -53,12 +52,10 @@ class Authentication:
         return self._grants.anonymous()
 
     async def _bearer(self, sent: list[str]) -> Caller:
-        scheme, _, token = sent[0].partition(" ")
-        if len(sent) > 1 or scheme.lower() != "bearer" or not token.strip():
-            raise Unauthenticated("Authorization must be given once, as Bearer TOKEN")
+        token = bearer_token(sent)
         if self._tokens is None:
             raise Unauthenticated("this gateway takes no tokens")
-        facts = await self._tokens.facts(token.strip())
+        facts = await self._tokens.facts(token)
         return self._grants.caller(facts.subject, facts.roles, expires_s=facts.expires_s)
 
 

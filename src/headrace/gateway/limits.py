@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import Gauge
 
+from headrace.access import CallerRates
 from headrace.errors import Busy, RateExceeded
 from headrace.gateway.metrics import REFUSED
 
 __all__ = ["Rates", "Slots"]
-
-_CALLERS_AT_MOST = 10_000
 
 
 class Slots:
@@ -57,26 +54,13 @@ class Slots:
             self._shown.inc()
 
 
-class Rates:
-    """A token bucket for each caller. A caller that was silent long enough to have a full bucket is forgotten."""
-
-    def __init__(self, per_s: float | None, burst: int, *, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._per_s = per_s
-        self._burst = float(burst)
-        self._now_s = now_s
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+class Rates(CallerRates):
+    """The rates of the gateway's callers; what is refused is counted."""
 
     def take(self, caller: str) -> None:
         """Count a request. Raises RateExceeded if the caller has used up what it may send."""
-        if self._per_s is None:
-            return
-        now_s = self._now_s()
-        tokens, at_s = self._buckets.pop(caller, (self._burst, now_s))
-        tokens = min(self._burst, tokens + (now_s - at_s) * self._per_s)
-        is_taken = tokens >= 1
-        self._buckets[caller] = (tokens - 1 if is_taken else tokens, now_s)
-        while len(self._buckets) > _CALLERS_AT_MOST:
-            self._buckets.popitem(last=False)
-        if not is_taken:
+        try:
+            super().take(caller)
+        except RateExceeded:
             REFUSED.labels("rate").inc()
-            raise RateExceeded((1 - tokens) / self._per_s)
+            raise

@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
+from headrace.access import host_and_port, is_loopback
 from headrace.config import GatewaySettings
-from headrace.errors import BadArgument, Forbidden
+from headrace.errors import Forbidden
 from headrace.gateway.metrics import REFUSED
 
 __all__ = ["Origins", "host_and_port", "is_loopback"]
@@ -21,20 +22,6 @@ _ALL = "*"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _READS = ("GET", "HEAD")
 _PREFLIGHT_S = 600
-
-
-def host_and_port(listen: str) -> tuple[str, int]:
-    """Return the parts of HOST:PORT or [HOST]:PORT. Raises BadArgument."""
-    host, colon, port = listen.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise BadArgument("gateway.listen", listen, "it is HOST:PORT, as in 127.0.0.1:8080")
-    return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine reaches the host."""
-    return host in _LOOPBACK or host.startswith("127.")
 
 
 class Origins:

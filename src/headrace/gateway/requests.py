@@ -8,8 +8,8 @@ from typing import TypeVar
 import msgspec
 from starlette.datastructures import Headers, QueryParams
 
+from headrace.access import Caller
 from headrace.errors import BadArgument, WrongMediaType
-from headrace.gateway.permissions import Caller
 from headrace.gateway.routes import JSON, TOKEN_HEADER, GatewayRoute
 from headrace.model import combine_tokens
 

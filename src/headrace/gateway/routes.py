@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote_to_bytes
 
+from headrace.access import ResourceKind
 from headrace.errors import BadArgument, NoSuchRoute
-from headrace.gateway.permissions import ResourceKind
 
 if TYPE_CHECKING:
     from headrace.gateway.requests import GatewayRequest

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from headrace.access import Caller
 from headrace.errors import Busy, HeadraceError, NotFound
 from headrace.gateway.keyspaces import KeyspaceRoutes
-from headrace.gateway.permissions import Caller
 from headrace.gateway.problems import problem_of
 from headrace.gateway.socket_requests import Publish
 from headrace.gateway.socket_wire import SocketWire

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Mapping
 
 from starlette.types import Receive, Send
 
+from headrace.access import Caller
 from headrace.errors import NotFound, UnknownSchema
 from headrace.gateway.keyspaces import ServedKeyspace
-from headrace.gateway.permissions import Caller
 from headrace.gateway.pushes import schema_frame
 from headrace.gateway.state_forms import MessageForm
 from headrace.serde import Registry, Schema, Version, short_name, subject_of

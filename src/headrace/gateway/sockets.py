@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from headrace.access import Caller
 from headrace.errors import (
     BadArgument,
     Busy,
@@ -27,7 +28,6 @@ from headrace.errors import (
 from headrace.gateway.keyspaces import KeyspaceRoutes, ServedKeyspace
 from headrace.gateway.limits import Slots
 from headrace.gateway.metrics import REFUSED
-from headrace.gateway.permissions import Caller
 from headrace.gateway.problems import problem_of
 from headrace.gateway.pushes import VALUE, PushQueue, encode_push, schema_id_asked
 from headrace.gateway.socket_collections import send_collection

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from headrace.access import Caller
 from headrace.errors import BadArgument
 from headrace.gateway.event_json import EVENT_SCHEMA, EventRenderer
-from headrace.gateway.permissions import Caller
 from headrace.gateway.ports import GatewayParts
 from headrace.gateway.requests import GatewayRequest
 from headrace.gateway.routes import AT_LEAST, JSON, GatewayRoute, RouteAnswer, RouteParameter

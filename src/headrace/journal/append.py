@@ -122,8 +122,8 @@ class NewAppend(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         since: Place | None = None,
     ) -> NewRecord:
         """Return the record to write."""
-        if append_id is None and expected is None and self.metadata is None:
-            headers = append_headers(self.first, self.last, self.payload_format, self.origin, self.version)
+        if append_id is None and self.metadata is None and (expected is None or since is None):
+            headers = append_headers(self.first, self.last, self.payload_format, self.origin, self.version, expected)
         else:
             action = Append(
                 first=self.first,

@@ -127,14 +127,20 @@ def _template(around: bytes) -> AppendTemplate | None:
 
 
 def append_headers(
-    first: int, last: int, payload_format: PayloadFormat, origin: str | None, version: str | None
+    first: int,
+    last: int,
+    payload_format: PayloadFormat,
+    origin: str | None,
+    version: str | None,
+    expected: int | None = None,
 ) -> Headers:
     """Return the headers of an append that has only these fields, as `encode_action` would, but faster."""
     try:
         around = _encoded_around(payload_format, origin, version)
     except TypeError as error:  # no hash: no text
         raise BadArgument("origin or version", (origin, version), "it must be text that UTF-8 can carry") from error
-    return ((ACTION_HEADER, _RANGE % (first, last) + around),)
+    header = (ACTION_HEADER, _RANGE % (first, last) + around)
+    return (header,) if expected is None else (header, (_EXPECTED, b"%d" % expected))
 
 
 @lru_cache(maxsize=_AROUND_AT_MOST)

@@ -8,6 +8,8 @@ almost nothing.
 from headrace.runtime.backoff import Backoff
 from headrace.runtime.clock import SYSTEM_CLOCK, BootMoment, BootTime, Clock, SystemClock, elapsed_ms, moment_of
 from headrace.runtime.crash_points import CRASH_AT_VARIABLE, CRASH_FILE_VARIABLE, crash_point, watching
+from headrace.runtime.error_texts import error_text
+from headrace.runtime.garbage import rare_collections
 from headrace.runtime.lookout import Lookout
 from headrace.runtime.loop_thread import BlockingIterator, LoopThread
 from headrace.runtime.plugins import load_backend
@@ -31,9 +33,11 @@ __all__ = [
     "Worker",
     "crash_point",
     "elapsed_ms",
+    "error_text",
     "in_thread",
     "load_backend",
     "moment_of",
+    "rare_collections",
     "shutdown_on_signals",
     "watching",
 ]

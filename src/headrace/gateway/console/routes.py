@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from headrace.access import Caller
 from headrace.engine import EngineClient
 from headrace.errors import (
     Forbidden,
@@ -28,7 +29,6 @@ from headrace.gateway.console.pages import ConsolePages
 from headrace.gateway.console.ports import ConsoleOutbox, ConsoleParts, DeadChange, TopicFacts
 from headrace.gateway.console.recorder import ConsoleRecorder, now_ms
 from headrace.gateway.console.shown_bytes import BytesRenderer
-from headrace.gateway.permissions import Caller
 from headrace.gateway.requests import GatewayRequest
 from headrace.gateway.routes import JSON, GatewayRoute, Needs, RouteAnswer, RouteParameter
 from headrace.journal import Moment

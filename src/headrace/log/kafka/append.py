@@ -144,7 +144,7 @@ class RecordPlacement:
         topics = {name: await self._topic_cache.get(name) for name in {record.topic for record in records}}
         if len(topics) == 1:
             return topics, _place_all(records, topics[records[0].topic])
-        return topics, [(record, place(record, topics[record.topic])) for record in records]
+        return topics, _place_mixed(records, topics)
 
     def forget(self, topics: Iterable[str]) -> None:
         """Forget these topics: a broker refused what their cached descriptions allow."""
@@ -156,6 +156,12 @@ def _place_all(records: Sequence[NewRecord], topic: Topic) -> list[Placed]:
     placer = Placer(topic)
     place_one, latest_ms = placer.place, placer.latest_ms()
     return [(record, place_one(record, latest_ms=latest_ms)) for record in records]
+
+
+def _place_mixed(records: Sequence[NewRecord], topics: Mapping[str, Topic]) -> list[Placed]:
+    placers = {name: Placer(topic) for name, topic in topics.items()}
+    latest_ms = {name: placer.latest_ms() for name, placer in placers.items()}
+    return [(each, placers[each.topic].place(each, latest_ms=latest_ms[each.topic])) for each in records]
 
 
 class _FastPath(NamedTuple):

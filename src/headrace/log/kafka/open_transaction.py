@@ -25,12 +25,11 @@ __all__ = [
     "TransactionStage",
     "TransactionState",
     "abort_before_close",
-    "commit_until",
     "count_outcome",
-    "deliver_all",
+    "deliver_and_commit",
     "flush_and_abort",
-    "produce_at_once",
     "produce_record",
+    "produce_some",
 ]
 
 
@@ -113,10 +112,12 @@ class Attempt:
         self.records: Counter[str] = Counter()
         self.is_broken = False  # a call of this transaction failed: the driver will not commit it
         self.offsets_sent_s: float | None = None
+        self.commit_sent_s: float | None = None
         self._positions: list[Position | None] = []
         self._failure: Any = None
         self._refusal: HeadraceError | None = None
         self._queued_bytes: Counter[tuple[str, int]] = Counter()
+        self._small: set[str] = set()
 
     @property
     def positions(self) -> list[Position]:
@@ -141,6 +142,7 @@ class Attempt:
     def know(self, topics: Mapping[str, Topic]) -> None:
         """Keep the descriptions of the topics that records will go to."""
         self.topics.update(topics)
+        self._small = {name for name, topic in self.topics.items() if topic.config.max_record_bytes < WHOLE_BATCH_BYTES}
 
     def add(self, record: NewRecord, partition: int) -> int:
         """Count a record that is about to be produced; returns its index in the transaction."""
@@ -149,11 +151,6 @@ class Attempt:
             self._queued_bytes[record.topic, partition] += size_of(record)
         self._positions.append(None)
         return len(self._positions) - 1
-
-    @property
-    def has_small_topics(self) -> bool:
-        """True if a topic takes smaller batches than the producer makes."""
-        return any(topic.config.max_record_bytes < WHOLE_BATCH_BYTES for topic in self.topics.values())
 
     def drop_last(self, record: NewRecord, partition: int) -> None:
         """Take back the last `add`: the record could not be queued."""
@@ -179,35 +176,38 @@ class Attempt:
 
     def delivered(self, index: int, record: NewRecord, error: Any, message: Any) -> None:  # noqa: ANN401
         """Take the driver's report on one record."""
-        if error is None and message.offset() < 0:
-            error = NO_OFFSET
         if error is None:
-            self._positions[index] = Position(
-                message.topic(), message.partition(), message.offset(), message.timestamp()[1]
-            )
-            return
+            offset = message.offset()
+            if offset >= 0:
+                self._positions[index] = Position(record.topic, message.partition(), offset, message.timestamp()[1])
+                return
+            error = NO_OFFSET
         self._failure = self._failure or error
         if self._refusal is None:
             self._refusal = refusal_of(error, record, self.topics.get(record.topic))
 
     def _is_small(self, record: NewRecord) -> bool:
-        return self.topics[record.topic].config.max_record_bytes < WHOLE_BATCH_BYTES
+        return record.topic in self._small
 
 
 _QUEUE_FULL_S = 0.05
 
 
-def produce_at_once(producer: Any, attempt: Attempt, placed: Sequence[Placed]) -> int:  # noqa: ANN401
-    """Add records as long as nothing has to be waited for; returns how many. `produce_record` adds the next one."""
-    if attempt.has_small_topics:
-        return 0
-    for count, (record, partition) in enumerate(placed):
+def produce_some(producer: Any, attempt: Attempt, placed: Sequence[Placed], start: int) -> int:  # noqa: ANN401
+    """Add records from `start` on, as long as nothing has to be waited for; return the index of the one that is next.
+
+    Most transactions are added here in one go. What a record has to wait for, `produce_record` finds out.
+    """
+    for at in range(start, len(placed)):
+        record, partition = placed[at]
+        if attempt.needs_flush(record, partition):
+            return at
         report = functools.partial(attempt.delivered, attempt.add(record, partition), record)
         try:
             produce(producer, record, partition, report)
-        except (BufferError, *FATAL_RAISED):  # what it is shows when it is tried again
+        except (BufferError, *FATAL_RAISED):
             attempt.drop_last(record, partition)
-            return count
+            return at
     return len(placed)
 
 
@@ -266,6 +266,19 @@ def commit_until(producer: Any, deadline: float) -> None:  # noqa: ANN401
             if not error_in(failure).retriable() or time.monotonic() >= deadline:
                 raise
             time.sleep(_RETRY_S)
+
+
+def deliver_and_commit(producer: Any, attempt: Attempt, deadline: float) -> int:  # noqa: ANN401
+    """Wait for the records, and commit if all were delivered; returns how many are still on their way.
+
+    Nothing was committed if some are, or if the attempt failed. Raises what the commit raises.
+    """
+    left = deliver_all(producer, deadline)
+    if left or attempt.failure is not None or attempt.is_broken:
+        return left
+    attempt.commit_sent_s = time.monotonic()
+    commit_until(producer, deadline)
+    return 0
 
 
 def flush_and_abort(producer: Any, timeout_s: float) -> None:  # noqa: ANN401

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from confluent_kafka import KafkaError, Producer
 
@@ -29,12 +29,11 @@ from headrace.log.kafka.open_transaction import (
     TransactionStage,
     TransactionState,
     abort_before_close,
-    commit_until,
     count_outcome,
-    deliver_all,
+    deliver_and_commit,
     flush_and_abort,
-    produce_at_once,
     produce_record,
+    produce_some,
 )
 from headrace.log.kafka.read import RecentEnds
 from headrace.log.metrics import APPENDED
@@ -143,10 +142,10 @@ class KafkaTransactional:
         self._state.expect("append", TransactionStage.OPEN)
         topics, placed = await self._placing.place(records)
         self._attempt.know(topics)
-        done = 0
-        while (done := done + produce_at_once(self._producer, self._attempt, placed[done:])) < len(placed):
-            await self._produce(placed[done])
-            done += 1
+        at = 0
+        while (at := produce_some(self._producer, self._attempt, placed, at)) < len(placed):
+            await self._produce(placed[at])
+            at += 1
 
     async def _produce(self, placed: Placed) -> None:
         timeout_s = self._cluster.request_timeout_s
@@ -177,19 +176,39 @@ class KafkaTransactional:
         self._state.expect("commit", TransactionStage.OPEN)
         self._stop_timer()
         deadline = time.monotonic() + self._cluster.request_timeout_s
-        await self._deliver(deadline)
-        await self._send_commit(deadline)
+        await self._deliver_and_commit(deadline)
         self._recent_ends.ended(self._attempt.positions)
         for topic, count in self._attempt.records.items():
             APPENDED.labels("kafka", topic).inc(count)
         return self._attempt.positions
 
-    async def _deliver(self, deadline: float) -> None:
-        """Wait for all records. Raises, and aborts, while the commit has not been sent: nothing can be committed."""
-        left = await self._threads.run(deliver_all, self._producer, deadline)
+    async def _deliver_and_commit(self, deadline: float) -> None:
+        """Wait for all records, send the commit, and wait for its answer.
+
+        Raises, and aborts, if not all were delivered: the commit was not sent, and nothing can be committed. Whatever
+        fails from there on, the commit may have been done: its answer can be lost, and an attempt that was sent before
+        can have been done when the next one is refused. An abort does not show it either: librdkafka may answer it by
+        renewing its epoch, which works after a commit too.
+        """
+        attempt = self._attempt
+        try:
+            left = await self._threads.run(deliver_and_commit, self._producer, attempt, deadline)
+        except FATAL_RAISED as failure:
+            error = error_in(failure)
+            is_fenced = error.code() in FENCED
+            reason = f"the commit was sent and not acknowledged: {error.str()}"
+            self._state.spend(reason, fenced=is_fenced, commit_is_known=False)
+            count_outcome("fenced" if is_fenced else "unknown")
+            raise self._state.spent(outcome_known=False) from failure
+        if attempt.commit_sent_s is None:
+            await self._fail_undelivered(left)
+        else:
+            self._ended(attempt.commit_sent_s)
+            count_outcome("committed")
+
+    async def _fail_undelivered(self, left: int) -> NoReturn:
+        """Abort a transaction whose commit was not sent, and raise the reason."""
         failure, attempt = self._attempt.failure, self._attempt
-        if not left and failure is None and not attempt.is_broken:
-            return
         # After a refused record librdkafka has skipped sequence numbers, and fails the next transaction as well
         # before it renews its epoch; that one ends here too, with nothing done.
         await self._abort_quietly()
@@ -207,26 +226,6 @@ class KafkaTransactional:
             await self._abort_now()
         except TransactionFailed as failed:
             LOGGER.warning("%s", failed)
-
-    async def _send_commit(self, deadline: float) -> None:
-        """Send the commit and wait for its answer.
-
-        Whatever fails from here on, the commit may have been done: its answer can be lost, and an attempt that was
-        sent before can have been done when the next one is refused. An abort does not show it either: librdkafka may
-        answer it by renewing its epoch, which works after a commit too.
-        """
-        began_s = time.monotonic()
-        try:
-            await self._threads.run(commit_until, self._producer, deadline)
-        except FATAL_RAISED as failure:
-            error = error_in(failure)
-            is_fenced = error.code() in FENCED
-            reason = f"the commit was sent and not acknowledged: {error.str()}"
-            self._state.spend(reason, fenced=is_fenced, commit_is_known=False)
-            count_outcome("fenced" if is_fenced else "unknown")
-            raise self._state.spent(outcome_known=False) from failure
-        self._ended(began_s)
-        count_outcome("committed")
 
     async def _abort(self) -> None:
         if self._state.state is TransactionStage.EXPIRED:

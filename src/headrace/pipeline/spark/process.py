@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from headrace.errors import HeadraceError
 from headrace.pipeline.spark.endpoints import Endpoints
-from headrace.runtime import LoopThread
+from headrace.runtime import LoopThread, error_text
 
 if TYPE_CHECKING:
     from headrace.journal import KeptHeads
@@ -60,7 +59,7 @@ def micros(timestamp_ms: int | None) -> int | None:
 
 def one_line(error: BaseException) -> str:
     """Return an error's message in one line, with the class of a foreign error."""
-    return str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
+    return error_text(error)
 
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ from headrace.config import GatewayJwtSettings
 from headrace.errors import KeysUnusable, Unauthenticated, Unreachable
 from headrace.observe import get_logger
 
-__all__ = ["JsonWebKeys", "TokenFacts", "Tokens"]
+__all__ = ["JsonWebKeys", "TokenFacts", "Tokens", "bearer_token"]
 
 _RETRY_S = 10.0  # between two reads of the keys for tokens with unknown key ids
 _RETRY_FAILED_S = 1.0  # after a read that failed, if no keys are known yet
@@ -82,7 +82,7 @@ class JsonWebKeys:
 
 
 class Tokens:
-    """Checks tokens. Promises: one that is accepted was signed by a known key, is in date, and is for this gateway."""
+    """Checks tokens. Promises: one that is accepted was signed by a known key, is in date, and is for this service."""
 
     def __init__(self, settings: GatewayJwtSettings, keys: JsonWebKeys | None = None) -> None:
         self._settings = settings
@@ -113,6 +113,14 @@ class Tokens:
         except jwt.PyJWTError as error:
             raise Unauthenticated(f"the token is refused: {error}") from error
         return TokenFacts(_subject_of(claims), _roles_of(claims.get(settings.roles_claim)), float(claims["exp"]))
+
+
+def bearer_token(sent: Sequence[str]) -> str:
+    """Return the token in what was sent as Authorization. Raises Unauthenticated unless it is `Bearer TOKEN`, once."""
+    scheme, _, token = sent[0].partition(" ")
+    if len(sent) > 1 or scheme.lower() != "bearer" or not token.strip():
+        raise Unauthenticated("Authorization must be given once, as Bearer TOKEN")
+    return token.strip()
 
 
 def _subject_of(claims: dict[str, Any]) -> str:

@@ -1,0 +1,19 @@
+"""The text of any error, also of an application's own whose text can't be made."""
+
+from __future__ import annotations
+
+from headrace.errors import HeadraceError
+
+__all__ = ["error_text"]
+
+
+def error_text(error: BaseException) -> str:
+    """Return the message of an error of ours, and the class and the text of any other."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # an application's error may fail at that, too
+        text = "its text can't be made"
+    if isinstance(error, HeadraceError):
+        return text
+    return f"{name}: {text}" if text else name
