@@ -114,9 +114,9 @@ def test_the_declarations_of_the_document_hold() -> None:
     blocks = [code for code in re.findall(r"```py\n(.*?)```", text, re.DOTALL) if "@shop" in code or "@saga" in code]
     inputs = [code for code in re.findall(r"```py\n(.*?)```", text, re.DOTALL) if "commands_from" in code]
     names: dict[str, Any] = {name: getattr(engine, name) for name in engine.__all__}
-    exec(_DECLARED, names)  # noqa: S102 - the document's own code
+    exec(_DECLARED, names)
     for code in [*inputs, *blocks]:
-        exec(code, names)  # noqa: S102
+        exec(code, names)
     shop, remind = names["shop"], names["Remind"]()
     ordered = given(shop).when(names["Order"](("tea",)))
     ordered.then(names["Ordered"](("tea",)), timers={"reminder": remind})
