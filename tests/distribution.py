@@ -27,6 +27,7 @@ HOMES: tuple[tuple[str, ...], ...] = (
     ),
     (  # Kafka, ZooKeeper, a registry, databases, and servers of their own
         "tests/cluster/",
+        "tests/engine/test_inputs_kafka.py",
         "tests/keyspace/test_kafka.py",
         "tests/keyspace/test_processes_kafka.py",
         "tests/log/kafka/",

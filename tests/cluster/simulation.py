@@ -259,10 +259,10 @@ class World:
         failed = [r.task.exception() for r in self.replicas if r.task.done()]
         self.brokers.is_over = True
         SimulatedNode.all_run = True
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:  # one that ends may have started another
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         assert not failed, failed
 
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.engine.models import bank_engine
+from tests.engine.models import bank_engine, counter_engine
 
 from headrace.app import connect
-from headrace.config import ClusterSettings, EmbeddedLogSettings, HeadraceSettings, LogSettings, StoreSettings
+from headrace.config import (
+    ClusterSettings,
+    EmbeddedLogSettings,
+    HeadraceSettings,
+    KeyspaceSettings,
+    LogSettings,
+    StoreSettings,
+)
 
-__all__ = ["serve_bank", "settings_of"]
+__all__ = ["serve_bank", "serve_topic_bank", "settings_of", "topic_bank_settings"]
 
 
 def settings_of(node: str) -> HeadraceSettings:
@@ -29,5 +36,24 @@ def serve_bank(address: str, node: str, partitions: int) -> None:
 async def _serve(address: str, node: str, partitions: int) -> None:
     bank = bank_engine(partitions=partitions)
     async with connect(address, settings=settings_of(node)) as hr, hr.node(bank) as running:
+        print("serves", flush=True)
+        await running.wait()
+
+
+def topic_bank_settings(cluster: str, node: str, folder: str) -> HeadraceSettings:
+    """Return the settings of a node that shares a broker with other clusters."""
+    return HeadraceSettings(
+        cluster=ClusterSettings(name=cluster, node_id=node), keyspace=KeyspaceSettings(state_dir=folder)
+    )
+
+
+def serve_topic_bank(address: str, cluster: str, node: str, folder: str) -> None:
+    """Be a node that serves a counter which takes its commands from a topic."""
+    asyncio.run(_serve_topic_bank(address, topic_bank_settings(cluster, node, folder), cluster))
+
+
+async def _serve_topic_bank(address: str, settings: HeadraceSettings, name: str) -> None:
+    counter = counter_engine(name, command_topic=f"{name}-commands")
+    async with connect(address, settings=settings) as hr, hr.node(counter) as running:
         print("serves", flush=True)
         await running.wait()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from headrace import engine
 from headrace.engine import Rejected
 from headrace.errors import CommandFailed, WrongVersion
 from headrace.testing.conformance.log_setting import eventually
@@ -105,3 +106,52 @@ def test_the_python_of_the_document_runs(tmp_path: Path) -> None:
         "Account(balance=10)",
         "[(1, {'type': 'Deposited', 'data': {'amount': 10}})]",
     ]
+
+
+def test_the_declarations_of_the_document_hold() -> None:
+    """N39, N40: the timers, inputs and sagas of the document can be declared, and decide what it says."""
+    text = (ROOT / "docs" / "engine.md").read_text()
+    blocks = [code for code in re.findall(r"```py\n(.*?)```", text, re.DOTALL) if "@shop" in code or "@saga" in code]
+    inputs = [code for code in re.findall(r"```py\n(.*?)```", text, re.DOTALL) if "commands_from" in code]
+    names: dict[str, Any] = {name: getattr(engine, name) for name in engine.__all__}
+    exec(_DECLARED, names)
+    for code in [*inputs, *blocks]:
+        exec(code, names)
+    shop, remind = names["shop"], names["Remind"]()
+    ordered = given(shop).when(names["Order"](("tea",)))
+    ordered.then(names["Ordered"](("tea",)), timers={"reminder": remind})
+    assert list(names["bank"].inputs) == ["payments"]
+    assert list(names["bank"].sagas) == ["transfers"]
+
+
+_DECLARED = """
+from dataclasses import dataclass
+
+@dataclass
+class Account: balance: int
+@dataclass
+class Deposit: amount: int
+@dataclass
+class TransferSent: to: str; amount: int
+@dataclass
+class ReceiveTransfer: sender: str; amount: int
+@dataclass
+class Basket: items: tuple[str, ...]
+@dataclass
+class Order: items: tuple[str, ...]
+@dataclass
+class Ordered: items: tuple[str, ...]
+@dataclass
+class Pay: pass
+@dataclass
+class Paid: pass
+@dataclass
+class Remind: pass
+
+shop = Engine("shop", state=Basket)
+shop.commands.add(Remind)
+
+@shop.event
+def changed(basket: Basket | None, event: Ordered | Paid) -> Basket:
+    return Basket(("tea",))
+"""

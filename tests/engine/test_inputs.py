@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as some
+from sqlalchemy import create_engine
 from tests.engine.conftest import EngineNode, EngineSetting
 from tests.engine.models import Account, Deposit, bank_engine
 
@@ -18,6 +20,7 @@ from headrace.engine import Engine
 from headrace.engine.places import InputPlace, InputPlaces, InputSpan, decode_place, input_key
 from headrace.errors import BadArgument, NotReadable, WrongEngineTopic
 from headrace.model import NewRecord, Record, TopicConfig, TopicPartition
+from headrace.outbox import JsonSerializer, Outbox, Relay, event_id_of, migrate
 from headrace.testing.conformance.log_setting import eventually
 from headrace.testing.crashes import SimulatedCrash, crash_at
 from headrace.testing.engines import EngineHarness
@@ -264,6 +267,33 @@ async def test_a_topic_of_others_is_read_whatever_its_keys_and_partitions_are() 
             assert len(await harness.events(name)) == 3
     with pytest.raises(BadArgument, match="takes commands from it already"):
         bank.commands_from("payments")
+
+
+async def test_a_message_of_the_outbox_is_a_command_with_the_message_id_as_command_id(
+    setting: EngineSetting, tmp_path: Path
+) -> None:
+    """N39: it is done once, also if the relay sends it twice, because its id is remembered."""
+    bank = topic_bank(setting)
+    topic, url = str(bank.command_topic), f"sqlite:///{tmp_path / 'shop.db'}"
+    node = await setting.owner(bank)
+    migrate(url)
+    database = create_engine(url)
+    with database.begin() as transaction:
+        producer = Outbox().producer(topic, serializer=JsonSerializer())
+        producer.publish(transaction, {"amount": 10}, key="a", headers={"headrace.command": "Deposit"})
+    database.dispose()
+    relay = Relay(url, setting.log)
+    await relay.start()
+    try:
+        await until_read(node, 1)
+    finally:
+        await relay.stop()
+    (sent,) = await setting.records(topic)
+    await write(setting, [NewRecord(topic, sent.key, sent.value, sent.headers)])
+    await until_read(node, 2)
+    record = await node.record("a")
+    assert record is not None
+    assert (record.version, [each.id for each in record.ids]) == (1, [event_id_of(sent.headers)])
 
 
 async def test_an_input_that_begins_with_the_latest_record_remembers_where_that_was(setting: EngineSetting) -> None:

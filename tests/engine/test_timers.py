@@ -12,9 +12,20 @@ import pytest
 from tests.engine.conftest import EngineNode, EngineSetting
 
 from headrace.cluster import batch_of
-from headrace.engine import Cancel, CommandContext, Engine, EngineLimits, Rejected, Schedule, timer_loop
-from headrace.engine.timers import due_at_ms
-from headrace.errors import BadArgument, CommandFailed, UnknownCommand
+from headrace.engine import (
+    AggregateRecord,
+    AggregateValues,
+    Cancel,
+    CommandContext,
+    Engine,
+    EngineLimits,
+    Rejected,
+    Schedule,
+    Timer,
+    timer_loop,
+)
+from headrace.engine.timers import RecordTimers, due_at_ms
+from headrace.errors import BadArgument, CommandFailed, NotReadable, UnknownCommand
 from headrace.runtime import SYSTEM_CLOCK
 from headrace.testing.clock import SettableClock
 from headrace.testing.conformance.log_setting import eventually
@@ -365,6 +376,19 @@ def test_what_a_handler_decides_about_timers() -> None:
 
 class Two(msgspec.Struct, frozen=True):
     what: str
+
+
+def test_a_record_of_an_older_version_has_no_timers() -> None:
+    """N40: the timers are the last part of a record, and what lacks it is read as before, by owner and index."""
+    older = msgspec.msgpack.encode([1, 3, b"[]", [], [2, 7]])
+    assert AggregateValues(clock_engine("clock").state_codec()).decode(older).timers == ()
+    assert RecordTimers().decode(older) == ()
+    newer = AggregateRecord(1, 3, b"[]", timers=(Timer("t", 17, "Ring", b"{}"), Timer("u", 9, "Ring", b"{}")))
+    found = RecordTimers().decode(msgspec.msgpack.encode(newer))
+    assert (found, RecordTimers.due_times(found)) == (newer.timers, [9, 17])
+    for nonsense in (b"nonsense", msgspec.msgpack.encode({"a": 1})):
+        with pytest.raises(NotReadable):
+            RecordTimers().decode(nonsense)
 
 
 def test_when_a_timer_is_due() -> None:

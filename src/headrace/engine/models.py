@@ -21,7 +21,7 @@ import inspect
 import types
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -31,6 +31,9 @@ from headrace.errors import BadArgument, UnknownCommand
 from headrace.model import Record, check_topic_name
 from headrace.serde import Registry
 from headrace.state import AvroValues, JsonValues, ValueCodec
+
+if TYPE_CHECKING:
+    from headrace.engine.sagas import Saga
 
 __all__ = [
     "CommandInput",
@@ -142,7 +145,7 @@ class Engine(Generic[S]):
         self.outputs = tuple(check_topic_name(topic) for topic in outputs)
         self.command_topic = None if command_topic is None else check_topic_name(command_topic)
         self.inputs: dict[str, CommandInput] = {}
-        self.sagas: dict[str, Any] = {}
+        self.sagas: dict[str, Saga] = {}
         self.limits = limits or EngineLimits()
         self.keep_commands = keep_commands
         self.commands = TypedJson("command")

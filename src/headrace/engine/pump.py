@@ -187,11 +187,11 @@ class TopicPump:
             place = msgspec.structs.replace(place, attempts=place.attempts + 1)
             self._attempts = place.attempts
             self._careful = _WINDOW if self._attempts > 1 else 0
+        self._has_begun = True  # also if the answer to the commit below is lost: an owner counts once
         if place != stored:
             await asyncio.shield(
                 self._submit(self._lane, _Beginning(self._places, self._source.key, place), False).done
             )
-        self._has_begun = True
         return place
 
     def _start(self, stored: InputPlace | None, topic_id: str, bounds: Bounds) -> InputPlace:
